@@ -189,7 +189,8 @@ impl Options {
             accesses: PATTERN_LEN,
         };
         let topology = Topology { routing, transport, ranks, daemons: cli.server_threads, clients: cli.client_threads };
-        policies::check(&cli.policies, &topology)?;
+        let policies = cli.policies.resolved();
+        policies::check(&policies, &topology)?;
         cli.trace.check()?;
         let sizes = Sizes::compute(cli.ring_size.bytes(), &topology, cli.queue_depth, workload.value_bytes);
         let ranks_here = launcher.ranks_here.len();
@@ -214,7 +215,7 @@ impl Options {
             runs: cli.runs,
             workload,
             sizes,
-            policies: cli.policies,
+            policies,
             ucx_errors,
             corrupts_value: cli.fault.is_some(),
         };

@@ -1,6 +1,7 @@
 //! Whether a job can do what its policies ask.
 
 use engine::policy::PolicyOptions;
+use engine::policy::budget::Tuning;
 use engine::policy::hold::HOLD_NS;
 use engine::topology::{Routing, Topology, Transport};
 use harness::window::WindowChoice;
@@ -17,12 +18,9 @@ const MAX_ROUNDS: u32 = 4096;
 /// The flags given that apply to what daemons exchange with other ranks.
 fn of_carriers(options: &PolicyOptions) -> impl Iterator<Item = &'static str> + use<> {
     [
-        ("--batch-hold-us", options.batch_hold_us.is_some()),
-        ("--adaptive-hold", options.adaptive_hold),
-        ("--hold-rtt-multiplier", options.hold_rtt_multiplier.is_some()),
+        ("--hold", options.batch_hold_us.is_some() || options.adaptive_hold || options.hold_rtt_multiplier.is_some()),
         ("--coalesce-rtt-us", options.coalesce_rtt_us.is_some()),
-        ("--poll-budget", options.poll_budget > 0),
-        ("--adaptive-budget", options.adaptive_budget),
+        ("--poll-budget", options.poll_budget > 0 || options.adaptive_budget),
         ("--flush-every", options.flush_every > 1),
         ("--initial-stagger-us", options.initial_stagger_us.is_some()),
     ]
@@ -85,13 +83,13 @@ fn check_ranges(options: &PolicyOptions) -> Result<(), RangeError> {
 }
 
 fn check_pairs(options: &PolicyOptions) -> Result<(), RangeError> {
+    if options.budget_tuning != Tuning::default() && !options.adaptive_budget {
+        let why = "there is no controller that would go by it";
+        return Err(range("--budget-tuning", options.budget_tuning, why, "with --poll-budget adaptive".to_owned()));
+    }
     if let Some(given) = options.hold_rtt_multiplier.filter(|_| options.adaptive_hold) {
         let why = "with --adaptive-hold there are two rules for one time";
         return Err(range("--hold-rtt-multiplier", given, why, "one of them".to_owned()));
-    }
-    if options.poll_budget > 0 && options.adaptive_budget {
-        let why = "with --adaptive-budget there are two rules for one number";
-        return Err(range("--poll-budget", options.poll_budget, why, "one of them".to_owned()));
     }
     Ok(())
 }
@@ -121,8 +119,7 @@ mod tests {
     fn what_is_asked_for_is_in_the_plan() {
         let args = "--batch-hold-us 12.5 --adaptive-hold --poll-budget 16 --flush-every 4 --ipc-skip-idle 3 --batch-window completion:2";
         let options = resolve(args).unwrap();
-        let listed =
-            "policies: batch-hold-us 12.5, adaptive-hold, poll-budget 16, flush-every 4, ipc-skip-idle 3, batch-window completion:2";
+        let listed = "policies: hold adaptive:12.5us, poll-budget 16, flush-every 4, ipc-skip-idle 3, batch-window completion:2";
         assert!(options.job.policies.govern() && options.to_string().contains(listed), "{options}");
         assert!(!resolve("--batch-window consumption:2").unwrap().job.policies.govern(), "that is the connections' own");
     }
@@ -153,24 +150,55 @@ mod tests {
     fn two_rules_for_one_thing_are_refused() {
         let refused = resolve("--adaptive-hold --hold-rtt-multiplier 2").unwrap_err();
         assert!(refused.contains("--hold-rtt-multiplier 2: with --adaptive-hold there are two rules"), "{refused}");
-        let refused = resolve("--adaptive-budget --poll-budget 2").unwrap_err();
-        assert!(refused.contains("--poll-budget 2: with --adaptive-budget there are two rules"), "{refused}");
+        let pairs = [
+            "--adaptive-budget --poll-budget 2",
+            "--hold 5us --batch-hold-us 5",
+            "--hold adaptive --adaptive-hold",
+            "--hold off --hold-rtt-multiplier 2",
+        ];
+        for pair in pairs {
+            assert!(resolve(pair).unwrap_err().contains("cannot be used with"), "{pair}");
+        }
+    }
+
+    #[test]
+    fn one_flag_says_what_three_did() {
+        for (one, three) in [
+            ("--hold 10us", "--batch-hold-us 10"),
+            ("--hold adaptive", "--adaptive-hold"),
+            ("--hold adaptive:25us", "--adaptive-hold --batch-hold-us 25"),
+            ("--hold rtt:2", "--hold-rtt-multiplier 2"),
+            ("--hold off", ""),
+            ("--poll-budget adaptive", "--adaptive-budget"),
+        ] {
+            let [one, three] = [one, three].map(|args| resolve(args).unwrap().job.policies);
+            let us = |policies: &PolicyOptions| policies.batch_hold_us.map(|us| (us * 1e6).round());
+            assert_eq!(us(&one), us(&three));
+            let at = |policies: PolicyOptions| PolicyOptions { batch_hold_us: None, ..policies };
+            assert_eq!(at(one), at(three));
+        }
+        let tuned = resolve("--poll-budget adaptive --budget-tuning again=1000,probe=4").unwrap();
+        assert!(
+            tuned.to_string().contains("poll-budget adaptive, budget-tuning rho_low=0.8,") && tuned.to_string().contains("probe=4,"),
+            "{tuned}"
+        );
+        let refused = resolve("--budget-tuning again=5").unwrap_err();
+        assert!(refused.starts_with("--budget-tuning ") && refused.contains("--poll-budget adaptive"), "{refused}");
     }
 
     #[test]
     fn what_daemons_do_with_other_ranks_needs_daemons_that_do_and_other_ranks() {
         let flags = [
-            "--batch-hold-us 10",
-            "--adaptive-hold",
-            "--hold-rtt-multiplier 2",
-            "--coalesce-rtt-us 2",
-            "--poll-budget 2",
-            "--adaptive-budget",
-            "--flush-every 2",
-            "--initial-stagger-us 2",
+            ("--hold", "--batch-hold-us 10"),
+            ("--hold", "--adaptive-hold"),
+            ("--hold", "--hold rtt:2"),
+            ("--coalesce-rtt-us", "--coalesce-rtt-us 2"),
+            ("--poll-budget", "--poll-budget 2"),
+            ("--poll-budget", "--adaptive-budget"),
+            ("--flush-every", "--flush-every 2"),
+            ("--initial-stagger-us", "--initial-stagger-us 2"),
         ];
-        for flag in flags {
-            let name = flag.split(' ').next().unwrap();
+        for (name, flag) in flags {
             let refused = resolve(&format!("--ranks 1 {flag}")).unwrap_err();
             assert!(refused.starts_with(&format!("{name} with 1 rank: ")), "{refused}");
             let refused = resolve(&format!("--backend direct {flag}")).unwrap_err();

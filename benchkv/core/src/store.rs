@@ -54,13 +54,27 @@ impl Shard {
     /// Executes a request, where values have no tails. One for a key that is not of this shard, or that is no request at all, is refused.
     #[inline]
     pub fn apply(&mut self, request: &Request) -> Response {
-        self.apply_with(request, Tail::None)
+        Response::new(self.outcome(request))
     }
 
     /// Executes a request. The tail of a put's value is taken from `tail`, that of a value found is put there.
     #[inline]
     pub fn apply_with(&mut self, request: &Request, tail: Tail<'_>) -> Response {
-        Response::new(self.outcome(request, tail))
+        let outcome = self.outcome(request);
+        if self.tail_bytes > 0 {
+            self.move_tail(request.key(), outcome, tail);
+        }
+        Response::new(outcome)
+    }
+
+    /// What a request with this outcome does with the tail of its value.
+    #[inline(never)]
+    fn move_tail(&mut self, key: u64, outcome: Outcome, tail: Tail<'_>) {
+        match outcome {
+            Outcome::PutOk => tail.read(self.tail(key)),
+            Outcome::GetOk { .. } => tail.write(self.tail(key)),
+            Outcome::NotFound | Outcome::Refused => {}
+        }
     }
 
     /// Where the tail of a key of this shard is kept.
@@ -69,7 +83,7 @@ impl Shard {
         self.tails.get_mut(at..at + self.tail_bytes).unwrap_or_default()
     }
 
-    fn outcome(&mut self, request: &Request, tail: Tail<'_>) -> Outcome {
+    fn outcome(&mut self, request: &Request) -> Outcome {
         let Some(op) = request.op() else {
             return Outcome::Refused;
         };
@@ -78,22 +92,11 @@ impl Shard {
         let slot = if is_mine { self.values.get_mut((key as u32 / self.shards as u32) as usize) } else { None };
         match (op, slot) {
             (_, None) => Outcome::Refused,
-            (Op::Put { key, value }, Some(slot)) => {
+            (Op::Put { value, .. }, Some(slot)) => {
                 *slot = Some(value);
-                if self.tail_bytes > 0 {
-                    tail.read(self.tail(key));
-                }
                 Outcome::PutOk
             }
-            (Op::Get { key }, Some(slot)) => match *slot {
-                Some(value) => {
-                    if self.tail_bytes > 0 {
-                        tail.write(self.tail(key));
-                    }
-                    Outcome::GetOk { value }
-                }
-                None => Outcome::NotFound,
-            },
+            (Op::Get { .. }, Some(slot)) => slot.map_or(Outcome::NotFound, |value| Outcome::GetOk { value }),
         }
     }
 }

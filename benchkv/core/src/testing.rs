@@ -85,5 +85,5 @@ pub(crate) fn policies(args: &str) -> PolicyOptions {
         #[command(flatten)]
         policies: PolicyOptions,
     }
-    Args::try_parse_from(std::iter::once("test").chain(args.split_whitespace())).unwrap().policies
+    Args::try_parse_from(std::iter::once("test").chain(args.split_whitespace())).unwrap().policies.resolved()
 }

@@ -173,8 +173,6 @@ impl ClientValues {
 /// Where the tail of a request's value is, or is to be put.
 #[derive(Debug)]
 pub enum Tail<'a> {
-    /// There is none.
-    None,
     /// In memory of this thread.
     Bytes(&'a mut [u8]),
     /// At a place of the rank.
@@ -185,7 +183,6 @@ impl Tail<'_> {
     /// Copies it to `to`, which has its length.
     pub fn read(&self, to: &mut [u8]) {
         match self {
-            Self::None => {}
             Self::Bytes(bytes) => copy(to, bytes),
             Self::Place(values, place) => values.read(*place, to),
         }
@@ -194,7 +191,6 @@ impl Tail<'_> {
     /// Makes it a copy of `from`.
     pub fn write(self, from: &[u8]) {
         match self {
-            Self::None => {}
             Self::Bytes(bytes) => copy(bytes, from),
             Self::Place(values, place) => values.write(place, from),
         }

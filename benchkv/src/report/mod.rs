@@ -143,7 +143,13 @@ fn page(names: &[String], results: &[JobResult], traces: &[Trace]) -> String {
     }
     if !traces.is_empty() {
         page.heading("Daemons over time", "Of the job whose traces were given.");
-        page.charts(&traces::figures(traces));
+        page.charts(&traces::figures(traces, false));
+        let about = "Every round that did something, for a millisecond from the first on; and requests outstanding to other ranks: in the first \
+                     burst, when they first became fewer, at their peak, and in measured runs.";
+        page.heading("How daemons began", about);
+        let (header, rows) = traces::begins(traces);
+        page.table(&header, &rows);
+        page.charts(&traces::figures(traces, true));
     }
     page.end(&title)
 }

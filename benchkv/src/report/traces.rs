@@ -1,12 +1,17 @@
 //! Time series of daemons, as `--trace` wrote them: each put into as many bins as a chart can show.
 
+use super::page::Cell;
 use crate::trace::{TraceError, TraceFile};
 use engine::trace::Sample;
 use harness::chart::axis::Axis;
 use harness::chart::{Lines, Point, Series};
+use harness::report::nanos;
 
 /// Bins of a series.
 const BINS: usize = 240;
+/// How long a series has a sample of every round, and which charts of that time there are, of [`COURSES`].
+const HEAD_NS: u64 = 1_000_000;
+const HEAD_COURSES: usize = 2;
 /// Daemons in one chart.
 const TOGETHER: usize = 7;
 
@@ -15,8 +20,66 @@ const TOGETHER: usize = 7;
 pub(super) struct Trace {
     name: String,
     bins: Vec<Bin>,
+    /// The same of its first millisecond with work, whose rounds were all sampled.
+    head: Vec<Bin>,
+    begin: Begin,
     /// From and to when runs were measured, in nanoseconds.
     runs: Vec<(f64, f64)>,
+}
+
+/// How a series begins, and where it settles: requests outstanding to other ranks, and when, from the begin of the warm-up on.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Begin {
+    /// The first requests.
+    burst: Option<(u64, u64)>,
+    /// The most of them before fewer were outstanding for the first time.
+    saturated: Option<(u64, u64)>,
+    /// The most ever.
+    peak: Option<(u64, u64)>,
+    /// In measured runs: what a twentieth of the samples is below, and what a twentieth is above.
+    steady: Option<(u64, u64)>,
+    /// Completions a round, in measured runs.
+    batch: f64,
+}
+
+impl Begin {
+    fn of(samples: &[Sample]) -> Self {
+        let at = |sample: &Sample| (sample.time_ns, sample.outstanding);
+        let start = samples.iter().position(|sample| sample.outstanding > 0).unwrap_or(samples.len());
+        let working = samples.get(start..).unwrap_or_default();
+        let rising = working.windows(2).position(|pair| matches!(pair, [a, b] if b.outstanding < a.outstanding));
+        let peak = working.iter().max_by_key(|sample| (sample.outstanding, std::cmp::Reverse(sample.time_ns)));
+        let measured: Vec<&Sample> = samples.iter().filter(|sample| sample.run.is_some()).collect();
+        let mut steady: Vec<u64> = measured.iter().map(|sample| sample.outstanding).collect();
+        steady.sort_unstable();
+        let quantile = |twentieths: usize| steady.get(steady.len().saturating_sub(1) * twentieths / 20).copied();
+        let grown = |counter: fn(&Sample) -> u64| {
+            measured.first().zip(measured.last()).map_or(0, |(first, last)| counter(last).saturating_sub(counter(first)))
+        };
+        Self {
+            burst: working.first().map(at),
+            saturated: rising.and_then(|last| working.get(last)).map(at),
+            peak: peak.map(at),
+            steady: quantile(1).zip(quantile(19)),
+            batch: grown(|sample| sample.cqes) as f64 / grown(|sample| sample.loops).max(1) as f64,
+        }
+    }
+}
+
+/// The begin of each series, and where it settled.
+pub(super) fn begins(traces: &[Trace]) -> (Vec<Cell>, Vec<Vec<Cell>>) {
+    let names = ["first burst", "at", "saturated", "at", "peak", "at", "steady, 5 % to 95 %", "completions a round"];
+    let header = [Cell::Text("daemon".to_owned())].into_iter().chain(names.map(|name| Cell::Figure(name.to_owned()))).collect();
+    let row = |Trace { name, begin, .. }: &Trace| {
+        let point = |point: Option<(u64, u64)>| match point {
+            Some((time_ns, outstanding)) => [outstanding.to_string(), nanos(time_ns as f64)],
+            None => ["-".to_owned(), "-".to_owned()],
+        };
+        let steady = begin.steady.map_or_else(|| "-".to_owned(), |(low, high)| format!("{low} to {high}"));
+        let figures = [point(begin.burst), point(begin.saturated), point(begin.peak), [steady, format!("{:.3}", begin.batch)]].concat();
+        [Cell::Text(name.clone())].into_iter().chain(figures.into_iter().map(Cell::Figure)).collect()
+    };
+    (header, traces.iter().map(row).collect())
 }
 
 /// What is known of a time.
@@ -56,30 +119,41 @@ impl Trace {
     }
 
     fn new(name: String, samples: &[Sample]) -> Self {
-        let end_ns = samples.iter().map(|sample| sample.time_ns).max().unwrap_or(0).saturating_add(1);
-        let bin_of = |sample: &Sample| (u128::from(sample.time_ns) * BINS as u128 / u128::from(end_ns)) as usize;
-        let mut before = samples.first().copied().unwrap_or_default();
-        let mut bins = Vec::new();
-        for alike in samples.chunk_by(|a, b| bin_of(a) == bin_of(b)) {
-            let Some(last) = alike.last().copied() else { continue };
-            let mean = |gauge: fn(&Sample) -> u64| alike.iter().map(|sample| gauge(sample) as f64).sum::<f64>() / alike.len() as f64;
-            bins.push(Bin {
-                time_ns: (bin_of(&last) + 1) as f64 * end_ns as f64 / BINS as f64,
-                last,
-                before,
-                outstanding: mean(|sample| sample.outstanding),
-                backlog: mean(|sample| sample.backlog),
-                held: mean(|sample| sample.held),
-                hold_ns: mean(|sample| sample.hold_ns),
-                poll_budget: mean(|sample| sample.poll_budget),
-                rtt_ns: mean(|sample| sample.rtt_ns),
-            });
-            before = last;
-        }
         let windows = samples.chunk_by(|a, b| a.run == b.run).filter(|window| window.first().is_some_and(|sample| sample.run.is_some()));
         let ends = |window: &[Sample]| Some((window.first()?.time_ns as f64, window.last()?.time_ns as f64));
-        Self { name, bins, runs: windows.filter_map(ends).collect() }
+        let worked = samples.iter().position(|sample| sample.moved > 0).unwrap_or(samples.len());
+        let first_ns = samples.get(worked).map_or(0, |sample| sample.time_ns);
+        let is_first = |sample: &&Sample| sample.time_ns.saturating_sub(first_ns) <= HEAD_NS;
+        let head: Vec<Sample> = samples.get(worked..).unwrap_or_default().iter().take_while(is_first).copied().collect();
+        let relative = |sample: &Sample| Sample { time_ns: sample.time_ns.saturating_sub(first_ns), ..*sample };
+        let head = bins(&head.iter().map(relative).collect::<Vec<_>>());
+        Self { name, bins: bins(samples), head, begin: Begin::of(samples), runs: windows.filter_map(ends).collect() }
     }
+}
+
+/// Samples in bins of equal length.
+fn bins(samples: &[Sample]) -> Vec<Bin> {
+    let end_ns = samples.iter().map(|sample| sample.time_ns).max().unwrap_or(0).saturating_add(1);
+    let bin_of = |sample: &Sample| (u128::from(sample.time_ns) * BINS as u128 / u128::from(end_ns)) as usize;
+    let mut before = samples.first().copied().unwrap_or_default();
+    let mut bins = Vec::new();
+    for alike in samples.chunk_by(|a, b| bin_of(a) == bin_of(b)) {
+        let Some(last) = alike.last().copied() else { continue };
+        let mean = |gauge: fn(&Sample) -> u64| alike.iter().map(|sample| gauge(sample) as f64).sum::<f64>() / alike.len() as f64;
+        bins.push(Bin {
+            time_ns: (bin_of(&last) + 1) as f64 * end_ns as f64 / BINS as f64,
+            last,
+            before,
+            outstanding: mean(|sample| sample.outstanding),
+            backlog: mean(|sample| sample.backlog),
+            held: mean(|sample| sample.held),
+            hold_ns: mean(|sample| sample.hold_ns),
+            poll_budget: mean(|sample| sample.poll_budget),
+            rtt_ns: mean(|sample| sample.rtt_ns),
+        });
+        before = last;
+    }
+    bins
 }
 
 /// A chart over time: its title, what is drawn where it is known, and the axis of it.
@@ -125,29 +199,36 @@ const COURSES: [Course; 9] = [
     },
 ];
 
-/// A chart for each quantity that is not zero all the time, for each few daemons.
-pub(super) fn figures(traces: &[Trace]) -> Vec<String> {
+/// A chart for each quantity that is not zero all the time, for each few daemons: of the whole job, or of the first millisecond with work.
+pub(super) fn figures(traces: &[Trace], of_head: bool) -> Vec<String> {
+    let (note, since) = if of_head {
+        (format!("Means of {BINS} bins."), "since the first round with work")
+    } else {
+        (format!("Means of {BINS} bins. Shaded: measured runs."), "since the warm-up began")
+    };
     let chart = |course: &Course, traces: &[Trace]| {
-        let series: Vec<Series> = traces.iter().map(|trace| over_time(trace, course.value)).collect();
+        let series: Vec<Series> = traces.iter().map(|trace| over_time(trace, of_head, course.value)).collect();
         let values: Vec<f64> = series.iter().flat_map(|series| &series.points).map(|point| point.y).collect();
         let times: Vec<f64> = series.iter().flat_map(|series| &series.points).map(|point| point.x).collect();
         values.iter().any(|value| *value > 0.0).then(|| {
             Lines {
                 title: course.title.to_owned(),
-                note: format!("Means of {BINS} bins. Shaded: measured runs."),
-                x: Axis::elapsed("since the warm-up began", times.into_iter()),
+                note: note.clone(),
+                x: Axis::elapsed(since, times.into_iter()),
                 y: (course.axis)(values),
-                bands: traces.first().map(|trace| trace.runs.clone()).unwrap_or_default(),
+                bands: traces.first().filter(|_| !of_head).map(|trace| trace.runs.clone()).unwrap_or_default(),
                 series,
             }
             .figure()
         })
     };
-    traces.chunks(TOGETHER).flat_map(|traces| COURSES.iter().filter_map(move |course| chart(course, traces))).collect()
+    let courses = if of_head { COURSES.get(..HEAD_COURSES).unwrap_or_default() } else { &COURSES };
+    traces.chunks(TOGETHER).flat_map(|traces| courses.iter().filter_map(|course| chart(course, traces))).collect()
 }
 
-fn over_time(trace: &Trace, value: fn(&Bin) -> Option<f64>) -> Series {
-    Series { name: trace.name.clone(), points: trace.bins.iter().filter_map(|bin| Some(Point::new(bin.time_ns, value(bin)?))).collect() }
+fn over_time(trace: &Trace, of_head: bool, value: fn(&Bin) -> Option<f64>) -> Series {
+    let bins = if of_head { &trace.head } else { &trace.bins };
+    Series { name: trace.name.clone(), points: bins.iter().filter_map(|bin| Some(Point::new(bin.time_ns, value(bin)?))).collect() }
 }
 
 #[cfg(test)]
@@ -166,20 +247,45 @@ mod tests {
             sample(239_999, None, 101, 0),
         ];
         let trace = Trace::new("rank 0, daemon 0".to_owned(), &samples);
-        let points = |value| over_time(&trace, value).points.iter().map(|point| (point.x, point.y)).collect::<Vec<_>>();
+        let points = |value| over_time(&trace, false, value).points.iter().map(|point| (point.x, point.y)).collect::<Vec<_>>();
         assert_eq!(points(|bin| Some(bin.outstanding)), [(1e3, 4.0), (2e3, 8.0), (120e3, 2.0), (240e3, 0.0)]);
         let of = |course: usize| points(COURSES[course].value).into_iter().map(|(_, y)| y).collect::<Vec<_>>();
         assert_eq!(of(1), [3.0; 3], "messages per WRITE, which the first sample cannot say");
         assert!((of(2)[0] - 30e9 / 901.0).abs() < 1.0, "WRITEs per second: {:?}", of(2));
         assert_eq!(trace.runs, [(1e3, 119e3)]);
-        assert_eq!(figures(&[trace]).len(), 3, "what is zero all the time is not drawn");
+        assert_eq!(figures(&[trace], false).len(), 3, "what is zero all the time is not drawn");
+    }
+
+    #[test]
+    fn the_begin_is_found_up_to_its_first_fall_and_the_rest_by_its_runs() {
+        let sample = |(time_ns, run, outstanding): (u64, Option<u16>, u64)| Sample {
+            time_ns,
+            run,
+            outstanding,
+            moved: u64::from(outstanding > 0),
+            loops: time_ns,
+            cqes: 3 * time_ns,
+            ..Sample::default()
+        };
+        let head = [(0, None, 0), (10, None, 544), (12, None, 600), (13, None, 640), (14, None, 630), (20, None, 1000)];
+        let steady = (0..21).map(|at| (5_000_000 + at, Some(0), 100 + at));
+        let samples: Vec<Sample> = head.into_iter().chain(steady).map(sample).collect();
+        let trace = Trace::new(String::new(), &samples);
+        let begin =
+            Begin { burst: Some((10, 544)), saturated: Some((13, 640)), peak: Some((20, 1000)), steady: Some((101, 119)), batch: 3.0 };
+        assert_eq!(trace.begin, begin);
+        assert_eq!(trace.head.iter().map(|bin| bin.last.outstanding).collect::<Vec<_>>(), [544, 600, 640, 630, 1000]);
+        assert_eq!(Begin::of(&[]), Begin::default());
+        let (header, rows) = begins(&[trace]);
+        assert_eq!((header.len(), rows[0].len()), (9, 9));
     }
 
     #[test]
     fn nonsense_is_drawn_as_nonsense() {
         let sample = |time_ns, loops| Sample { time_ns, loops, hold_ns: u64::MAX, ..Sample::default() };
         for samples in [vec![], vec![sample(u64::MAX, 5)], vec![sample(9, 7), sample(3, 2), sample(u64::MAX, 0)]] {
-            for figure in figures(&[Trace::new(String::new(), &samples)]) {
+            let trace = [Trace::new(String::new(), &samples)];
+            for figure in [figures(&trace, false), figures(&trace, true)].concat() {
                 assert!(!figure.contains("NaN") && !figure.contains("inf"), "{figure}");
             }
         }

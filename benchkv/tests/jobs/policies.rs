@@ -131,8 +131,8 @@ fn a_directory_for_series_is_looked_at_before_the_run() {
 #[test]
 fn policies_that_cannot_be_are_refused() {
     for (args, parts) in [
-        (&["--poll-budget", "9", "--adaptive-budget"][..], ["--poll-budget 9", "two rules"]),
-        (&["--adaptive-hold", "--backend", "direct"], ["--adaptive-hold with --backend direct", "another --backend"]),
+        (&["--poll-budget", "9", "--adaptive-budget"][..], ["--poll-budget", "cannot be used with"]),
+        (&["--adaptive-hold", "--backend", "direct"], ["--hold with --backend direct", "another --backend"]),
         (&["--batch-hold-us", "1000"], ["--batch-hold-us 1000", "0.5 to 100 us"]),
         (&["--device", "soft:rtt_us=x"], ["rtt_us=x", "0 to 100000 us"]),
     ] {

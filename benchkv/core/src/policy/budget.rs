@@ -4,24 +4,15 @@
 //! makes it long: with the same load a daemon stays in either state. The controller watches the ratio rho of the two times and the share of rounds
 //! that find nothing, and has polls added when the daemon is about to fall into the first state.
 
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
 use super::ewma::Ewma;
 
 /// Weights of the newest batch, empty round and length of a round.
 const ROUND_ALPHA: f64 = 0.05;
-/// Rounds of each of the two steps of the identification.
-const IDENTIFY_ROUNDS: u32 = 128;
-/// Polls added in the second of them.
-const PROBE: u32 = 8;
-/// Below this ratio of the length of a round to the round trip, rounds are too short; above the other, there is time to spare.
-const RHO: std::ops::RangeInclusive<f64> = 0.8..=1.2;
-/// Share of empty rounds above which they are too many, and below which polls may be taken back.
-const EMPTY_HIGH: f64 = 0.75;
-const EMPTY_LOW: f64 = 0.40;
-/// Rounds in a row that have to ask for more polls, or for fewer.
-const LOW_NEED: u32 = 64;
-const HIGH_NEED: u32 = 128;
-/// Rounds after a change in which nothing but a collapse changes the budget.
-const HOLD_MIN: u32 = 32;
 /// A daemon that finds less than one completion in a round, and nothing in so many of them, has collapsed.
 const COLLAPSED_BATCH: f64 = 1.0;
 const COLLAPSED_EMPTY: f64 = 0.9;
@@ -32,9 +23,105 @@ const MIN_RTT_NS: f64 = 500.0;
 /// Least effect of a poll on the batch that is believed.
 const MIN_EFFECT: f64 = 1e-6;
 
+/// What the controller goes by; the defaults are those of the published controller.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Tuning {
+    /// Below this ratio of the length of a round to the round trip, rounds are too short.
+    pub rho_low: f64,
+    /// Above this one there is time to spare.
+    pub rho_high: f64,
+    /// Share of empty rounds below which polls may be taken back.
+    pub empty_low: f64,
+    /// Share above which they are too many.
+    pub empty_high: f64,
+    /// Rounds in a row that have to ask for more polls.
+    pub low_need: u32,
+    /// The same for fewer.
+    pub high_need: u32,
+    /// Rounds after a change in which nothing but a collapse changes the budget.
+    pub hold_min: u32,
+    /// Polls added in the second step of the identification.
+    pub probe: u32,
+    /// Rounds of each of its two steps.
+    pub identify: u32,
+    /// Rounds from one identification to the next; 0: there is only the one at the start.
+    pub again: u32,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self {
+            rho_low: 0.8,
+            rho_high: 1.2,
+            empty_low: 0.4,
+            empty_high: 0.75,
+            low_need: 64,
+            high_need: 128,
+            hold_min: 32,
+            probe: 8,
+            identify: 128,
+            again: 0,
+        }
+    }
+}
+
+/// As it is typed.
+impl fmt::Display for Tuning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rho_low, rho_high, empty_low, empty_high, low_need, high_need, hold_min, probe, identify, again } = self;
+        write!(f, "rho_low={rho_low},rho_high={rho_high},empty_low={empty_low},empty_high={empty_high},low_need={low_need},")?;
+        write!(f, "high_need={high_need},hold_min={hold_min},probe={probe},identify={identify},again={again}")
+    }
+}
+
+impl FromStr for Tuning {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut tuning = Self::default();
+        for part in text.split(',').filter(|part| !part.is_empty()) {
+            let (key, value) = part.split_once('=').ok_or_else(|| format!("{part:?} is no KEY=VALUE"))?;
+            let share = |most: f64| {
+                let number = value.parse().ok().filter(|number| (0.0..=most).contains(number));
+                number.ok_or_else(|| format!("{key} is a number from 0 to {most}"))
+            };
+            let count = |least: u32, most: u32| {
+                let number = value.parse().ok().filter(|number| (least..=most).contains(number));
+                number.ok_or_else(|| format!("{key} is a whole number from {least} to {most}"))
+            };
+            match key {
+                "rho_low" => tuning.rho_low = share(100.0)?,
+                "rho_high" => tuning.rho_high = share(100.0)?,
+                "empty_low" => tuning.empty_low = share(1.0)?,
+                "empty_high" => tuning.empty_high = share(1.0)?,
+                "low_need" => tuning.low_need = count(1, 1_000_000)?,
+                "high_need" => tuning.high_need = count(1, 1_000_000)?,
+                "hold_min" => tuning.hold_min = count(0, 1_000_000)?,
+                "probe" => tuning.probe = count(1, *MAX_POLLS.end() as u32)?,
+                "identify" => tuning.identify = count(1, 1_000_000)?,
+                "again" => tuning.again = count(0, 1_000_000_000)?,
+                _ => {
+                    let known = "rho_low, rho_high, empty_low, empty_high, low_need, high_need, hold_min, probe, identify and again";
+                    return Err(format!("{part}: known are {known}"));
+                }
+            }
+        }
+        let Self { rho_low, rho_high, empty_low, empty_high, .. } = tuning;
+        if rho_low > rho_high || empty_low > empty_high {
+            return Err("the low threshold has to be below the high one".to_owned());
+        }
+        Ok(tuning)
+    }
+}
+
 /// The controller.
 #[derive(Debug)]
 pub struct BudgetController {
+    tuning: Tuning,
+    /// Polls that an identification begins with.
+    base: u32,
+    /// Rounds since the last one.
+    since: u32,
     step: Identification,
     batch: Ewma,
     empty: Ewma,
@@ -89,8 +176,11 @@ pub struct Observed {
 impl BudgetController {
     /// That knows nothing of the daemon yet.
     #[must_use]
-    pub fn new() -> Self {
+    pub fn new(tuning: Tuning) -> Self {
         Self {
+            tuning,
+            base: 0,
+            since: 0,
             step: Identification::Unaided { rounds: 0, cqes: 0 },
             batch: Ewma::new(ROUND_ALPHA),
             empty: Ewma::new(ROUND_ALPHA),
@@ -123,23 +213,29 @@ impl BudgetController {
     }
 
     fn identify(&mut self, found: u64, rtt_ns: f64) {
-        let mean = |cqes| cqes as f64 / f64::from(IDENTIFY_ROUNDS);
+        let Tuning { identify, probe, .. } = self.tuning;
+        let mean = |cqes| cqes as f64 / f64::from(identify);
         self.step = match self.step {
-            Identification::Unaided { rounds, cqes } if rounds + 1 < IDENTIFY_ROUNDS => {
+            Identification::Unaided { rounds, cqes } if rounds + 1 < identify => {
                 Identification::Unaided { rounds: rounds + 1, cqes: cqes + found }
             }
             Identification::Unaided { cqes, .. } => {
-                self.gains.max = Gains::max_polls(rtt_ns);
-                self.polls = PROBE;
+                if self.base == 0 {
+                    // The round trip of the unaided daemon is what the limit comes from.
+                    self.gains.max = Gains::max_polls(rtt_ns);
+                }
+                self.polls = self.base + probe;
                 Identification::Probed { rounds: 0, cqes: 0, unaided: mean(cqes + found) }
             }
-            Identification::Probed { rounds, cqes, unaided } if rounds + 1 < IDENTIFY_ROUNDS => {
+            Identification::Probed { rounds, cqes, unaided } if rounds + 1 < identify => {
                 Identification::Probed { rounds: rounds + 1, cqes: cqes + found, unaided }
             }
             Identification::Probed { cqes, unaided, .. } => {
-                let effect = (mean(cqes + found) - unaided) / f64::from(PROBE);
-                // The round trip of the unaided daemon stays what the limit comes from.
+                let effect = (mean(cqes + found) - unaided) / f64::from(probe);
                 self.gains = Gains { max: self.gains.max, ..Gains::new(effect, rtt_ns) };
+                // The first one goes on with what it has tried.
+                self.polls = if self.base == 0 { self.polls } else { self.base };
+                self.since = 0;
                 Identification::Done
             }
             Identification::Done => Identification::Done,
@@ -153,13 +249,20 @@ impl BudgetController {
             self.raise(2 * self.gains.step_up);
             return;
         }
+        let Tuning { rho_low, rho_high, empty_low, empty_high, low_need, high_need, again, .. } = self.tuning;
+        self.since = self.since.saturating_add(1);
+        if again > 0 && self.since >= again {
+            // From where it stands: to begin at none would invite the collapse that the polls prevent.
+            (self.base, self.step) = (self.polls, Identification::Unaided { rounds: 0, cqes: 0 });
+            return;
+        }
         if self.hold > 0 {
             self.hold -= 1;
             return;
         }
         let rho = round_ns / rtt_ns;
-        let is_low = rho < *RHO.start() || empty > EMPTY_HIGH;
-        let is_high = rho > *RHO.end() && empty < EMPTY_LOW;
+        let is_low = rho < rho_low || empty > empty_high;
+        let is_high = rho > rho_high && empty < empty_low;
         (self.low, self.high) = if is_low {
             (self.low + 1, 0)
         } else if is_high {
@@ -167,9 +270,9 @@ impl BudgetController {
         } else {
             (0, 0)
         };
-        if self.low >= LOW_NEED {
+        if self.low >= low_need {
             self.raise(self.gains.step_up);
-        } else if self.high >= HIGH_NEED {
+        } else if self.high >= high_need {
             self.change(self.polls.saturating_sub(self.gains.step_down));
         }
     }
@@ -179,13 +282,13 @@ impl BudgetController {
     }
 
     fn change(&mut self, polls: u32) {
-        (self.polls, self.low, self.high, self.hold) = (polls, 0, 0, HOLD_MIN);
+        (self.polls, self.low, self.high, self.hold) = (polls, 0, 0, self.tuning.hold_min);
     }
 }
 
 impl Default for BudgetController {
     fn default() -> Self {
-        Self::new()
+        Self::new(Tuning::default())
     }
 }
 
@@ -194,6 +297,11 @@ mod tests {
     use super::*;
 
     const RTT_NS: f64 = 6_000.0;
+    const IDENTIFY_ROUNDS: u32 = 128;
+    const PROBE: u32 = 8;
+    const LOW_NEED: u32 = 64;
+    const HIGH_NEED: u32 = 128;
+    const HOLD_MIN: u32 = 32;
 
     fn round(cqes: usize, round_ns: u64) -> Observed {
         Observed { cqes, round_ns, rtt_ns: Some(RTT_NS) }
@@ -201,7 +309,7 @@ mod tests {
 
     /// A controller that was told of `unaided` and `probed` completions in each round of its two steps.
     fn identified(unaided: usize, probed: usize) -> BudgetController {
-        let mut controller = BudgetController::new();
+        let mut controller = BudgetController::default();
         for (cqes, polls) in [(unaided, 0), (probed, PROBE)] {
             for _ in 0..IDENTIFY_ROUNDS {
                 assert_eq!(controller.polls(), polls);
@@ -236,7 +344,7 @@ mod tests {
 
     #[test]
     fn the_limit_comes_from_the_round_trip_of_the_unaided_daemon() {
-        let mut controller = BudgetController::new();
+        let mut controller = BudgetController::default();
         for (rtt_ns, cqes) in [(Some(4_000.0), 1), (Some(40_000.0), 5)] {
             (0..IDENTIFY_ROUNDS).for_each(|_| controller.note(Observed { cqes, round_ns: 1, rtt_ns }));
         }
@@ -322,11 +430,46 @@ mod tests {
 
     #[test]
     fn times_of_nothing_and_beyond_measure_leave_it_within_its_limits() {
-        let mut controller = BudgetController::new();
+        let mut controller = BudgetController::default();
         for (at, rtt_ns) in [None, Some(0.0), Some(f64::INFINITY), Some(f64::NAN)].into_iter().cycle().take(4000).enumerate() {
             controller.note(Observed { cqes: at % 3, round_ns: if at % 2 == 0 { 0 } else { u64::MAX }, rtt_ns });
             assert!(controller.polls() <= 64);
         }
         assert!(controller.batch.mean().is_some_and(f64::is_finite));
+    }
+
+    #[test]
+    fn a_tuning_reads_back_and_says_what_it_does_not_know() {
+        let tuning: Tuning = "rho_low=0.5,high_need=9,again=1000".parse().unwrap();
+        assert_eq!(tuning, Tuning { rho_low: 0.5, high_need: 9, again: 1000, ..Tuning::default() });
+        assert_eq!(tuning.to_string().parse(), Ok(tuning));
+        for (text, says) in [
+            ("rho=1", "known are rho_low"),
+            ("rho_low", "KEY=VALUE"),
+            ("rho_low=2", "below the high one"),
+            ("empty_low=1.1", "0 to 1"),
+            ("probe=0", "1 to 64"),
+            ("low_need=0", "1 to 1000000"),
+        ] {
+            assert!(text.parse::<Tuning>().unwrap_err().contains(says), "{text}");
+        }
+    }
+
+    /// The load changes so that a poll brings more; the gains follow, and the budget stays where it was.
+    #[test]
+    fn it_identifies_again_from_where_it_stands() {
+        let mut controller = BudgetController::new(Tuning { again: 500, ..Tuning::default() });
+        for cqes in [1, 1] {
+            (0..IDENTIFY_ROUNDS).for_each(|_| controller.note(round(cqes, RTT_NS as u64)));
+        }
+        assert_eq!((controller.gains.step_up, controller.polls()), (8, PROBE));
+        (0..500).for_each(|_| controller.note(round(1, RTT_NS as u64)));
+        (0..IDENTIFY_ROUNDS).for_each(|_| controller.note(round(1, RTT_NS as u64)));
+        assert_eq!(controller.polls(), 2 * PROBE, "the second step");
+        (0..IDENTIFY_ROUNDS).for_each(|_| controller.note(round(33, RTT_NS as u64)));
+        assert_eq!((controller.gains.step_up, controller.polls()), (1, PROBE));
+        let max = controller.gains.max;
+        (0..400).for_each(|_| controller.note(round(33, RTT_NS as u64)));
+        assert_eq!((controller.polls(), controller.gains.max), (PROBE, max), "not yet again");
     }
 }

@@ -127,7 +127,7 @@ impl Governor {
             (false, Some(multiplier)) => Some(HoldRule::Rtt(multiplier)),
             (false, None) => options.batch_hold_us.map(|_| HoldRule::Fixed),
         };
-        let adaptive = || Budget::Adaptive(Box::default());
+        let adaptive = || Budget::Adaptive(Box::new(BudgetController::new(options.budget_tuning)));
         let alpha = if options.adaptive_budget { Some(BUDGET_RTT_ALPHA) } else { options.hold_rtt_multiplier.map(|_| HOLD_RTT_ALPHA) };
         Some(Box::new(Self {
             hold: rule.map(|rule| Hold::new(rule, ranks, initial_ns)),

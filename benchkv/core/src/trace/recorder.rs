@@ -9,12 +9,15 @@ use crate::phase::Phase;
 
 /// Samples kept of a daemon.
 const CAPACITY: usize = 1 << 15;
+/// How long, from its first round that did something, a daemon is sampled in each such round; and the most of these samples, which stay.
+const HEAD_NS: u64 = 1_000_000;
+const HEAD_SAMPLES: usize = CAPACITY / 4;
 /// Shortest time between two samples of a daemon that has nothing to do.
 const IDLE_INTERVAL_NS: u64 = 1_000_000;
 /// Rounds without work between two looks at the clock, of a daemon that does not sleep in between.
 const IDLE_ROUNDS_PER_LOOK: u32 = 64;
 
-/// A series while it is recorded. Where it would not fit, every second sample is dropped and the distance of the next ones doubles: a series
+/// A series while it is recorded. The first millisecond has a sample of each round that did something. Of the rest, where it would not fit, every second sample is dropped and the distance of the next ones doubles: a series
 /// covers the whole job, and is as dense as the memory allows.
 #[derive(Debug)]
 pub struct Recorder {
@@ -22,6 +25,11 @@ pub struct Recorder {
     idle_interval_ns: u64,
     idle_rounds_per_look: u32,
     capacity: usize,
+    /// Samples at the front that are never dropped, and the most there may be; these are the same when the head is over.
+    head: usize,
+    head_capacity: usize,
+    /// When the first round did something.
+    worked_ns: Option<u64>,
     /// When the warm-up began; `None`: it has not.
     started_ns: Option<u64>,
     run: Option<u16>,
@@ -54,7 +62,7 @@ impl Recorder {
     #[must_use]
     pub fn new(interval: u64, wait: WaitStrategy) -> Self {
         let idle_rounds_per_look = if wait == WaitStrategy::Event { 1 } else { IDLE_ROUNDS_PER_LOOK };
-        Self { idle_rounds_per_look, ..Self::with_capacity(interval, CAPACITY) }
+        Self { idle_rounds_per_look, head_capacity: HEAD_SAMPLES, ..Self::with_capacity(interval, CAPACITY) }
     }
 
     fn with_capacity(interval: u64, capacity: usize) -> Self {
@@ -63,6 +71,9 @@ impl Recorder {
             idle_interval_ns: IDLE_INTERVAL_NS,
             idle_rounds_per_look: IDLE_ROUNDS_PER_LOOK,
             capacity,
+            head: 0,
+            head_capacity: 0,
+            worked_ns: None,
             started_ns: None,
             run: None,
             sum: Sample::default(),
@@ -87,17 +98,21 @@ impl Recorder {
         } else {
             self.idle += 1;
         }
-        if self.samples.is_empty() || self.busy >= self.interval || self.idle >= self.idle_rounds_per_look {
-            self.look(now_ns(), gauges);
+        let is_first = self.head < self.head_capacity && round.moved > 0;
+        if is_first || self.samples.is_empty() || self.busy >= self.interval || self.idle >= self.idle_rounds_per_look {
+            self.look(now_ns(), is_first, gauges);
         }
     }
 
     #[cold]
-    fn look(&mut self, now_ns: u64, gauges: impl FnOnce() -> Sample) {
+    fn look(&mut self, now_ns: u64, mut is_first: bool, gauges: impl FnOnce() -> Sample) {
         self.idle = 0;
         let time_ns = now_ns.saturating_sub(*self.started_ns.get_or_insert(now_ns));
+        if is_first && now_ns.saturating_sub(*self.worked_ns.get_or_insert(now_ns)) > HEAD_NS {
+            (self.head_capacity, is_first) = (self.head, false);
+        }
         let is_quiet = self.samples.last().is_some_and(|last| time_ns.saturating_sub(last.time_ns) < self.idle_interval_ns);
-        if self.busy < self.interval && is_quiet {
+        if !is_first && self.busy < self.interval && is_quiet {
             return;
         }
         self.busy = 0;
@@ -106,14 +121,17 @@ impl Recorder {
         }
         let Sample { loops, cqes, moved, .. } = self.sum;
         self.samples.push(Sample { time_ns, run: self.run, loops, cqes, moved, ..gauges() });
+        if is_first {
+            self.head = self.samples.len();
+        }
     }
 
     fn thin(&mut self) {
         let before = self.samples.len();
-        let mut is_kept = false;
+        let mut number = 0;
         self.samples.retain(|_| {
-            is_kept = !is_kept;
-            is_kept
+            number += 1;
+            number <= self.head || (number - self.head) % 2 == 1
         });
         self.thinned += (before - self.samples.len()) as u64;
         self.interval *= 2;
@@ -146,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_sample_is_taken_every_so_many_rounds_that_did_something() {
-        let mut recorder = Recorder::new(3, WaitStrategy::Busy);
+        let mut recorder = Recorder { head_capacity: 0, ..Recorder::new(3, WaitStrategy::Busy) };
         recorder.note(Phase::Ready, BUSY, || unreachable!("nothing is recorded before the warm-up"), Sample::default);
         for now_ns in 100..110 {
             let phase = if now_ns < 104 { Phase::WarmUp } else { Phase::Window(2) };
@@ -191,6 +209,25 @@ mod tests {
         assert_eq!(times(&recorder), [0, 16, 32, 48, 64, 80, 96]);
         assert_eq!(recorder.report(), TraceReport { samples: 7, thinned: 16, interval: 16 });
         assert_eq!(recorder.samples.as_ptr(), memory, "nothing was allocated");
+    }
+
+    /// What begins in a burst is over before the interval has passed once.
+    #[test]
+    fn the_first_millisecond_of_work_has_every_round_and_is_never_thinned() {
+        let mut recorder = Recorder { head_capacity: 1000, ..Recorder::with_capacity(64, 512) };
+        let memory = recorder.samples.as_ptr();
+        recorder.note(Phase::WarmUp, IDLE, || 0, Sample::default);
+        // From 5 ms on, a round each 10 us.
+        for round in 0..100_000 {
+            recorder.note(Phase::WarmUp, BUSY, || 5_000_000 + round * 10_000, Sample::default);
+        }
+        let expected: Vec<u64> = [0].into_iter().chain((0..=100).map(|round| 5_000_000 + round * 10_000)).collect();
+        assert_eq!(times(&recorder)[..102], expected);
+        assert!(times(&recorder)[102] > 6_000_000 && recorder.report().thinned > 0 && recorder.report().interval > 64);
+        assert_eq!(recorder.samples.as_ptr(), memory, "nothing was allocated");
+        let mut short = Recorder { head_capacity: 10, ..Recorder::with_capacity(64, 512) };
+        (0..1000).for_each(|now_ns| short.note(Phase::WarmUp, BUSY, || now_ns, Sample::default));
+        assert_eq!((short.head, times(&short)[..10].to_vec()), (10, (0..10).collect()), "no more than there is room for");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use copyrpc::{CallError, CallFailure, Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, PendingEndpoint, RecvBytes};
 use mlx5::Device;
 use shm::sleep::{Sleeper, Watch};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::BackendError;
 use super::super::plan::Plan;
@@ -99,11 +99,9 @@ impl<C> Links<C> {
     pub(super) fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>> {
         let Self { links, values, message, .. } = self;
         let Some(Link { peer, end: End::Connected(endpoint) }) = links.get(link) else { return Err(SendError::Full(whom)) };
-        let tail_bytes = values.tail_bytes();
-        let (bytes, answer_bytes) = match request.bytes_behind(tail_bytes) {
-            // A get; or values have no tails.
-            0 => (request.as_bytes(), size_of::<Response>() + tail_bytes),
-            _ => (with_tail(request.as_bytes(), message, |tail| values.read(request.place(), tail)), size_of::<Response>()),
+        let (bytes, answer_bytes) = match values.tail_bytes() {
+            0 => (request.as_bytes(), size_of::<Response>()),
+            tail_bytes => sized(request, values, message, tail_bytes),
         };
         match endpoint.call(bytes, whom, answer_bytes) {
             Ok(_) => Ok(()),
@@ -121,10 +119,13 @@ impl<C> Links<C> {
         let drained = self.context.drain(|whom, outcome| {
             answers += 1;
             has_lost_calls |= matches!(outcome, Err(CallFailure::Closed(_)));
-            let arrived = outcome.ok().and_then(|bytes| Some((bytes.read::<Response>()?, bytes)));
-            // One of another length is no response.
-            match arrived.filter(|(response, bytes)| bytes.len() == size_of::<Response>() + response.bytes_behind(tail_bytes)) {
-                Some((response, bytes)) => answer(whom, Some(response), tail_of::<Response>(bytes, message)),
+            // A response of another length is no response.
+            match outcome.ok() {
+                Some(bytes) if tail_bytes == 0 => answer(whom, exactly(bytes), &[]),
+                Some(bytes) => {
+                    let (response, tail) = split(bytes, message, |response: &Response| response.bytes_behind(tail_bytes));
+                    answer(whom, response, tail);
+                }
                 None => answer(whom, None, &[]),
             }
         });
@@ -136,22 +137,26 @@ impl<C> Links<C> {
         Ok(Polled { answers, cqes })
     }
 
+    #[inline]
     pub(super) fn recv(&mut self, tail: &mut [u8]) -> Option<(Option<Request>, Handle<C>)> {
         let handle = self.context.recv()?;
         let bytes = handle.data();
-        let request: Option<Request> = bytes.read();
-        let request = request.filter(|request| bytes.len() == size_of::<Request>() + request.bytes_behind(self.values.tail_bytes()));
-        if request.is_some() {
-            let arrived = tail_of::<Request>(bytes, &mut self.message);
-            copy(tail, arrived);
-        }
+        let request = match self.values.tail_bytes() {
+            0 => exactly(bytes),
+            tail_bytes => {
+                let (request, arrived) = split(bytes, &mut self.message, |request: &Request| request.bytes_behind(tail_bytes));
+                copy(tail, arrived);
+                request
+            }
+        };
         Some((request, handle))
     }
 
     /// Answers a request. A caller that is gone needs no answer.
+    #[inline]
     pub(super) fn answer(&mut self, handle: Handle<C>, response: Option<Response>, tail: &[u8]) {
         match response {
-            Some(response) if response.bytes_behind(self.values.tail_bytes()) == 0 => drop(handle.reply(response.as_bytes())),
+            Some(response) if tail.is_empty() || response.bytes_behind(tail.len()) == 0 => drop(handle.reply(response.as_bytes())),
             Some(response) => drop(handle.reply(with_tail(response.as_bytes(), &mut self.message, |to| copy(to, tail)))),
             None => drop(handle.refuse()),
         }
@@ -224,13 +229,32 @@ fn with_tail<'a>(head: &[u8], message: &'a mut [u8], fill: impl FnOnce(&mut [u8]
     message.get(surplus..).unwrap_or_default()
 }
 
-/// Copies what is behind a `Head` out; it has the right length.
-fn tail_of<'a, Head>(bytes: RecvBytes<'_>, message: &'a mut [u8]) -> &'a [u8] {
-    if bytes.len() == size_of::<Head>() {
-        return &[];
+/// The message of a request, where values have tails, and how long its answer can be.
+#[inline(never)]
+fn sized<'a>(request: &'a Request, values: &Values, message: &'a mut [u8], tail_bytes: usize) -> (&'a [u8], usize) {
+    match request.bytes_behind(tail_bytes) {
+        // A get.
+        0 => (request.as_bytes(), size_of::<Response>() + tail_bytes),
+        _ => (with_tail(request.as_bytes(), message, |tail| values.read(request.place(), tail)), size_of::<Response>()),
     }
-    let copied = bytes.copy_to(message);
-    message.get(size_of::<Head>()..copied).unwrap_or_default()
+}
+
+/// The bytes of a peer as what they are to be, if they have its length.
+#[inline]
+fn exactly<Head: FromBytes + IntoBytes>(bytes: RecvBytes<'_>) -> Option<Head> {
+    if bytes.len() == size_of::<Head>() { bytes.read() } else { None }
+}
+
+/// The bytes of a peer as what they begin with, and the tail behind that, which has as many bytes as `behind` says, or it is none of them.
+#[inline(never)]
+fn split<'a, Head: FromBytes + IntoBytes>(
+    bytes: RecvBytes<'_>,
+    message: &'a mut [u8],
+    behind: impl FnOnce(&Head) -> usize,
+) -> (Option<Head>, &'a [u8]) {
+    let head = bytes.read().filter(|head| bytes.len() == size_of::<Head>() + behind(head));
+    let copied = if head.is_some() { bytes.copy_to(message) } else { 0 };
+    (head, message.get(size_of::<Head>()..copied).unwrap_or_default())
 }
 
 impl<C> Link<C> {

@@ -164,6 +164,7 @@ impl<C> Remote<C> {
     }
 
     /// The link through which this request goes, if it goes from here.
+    #[inline]
     pub(super) fn link_for(&self, request: &Request) -> Option<usize> {
         let far_daemon = self.topology.far_daemon(self.rank, request.key());
         self.routes.get(request.rank() as usize * self.topology.daemons + far_daemon).copied().flatten()
@@ -196,6 +197,7 @@ impl<C> Remote<C> {
     }
 
     /// Sends a request through a link, behind those that wait.
+    #[inline]
     pub(super) fn call(&mut self, link: usize, request: Request, whom: C) -> Result<(), BackendError> {
         let Some(backlog) = self.backlogs.get_mut(link) else {
             return Err(BackendError::transport("a call to another rank", format!("there is no link {link}")));
@@ -248,6 +250,7 @@ impl<C> Remote<C> {
 
     /// Takes in what arrived, and hands responses to `answer` with whom they are for, and the tail of a value that was found. Sends nothing:
     /// the poller flushes as well, work or not.
+    #[inline]
     pub(super) fn poll(&mut self, answer: impl FnMut(C, Option<Response>, &[u8])) -> Result<Polled, BackendError> {
         let polled = match &mut self.carrier {
             Carrier::Copyrpc(links) => links.poll(answer),
@@ -260,6 +263,7 @@ impl<C> Remote<C> {
 
     /// The oldest request of another rank; the tail of the value of a put is copied to `tail`, which has its length. `None` in its place: bytes
     /// that are no request, to be refused.
+    #[inline]
     pub(super) fn recv(&mut self, tail: &mut [u8]) -> Option<(Option<Request>, Incoming<C>)> {
         let message = match &mut self.carrier {
             Carrier::Copyrpc(links) => return links.recv(tail).map(|(request, handle)| (request, Incoming::Copyrpc(handle))),
@@ -274,6 +278,7 @@ impl<C> Remote<C> {
 
     /// Answers a request of another rank, with the tail of a value that was found, or refuses it. There is always room for answers; that nobody
     /// waits any more is no error here.
+    #[inline]
     pub(super) fn answer(&mut self, incoming: Incoming<C>, response: Option<Response>, tail: &[u8]) {
         match (incoming, &mut self.carrier) {
             (Incoming::Copyrpc(handle), Carrier::Copyrpc(links)) => links.answer(handle, response, tail),
