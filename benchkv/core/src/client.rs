@@ -95,6 +95,8 @@ pub struct Counts {
     pub errors: u64,
     /// Of the completed: gets that found no value.
     pub not_found: u64,
+    /// Endings that no outstanding operation waited for: a fault of the transport.
+    pub strays: u64,
 }
 
 impl Counts {
@@ -480,8 +482,10 @@ impl Book {
     /// Books the end of an operation. A token that is not outstanding is a transport's fault; it must not end another operation.
     fn end(&mut self, token: u32, ending: Ending, now_ns: u64) {
         let ended = self.outstanding.get_mut(token as usize).and_then(Option::take);
-        debug_assert!(ended.is_some(), "an operation with token {token} ended that was not outstanding");
-        let Some(Outstanding { access, intended_ns, issued_ns, moment, is_put }) = ended else { return };
+        let Some(Outstanding { access, intended_ns, issued_ns, moment, is_put }) = ended else {
+            self.counts.strays += 1;
+            return;
+        };
         self.free.push(token);
         let outcome = match ending {
             Ending::Reply(response) => response.outcome().filter(|outcome| answers(*outcome, is_put)),

@@ -27,7 +27,7 @@ pub(super) struct Trace {
     runs: Vec<(f64, f64)>,
 }
 
-/// How a series begins, and where it settles: requests outstanding to other ranks, and when, from the begin of the warm-up on.
+/// How a series begins, and where it settles: requests outstanding to other ranks, and when, from the beginning of the warm-up on.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Begin {
     /// The first requests.
@@ -66,7 +66,7 @@ impl Begin {
     }
 }
 
-/// The begin of each series, and where it settled.
+/// The beginning of each series, and where it settled.
 pub(super) fn begins(traces: &[Trace]) -> (Vec<Cell>, Vec<Vec<Cell>>) {
     let names = ["first burst", "at", "saturated", "at", "peak", "at", "steady, 5 % to 95 %", "completions a round"];
     let header = [Cell::Text("daemon".to_owned())].into_iter().chain(names.map(|name| Cell::Figure(name.to_owned()))).collect();

@@ -164,7 +164,7 @@ fn private_values(job: &Job, mut stores: Stores) -> Vec<(u16, u64, Outcome)> {
     keys.into_iter().map(value).collect()
 }
 
-/// Whoever decides the turns, the same operations are done, and the stores hold the same.
+/// Whatever decides the turns, the same operations are done, and the stores hold the same.
 #[test]
 fn threads_lockstep_and_virtual_time_do_the_same_operations() {
     let scratch = Scratch::new();

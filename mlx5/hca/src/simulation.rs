@@ -270,7 +270,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Lets the host of `device` lose power: peers find it gone, and nothing is done for it any more, whoever holds it. Its actors are to do nothing
+    /// Lets the host of `device` lose power: peers find it gone, and nothing is done for it any more, by any holder. Its actors are to do nothing
     /// any more either.
     pub fn kill(&mut self, device: &dyn Simulated) {
         if let Ok(hca) = self.of_this_network(device) {

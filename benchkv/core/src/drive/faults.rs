@@ -31,7 +31,7 @@ pub struct Faults {
 pub struct At {
     /// The rank.
     pub rank: usize,
-    /// The time, in ns since the begin of the job.
+    /// The time, in ns since the beginning of the job.
     pub at_ns: u64,
 }
 
