@@ -6,6 +6,11 @@ use std::collections::VecDeque;
 ///
 /// The receiver's NIC takes a bounded number of WRITEs in a second; who sends each message as soon as it is there gets that rate in
 /// messages too. A window makes the batches as large as the NIC is slow. It is the sender's own affair: the peer is told nothing of it.
+///
+/// `docs/study.md` finds its use by simulation: where the clients of 8 nodes meet receive queues that take 1.9 million WRITEs in a second each, daemons
+/// with [`Window::Completion`] of one batch do 3.1 times the operations of daemons without a window. Without that ceiling it costs up to 12 %.
+/// [`Window::Consumption`] loses there: it waits for a word that the peer sends with its own messages. No NIC has been measured, so [`Window::Off`] is
+/// the default; on a NIC, compare it with one batch of `Completion`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Window {
     /// Each flush posts what there is.
