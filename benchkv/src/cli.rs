@@ -107,12 +107,17 @@ pub struct JobArgs {
     pub key_range: u64,
 
     /// Bytes of a value, 8 to 64K. The rings between ranks are as large as it needs.
-    #[arg(long, value_name = "BYTES", value_parser = units::bytes, default_value_t = 8)]
+    #[arg(long, value_name = "BYTES", value_parser = units::bytes, default_value = "8")]
     pub value_size: u64,
 
     /// Give every shared key a value before clients start. Else gets find nothing until a put has come, which is cheaper.
     #[arg(long)]
     pub preload: bool,
+
+    /// A mix of YCSB: ycsb-a (half of the operations read), ycsb-b (95 %) or ycsb-c (all), of keys chosen by zipfian:0.99, all of which have a value. YCSB's
+    /// records have 1000 bytes: --value-size 1000. Its other mixes insert, scan, or read and write in one operation, which there is not here.
+    #[arg(long, value_enum, conflicts_with_all = ["read_ratio", "distribution"])]
+    pub mix: Option<Mix>,
 
     /// Share of operations that read, 0 to 1.
     #[arg(long, value_name = "RATIO", default_value_t = 0.5)]
@@ -330,6 +335,34 @@ impl BackendKind {
     }
 }
 
+/// What `--mix` stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Mix {
+    /// Session store: half reads, half writes.
+    #[value(alias = "a")]
+    YcsbA,
+    /// Photo tags: 95 % reads.
+    #[value(alias = "b")]
+    YcsbB,
+    /// User profiles: reads alone.
+    #[value(alias = "c")]
+    YcsbC,
+}
+
+impl JobArgs {
+    /// The same with what `--mix` stands for in its place.
+    #[must_use]
+    pub fn with_mix(self) -> Self {
+        let read_ratio = match self.mix {
+            None => return self,
+            Some(Mix::YcsbA) => 0.5,
+            Some(Mix::YcsbB) => 0.95,
+            Some(Mix::YcsbC) => 1.0,
+        };
+        Self { mix: None, read_ratio, distribution: Distribution::Zipfian { theta: 0.99 }, preload: true, ..self }
+    }
+}
+
 /// What `--clients` asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -476,6 +509,18 @@ mod tests {
         assert_eq!(parse("--ops 7").unwrap().job.ops, Some(7));
         for time in ["--duration 1", "--runs 2", "--warmup 0"] {
             assert_eq!(parse(&format!("--ops 7 {time}")).unwrap_err().exit_code(), 2);
+        }
+    }
+
+    #[test]
+    fn a_mix_is_a_shorthand_and_excludes_what_it_stands_for() {
+        for (mix, reads) in [("ycsb-a", 0.5), ("b", 0.95), ("ycsb-c", 1.0)] {
+            let workload = resolve(&format!("--mix {mix} --value-size 1000")).job.workload;
+            let same = resolve(&format!("--read-ratio {reads} --distribution zipfian --preload --value-size 1000")).job.workload;
+            assert_eq!(format!("{workload:?}"), format!("{same:?}"), "{mix}");
+        }
+        for args in ["--mix ycsb-a --read-ratio 1", "--mix c --distribution uniform", "--mix ycsb-e"] {
+            assert_eq!(parse(args).unwrap_err().exit_code(), 2, "{args}");
         }
     }
 

@@ -150,7 +150,7 @@ impl Options {
     /// # Errors
     /// Likewise.
     pub fn resolve_on(cli: impl Into<JobArgs>, hosts: &Hosts, library: Option<String>) -> Result<Self, OptionError> {
-        let (mut cli, ranks) = (cli.into(), hosts.ranks());
+        let (mut cli, ranks) = (cli.into().with_mix(), hosts.ranks());
         if let Some(given) = cli.ranks.filter(|given| *given != ranks) {
             return Err(OptionError::Ranks { given, started: ranks });
         }

@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use harness::affinity::{AffinityError, pin_current_thread};
 use harness::clock::Clock;
+use harness::environment::cpu_seconds;
 use harness::exchange::{Exchange, ExchangeError};
 use harness::helper::HelperError;
 use shm::memfd::MemfdCreateError;
@@ -274,7 +275,7 @@ impl<B: Backend> Rank<'_, B> {
                 course.is_interrupted = true;
                 break;
             }
-            let begin_ns = self.clock.now_ns();
+            let (begin_ns, cpu_s) = (self.clock.now_ns(), cpu_seconds());
             self.enter(Phase::Window(run as u16));
             match options.job.ops {
                 // What is lost, is when the job drains.
@@ -282,6 +283,7 @@ impl<B: Backend> Rank<'_, B> {
                 None => exchange.sleep(options.duration, &give_up)?,
             }
             course.windows_s.push((self.clock.now_ns() - begin_ns) as f64 / 1e9);
+            course.cpu_s += cpu_seconds() - cpu_s;
             course.is_interrupted = exchange.is_interrupted();
             if run + 1 < options.job.runs {
                 self.enter(Phase::Between);

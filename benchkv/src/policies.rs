@@ -1,7 +1,6 @@
 //! Whether a job can do what its policies ask.
 
 use engine::policy::PolicyOptions;
-use engine::policy::budget::Tuning;
 use engine::policy::hold::HOLD_NS;
 use engine::topology::{Routing, Topology, Transport};
 use harness::window::WindowChoice;
@@ -83,7 +82,7 @@ fn check_ranges(options: &PolicyOptions) -> Result<(), RangeError> {
 }
 
 fn check_pairs(options: &PolicyOptions) -> Result<(), RangeError> {
-    if options.budget_tuning != Tuning::default() && !options.adaptive_budget {
+    if !options.budget_tuning.is_default() && !options.adaptive_budget {
         let why = "there is no controller that would go by it";
         return Err(range("--budget-tuning", options.budget_tuning, why, "with --poll-budget adaptive".to_owned()));
     }

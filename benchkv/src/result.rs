@@ -112,6 +112,10 @@ pub struct JobResult {
     pub trace_failure: Option<String>,
     /// With `--rate`: whether it was reached; null for a closed loop.
     pub open_loop: Option<OpenLoop>,
+    /// Core time that the rank processes took in measured runs, in nanoseconds for each operation that ended there: polls that found nothing are in it.
+    /// Null where clients were processes of their own, and in virtual time.
+    #[serde(default)]
+    pub cpu_ns_per_op: Option<f64>,
     /// L = X W.
     pub littles_law: LittlesLaw,
     /// Counters of the NICs' ports; null where no NIC was used.

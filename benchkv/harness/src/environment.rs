@@ -41,6 +41,15 @@ impl Environment {
     }
 }
 
+/// Seconds for which the threads of this process have had a core so far, all of them together.
+#[must_use]
+pub fn cpu_seconds() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a place for the answer.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
 /// The maximum of the memory this process ever had resident, in bytes; 0 where the kernel does not say.
 #[must_use]
 pub fn peak_rss_bytes() -> u64 {

@@ -26,8 +26,8 @@ const SETTINGS: [&str; 15] = [
     "launcher.hosts",
 ];
 
-/// How long it is measured makes results more or less exact, not different; and directories make no difference.
-const IRRELEVANT: [&str; 5] = ["options.duration_s", "options.warmup_s", "options.runs", "options.shm_dir", "options.trace"];
+/// Directories make no difference.
+const IRRELEVANT: [&str; 2] = ["options.shm_dir", "options.trace"];
 
 /// Series that are easily told apart in one chart.
 const EASY: usize = 7;

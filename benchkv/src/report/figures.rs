@@ -3,9 +3,11 @@
 use harness::chart::axis::Axis;
 use harness::chart::{Bar, Bars, Lines, Point, Series};
 use harness::hist::LatencyHistogram;
+use harness::report::rate;
 
 use super::compare::{Comparison, Group};
-use crate::result::{Histograms, JobResult, Measured};
+use super::page::Cell;
+use crate::result::{Histograms, JobResult, Measured, Spread};
 
 /// Points of a latency curve for each decade of its x axis.
 const POINTS_PER_DECADE: u32 = 12;
@@ -16,6 +18,8 @@ const MOST_BARS: usize = 16;
 #[derive(Debug)]
 pub(super) struct Measurements<'a> {
     group: &'a Group,
+    /// Operations per second of each result.
+    rates: Vec<f64>,
     /// The measured runs of all results.
     runs: Vec<&'a Measured>,
     histograms: Histograms,
@@ -36,6 +40,7 @@ impl<'a> Measurements<'a> {
             };
             Self {
                 group,
+                rates: members().map(|member| member.measured.total_rps).collect(),
                 runs: members().flat_map(|member| &member.runs).map(|run| &run.measured).collect(),
                 histograms: Histograms {
                     local: merged(|all| &all.local),
@@ -46,6 +51,18 @@ impl<'a> Measurements<'a> {
             }
         };
         comparison.groups.iter().map(of_group).collect()
+    }
+
+    /// Round trips of all operations.
+    fn all(&self) -> LatencyHistogram {
+        let mut all = self.histograms.local.clone();
+        let _ = all.merge(&self.histograms.remote);
+        all
+    }
+
+    /// A percentile of all round trips together, and the smallest and the largest of the runs.
+    fn percentile(&self, x: f64, quantile: f64, of_run: fn(&Measured) -> f64) -> Point {
+        Point { y: self.all().value_at(quantile) as f64, ..self.point(x, of_run) }
     }
 
     fn mean(&self, figure: impl Fn(&Measured) -> f64) -> f64 {
@@ -88,12 +105,22 @@ pub(super) fn comparison(comparison: &Comparison, groups: &[Measurements<'_>]) -
         };
         let spread = "Mean over runs; whiskers: the slowest and the fastest run.";
         let rates: fn(&[Series]) -> Axis = |series| Axis::rates("throughput", "operations/s", tops(series));
-        let times: fn(&[Series]) -> Axis = |series| Axis::times_from_zero("round trip", tops(series));
+        let percentiles = |title: &str, quantile: f64, of_run: fn(&Measured) -> f64| {
+            let points = |groups: &[Measurements<'_>]| {
+                groups.iter().filter_map(|group| Some(group.percentile(group.group.x?, quantile, of_run))).collect()
+            };
+            let series: Vec<Series> =
+                by_series(groups).map(|(name, groups)| Series { name: name.to_owned(), points: points(groups) }).collect();
+            let y =
+                Axis::log_times("round trip", tops(&series).chain(series.iter().flat_map(|series| &series.points).map(|point| point.y)));
+            let note = "Of the operations of all runs together; whiskers: the lowest and the highest run.".to_owned();
+            Lines { title: titled(title, panel), note, x: Axis::settings(axis.clone(), &xs), y, bands: Vec::new(), series }.figure()
+        };
         let messages: fn(&[Series]) -> Axis = |series| Axis::plain("batch (messages per WRITE)", tops(series));
         vec![
             lines("Throughput, all ranks", spread, |run| run.total_rps, rates),
-            lines("Median round trip", spread, |run| run.latency_ns.p50 as f64, times),
-            lines("99th percentile of round trips", spread, |run| run.latency_ns.p99 as f64, times),
+            percentiles("Median round trip", 0.5, |run| run.latency_ns.p50 as f64),
+            percentiles("99th percentile of round trips", 0.99, |run| run.latency_ns.p99 as f64),
             lines("Messages in a WRITE", spread, |run| run.activity.messages_per_write, messages),
         ]
     };
@@ -104,6 +131,48 @@ pub(super) fn comparison(comparison: &Comparison, groups: &[Measurements<'_>]) -
 fn by_series<'a, 'b>(groups: &'b [Measurements<'a>]) -> impl Iterator<Item = (&'a str, &'b [Measurements<'a>])> {
     let chunks = groups.chunk_by(|a, b| a.group.series == b.group.series);
     chunks.map(|chunk| (chunk.first().map_or("", |first| first.group.series.as_str()), chunk))
+}
+
+/// Half the width of the interval in which the mean lies with a certainty of 95 %, by Student's t, where the values are independent; `None` for
+/// fewer than two.
+pub(super) fn confidence(values: &[f64]) -> Option<f64> {
+    /// The 97.5th percentiles of Student's distribution, for 1 to 30 degrees of freedom (NIST/SEMATECH e-Handbook, 1.3.6.7.2).
+    const T: [f64; 30] = [
+        12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101,
+        2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+    ];
+    let std_dev = Spread::of(values).std_dev?;
+    Some(T.get(values.len() - 2).copied().unwrap_or(1.96) * std_dev / (values.len() as f64).sqrt())
+}
+
+/// For each chart of the comparison, throughput by the axis and by what differs besides: a row for each place on the axis, a column for each
+/// variant, each with its difference from the first in per cent, and with the confidence interval over repeats where there are some.
+pub(super) fn tables(comparison: &Comparison, groups: &[Measurements<'_>]) -> Vec<(String, Vec<Cell>, Vec<Vec<Cell>>)> {
+    let Some(axis) = &comparison.axis else { return Vec::new() };
+    let table = |(panel, groups): (&str, &[Measurements<'_>])| {
+        let variants: Vec<(&str, &[Measurements<'_>])> = by_series(groups).collect();
+        let mut xs: Vec<f64> = groups.iter().filter_map(|group| group.group.x).collect();
+        xs.sort_by(f64::total_cmp);
+        xs.dedup();
+        let header =
+            [Cell::Text(axis.clone())].into_iter().chain(variants.iter().map(|(name, _)| Cell::Figure((*name).to_owned()))).collect();
+        let row = |x: &f64| {
+            let at = |groups: &[Measurements<'_>]| groups.iter().find(|group| group.group.x == Some(*x)).map(|group| group.rates.clone());
+            let mean = |rates: &[f64]| rates.iter().sum::<f64>() / rates.len().max(1) as f64;
+            let base = variants.first().and_then(|(_, groups)| at(groups)).map(|rates| mean(&rates)).filter(|base| *base > 0.0);
+            let cell = |(number, (_, groups)): (usize, &(&str, &[Measurements<'_>]))| {
+                let Some(rates) = at(groups) else { return Cell::Figure("-".to_owned()) };
+                let of = mean(&rates);
+                let apart = confidence(&rates).map_or_else(String::new, |half| format!(" \u{b1} {:.1} %", 100.0 * half / of.max(1e-9)));
+                let difference =
+                    base.filter(|_| number > 0).map_or_else(String::new, |base| format!(" ({:+.1} %)", 100.0 * (of / base - 1.0)));
+                Cell::Figure(format!("{}{apart}{difference}", rate(of)))
+            };
+            [Cell::Text(x.to_string())].into_iter().chain(variants.iter().enumerate().map(cell)).collect()
+        };
+        (titled("Throughput", panel), header, xs.iter().map(row).collect())
+    };
+    panels(groups).map(table).collect()
 }
 
 fn over_axis(name: &str, groups: &[Measurements<'_>], figure: fn(&Measured) -> f64) -> Series {
@@ -220,4 +289,17 @@ pub(super) fn activity(groups: &[Measurements<'_>]) -> Vec<String> {
         Bars { title, note: "Mean over daemons and runs.".to_owned(), what, x, parts: classes.to_vec(), bars }.figure()
     };
     groups.chunks(MOST_BARS).map(chart).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_interval_is_that_of_student() {
+        assert_eq!([confidence(&[]), confidence(&[7.0])], [None, None]);
+        // Standard deviation 1, three values.
+        assert!(confidence(&[9.0, 10.0, 11.0]).is_some_and(|half| (half - 4.303 / 3f64.sqrt()).abs() < 1e-9));
+        assert_eq!(confidence(&[5.0; 40]), Some(0.0));
+    }
 }

@@ -130,6 +130,12 @@ fn page(names: &[String], results: &[JobResult], traces: &[Trace]) -> String {
     let (latencies, runs, activity) = (figures::latencies(&groups), figures::runs(&groups), figures::activity(&groups));
     if comparison.groups.len() > 1 {
         page.heading("Comparison", "By what differs between the results.");
+        for (title, header, rows) in figures::tables(&comparison, &groups) {
+            let about = "In brackets: the difference from the first column. Behind \u{b1}: half the interval that has the mean with a certainty of \
+                         95 %, over files that repeat each other.";
+            page.subheading(&title, about);
+            page.table(&header, &rows);
+        }
         figures::comparison(&comparison, &groups).iter().for_each(|charts| page.charts(charts));
         page.heading("Latency", "Round trips by the share of operations that are faster: the further to the right, the rarer.");
         page.charts(&latencies);
@@ -240,6 +246,11 @@ fn table(names: &[String], results: &[JobResult], comparison: &Comparison) -> (V
         "p50",
         "p99",
         "p99.9",
+        "gets p50",
+        "gets p99",
+        "puts p50",
+        "puts p99",
+        "core time an operation",
         "messages per WRITE",
         "empty rounds",
         "completions a round",
@@ -262,6 +273,11 @@ fn table(names: &[String], results: &[JobResult], comparison: &Comparison) -> (V
             nanos(latency.p50 as f64),
             nanos(latency.p99 as f64),
             nanos(latency.p999 as f64),
+            nanos(of.get_latency_ns.p50 as f64),
+            nanos(of.get_latency_ns.p99 as f64),
+            nanos(of.put_latency_ns.p50 as f64),
+            nanos(of.put_latency_ns.p99 as f64),
+            result.cpu_ns_per_op.map_or_else(|| "-".to_owned(), nanos),
             format!("{:.1}", of.activity.messages_per_write),
             format!("{:.0} %", 100.0 * of.activity.empty_loops),
             completions(of),
@@ -272,8 +288,15 @@ fn table(names: &[String], results: &[JobResult], comparison: &Comparison) -> (V
         ];
         Some([text(label)].into_iter().chain(figures.map(Cell::Figure)).chain([text(name)]).collect())
     };
-    let members = comparison.groups.iter().flat_map(|group| group.members.iter().map(|member| (group.label.as_str(), *member)));
-    (header, members.filter_map(|(label, member)| row(label, member)).collect())
+    let members = comparison.groups.iter().flat_map(|group| {
+        let count = group.members.len();
+        let label = move |number: usize| match count {
+            1 => group.label.clone(),
+            count => format!("{}, repeat {} of {count}", group.label, number + 1),
+        };
+        group.members.iter().enumerate().map(move |(number, member)| (label(number), *member))
+    });
+    (header, members.filter_map(|(label, member)| row(&label, member)).collect())
 }
 
 #[cfg(test)]

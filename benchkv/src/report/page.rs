@@ -26,6 +26,10 @@ impl Page {
         let _ = write!(self.body, "<h2>{}</h2>\n<p>{}</p>\n", escape(text), escape(about));
     }
 
+    pub(super) fn subheading(&mut self, text: &str, about: &str) {
+        let _ = write!(self.body, "<h3>{}</h3>\n<p>{}</p>\n", escape(text), escape(about));
+    }
+
     pub(super) fn warnings(&mut self, warnings: &[String]) {
         if !warnings.is_empty() {
             let entries: String = warnings.iter().map(|warning| format!("<li>{}</li>", escape(warning))).collect();

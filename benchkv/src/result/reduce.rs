@@ -15,6 +15,7 @@ use super::{
     EchoBaseline, HardwareCounters, Histograms, JobResult, LittlesLaw, Measured, NO_DEVICE, OpenLoop, RankResult, RunResult, SCHEMA,
     SCHEMA_VERSION, Spread, SpreadOverRuns,
 };
+use crate::cli::ClientKind;
 use crate::options::{Options, Recorded, SHORTEST_RUN_S};
 use crate::trace::TraceError;
 use engine::activity::{ActivityRates, WorkerReport};
@@ -47,6 +48,8 @@ pub struct RankReport {
 pub struct Course {
     /// Length of each window that was begun, in seconds.
     pub windows_s: Vec<f64>,
+    /// Core seconds that the rank's process took in them.
+    pub cpu_s: f64,
     /// The user ended the job before its last window was complete.
     pub is_interrupted: bool,
     /// Operations still ended when the drain was ended.
@@ -340,6 +343,7 @@ impl JobResult {
         let littles_law = LittlesLaw::new(all.outstanding, all.waited, all.carried);
         let open_loop = options.job.pace.map(|_| all.open_loop(depth).of_job(runs.iter().filter_map(|run| run.open_loop)));
         let measured = all.measured(activity_of(&all_reports, None))?;
+        let measured_ops = measured.local_ops + measured.remote_ops;
         let per_rank = reports.iter().map(RankReport::result).collect::<Result<_, HistogramError>>()?;
         let (failures, first_verify_failure) = judge(&reports);
         let total = |field: fn(&RankReport) -> u64| reports.iter().map(field).sum();
@@ -379,6 +383,7 @@ impl JobResult {
             first_verify_failure,
             trace_failure: reports.iter().find_map(|report| report.trace_failure.clone()),
             open_loop,
+            cpu_ns_per_op: cpu_per_op(&reports, options.clients, measured_ops),
             littles_law,
             hardware_counters: (!counters.is_empty()).then_some(counters),
             unix_echo,
@@ -386,6 +391,12 @@ impl JobResult {
             per_rank,
         })
     }
+}
+
+/// Core time of the ranks in their windows over the operations that ended there; `None` where not all of it is known.
+fn cpu_per_op(reports: &[RankReport], clients: ClientKind, operations: u64) -> Option<f64> {
+    let cpu_s: f64 = reports.iter().map(|report| report.course.cpu_s).sum();
+    (clients == ClientKind::Threads && operations > 0 && cpu_s > 0.0).then(|| cpu_s * 1e9 / operations as f64)
 }
 
 /// The windows that count: all that were begun, but the last of an interrupted job only if it became as long as a run may be.

@@ -218,6 +218,7 @@ const FATE: &[Column] = columns! {
     Number "total_rps_std_dev": |row| row.of_job(|job| job.over_runs.total_rps.std_dev)?;
     Number "total_rps_min": |row| row.of_job(|job| job.over_runs.total_rps.min);
     Number "total_rps_max": |row| row.of_job(|job| job.over_runs.total_rps.max);
+    Number "cpu_ns_per_op": |row| row.of_job(|job| job.cpu_ns_per_op)?;
     Number "littles_law_deviation_ratio": |row| row.of_job(|job| job.littles_law.deviation);
     Count "rnr_nak_retry_err": |row| row.hardware("rnr_nak_retry_err");
     Count "out_of_buffer": |row| row.hardware("out_of_buffer");

@@ -4,7 +4,7 @@ use std::fmt;
 
 use harness::report::{Table, bytes, nanos, plural, rate};
 
-use super::{EchoBaseline, JobResult, NO_DEVICE};
+use super::{EchoBaseline, JobResult, NO_DEVICE, Spread};
 use engine::activity::{ActivityRates, WorkerReport};
 use engine::counters::TransportReport;
 use engine::policy::PolicyReport;
@@ -36,8 +36,17 @@ impl fmt::Display for JobResult {
         if self.measured_ops() == 0 {
             writeln!(f, "NOTHING WAS MEASURED: no operation ended in a measured run")?;
         }
-        for line in
-            [self.misses_line(), self.transport_line(), self.loop_line(), self.policy_line(), self.trace_line()].into_iter().flatten()
+        for line in [
+            self.runs_line(),
+            self.cores_line(),
+            self.misses_line(),
+            self.transport_line(),
+            self.loop_line(),
+            self.policy_line(),
+            self.trace_line(),
+        ]
+        .into_iter()
+        .flatten()
         {
             writeln!(f, "{line}")?;
         }
@@ -105,6 +114,26 @@ impl JobResult {
         ];
         table.row(["all".to_owned()].into_iter().chain(rates).chain(counts));
         table
+    }
+
+    /// One line about how far the runs are apart.
+    fn runs_line(&self) -> Option<String> {
+        let Spread { min, max, std_dev } = self.over_runs.total_rps;
+        let deviation = 100.0 * std_dev? / self.measured.total_rps.max(f64::MIN_POSITIVE);
+        Some(format!(
+            "{}: slowest {}, fastest {}, standard deviation {deviation:.1} %",
+            plural(self.runs.len(), "run"),
+            rate(min),
+            rate(max)
+        ))
+    }
+
+    /// One line about core time, and whether there were cores for all threads.
+    fn cores_line(&self) -> Option<String> {
+        let cpu = format!("{} of core time an operation", nanos(self.cpu_ns_per_op?));
+        let (threads, cores) = (self.placement.threads, self.placement.usable_cores.len());
+        let warning = "OVER-SUBSCRIBED: latencies and rates contain the scheduler's";
+        Some(if threads > cores { format!("{cpu}; {warning} ({threads} polling threads on {})", plural(cores, "core")) } else { cpu })
     }
 
     /// One line about gets that found nothing, where there were some: they are cheaper than those that did.

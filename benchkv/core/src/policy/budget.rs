@@ -25,6 +25,7 @@ const MIN_EFFECT: f64 = 1e-6;
 
 /// What the controller goes by; the defaults are those of the published controller.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct Tuning {
     /// Below this ratio of the length of a round to the round trip, rounds are too short.
     pub rho_low: f64,
@@ -62,6 +63,28 @@ impl Default for Tuning {
             identify: 128,
             again: 0,
         }
+    }
+}
+
+impl Tuning {
+    /// Whether it is that of the published controller.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl From<Tuning> for String {
+    fn from(tuning: Tuning) -> Self {
+        tuning.to_string()
+    }
+}
+
+impl TryFrom<String> for Tuning {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
     }
 }
 

@@ -60,7 +60,7 @@ pub struct PolicyOptions {
     /// empty_low=0.4, empty_high=0.75 (share of rounds that find nothing); low_need=64, high_need=128, hold_min=32 (rounds); probe=8 (polls);
     /// identify=128 (rounds of each step), again=0 (rounds from one identification to the next; 0: there is one).
     #[arg(long, hide_short_help = true, value_name = "KEY=VALUE,...", default_value_t = Tuning::default())]
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Tuning::is_default")]
     pub budget_tuning: Tuning,
 
     /// Send after every N rounds that did something, 1 to 4096, and after one that did nothing. Simulated: repairs 8 ranks, and no
@@ -198,8 +198,7 @@ impl fmt::Display for PolicyOptions {
             (_, false, Some(factor)) => Some(format!("hold rtt:{factor}")),
             (us, false, None) => us.map(|us| format!("hold {us}us")),
         };
-        let tuning =
-            (self.adaptive_budget && self.budget_tuning != Tuning::default()).then(|| format!("budget-tuning {}", self.budget_tuning));
+        let tuning = (self.adaptive_budget && !self.budget_tuning.is_default()).then(|| format!("budget-tuning {}", self.budget_tuning));
         let given = [
             hold,
             number("coalesce-rtt-us", self.coalesce_rtt_us),
