@@ -46,7 +46,7 @@ fn client(local: u64, remote: u64, verdict: Option<Verdict>) -> ClientReport {
     };
     let completed = 2 * (local + remote) + 10;
     ClientReport {
-        counts: Counts { issued: completed + 3, completed, errors: 2, not_found: 4 },
+        counts: Counts { issued: completed + 3, completed, errors: 2, not_found: 4, strays: 0 },
         outstanding: 1,
         windows: vec![window; 2],
         verdict,
