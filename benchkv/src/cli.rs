@@ -153,14 +153,6 @@ pub struct JobArgs {
     #[arg(long, hide_short_help = true, value_name = "DIR")]
     pub shm_dir: Option<PathBuf>,
 
-    /// What daemons and connections leave for later.
-    #[command(flatten)]
-    pub policies: PolicyOptions,
-
-    /// Time series of the daemons.
-    #[command(flatten)]
-    pub trace: TraceArgs,
-
     /// Do not check the values read. The check costs some nanoseconds per operation, and 1 in 16 operations goes to keys of the client's own.
     #[arg(long, overrides_with = "verify")]
     pub no_verify: bool,
@@ -196,6 +188,15 @@ pub struct JobArgs {
     /// Breaks something on purpose, for tests.
     #[arg(long, value_enum, hide = true)]
     pub fault: Option<Fault>,
+
+    // These have headings of their own, which go on to what is behind them.
+    /// What daemons and connections leave for later.
+    #[command(flatten)]
+    pub policies: PolicyOptions,
+
+    /// Time series of the daemons.
+    #[command(flatten)]
+    pub trace: TraceArgs,
 }
 
 impl From<Cli> for JobArgs {
@@ -478,7 +479,9 @@ mod tests {
         {
             assert_eq!((short.contains(flag), long.contains(flag)), (is_short, true), "{flag}");
         }
-        assert!(!long.contains("--verify"), "an alias");
+        assert!(!["--verify", "--batch-hold-us", "--adaptive-budget"].iter().any(|alias| long.contains(alias)), "aliases");
+        let (_, traces) = long.split_once("\nTraces:\n").unwrap();
+        assert!(traces.contains("--trace-interval") && !traces.contains("--json"), "what is no trace is not under that heading: {traces}");
     }
 
     #[test]
