@@ -46,7 +46,7 @@ const fn part(name: &'static str, depth: usize, collect: &'static str, what: &'s
 const KINDS: &[Kind] = &[
     Kind {
         name: "rpc_depth1",
-        bound: Some(1774),
+        bound: Some(1752),
         collect: "nohca",
         what: "copyrpc: one call and its reply, both sides, one at a time, without the software HCA",
         depth: 1,
@@ -55,7 +55,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "rpc_depth64",
-        bound: Some(283),
+        bound: Some(238),
         collect: "nohca",
         what: "copyrpc: the same, 64 at a time",
         depth: 64,
@@ -64,7 +64,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "rpc_depth1_received",
-        bound: Some(2084),
+        bound: Some(2068),
         collect: "nohca",
         what: "copyrpc: as rpc_depth1, the answerer with drain, recv, reply and flush in the place of serve",
         depth: 1,
@@ -73,7 +73,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "rpc_depth64_received",
-        bound: Some(440),
+        bound: Some(407),
         collect: "nohca",
         what: "copyrpc: the same, 64 at a time",
         depth: 64,
@@ -82,7 +82,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "rpc_depth1_of_1024",
-        bound: Some(1774),
+        bound: Some(1752),
         collect: "nohca",
         what: "copyrpc: as rpc_depth1, with 1,023 idle endpoints beside it",
         depth: 1,

@@ -89,7 +89,9 @@
 //! |---|---|
 //! | `service` | [`Server`], [`Client`], [`AsyncServer`], [`AsyncClient`]: everything below, for who wants requests answered |
 //! | `context` | [`ContextBuilder`], [`Context`]: device and queues of one thread, and the poll that drives everything |
-//! | `endpoint` | [`EndpointConfig`], [`PendingEndpoint`], [`Endpoint`]: made, exchanged, connected, called |
+//! | `config` | [`EndpointConfig`], and why an endpoint is refused |
+//! | `pending` | [`PendingEndpoint`]: made, exchanged, connected |
+//! | `endpoint` | [`Endpoint`]: called, closed |
 //! | `exchange`, `handshake` | the record two endpoints swap, and how they meet over a stream |
 //! | `queue_share` | what an endpoint takes of the context's queues |
 //! | `connection` | the driver of one connection: core, memory, queue pair |

@@ -153,7 +153,7 @@ impl<U> PendingEndpoint<U> {
     /// Connects to the endpoint that gave `remote`. The peer does the same with this one's record, before or after.
     ///
     /// Poll and flush only when the peer has connected too: what reaches a queue pair that is not connected is sent again for about half a
-    /// second ([`ConnectOptions`]), then the connection ends as [`CloseReason::Disconnected`]. [`PendingEndpoint::connect_over`] waits for it;
+    /// second ([`ConnectOptions`](mlx5::ConnectOptions)), then the connection ends as [`CloseReason::Disconnected`](crate::CloseReason::Disconnected). [`PendingEndpoint::connect_over`] waits for it;
     /// processes that swap records by other means meet in between, as in an `MPI_Barrier`.
     ///
     /// # Errors
