@@ -35,9 +35,11 @@ impl<B: Backend> Seat<'_, B> {
         if let Some(core) = options.launcher.local_rank(self.rank).and_then(|rank| options.plan.client_core(rank, number)) {
             pin_current_thread(core)?;
         }
+        // It takes its time: the rank begins when its clients are connected.
+        let spec = options.job.client(self.rank, number);
         let mut paths = self.backend.open_client(number)?;
         let is_wanted = connect(&mut paths)?;
-        let mut client = Client::new(options.job.client(self.rank, number), paths);
+        let mut client = Client::new(spec, paths);
         let mut log = ActivityLog::new(options.job.runs, self.clock.now_ns());
         let mut waiter = options.wait.waiter();
         while is_wanted && !self.steering.is_stopped() {
