@@ -174,23 +174,21 @@ struct Announced<'a> {
 
 impl Wakes for Announced<'_> {
     #[inline(always)]
-    fn drain(&mut self, f: impl FnMut(usize)) {
-        if self.any() { self.take_all(f) } else { self.cursor.quiet(&self.ring) }
-    }
-
-    #[inline(always)]
     fn any(&self) -> bool {
         self.cursor.any(&self.ring)
     }
-}
 
-impl Announced<'_> {
-    #[cold]
-    fn take_all(&mut self, f: impl FnMut(usize)) {
+    fn drain(&mut self, f: impl FnMut(usize)) {
         let Self { ring, cursor } = self;
         // At most a ring's worth: nothing is released meanwhile.
         std::iter::from_fn(|| cursor.take(ring)).for_each(f);
         cursor.release(ring);
+    }
+
+    fn rest(&mut self) {
+        if self.cursor.is_quiet() {
+            self.cursor.probe(&self.ring);
+        }
     }
 }
 
@@ -221,7 +219,8 @@ impl Cursor {
     /// Whether a client is announced.
     #[inline(always)]
     fn any(&self, ring: &Words<'_>) -> bool {
-        matches!(ring.look(self.next).1, Seen::Full(_))
+        let word = ring.word(self.next).load(Ordering::Relaxed);
+        word & FULL != 0 && matches!(see(word, ring.lap(self.next)), Seen::Full(_))
     }
 
     /// Frees what was taken for the clients' next lap.
@@ -240,18 +239,20 @@ impl Cursor {
         ring.tail.store(self.released, Ordering::Release);
     }
 
-    /// Counts a poll that found nothing, and now and then [keeps order](Self::keep_order).
+    /// Counts a poll that found nothing. Whether it is time to [probe](Self::probe).
     #[inline(always)]
-    fn quiet(&mut self, ring: &Words<'_>) {
+    fn is_quiet(&mut self) -> bool {
         self.quiet_polls = self.quiet_polls.wrapping_add(1);
-        if self.quiet_polls % POLLS_PER_PROBE == 0 {
-            self.keep_order(ring, self.quiet_polls / POLLS_PER_PROBE % ring.depth);
-        }
+        self.quiet_polls % POLLS_PER_PROBE == 0
+    }
+
+    /// [Keeps order](Self::keep_order), each time one place further.
+    fn probe(&mut self, ring: &Words<'_>) {
+        self.keep_order(ring, self.quiet_polls / POLLS_PER_PROBE % ring.depth);
     }
 
     /// Puts right what only a broken client can have damaged, so that the others can go on: the next word, `tail`, and a gap before the word that
     /// many places `ahead`. For when everything taken is released.
-    #[cold]
     fn keep_order(&mut self, ring: &Words<'_>, ahead: u64) {
         if let (garbage, Seen::Earlier | Seen::Later) = ring.look(self.next) {
             // Whether it succeeds or the word has changed meanwhile: a later poll looks again.
@@ -339,14 +340,29 @@ impl Ring {
     }
 }
 
+impl Ring {
+    #[cold]
+    fn probe(&mut self) {
+        let Announced { ring, cursor } = self.announced();
+        cursor.probe(&ring);
+    }
+}
+
 impl Wakes for Ring {
     #[inline(always)]
+    fn any(&self) -> bool {
+        self.cursor.any(&self.words())
+    }
+
     fn drain(&mut self, f: impl FnMut(usize)) {
         self.announced().drain(f);
     }
 
-    fn any(&self) -> bool {
-        self.cursor.any(&self.words())
+    #[inline(always)]
+    fn rest(&mut self) {
+        if self.cursor.is_quiet() {
+            self.probe();
+        }
     }
 }
 

@@ -5,9 +5,12 @@
 
 use std::hint::black_box;
 use std::process::ExitCode;
+use std::ptr::NonNull;
 
-use flux::{Config, Node, Token, network};
+use calls::{Calls, Tag, Tagged};
+use flux::{CallFailed, Config, Node, Token, network};
 use harness::counted::{self, Operation};
+use shm::lane::{LaneRx, LaneTx, Slot};
 
 type Payload = [u64; 4];
 
@@ -20,24 +23,30 @@ const fn operation(name: &'static str, bound: u32, collect: &'static str, what: 
 }
 
 const OPERATIONS: &[Operation] = &[
-    operation("flux_rpc_depth1", 424, "all", "flux: one call and its reply, both sides, one at a time", |calls| {
+    operation("flux_rpc_depth1", 391, "all", "flux: one call and its reply, both sides, one at a time", |calls| {
         Pair::new(2).calls(calls, 1)
     }),
-    operation("flux_rpc_depth64", 259, "all", "flux: the same, 64 at a time", |calls| Pair::new(2).calls(calls, DEPTH)),
-    operation("flux_rpc_depth64_of_8", 259, "all", "flux: as flux_rpc_depth64, among 6 idle nodes", |calls| {
+    operation("flux_rpc_depth64", 244, "all", "flux: the same, 64 at a time", |calls| Pair::new(2).calls(calls, DEPTH)),
+    operation("flux_rpc_depth64_of_8", 244, "all", "flux: as flux_rpc_depth64, among 6 idle nodes", |calls| {
         Pair::new(8).calls(calls, DEPTH)
     }),
-    operation("flux_serve_depth1", 341, "all", "flux: as flux_rpc_depth1, answered by Node::step", |calls| Pair::new(2).served(calls, 1)),
-    operation("flux_serve_depth64", 184, "all", "flux: as flux_rpc_depth64, answered by Node::step", |calls| {
+    operation("flux_serve_depth1", 315, "all", "flux: as flux_rpc_depth1, answered by Node::step", |calls| Pair::new(2).served(calls, 1)),
+    operation("flux_serve_depth64", 171, "all", "flux: as flux_rpc_depth64, answered by Node::step", |calls| {
         Pair::new(2).served(calls, DEPTH)
     }),
-    operation("flux_call", 56, "in part_call", "flux, of flux_rpc_depth1: Node::call", parts),
-    operation("flux_poll_call", 141, "in part_poll_call", "flux, of flux_rpc_depth1: Node::poll that finds a call", parts),
+    operation("flux_lanes_depth1", 104, "all", "the lanes of flux_serve_depth1 alone: no table, flags or rotation", |calls| {
+        Bare::new().calls(calls, 1)
+    }),
+    operation("flux_lanes_depth64", 71, "all", "the lanes of flux_serve_depth64 alone", |calls| Bare::new().calls(calls, DEPTH)),
+    operation("flux_table_depth1", 142, "all", "those lanes, and the table of calls", |calls| Bare::new().named(calls, 1)),
+    operation("flux_table_depth64", 109, "all", "those lanes, and the table of calls", |calls| Bare::new().named(calls, DEPTH)),
+    operation("flux_call", 55, "in part_call", "flux, of flux_rpc_depth1: Node::call", parts),
+    operation("flux_poll_call", 136, "in part_poll_call", "flux, of flux_rpc_depth1: Node::poll that finds a call", parts),
     operation("flux_recv", 33, "in part_recv", "flux, of flux_rpc_depth1: Node::try_recv_raw", parts),
-    operation("flux_reply", 50, "in part_reply", "flux, of flux_rpc_depth1: Node::reply", parts),
-    operation("flux_poll_reply", 158, "in part_poll_reply", "flux, of flux_rpc_depth1: Node::poll that finds a reply", parts),
-    operation("flux_poll_empty", 32, "all", "flux: Node::poll that finds nothing, two nodes", |polls| Pair::new(2).empty_polls(polls)),
-    operation("flux_poll_empty_of_8", 34, "all", "flux: the same with 8 nodes", |polls| Pair::new(8).empty_polls(polls)),
+    operation("flux_reply", 48, "in part_reply", "flux, of flux_rpc_depth1: Node::reply", parts),
+    operation("flux_poll_reply", 142, "in part_poll_reply", "flux, of flux_rpc_depth1: Node::poll that finds a reply", parts),
+    operation("flux_poll_empty", 26, "all", "flux: Node::poll that finds nothing, two nodes", |polls| Pair::new(2).empty_polls(polls)),
+    operation("flux_poll_empty_of_8", 27, "all", "flux: the same with 8 nodes", |polls| Pair::new(8).empty_polls(polls)),
 ];
 
 /// Two nodes of which one calls, and idle ones.
@@ -56,7 +65,7 @@ impl Pair {
 
     fn calls(&mut self, calls: u64, depth: usize) {
         let mut ended = 0;
-        for round in 1..=calls / depth as u64 {
+        for _ in 0..calls / depth as u64 {
             for slot in 0..depth as u32 {
                 self.caller.call(1, black_box([0x5a; 4]), slot).unwrap();
             }
@@ -68,15 +77,17 @@ impl Pair {
                     answered += 1;
                 }
             }
-            while ended < round * depth as u64 {
-                self.caller.poll(|slot, reply| ended += u64::from(black_box((slot, reply)).1.is_ok()));
+            let mut missing = depth;
+            while missing > 0 {
+                missing -= self.caller.poll(|slot, reply| ended += taken(slot, reply));
             }
         }
+        assert_eq!(ended, calls);
     }
 
     fn served(&mut self, calls: u64, depth: usize) {
         let mut ended = 0;
-        for round in 1..=calls / depth as u64 {
+        for _ in 0..calls / depth as u64 {
             for slot in 0..depth as u32 {
                 self.caller.call(1, black_box([0x5a; 4]), slot).unwrap();
             }
@@ -84,15 +95,85 @@ impl Pair {
             while answered < depth {
                 answered += self.answerer.step(|_, _| (), |_, request| *black_box(request));
             }
-            while ended < round * depth as u64 {
-                self.caller.poll(|slot, reply| ended += u64::from(black_box((slot, reply)).1.is_ok()));
+            let mut missing = depth;
+            while missing > 0 {
+                missing -= self.caller.poll(|slot, reply| ended += taken(slot, reply));
             }
         }
+        assert_eq!(ended, calls);
     }
 
     fn empty_polls(&mut self, polls: u64) {
         (0..polls).for_each(|_| assert_eq!(self.answerer.poll(|_, _| ()), 0));
     }
+}
+
+/// What a call of flux cannot do without: a message there and one back, through the same lanes, lines, stores and loads; and a table that says whose
+/// reply it is. What the crate takes beyond is the price of its promises: who is called, whether it lives, sleeps or polls another lane, bounded passes
+/// over many, rejections, deadlines, lines fetched ahead.
+struct Bare {
+    there: (LaneTx<Tagged<Payload>>, LaneRx<Tagged<Payload>>),
+    back: (LaneTx<Tagged<Payload>>, LaneRx<Tagged<Payload>>),
+    table: Calls<u32>,
+}
+
+impl Bare {
+    fn new() -> Self {
+        let lane = || {
+            let slots = NonNull::from(Box::leak((0..1024).map(|_| Slot::<Tagged<Payload>>::empty()).collect::<Box<[_]>>())).cast();
+            // SAFETY: 1,024 slots that are never freed, with these two ends; each call is taken before the next round of calls.
+            unsafe { (LaneTx::new(slots, 1024, 0), LaneRx::new(slots, 1024, 0)) }
+        };
+        Self { there: lane(), back: lane(), table: Calls::new(DEPTH) }
+    }
+
+    /// Answers what has come.
+    #[inline(always)]
+    fn answer(&mut self) {
+        while let Some((tag, request)) = self.there.1.pop_tagged() {
+            self.back.0.publish_tagged(tag, *black_box(&request.read()));
+        }
+    }
+
+    fn calls(&mut self, calls: u64, depth: usize) {
+        let mut ended = 0;
+        for _ in 0..calls / depth as u64 {
+            for slot in 0..depth as u32 {
+                self.there.0.publish_tagged(slot.into(), black_box([0x5a; 4]));
+            }
+            self.answer();
+            while let Some((slot, reply)) = self.back.1.pop_tagged() {
+                ended += taken(slot as u32, Ok(reply.read()));
+            }
+        }
+        assert_eq!(ended, calls);
+    }
+
+    fn named(&mut self, calls: u64, depth: usize) {
+        let mut ended = 0;
+        for _ in 0..calls / depth as u64 {
+            for slot in 0..depth as u32 {
+                let tag = self.table.insert(slot).unwrap();
+                self.there.0.publish_tagged(tag.pack(0), black_box([0x5a; 4]));
+            }
+            self.answer();
+            while let Some((tag, reply)) = self.back.1.pop_tagged() {
+                if let Some(slot) = self.table.take(Tag::without_note(tag)) {
+                    ended += taken(slot, Ok(reply.read()));
+                }
+            }
+        }
+        assert_eq!(ended, calls);
+    }
+}
+
+/// A caller with its reply: it looks whether there is one, and has the payload in memory of its own.
+fn taken(slot: u32, reply: Result<Payload, CallFailed>) -> u64 {
+    reply.map_or(0, |payload| {
+        black_box(slot);
+        black_box(&payload);
+        1
+    })
 }
 
 /// The calls of `flux_rpc_depth1`, each function in a frame of its own.

@@ -13,12 +13,12 @@ use shm::ready::{ARMED, ReadyWords};
 use shm::sleep::Sleep;
 use shm::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, light_barrier_within_process};
 
-/// Note of a message: a call.
-pub(crate) const CALL: u8 = 0;
 /// Note of a message: the answer to a call.
-pub(crate) const REPLY: u8 = 1;
+pub(crate) const REPLY: u8 = calls::ANSWERED;
+/// Note of a message: a call.
+pub(crate) const CALL: u8 = 2;
 /// Note of a message: there will be no answer to a call. It has no payload.
-pub(crate) const REJECTION: u8 = 2;
+pub(crate) const REJECTION: u8 = calls::REJECTED;
 
 /// A message. Its payload is there unless its note is [`REJECTION`].
 pub(crate) type Message<T> = Tagged<MaybeUninit<T>>;
@@ -118,6 +118,7 @@ static NETWORKS: Numbered<Weak<Signals>> = Numbered::new();
 /// What is shared but the lanes.
 pub(crate) struct Signals {
     nodes: Box<[Inbound]>,
+    always: AtomicBool,
 }
 
 /// Everything shared; the last node frees it.
@@ -156,8 +157,8 @@ impl<T> fmt::Debug for Mesh<T> {
 
 impl<T> Mesh<T> {
     pub(crate) fn new(nodes: usize, capacity: usize) -> Self {
-        // Nobody calls itself, so that lane is empty.
-        let lane = |from: usize, to: usize| (0..if from == to { 0 } else { capacity }).map(|_| Slot::empty()).collect();
+        // Nobody calls itself: that lane is as short as can be.
+        let lane = |from: usize, to: usize| (0..if from == to { 1 } else { capacity }).map(|_| Slot::empty()).collect();
         let inbound = |_| Inbound {
             armed: lines(nodes, || AtomicU32::new(ARMED)),
             ready: lines(ReadyWords::words(nodes), || AtomicU64::new(0)),
@@ -165,7 +166,7 @@ impl<T> Mesh<T> {
             closed: AtomicBool::new(false),
             sleep: CachePadded::default(),
         };
-        let signals = Arc::new(Signals { nodes: (0..nodes).map(inbound).collect() });
+        let signals = Arc::new(Signals { nodes: (0..nodes).map(inbound).collect(), always: AtomicBool::new(true) });
         let number = NETWORKS.add(Arc::downgrade(&signals));
         Self { lanes: (0..nodes).map(|to| (0..nodes).map(|from| lane(from, to)).collect()).collect(), signals, number }
     }
@@ -174,10 +175,10 @@ impl<T> Mesh<T> {
         self.lanes.len()
     }
 
-    /// The slots of the lane from one node to another; `None` for a node to itself.
-    pub(crate) fn lane(&self, from: usize, to: usize) -> Option<NonNull<Slot<Message<T>>>> {
+    /// The slots of the lane from one node to another, and their number.
+    pub(crate) fn lane(&self, from: usize, to: usize) -> Option<(NonNull<Slot<Message<T>>>, u64)> {
         let lane = self.lanes.get(to)?.get(from)?;
-        (!lane.is_empty()).then(|| NonNull::from(&**lane).cast())
+        Some((NonNull::from(&**lane).cast(), lane.len() as u64))
     }
 
     pub(crate) fn signals(&self) -> &Signals {
@@ -193,7 +194,9 @@ impl Signals {
 
     /// What `from` looks at with every message to `to`.
     pub(crate) fn towards(&self, from: usize, to: usize) -> Option<Towards> {
-        let (armed, sleep, closed) = (self.armed(from, to)?, self.sleep(to)?, self.closed(to)?);
+        // For those who call it, a node itself is closed.
+        let closed = if from == to { &self.always } else { self.closed(to)? };
+        let (armed, sleep) = (self.armed(from, to)?, self.sleep(to)?);
         Some(Towards { armed: armed.into(), sleep: sleep.into(), closed: closed.into(), ready: self.ready(to)?, from })
     }
 

@@ -49,7 +49,8 @@ pub struct Node<T, U> {
 /// The ends of the node's lanes, and what goes through them.
 struct Ends<T, U> {
     index: usize,
-    peers: Vec<Option<Peer<T, U>>>,
+    /// By node. Its own place has no calls.
+    peers: Vec<Peer<T, U>>,
     /// Received calls that are neither answered nor rejected.
     held: usize,
     /// Of those the ones that wait for [`Node::try_recv_raw`].
@@ -93,7 +94,7 @@ impl<T, U> Node<T, U> {
     /// This node's calls that have not ended, to all others.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.ends.peers.iter().flatten().map(|peer| peer.calls.waiting()).sum()
+        self.ends.peers.iter().map(|peer| peer.calls.waiting()).sum()
     }
 }
 
@@ -132,9 +133,8 @@ pub fn network_by<T: Copy + Send, U>(clock: &Clock, nodes: usize, config: Config
 impl<T: Copy + Send, U> Node<T, U> {
     /// Called once for each `index` of the mesh; `None` if it is none.
     fn new(index: usize, config: Config, clock: Clock, mesh: Arc<Mesh<T>>) -> Option<Self> {
-        let capacity = config.capacity as u64;
         let peer = |other: usize| {
-            let (to, from) = (mesh.lane(index, other)?, mesh.lane(other, index)?);
+            let ((to, capacity), (from, _)) = (mesh.lane(index, other)?, mesh.lane(other, index)?);
             // SAFETY: the slots live as long as the mesh, which this node keeps. Each lane gets one end of a kind: `network` makes one node
             // per index. All slots are empty. `publish` below has room by M2.
             let (tx, rx) = unsafe { (LaneTx::new(to, capacity, FIRST.into()), LaneRx::new(from, capacity, FIRST.into())) };
@@ -149,7 +149,7 @@ impl<T: Copy + Send, U> Node<T, U> {
             is_timed: false,
             ends: Ends {
                 index,
-                peers: (0..nodes).map(peer).collect(),
+                peers: (0..nodes).map(peer).collect::<Option<_>>()?,
                 held: 0,
                 inbox: VecDeque::with_capacity((nodes - 1) * config.in_flight),
                 mesh,
@@ -176,11 +176,16 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// [`CallError`], with the payload and the user data; nothing was sent.
     #[inline(always)]
     pub fn call(&mut self, to: usize, payload: T, user_data: U) -> Result<CallToken, CallError<T, U>> {
-        let Some(peer) = self.ends.peers.get_mut(to).and_then(Option::as_mut) else {
-            return Err(CallError::NoSuchNode { payload, user_data, to, last: self.ends.mesh.len() - 1 });
+        let last = self.ends.peers.len() - 1;
+        let Some(peer) = self.ends.peers.get_mut(to) else {
+            return Err(CallError::NoSuchNode { payload, user_data, to, last });
         };
         if peer.is_closed(Ordering::Relaxed) {
-            return Err(CallError::Disconnected { payload, user_data, to });
+            return Err(if to == self.ends.index {
+                CallError::NoSuchNode { payload, user_data, to, last }
+            } else {
+                CallError::Disconnected { payload, user_data, to }
+            });
         }
         match peer.calls.insert(user_data) {
             Ok(tag) => {
@@ -216,7 +221,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     fn expire(&mut self, f: &mut impl FnMut(U, Result<T, CallFailed>)) -> usize {
         let (mut ended, mut now_ns) = (0, None);
         self.is_timed = false;
-        for peer in self.ends.peers.iter_mut().flatten().filter(|peer| peer.calls.has_deadlines()) {
+        for peer in self.ends.peers.iter_mut().filter(|peer| peer.calls.has_deadlines()) {
             if peer.calls.is_timed() {
                 let now_ns = *now_ns.get_or_insert_with(|| self.clock.now_ns());
                 ended += peer.calls.expire(now_ns, |user_data| f(user_data, Err(CallFailed::TimedOut)));
@@ -232,7 +237,7 @@ impl<T: Copy + Send, U> Node<T, U> {
             return None;
         }
         let now_ns = self.clock.now_ns();
-        self.ends.peers.iter().flatten().filter_map(|peer| peer.calls.until_deadline(|| now_ns)).min()
+        self.ends.peers.iter().filter_map(|peer| peer.calls.until_deadline(|| now_ns)).min()
     }
 
     /// One bounded pass over the nodes that have sent something, at most 16 messages of each of at most 8 of them, in rotation. Replies go to
@@ -291,7 +296,7 @@ impl<T: Copy + Send, U> Node<T, U> {
         // M3
         let is_closed = |node| self.ends.mesh.signals().closed(node).is_some_and(|closed| closed.load(Ordering::Acquire));
         let is_waited_for = |peer: &Peer<T, U>| !peer.gone && !peer.calls.is_empty();
-        (0..).zip(&self.ends.peers).any(|(node, peer)| peer.as_ref().is_some_and(is_waited_for) && is_closed(node))
+        (0..).zip(&self.ends.peers).any(|(node, peer)| is_waited_for(peer) && is_closed(node))
     }
 
     #[cold]
@@ -302,11 +307,11 @@ impl<T: Copy + Send, U> Node<T, U> {
         for to in 0..ends.mesh.len() {
             // M3: Acquire pairs with the Release in `drop`, so what the node sent before is there to be taken.
             let is_gone = ends.mesh.signals().closed(to).is_some_and(|closed| closed.load(Ordering::Acquire));
-            if !is_gone || ends.peers.get(to).and_then(Option::as_ref).is_none_or(|peer| peer.gone) {
+            if !is_gone || ends.peers.get(to).is_none_or(|peer| peer.gone) {
                 continue;
             }
             ended += ends.take(to, usize::MAX, f, &mut Keep);
-            if let Some(peer) = ends.peers.get_mut(to).and_then(Option::as_mut) {
+            if let Some(peer) = ends.peers.get_mut(to) {
                 peer.gone = true;
                 let end = |user_data| {
                     ended += 1;
@@ -360,7 +365,7 @@ impl<T, U> Drop for Node<T, U> {
 impl<T, U> Ends<T, U> {
     #[inline(always)]
     fn peer(&mut self, node: u32) -> Option<&mut Peer<T, U>> {
-        self.peers.get_mut(node as usize).and_then(Option::as_mut)
+        self.peers.get_mut(node as usize)
     }
 }
 
@@ -386,9 +391,12 @@ impl<T, F: FnMut(usize, &T) -> T> Handle<T> for F {
     }
 }
 
+/// A message that is no call, and no reply to one that waits.
 #[cold]
-fn end_rejected<T, U>(user_data: U, f: &mut impl FnMut(U, Result<T, CallFailed>)) {
-    f(user_data, Err(CallFailed::Rejected));
+fn end_rejected<T, U>(calls: &mut Calls<U>, tag: Tag, note: u8, f: &mut impl FnMut(U, Result<T, CallFailed>)) {
+    if let Some(user_data) = if note == REJECTION { calls.take(tag) } else { None } {
+        f(user_data, Err(CallFailed::Rejected));
+    }
 }
 
 impl<T: Copy + Send, U> Ends<T, U> {
@@ -409,38 +417,39 @@ impl<T: Copy + Send, U> Ends<T, U> {
     /// Takes up to `budget` messages of a node: replies go to `f`, calls to `handler`.
     #[inline(always)]
     fn take(&mut self, from: usize, budget: usize, f: &mut impl FnMut(U, Result<T, CallFailed>), handler: &mut impl Handle<T>) -> usize {
-        // A node does not call itself: its own place is for the calls that it is to reject.
-        let Some(peer) = self.peers.get_mut(from).and_then(Option::as_mut) else { return self.reject_dropped() };
+        let Some(peer) = self.peers.get_mut(from) else { return 0 };
         let mut taken = 0;
         while taken < budget {
-            let Some((tag, payload)) = peer.rx.pop_tagged() else { break };
+            let Some((word, payload)) = peer.rx.pop_tagged() else { break };
             taken += 1;
-            let (tag, note) = Tag::unpack(tag);
             // SAFETY: every message but a rejection has a payload, which its sender leaves alone until it knows that this end is past it (M2).
             let lent = || unsafe { (*payload.as_ptr()).assume_init_ref() };
-            if note == CALL {
-                if let Some(answer) = handler.handle(from, lent()) {
-                    peer.publish(taken > 1, tag.pack(REPLY), MaybeUninit::new(answer));
-                } else {
-                    self.held += 1;
-                    self.inbox.push_back((Asked { tag, from: from as u32, to: self.index as u32 }, *lent()));
-                }
-            } else if let Some(user_data) = peer.calls.take(tag) {
-                if note == REPLY {
-                    f(user_data, Ok(*lent()));
-                } else {
-                    end_rejected(user_data, f);
-                }
+            if let Some(user_data) = peer.calls.take(Tag::without_note(word)) {
+                f(user_data, Ok(*lent()));
+                continue;
+            }
+            let (tag, note) = Tag::unpack(word);
+            if note != CALL {
+                end_rejected(&mut peer.calls, tag, note, f);
+            } else if let Some(answer) = handler.handle(from, lent()) {
+                peer.publish(taken > 1, tag.pack(REPLY), MaybeUninit::new(answer));
+            } else {
+                self.held += 1;
+                self.inbox.push_back((Asked { tag, from: from as u32, to: self.index as u32 }, *lent()));
             }
         }
-        taken
+        if taken > 0 {
+            return taken;
+        }
+        // A node does not call itself: its own place is for the calls that it is to reject.
+        if from == self.index { self.reject_dropped() } else { 0 }
     }
 }
 
 impl<T: Copy + Send, U> ready::Lanes for Ends<T, U> {
     fn is_ready(&self, from: usize) -> bool {
-        let peer = self.peers.get(from).and_then(Option::as_ref);
-        peer.map_or_else(|| self.mesh.signals().dropped(from).is_some_and(Dropped::any), |peer| peer.rx.is_ready())
+        let is_own = from == self.index && self.mesh.signals().dropped(from).is_some_and(Dropped::any);
+        is_own || self.peers.get(from).is_some_and(|peer| peer.rx.is_ready())
     }
 
     fn armed(&self, from: usize) -> Option<&AtomicU32> {

@@ -227,25 +227,30 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
 
     #[inline(always)]
     fn take_replies(&mut self, f: &mut impl FnMut(U, usize, Result<Resp, CallFailed>)) -> usize {
-        let mut ended = 0;
-        for _ in 0..self.depth() {
-            let Some((tag, response)) = self.responses.pop_tagged() else { break };
-            let (tag, note) = CallToken::unpack(tag);
-            // C5: a tag that is not outstanding is a confused server's; it ends nobody's call.
-            let Some(user_data) = self.calls.take(tag) else { continue };
-            ended += 1;
-            if note == ANSWERED {
+        let Self { responses, calls, .. } = self;
+        let (mut ended, mut most) = (0, calls.len());
+        while ended < most {
+            let Some((word, response)) = responses.pop_tagged() else { break };
+            let tag = CallToken::without_note(word);
+            if let Some(user_data) = calls.take(tag) {
+                ended += 1;
                 f(user_data, tag.slot(), Ok(response.read()));
+            } else if Self::take_rejected(calls, word, f) {
+                ended += 1;
             } else {
-                Self::reject(user_data, f);
+                most -= 1;
             }
         }
         ended
     }
 
+    /// A word with another note than [`ANSWERED`], or whose call has ended. Whether a call ends by it.
     #[cold]
-    fn reject(user_data: U, f: &mut impl FnMut(U, usize, Result<Resp, CallFailed>)) {
-        f(user_data, 0, Err(CallFailed::Rejected));
+    fn take_rejected(calls: &mut Calls<U>, word: u64, f: &mut impl FnMut(U, usize, Result<Resp, CallFailed>)) -> bool {
+        let (tag, note) = CallToken::unpack(word);
+        // C5: a tag that is not outstanding is a confused server's; it ends nobody's call.
+        let taken = if note == ANSWERED { None } else { calls.take(tag) };
+        taken.map(|user_data| f(user_data, 0, Err(CallFailed::Rejected))).is_some()
     }
 
     #[cold]
@@ -320,7 +325,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Watch for Client<Req, Resp, U, W> 
     }
 
     fn look(&mut self, _: bool) -> bool {
-        self.is_due() || self.responses.is_ready() || self.member.end().is_some()
+        self.is_due() || (self.responses.is_ready() && !self.calls.is_empty()) || self.member.end().is_some()
     }
 
     fn slice(&mut self) -> Duration {

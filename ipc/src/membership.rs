@@ -72,11 +72,11 @@ impl Membership {
         self.region.clock()
     }
 
-    /// How the session ended, if it did: normally three loads of lines that nobody writes. Once ended, always ended. What the server
+    /// How the session ended, if it did: normally two loads of lines that nobody writes. Once ended, always ended. What the server
     /// wrote before its orderly end is visible after.
     #[inline(always)]
     pub(crate) fn end(&mut self) -> Option<SessionEnd> {
-        let is_well = self.end.is_none() && self.holding.lasts() && !self.region.owner_hint();
+        let is_well = self.holding.lasts() && !self.region.owner_hint();
         if is_well { None } else { self.examine() }
     }
 
@@ -87,6 +87,9 @@ impl Membership {
                 self.end = Some(SessionEnd::PeerGone);
             } else if !self.holding.lasts() {
                 self.end = Some(SessionEnd::Evicted);
+            }
+            if self.end.is_some() {
+                self.holding.end();
             }
         }
         self.end

@@ -22,6 +22,8 @@ const FREE: u64 = 0;
 const TAKEN: u64 = 1;
 const LEFT: u64 = 2;
 const EVICTED: u64 = 3;
+/// No seat's state: see [`Holding::end`].
+const NEVER: u64 = 4;
 
 fn word(generation: u32, state: u64) -> u64 {
     u64::from(generation) << 32 | state
@@ -132,6 +134,11 @@ impl Holding {
     pub(crate) fn lasts(&self) -> bool {
         // C1, C2
         self.seat().session.load(Ordering::Acquire) == self.word
+    }
+
+    /// It [lasts](Self::lasts) no longer for those who look here, whatever becomes of the seat.
+    pub(crate) fn end(&mut self) {
+        self.word = NEVER;
     }
 
     /// As [`Seats::armed`].
@@ -328,8 +335,9 @@ impl Seats {
 
 /// The server's round of the seats, which finds the clients that are gone: who left, at the next pass; who died, within a time that
 /// grows with the number of clients, a millisecond for every [`LOOKS_PER_ROUND`] of them (a server that sleeps: and [`SLICE`](shm::sleep::SLICE)).
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Patrol {
+    seats: Seats,
     next: usize,
     departures: u64,
     /// What the count of departures is while there is nothing to do.
@@ -348,73 +356,83 @@ const ROUND_NS: u64 = 1_000_000;
 const ROUNDS_PER_PASS: usize = 8;
 
 impl Patrol {
+    /// A round that has not begun.
+    #[must_use]
+    pub(crate) fn of(seats: Seats) -> Self {
+        Self { seats, next: 0, departures: 0, expected: 0, now_ns: None, round_ns: 0 }
+    }
+
+    #[inline(always)]
+    fn departures(&self) -> u64 {
+        // C3
+        self.seats.head().departures.load(Ordering::Acquire)
+    }
+
     /// Lets the next pass look for the dead as of `now_ns`, of any monotonic clock, and returns it. Call it as often as the clock is read anyway.
-    pub(crate) fn tick(&mut self, seats: &Seats, now_ns: u64) -> u64 {
+    pub(crate) fn tick(&mut self, now_ns: u64) -> u64 {
         self.now_ns = Some(now_ns);
-        self.expected = !seats.head().departures.load(Ordering::Relaxed);
+        self.expected = !self.departures();
         now_ns
     }
 
     /// Whether there is something to do in this [`pass`](Self::pass): one load, and nearly never.
     #[must_use]
     #[inline(always)]
-    pub(crate) fn is_due(&self, seats: &Seats) -> bool {
-        // C3
-        seats.head().departures.load(Ordering::Acquire) != self.expected
+    pub(crate) fn is_due(&self) -> bool {
+        self.departures() != self.expected
     }
 
     /// One pass that [is due](Self::is_due). `bury(seat, generation)` must forget the client and reset the memory of its seat; when it returns,
     /// the seat is free for others. Returns whether it has gone round looking for the dead, as it does about every millisecond.
     #[cold]
-    pub(crate) fn pass(&mut self, seats: &Seats, file: &LockFile, mut bury: impl FnMut(usize, u32)) -> bool {
-        // C3
-        self.expected = seats.head().departures.load(Ordering::Acquire);
+    pub(crate) fn pass(&mut self, file: &LockFile, mut bury: impl FnMut(usize, u32)) -> bool {
+        self.expected = self.departures();
         if self.expected != self.departures {
             self.departures = self.expected;
-            self.round(seats, file, seats.count, 0, &mut bury);
+            self.round(file, self.seats.count, 0, &mut bury);
         }
         let now_ns = self.now_ns.take();
-        now_ns.is_some_and(|now_ns| self.catch_up(seats, file, now_ns, ROUNDS_PER_PASS, &mut bury))
+        now_ns.is_some_and(|now_ns| self.catch_up(file, now_ns, ROUNDS_PER_PASS, &mut bury))
     }
 
     /// As [`pass`](Self::pass), of a server that has nothing to do: all the looks are made that have become due.
-    pub(crate) fn check(&mut self, seats: &Seats, file: &LockFile, now_ns: u64, mut bury: impl FnMut(usize, u32)) {
-        self.pass(seats, file, &mut bury);
-        self.catch_up(seats, file, now_ns, seats.count, &mut bury);
+    pub(crate) fn check(&mut self, file: &LockFile, now_ns: u64, mut bury: impl FnMut(usize, u32)) {
+        self.pass(file, &mut bury);
+        self.catch_up(file, now_ns, self.seats.count, &mut bury);
     }
 
     /// What a round finds without asking the kernel, for models.
     #[cfg(all(test, loom))]
-    pub(crate) fn find_left(&mut self, seats: &Seats, file: &LockFile, mut bury: impl FnMut(usize, u32)) {
-        self.round(seats, file, seats.count, 0, &mut bury);
+    pub(crate) fn find_left(&mut self, file: &LockFile, mut bury: impl FnMut(usize, u32)) {
+        self.round(file, self.seats.count, 0, &mut bury);
     }
 
     #[cold]
-    fn catch_up(&mut self, seats: &Seats, file: &LockFile, now: u64, most: usize, bury: &mut impl FnMut(usize, u32)) -> bool {
+    fn catch_up(&mut self, file: &LockFile, now: u64, most: usize, bury: &mut impl FnMut(usize, u32)) -> bool {
         let due = usize::try_from(now.wrapping_sub(self.round_ns) / ROUND_NS).unwrap_or(most).min(most);
         if due > 0 {
             self.round_ns = now;
-            let most = |per_round: usize| due.saturating_mul(per_round).min(seats.count);
-            self.round(seats, file, most(SEATS_PER_ROUND), most(LOOKS_PER_ROUND), bury);
+            let most = |per_round: usize| due.saturating_mul(per_round).min(self.seats.count);
+            self.round(file, most(SEATS_PER_ROUND), most(LOOKS_PER_ROUND), bury);
         }
         due > 0
     }
 
     /// Looks at the next `most` seats for clients that left, and, from where it asked last on, by at most `looks` system calls for those that died.
     #[cold]
-    fn round(&mut self, seats: &Seats, file: &LockFile, most: usize, mut looks: usize, bury: &mut impl FnMut(usize, u32)) {
+    fn round(&mut self, file: &LockFile, most: usize, mut looks: usize, bury: &mut impl FnMut(usize, u32)) {
         let start = self.next;
         let is_for_the_dead = looks > 0;
         for step in 0..most {
             if is_for_the_dead && looks == 0 {
                 break;
             }
-            let index = (start + step) % seats.count;
-            let departed = seats.departed(index, file, &mut looks);
+            let index = (start + step) % self.seats.count;
+            let departed = self.seats.departed(index, file, &mut looks);
             if is_for_the_dead {
                 self.next = index + 1;
             }
-            if let (Some(generation), Some(seat)) = (departed, seats.seat(index)) {
+            if let (Some(generation), Some(seat)) = (departed, self.seats.seat(index)) {
                 bury(index, generation);
                 seat.sleep.reset();
                 // C2

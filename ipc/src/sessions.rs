@@ -7,7 +7,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use calls::{ANSWERED, Tag, Tagged};
+use calls::{ANSWERED, REJECTED, Tag, Tagged};
 use shm::clock::Clock;
 use shm::lane::{LaneRx, LaneTx, Slot};
 use shm::lock::LockFile;
@@ -135,7 +135,7 @@ struct Session<Req, Resp> {
     holding: Holding,
     requests: LaneRx<Tagged<Req>>,
     responses: LaneTx<Tagged<Resp>>,
-    /// Number of the request that was not looked for yet.
+    /// Number of the first request that was not [found](Table::find) yet, unless the lane is further.
     next: u64,
     /// A bit for each slot of the client's calls: it is up while a request of that slot is held, and where there is no such slot. So no more than
     /// `depth` are held.
@@ -147,6 +147,14 @@ impl<Req, Resp> Session<Req, Resp> {
     #[inline(always)]
     fn bit(&mut self, tag: Tag) -> Option<(&mut u64, u64)> {
         Some((self.in_use.get_mut(tag.slot() / 64)?, 1 << (tag.slot() % 64)))
+    }
+}
+
+impl<Req: Plain, Resp> Session<Req, Resp> {
+    /// Number of the first request that waits and was not found.
+    #[inline(always)]
+    fn next(&self) -> u64 {
+        self.next.max(self.requests.position())
     }
 }
 
@@ -236,7 +244,7 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
     pub(crate) unsafe fn new(seats: Seats, lanes: LanePairs<Req, Resp>, clock: Clock) -> Self {
         Self {
             hot: HotSet::new(seats.count()),
-            patrol: Patrol::default(),
+            patrol: Patrol::of(seats),
             table: Table { sessions: (0..seats.count()).map(|_| None).collect(), inbox: Inbox::default(), seats, lanes },
             clock,
         }
@@ -274,12 +282,10 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         visit: impl FnMut(&mut Table<Req, Resp>, usize, usize) -> usize,
     ) -> usize {
         let Self { hot, patrol, table, clock } = self;
-        let seats = table.seats;
-        // Before the lanes are borrowed: nothing depends on which comes first.
-        if patrol.is_due(&seats) {
+        if patrol.is_due() {
             look_for_the_gone(hot, patrol, table, file);
         }
-        hot.pass(wakes, table, visit, || patrol.tick(&seats, clock.now_ns()))
+        hot.pass(wakes, table, visit, || patrol.tick(clock.now_ns()))
     }
 
     /// The oldest request that [`pass`](Self::pass) has found, and whose it is.
@@ -290,7 +296,7 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
             if let Some(Some(session)) = self.table.sessions.get_mut(client) {
                 let generation = session.generation;
                 if let Some((tag, payload)) = session.requests.pop_tagged() {
-                    let (tag, payload) = (Tag::unpack(tag).0, payload.read());
+                    let (tag, payload) = (Tag::without_note(tag), payload.read());
                     if let Some((word, bit)) = session.bit(tag).filter(|(word, bit)| **word & bit == 0) {
                         *word |= bit;
                         session.held += 1;
@@ -341,8 +347,7 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
 #[cold]
 #[inline(never)]
 fn look_for_the_gone<Req: Plain, Resp: Plain>(hot: &mut HotSet, patrol: &mut Patrol, table: &mut Table<Req, Resp>, file: &LockFile) {
-    let seats = table.seats;
-    if patrol.pass(&seats, file, |client, _| forget(client, hot, table)) {
+    if patrol.pass(file, |client, _| forget(client, hot, table)) {
         hot.mend(table, SEATS_PER_ROUND, LOOKS_PER_ROUND);
     }
 }
@@ -409,22 +414,23 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
         let Some(Some(session)) = self.sessions.get_mut(client) else {
             return if self.begin(client) { self.find(client, budget) } else { 0 };
         };
+        let next = session.next();
         // Nothing else is looked at while there is nothing.
-        if !session.requests.is_ready_at(session.next) {
+        if !session.requests.is_ready_at(next) {
             return 0;
         }
         // No more than the lane has slots.
-        let most = budget.min(depth - session.next.wrapping_sub(session.requests.position()) as usize);
+        let most = budget.min(depth - (next - session.requests.position()) as usize);
         // C5: it calls more than it may, or is not what it was.
         if most == 0 || !session.holding.lasts() {
             disown(&self.seats, client);
             return 0;
         }
-        let (mut next, mut found) = (session.next.wrapping_add(1), 1);
-        while found < most && session.requests.is_ready_at(next) {
-            (next, found) = (next.wrapping_add(1), found + 1);
+        let mut found = 1;
+        while found < most && session.requests.is_ready_at(next + found as u64) {
+            found += 1;
         }
-        session.next = next;
+        session.next = next + found as u64;
         self.inbox.push(client, found);
         found
     }
@@ -435,28 +441,21 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
         let Some(Some(session)) = self.sessions.get_mut(client) else {
             return if self.begin(client) { self.answer(client, budget, handler) } else { 0 };
         };
-        if !session.requests.is_ready() {
-            return 0;
-        }
-        // C5: the client is not what it was.
-        if !session.holding.lasts() {
-            disown(&self.seats, client);
-            return 0;
-        }
         let (depth, holds_none) = (self.lanes.depth, session.held == 0);
         let mut answered = 0;
         while answered < budget {
-            let Some((tag, request)) = session.requests.pop_tagged() else { break };
-            session.next = session.next.wrapping_add(1);
-            let tag = Tag::unpack(tag).0;
-            // C5: it has no such call, or one that is held.
+            let Some((word, request)) = session.requests.pop_tagged() else { break };
+            let tag = Tag::without_note(word);
+            // C5: it has no such call, or one that is held; or the client is not what it was.
             let is_held = |slot: usize| session.in_use.get(slot / 64).is_none_or(|word| word >> (slot % 64) & 1 != 0);
-            if tag.slot() >= depth || !holds_none && is_held(tag.slot()) {
+            if tag.slot() >= depth || !holds_none && is_held(tag.slot()) || answered == 0 && !session.holding.lasts() {
                 disown(&self.seats, client);
                 break;
             }
             let request = request.read();
+            let owed = Owed { session, tag };
             let response = handler(&request);
+            std::mem::forget(owed);
             // L3: as in `Sessions::answer`.
             session.responses.publish_tagged(tag.pack(ANSWERED), response);
             answered += 1;
@@ -469,13 +468,27 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
     }
 }
 
+/// The answer to a request whose handler runs. A handler that panics leaves a rejection.
+struct Owed<'a, Req, Resp: Plain> {
+    session: &'a mut Session<Req, Resp>,
+    tag: Tag,
+}
+
+impl<Req, Resp: Plain> Drop for Owed<'_, Req, Resp> {
+    #[cold]
+    fn drop(&mut self) {
+        self.session.responses.publish_tagged(self.tag.pack(REJECTED), Resp::new_zeroed());
+        self.session.holding.wake();
+    }
+}
+
 impl<Req: Plain, Resp: Plain> Lanes for Table<Req, Resp> {
     fn is_ready(&self, client: usize) -> bool {
         if self.seats.taken_by(client).is_none() {
             return false;
         }
         match self.sessions.get(client) {
-            Some(Some(session)) => session.requests.is_ready_at(session.next),
+            Some(Some(session)) => session.requests.is_ready_at(session.next()),
             _ => self.first_is_ready(client),
         }
     }
@@ -500,7 +513,7 @@ impl<Req: Plain, Resp: Plain, W: Wakes> Watch for Idle<'_, Req, Resp, W> {
     fn arm(&mut self) {
         let Sessions { hot, patrol, table, clock } = &mut *self.sessions;
         // The first pass after the sleep looks for the dead.
-        patrol.tick(&table.seats, clock.now_ns());
+        patrol.tick(clock.now_ns());
         hot.arm(table);
     }
 
@@ -513,8 +526,7 @@ impl<Req: Plain, Resp: Plain, W: Wakes> Watch for Idle<'_, Req, Resp, W> {
     fn check(&mut self) -> bool {
         let Self { sessions, file, .. } = self;
         let Sessions { hot, patrol, table, clock } = &mut **sessions;
-        let seats = table.seats;
-        patrol.check(&seats, file, clock.now_ns(), |client, _| forget(client, hot, table));
+        patrol.check(file, clock.now_ns(), |client, _| forget(client, hot, table));
         // What it takes up is looked at again, and may be empty.
         hot.mend(table, usize::MAX, usize::MAX);
         false

@@ -278,3 +278,24 @@ fn stopping_a_server_and_dropping_a_token_wake_it() {
     // There is nobody to wake.
     stop.stop();
 }
+
+#[test]
+fn a_handler_that_panics_rejects_its_request_and_the_others_are_answered_once() {
+    let scratch = Scratch::new("ipc-panic");
+    let (mut server, mut client) = pair(&scratch, 1, 8);
+    for request in 0..4 {
+        client.call(request, request).unwrap();
+    }
+    let step = |server: &mut S| server.step(|request| if *request == 1 { panic!("a handler's own fault") } else { 10 * request });
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| step(&mut server)));
+    assert!(caught.is_err());
+    assert_eq!(step(&mut server), 2);
+    // What is received by tokens goes on where the steps have ended.
+    client.call(7, 7).unwrap();
+    assert_eq!(server.poll(), 1);
+    let (token, request) = server.recv().unwrap();
+    server.reply(token, 10 * request).unwrap();
+    let mut ended = vec![];
+    client.poll(|user, outcome| ended.push((user, outcome))).unwrap();
+    assert_eq!(ended, [(0, Ok(0)), (1, Err(CallFailed::Rejected)), (2, Ok(20)), (3, Ok(30)), (7, Ok(70))]);
+}

@@ -135,7 +135,7 @@ mod plain {
         ring.word(19).store(full(ring.lap(19), 9), Ordering::Relaxed);
         memory.head.store(20, Ordering::Relaxed);
         let found = (0..POLLS_PER_PROBE * 8 + 1).any(|_| {
-            cursor.quiet(&ring);
+            Announced { ring, cursor: &mut cursor }.rest();
             drain(&mut cursor, &ring) == [9]
         });
         assert!(found);
@@ -165,7 +165,7 @@ mod plain {
             for _ in 0..64 {
                 let sent = ring.announce(7).is_ok();
                 let seen = drain(&mut cursor, &ring);
-                (0..POLLS_PER_PROBE).for_each(|_| cursor.quiet(&ring));
+                (0..POLLS_PER_PROBE).for_each(|_| Announced { ring, cursor: &mut cursor }.rest());
                 if sent && seen.last() == Some(&7) {
                     got = true;
                     break;

@@ -29,11 +29,19 @@ impl Tag {
         (Self(word & !(0xff << 24)), (word >> 24) as u8)
     }
 
+    /// As [`unpack`](Self::unpack), of a word whose note should be 0. With another note it is a tag that names no call: its slot is beyond
+    /// [`CALLS_MAX`](crate::CALLS_MAX).
+    #[must_use]
+    #[inline(always)]
+    pub fn without_note(word: u64) -> Self {
+        Self(word)
+    }
+
     /// The slot.
     #[must_use]
     #[inline(always)]
     pub fn slot(self) -> usize {
-        (self.0 & 0xff_ffff) as usize
+        self.0 as u32 as usize
     }
 }
 

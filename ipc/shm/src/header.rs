@@ -53,10 +53,16 @@ const _: () = {
 };
 
 impl Header {
-    /// Whether the region may have lost its owner: two loads, no system call.
+    /// Whether the region may have lost its owner: one load, no system call.
     #[inline(always)]
     pub(crate) fn may_be_ownerless(&self) -> bool {
-        self.robust.owner_may_have_died() || self.is_closed()
+        self.robust.owner_may_have_died()
+    }
+
+    /// The owner closes the region (O3).
+    pub(crate) fn close(&self) {
+        self.closed.store(1, Ordering::Release);
+        self.robust.mark();
     }
 
     /// Whether the owner closed the region. Acquire (O3): what the owner wrote before closing is visible.

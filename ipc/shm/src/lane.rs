@@ -209,10 +209,11 @@ impl<T: Copy> LaneTx<Tagged<T>> {
         let (slot, next) = (self.slots.at(self.next), self.next.wrapping_add(1));
         slot.body.with_mut(|p| {
             let p = p.cast::<Tagged<T>>();
-            // SAFETY: as in `publish`.
+            // SAFETY: as in `publish`. The payload goes first: nothing is written between where it comes from and its slot, so the compiler
+            // copies it once.
             unsafe {
-                (&raw mut (*p).tag).write(tag);
                 (&raw mut (*p).payload).write(payload);
+                (&raw mut (*p).tag).write(tag);
             }
         });
         self.next = next;

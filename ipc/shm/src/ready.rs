@@ -83,8 +83,11 @@ impl ReadyWords {
     /// Consumer: whether a lane is ready. After a [`heavy_barrier`] behind raising a flag, `false` means that
     /// a producer that notifies from now on sees the flag.
     #[must_use]
+    #[inline(always)]
     pub fn any(&self) -> bool {
-        (0..self.summaries).any(|summary| self.word(summary).load(Ordering::Acquire) != 0)
+        let is_set = |summary| self.word(summary).load(Ordering::Acquire) != 0;
+        // There is one at least, and nearly never another.
+        is_set(0) || self.summaries > 1 && (1..self.summaries).any(is_set)
     }
 
     #[cold]
@@ -99,11 +102,7 @@ impl ReadyWords {
     /// Consumer: takes all set bits and calls `f` with each lane. Bits beyond the number of lanes (a peer's garbage) are dropped.
     #[inline(always)]
     pub fn drain(&self, mut f: impl FnMut(usize)) {
-        // There is one summary word at least, and nearly always nothing in it.
-        if self.word(0).load(Ordering::Relaxed) != 0 {
-            self.drain_summary(0, &mut f);
-        }
-        for summary in 1..self.summaries {
+        for summary in 0..self.summaries {
             if self.word(summary).load(Ordering::Relaxed) != 0 {
                 self.drain_summary(summary, &mut f);
             }
@@ -130,21 +129,24 @@ fn bits(mut word: u64) -> impl Iterator<Item = usize> {
 
 /// What tells a consumer which of its cold lanes have something in them.
 pub trait Wakes {
+    /// Whether there is something to [`drain`](Self::drain). After a [`heavy_barrier`] behind raising a flag, `false` means that a producer
+    /// that tells from now on sees the flag.
+    fn any(&self) -> bool;
     /// Takes all there is and calls `f` with each lane, maybe with one that has nothing.
     fn drain(&mut self, f: impl FnMut(usize));
-    /// Whether there is something. After a [`heavy_barrier`] behind raising a flag, `false` means that a producer that tells from now on sees the
-    /// flag.
-    fn any(&self) -> bool;
+    /// Called by a pass that finds nothing to drain.
+    #[inline(always)]
+    fn rest(&mut self) {}
 }
 
 impl Wakes for ReadyWords {
     #[inline(always)]
-    fn drain(&mut self, f: impl FnMut(usize)) {
-        Self::drain(self, f);
-    }
-
     fn any(&self) -> bool {
         Self::any(self)
+    }
+
+    fn drain(&mut self, f: impl FnMut(usize)) {
+        Self::drain(self, f);
     }
 }
 
@@ -216,7 +218,11 @@ impl HotSet {
         mut visit: impl FnMut(&mut L, usize, usize) -> usize,
         now_ns: impl FnOnce() -> u64,
     ) -> usize {
-        wakes.drain(|lane| self.heat(lane, lanes));
+        if wakes.any() {
+            self.take_up(wakes, lanes)
+        } else {
+            wakes.rest()
+        }
         let (mut taken, mut next) = (0, self.next);
         let all = self.hot.as_mut_slice();
         let mut looks = all.len().min(LANES_PER_PASS);
@@ -240,6 +246,11 @@ impl HotSet {
     }
 
     #[cold]
+    #[inline(never)]
+    fn take_up(&mut self, wakes: &mut impl Wakes, lanes: &impl Lanes) {
+        wakes.drain(|lane| self.heat(lane, lanes));
+    }
+
     fn heat(&mut self, lane: usize, lanes: &impl Lanes) {
         let (Some(is_hot), Some(armed)) = (self.is_hot.get_mut(lane), lanes.armed(lane)) else { return };
         armed.store(HOT, Ordering::Relaxed);
@@ -483,7 +494,7 @@ mod tests {
         #[test]
         fn loom_no_wake_up_is_lost_when_a_lane_goes_cold() {
             loom::model(|| {
-                let (ready, mut lanes) = one(HOT);
+                let (mut ready, mut lanes) = one(HOT);
                 let (m, a) = (lanes.message.clone(), lanes.armed.clone());
                 let producer = loom::thread::spawn(move || {
                     m.store(1, Ordering::Release);

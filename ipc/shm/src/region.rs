@@ -269,8 +269,8 @@ impl Region {
         &self.file
     }
 
-    /// Whether the owner may be gone, so that [`owner_state`](Self::owner_state) is worth its system call. Two loads of one line that
-    /// is written once at most: cheap enough for every call.
+    /// Whether the owner may be gone, so that [`owner_state`](Self::owner_state) is worth its system call. A load of a line that is
+    /// written when the owner ends: cheap enough for every call.
     #[must_use]
     #[inline(always)]
     pub fn owner_hint(&self) -> bool {
@@ -301,7 +301,7 @@ impl Drop for Region {
         }
         // Once closed and unlocked, anybody may remove the name. So it is taken away before the lock goes, with the fields below.
         // O3
-        self.header().closed.store(1, Ordering::Release);
+        self.header().close();
         if let Some(memory) = self.dir.memory() {
             memory.remove(&self.name);
             drop(map(&mut self.map));
@@ -310,6 +310,7 @@ impl Drop for Region {
         let _ = self.dir.unlink_if_same(&self.name, &self.file);
         // SAFETY: `create` locked it in this process.
         if unsafe { self.header().robust.unlock() } {
+            self.header().robust.mark();
             drop(map(&mut self.map));
         } else {
             map(&mut self.map).leak_first_page();

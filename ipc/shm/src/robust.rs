@@ -90,7 +90,12 @@ impl RobustWord {
         unsafe { libc::pthread_mutex_unlock(self.mutex()) == 0 }
     }
 
-    /// Whether the thread that locked it may have ended. One load.
+    /// Has peers take the owner for gone, whether the mutex is locked or not. Who unlocks it removes the mark.
+    pub(crate) fn mark(&self) {
+        self.word().fetch_or(OWNER_DIED, Ordering::Release);
+    }
+
+    /// Whether the thread that locked it may have ended, or the word is [marked](Self::mark). One load.
     #[inline(always)]
     pub(crate) fn owner_may_have_died(&self) -> bool {
         // Nothing is read on the strength of this, so it needs no ordering.

@@ -26,9 +26,9 @@ fn a_million_clients_that_leave_or_die_use_up_neither_seats_nor_generations() {
     let leaves = seats.join(region.lock_file()).unwrap();
     let stays = seats.join(region.lock_file()).unwrap();
     seats.leave(leaves);
-    let (mut patrol, mut now_ns) = (Patrol::default(), 0);
-    assert!(patrol.is_due(&seats));
-    patrol.pass(&seats, region.lock_file(), |_, _| {});
+    let (mut patrol, mut now_ns) = (Patrol::of(seats), 0);
+    assert!(patrol.is_due());
+    patrol.pass(region.lock_file(), |_, _| {});
     let mut last = [None; SEATS];
     for client in 0..CLIENTS {
         let session = seats.join(region.lock_file()).unwrap();
@@ -43,11 +43,11 @@ fn a_million_clients_that_leave_or_die_use_up_neither_seats_nor_generations() {
         }
         let mut buried = vec![];
         if dies {
-            now_ns = patrol.tick(&seats, now_ns + 1_000_000);
+            now_ns = patrol.tick(now_ns + 1_000_000);
         }
-        assert!(patrol.is_due(&seats));
-        patrol.pass(&seats, region.lock_file(), |seat, generation| buried.push((seat, generation)));
-        assert!(!patrol.is_due(&seats));
+        assert!(patrol.is_due());
+        patrol.pass(region.lock_file(), |seat, generation| buried.push((seat, generation)));
+        assert!(!patrol.is_due());
         assert_eq!(buried, [(seat, generation)], "client {client}");
     }
     assert!(holds(&stays));

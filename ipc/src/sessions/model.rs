@@ -178,13 +178,13 @@ fn recover(name: &str, stage: Stage, end: End) {
             let must_look = is_dead.load(Ordering::Acquire) && memory.seats.taken_by(0) == Some(FORMER);
             server.pass(&mut wakes, &[], home.region.lock_file());
             let Sessions { hot, patrol, table, .. } = &mut server;
-            let (seats, file) = (table.seats, home.region.lock_file());
+            let file = home.region.lock_file();
             let bury = |client, _| forget(client, hot, table);
             // The rounds that time brings.
             if must_look {
-                patrol.check(&seats, file, 1 << 40, bury);
+                patrol.check(file, 1 << 40, bury);
             } else if finds_left {
-                patrol.find_left(&seats, file, bury);
+                patrol.find_left(file, bury);
             }
             let Some((from, payload)) = server.recv() else {
                 yield_now();
