@@ -8,7 +8,7 @@ mod one_thread;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use flux::{CallError, CallFailed, Config, Node, Token, network_by};
+use flux::{CallError, CallFailed, CallToken, Config, Node, Token, network_by};
 use one_thread::{Run, Turn, World};
 
 const NODES: usize = 64;
@@ -18,8 +18,8 @@ const CALLS: u64 = 60;
 struct Member {
     node: Node<u64, u64>,
     made: u64,
-    /// When the calls that are unanswered end without an answer.
-    deadlines: BTreeMap<u64, u64>,
+    /// The calls that are unanswered, and when they end without an answer.
+    deadlines: BTreeMap<u64, (u64, CallToken)>,
     /// What it answers later, by the time.
     held: BTreeMap<(u64, u64), Token>,
 }
@@ -27,8 +27,8 @@ struct Member {
 #[derive(Default)]
 struct Members {
     members: Vec<Member>,
-    /// Answers, rejections, ends without an answer in time, refusals.
-    seen: [usize; 4],
+    /// Answers, rejections, ends without an answer in time, refusals, calls given up.
+    seen: [usize; 5],
     left: u64,
 }
 
@@ -38,7 +38,7 @@ impl Members {
         let mut ended = vec![];
         let mut did = member.node.poll(|user_data, outcome| ended.push((user_data, outcome))) > 0;
         for (call, outcome) in ended {
-            let deadline = member.deadlines.remove(&call).expect("a call ended that had ended");
+            let (deadline, _) = member.deadlines.remove(&call).expect("a call ended that had ended");
             self.left -= 1;
             let (kind, is_in_time) = match outcome {
                 Ok(answer) => (if answer == !call { 0 } else { panic!("{answer}") }, world.now_ns() <= deadline + 2_500),
@@ -49,6 +49,14 @@ impl Members {
             assert!(is_in_time);
             self.seen[kind] += 1;
             world.note(call << 2 | kind as u64);
+        }
+        let given_up = if world.random.u8(..8) == 0 { member.deadlines.pop_first() } else { None };
+        if let Some((call, (_, token))) = given_up {
+            // An answer may be on its way, or there already.
+            assert_eq!([member.node.cancel(token), member.node.cancel(token)], [Some(call), None]);
+            self.left -= 1;
+            self.seen[4] += 1;
+            did = true;
         }
         while let Some((_, token, payload)) = member.node.try_recv_raw() {
             match world.random.u8(..10) {
@@ -67,8 +75,8 @@ impl Members {
             let to = if world.random.bool() { (number < NODES / 2) as usize } else { world.random.usize(..NODES) };
             let (timeout, call) = (world.random.u64(20_000..200_000), (number as u64) << 32 | member.made);
             match member.node.call_within(to, call, call, Duration::from_nanos(timeout)) {
-                Ok(_) => {
-                    member.deadlines.insert(call, world.now_ns() + timeout);
+                Ok(token) => {
+                    member.deadlines.insert(call, (world.now_ns() + timeout, token));
                     member.made += 1;
                     did = true;
                 }

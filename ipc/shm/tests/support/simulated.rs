@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use calls::CallFailed;
+use calls::{CallFailed, Tag as CallToken};
 use shm::dir::Dir;
 
 use crate::conformance::{Refused, Rpc};
@@ -19,8 +19,8 @@ const SERVER: usize = CLIENTS;
 struct Caller<C> {
     client: C,
     made: u64,
-    /// When the calls that are unanswered end without an answer.
-    deadlines: BTreeMap<u64, u64>,
+    /// The calls that are unanswered, and when they end without an answer.
+    deadlines: BTreeMap<u64, (u64, CallToken)>,
 }
 
 struct Peers<R: Rpc> {
@@ -28,8 +28,8 @@ struct Peers<R: Rpc> {
     callers: Vec<Caller<R::Client>>,
     /// What the server answers later, by the time.
     held: BTreeMap<(u64, u64), R::Held>,
-    /// Answers, rejections, ends without an answer in time, refusals.
-    seen: [usize; 4],
+    /// Answers, rejections, ends without an answer in time, refusals, calls given up.
+    seen: [usize; 5],
     left: u64,
 }
 
@@ -40,7 +40,7 @@ impl<R: Rpc> Peers<R> {
         R::poll(&mut caller.client, |user_data, outcome| ended.push((user_data, outcome))).unwrap();
         let mut did = !ended.is_empty();
         for (call, outcome) in ended {
-            let deadline = caller.deadlines.remove(&call).expect("a call ended that had ended");
+            let (deadline, _) = caller.deadlines.remove(&call).expect("a call ended that had ended");
             self.left -= 1;
             let (kind, is_late) = match outcome {
                 Ok(answer) => {
@@ -56,12 +56,20 @@ impl<R: Rpc> Peers<R> {
             self.seen[kind] += 1;
             world.note(call << 2 | kind as u64);
         }
+        let given_up = if world.random.u8(..8) == 0 { caller.deadlines.pop_first() } else { None };
+        if let Some((call, (_, token))) = given_up {
+            // An answer may be on its way, or there already.
+            assert_eq!([R::cancel(&mut caller.client, token), R::cancel(&mut caller.client, token)], [Some(call), None]);
+            self.left -= 1;
+            self.seen[4] += 1;
+            did = true;
+        }
         while caller.made < CALLS && world.random.u8(..4) > 0 {
             let timeout = world.random.u64(20_000..200_000);
             let call = (number as u64) << 32 | caller.made;
             match R::call_within(&mut caller.client, call, call, Duration::from_nanos(timeout)) {
-                Ok(_) => {
-                    caller.deadlines.insert(call, world.now_ns() + timeout);
+                Ok(token) => {
+                    caller.deadlines.insert(call, (world.now_ns() + timeout, token));
                     caller.made += 1;
                     did = true;
                 }
@@ -106,7 +114,7 @@ pub fn run<R: Rpc>(seed: u64) -> Run {
     let caller = |_| Caller { client: R::connect(&dir).unwrap(), made: 0, deadlines: BTreeMap::new() };
     let callers = (0..CLIENTS).map(caller).collect();
     assert!(R::connect(&dir).is_none(), "there was a seat too many");
-    let mut peers = Peers::<R> { server, callers, held: BTreeMap::new(), seen: [0; 4], left: CLIENTS as u64 * CALLS };
+    let mut peers = Peers::<R> { server, callers, held: BTreeMap::new(), seen: [0; 5], left: CLIENTS as u64 * CALLS };
     world.run(
         CLIENTS + 1,
         &mut peers,
