@@ -102,7 +102,11 @@ impl ReadyWords {
     /// Consumer: takes all set bits and calls `f` with each lane. Bits beyond the number of lanes (a peer's garbage) are dropped.
     #[inline(always)]
     pub fn drain(&self, mut f: impl FnMut(usize)) {
-        for summary in 0..self.summaries {
+        // There is one summary word at least, and nearly always nothing in it.
+        if self.word(0).load(Ordering::Relaxed) != 0 {
+            self.drain_summary(0, &mut f);
+        }
+        for summary in 1..self.summaries {
             if self.word(summary).load(Ordering::Relaxed) != 0 {
                 self.drain_summary(summary, &mut f);
             }
