@@ -4,7 +4,6 @@ mod async_client;
 mod async_server;
 mod caller;
 mod client;
-mod oneshot;
 mod server;
 
 pub use async_client::{AsyncCall, AsyncClient};

@@ -12,10 +12,10 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use mlx5::DeviceInfo;
+use rendezvous::oneshot::{Receiver, Sender, lock, oneshot};
 
 use super::SPINS;
 use super::caller::{Caller, ClientError, ClientOptions, failed, read_reply};
-use super::oneshot::{Receiver, Sender, lock, oneshot};
 use crate::endpoint::CallToken;
 use crate::error::{CallError, CloseReason};
 use crate::typed::Call;

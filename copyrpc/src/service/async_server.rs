@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::thread::{self, JoinHandle};
 
-use super::oneshot::{Sender, lock, oneshot};
+use rendezvous::oneshot::{Sender, lock, oneshot};
+
 use super::server::{Server, ServerError, ServerOptions, StopHandle};
 use crate::error::ReplyError;
 use crate::recv::RecvHandle;

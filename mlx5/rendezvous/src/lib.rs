@@ -1,6 +1,6 @@
 //! Queue pairs are connected by what each end tells the other through some other channel. This crate has what `copyrpc` and `scalerpc` share of
-//! that: a server at a TCP address (`Gate`) that no stranger keeps waiting, a client that waits for its server (`reach`), and the records that
-//! travel between them (`record`).
+//! that: a server at a TCP address (`Gate`) that no stranger keeps waiting, a client that waits for its server (`reach`), the records that
+//! travel between them (`record`), and the place where the thread of a connection puts what a future waits for (`oneshot`).
 //!
 //! Nothing here is authenticated or encrypted: any process that reaches the port can take part.
 //!
@@ -25,8 +25,10 @@
 //! - `gate`: the server's side of the address.
 //! - `reach`: the client's.
 //! - [`record`]: the bytes that they exchange.
+//! - [`oneshot`]: one value from a thread to a future.
 
 mod gate;
+pub mod oneshot;
 mod reach;
 pub mod record;
 

@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as TaskContext, Poll, Waker};
 
 /// Locks what no panic leaves half changed.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+#[derive(Debug)]
 struct State<T> {
     value: Option<T>,
     waker: Option<Waker>,
@@ -18,23 +19,29 @@ struct State<T> {
 }
 
 /// Puts the value there, or says with its drop that none comes.
-pub(super) struct Sender<T>(Arc<Mutex<State<T>>>);
+#[derive(Debug)]
+pub struct Sender<T>(Arc<Mutex<State<T>>>);
 
 /// The value, or `None`: none comes.
-pub(super) struct Receiver<T>(Arc<Mutex<State<T>>>);
+#[derive(Debug)]
+#[must_use = "the value comes to whom polls it"]
+pub struct Receiver<T>(Arc<Mutex<State<T>>>);
 
-pub(super) fn oneshot<T>() -> (Sender<T>, Receiver<T>) {
+/// A place for one value.
+pub fn oneshot<T>() -> (Sender<T>, Receiver<T>) {
     let state = Arc::new(Mutex::new(State { value: None, waker: None, is_over: false }));
     (Sender(Arc::clone(&state)), Receiver(state))
 }
 
 impl<T> Sender<T> {
     /// Whether anybody waits for it.
-    pub(super) fn is_wanted(&self) -> bool {
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 
-    pub(super) fn send(self, value: T) {
+    /// Puts the value there.
+    pub fn send(self, value: T) {
         lock(&self.0).value = Some(value);
         // Its drop wakes.
     }
