@@ -60,7 +60,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `service`, [`typed`] | [`Server`], [`Client`]: an address, a device, reconnection; requests that are structs |
+//! | `service`, [`typed`] | [`Server`], [`Client`], [`AsyncClient`]: an address, a device, reconnection; requests that are structs |
 //! | [`rdma`] | [`RdmaServer`], [`RdmaClient`]: the core on a device; how the two ends meet |
 //! | `protocol` | the core, state machines without a device: |
 //! | `wire`, `config` | every byte format; [`ServerConfig`], [`Layout`]: numbers, and where everything lies |
@@ -91,7 +91,8 @@
 //!
 //! - **Several cores.** A server is one thread; [`Server::share`] and [`Server::beside`] put more of them at an address.
 //! - **Waiting.** A WRITE is not told to the owner of the memory it goes to, so nothing wakes who waits: a [`Server`] without work and a waiting
-//!   [`Client`] look again and again, and sleep between two looks, for a millisecond at most.
+//!   [`Client`] look again and again, and sleep between two looks, for a millisecond at most. An [`AsyncClient`], whose calls are futures, is woken
+//!   by its responses.
 //! - **Stepping.** Nothing happens outside of `poll` and `step`; each is bounded. No thread, clock or system call. After set-up nothing is
 //!   allocated for a call, if the owner's queue of operations keeps its room.
 //! - **Operations.** Of the core: a poll appends operations to a queue of the caller, who executes those of one client in the order given, on
@@ -125,7 +126,9 @@ pub use protocol::{
     Handlers, HeldRequest, JoinError, Layout, ProtocolError, ReplyFailure, ReplyMode, ServerConfig, ServerStats, State,
 };
 pub use rdma::{RdmaClient, RdmaServer};
-pub use service::{Client, ClientError, ClientOptions, DEFAULT_TYPE, Server, ServerError, ServerOptions, SharedAddress, StopHandle};
+pub use service::{
+    AsyncCall, AsyncClient, Client, ClientError, ClientOptions, DEFAULT_TYPE, Server, ServerError, ServerOptions, SharedAddress, StopHandle,
+};
 
 /// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.
 #[cfg(test)]

@@ -45,7 +45,7 @@ pub use zerocopy;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::protocol::{HandlerError, Handlers};
-use crate::service::{Client, ClientError};
+use crate::service::{AsyncClient, Client, ClientError};
 
 /// A request with the number of its handler and the type of its response.
 pub trait Call: IntoBytes + Immutable {
@@ -76,8 +76,21 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn call_typed<C: Call>(&mut self, request: &C) -> Result<C::Reply, ClientError> {
-        let response = self.call_type(C::RPC_TYPE, request.as_bytes())?;
-        let error = ClientError::Size { received: response.len(), expected: size_of::<C::Reply>() };
-        C::Reply::read_from_bytes(&response).map_err(|_| error)
+        read_reply(&self.call_type(C::RPC_TYPE, request.as_bytes())?)
     }
+}
+
+impl AsyncClient {
+    /// As [`Client::call_typed`].
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn call_typed<C: Call + Sync>(&self, request: &C) -> Result<C::Reply, ClientError> {
+        read_reply(&self.call_type(C::RPC_TYPE, request.as_bytes()).await?)
+    }
+}
+
+fn read_reply<Reply: FromBytes>(response: &[u8]) -> Result<Reply, ClientError> {
+    let error = ClientError::Size { received: response.len(), expected: size_of::<Reply>() };
+    Reply::read_from_bytes(response).map_err(|_| error)
 }

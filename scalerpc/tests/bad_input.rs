@@ -116,7 +116,7 @@ fn said_by_client(bytes: &[u8]) -> Said {
 /// A record of a peer that never was.
 fn accept_of_nobody() -> Accept {
     let regions = ClientRegions { requests_addr: 1 << 20, requests_rkey: 1, responses_addr: 2 << 20, responses_rkey: 2 };
-    Accept { address: QpAddress::soft(65_000, 1, 1), regions }
+    Accept { address: QpAddress::soft(65_000, 1, 1), regions, sleeps: false }
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! A client on a device.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use mlx5::{Access, Device, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Write};
 use thiserror::Error;
 
 use super::exchange::{Accept, Admission, Offer};
-use super::port::{Port, post_write};
+use super::port::{Port, Target, post_write};
 use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError, is_full};
 use crate::protocol::{
     CallError, CallFailure, CallHandle, Client, ClientMemory, ClientOp, ClientRegions, ClientStats, CloseReason, Completion, Layout,
@@ -34,6 +35,8 @@ pub struct PendingClient {
     memory: ClientMemory<Mr>,
     port: Port,
     layout: Layout,
+    /// Receives, if it sleeps.
+    receives: u32,
 }
 
 impl PendingClient {
@@ -50,15 +53,21 @@ impl PendingClient {
     /// # Errors
     /// [`SetupError`].
     pub fn on(device: &Device, offer: &Offer, options: &RdmaOptions) -> Result<Self, SetupError> {
-        let port = Port::on(device, options.send_queue_size.saturating_mul(2), options)?;
         let layout = offer.layout;
+        if options.sleeps && layout.reply_mode == ReplyMode::ClientReads {
+            return Err(SetupError::CannotWake);
+        }
+        // A response for each slot and two events can be under way, and as many be taken before the completions that tell of them.
+        let receives = if options.sleeps { 2 * (layout.depth as u32 + 2) } else { 0 };
+        let port = Port::on(device, options.send_queue_size.saturating_mul(2).saturating_add(receives), options)?;
         let memory = ClientMemory {
             requests: port.alloc(layout.requests_bytes(), Access::REMOTE_READ)?,
             responses: port.alloc(layout.client_responses_bytes(), Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
         };
-        let mut qp = port.create_qp()?;
+        let mut qp = port.create_qp(receives)?;
         port.connect(&mut qp, &offer.address)?;
-        Ok(Self { qp, memory, port, layout })
+        post_receives(&mut qp, receives)?;
+        Ok(Self { qp, memory, port, layout, receives })
     }
 
     /// What the server must be told.
@@ -71,18 +80,18 @@ impl PendingClient {
             responses_addr: responses.addr(),
             responses_rkey: responses.rkey(),
         };
-        Accept { address: self.qp.address(), regions }
+        Accept { address: self.qp.address(), regions, sleeps: self.receives > 0 }
     }
 
     /// The server has admitted this client.
     #[must_use]
     pub fn admitted(self, admission: &Admission) -> RdmaClient {
         let regions = self.record().regions;
-        let Self { qp, memory, mut port, layout } = self;
+        let Self { qp, memory, mut port, layout, receives } = self;
         port.cq.register(qp.qpn(), 0);
         let core = Client::new(layout, memory, admission.0, regions.requests_addr, regions.responses_addr, regions.responses_rkey);
         let (ops, probe_at) = (VecDeque::with_capacity(2 * layout.depth + 1), (admission.0.entry_addr, admission.0.entry_rkey));
-        RdmaClient { qp, core, port, ops, probe_at, probe_ns: 0 }
+        RdmaClient { qp, core, port, ops, sleeps: receives > 0, probe_at, probe_ns: 0 }
     }
 }
 
@@ -113,6 +122,8 @@ pub struct RdmaClient {
     core: Client<Mr>,
     port: Port,
     ops: VecDeque<ClientOp>,
+    /// Responses and events give completions of receives.
+    sleeps: bool,
     /// Where a WRITE of no bytes goes, and when the next one does.
     probe_at: (u64, u32),
     probe_ns: u64,
@@ -139,12 +150,16 @@ impl RdmaClient {
 
     /// One bounded step: takes completions and arrivals, posts.
     pub fn poll(&mut self) {
-        let Self { port, qp, core, .. } = self;
-        let mut is_broken = false;
+        let Self { port, qp, core, sleeps, .. } = self;
+        let (mut is_broken, mut received) = (false, 0);
         let reads = core.layout().reply_mode == ReplyMode::ClientReads;
         port.cq.poll(COMPLETION_BATCH, |_, cqe| {
             is_broken |= cqe.result().is_err();
             if is_broken {
+                return;
+            }
+            if *sleeps && qp.complete_receive(&cqe).is_some() {
+                received += 1;
                 return;
             }
             if !reads {
@@ -158,11 +173,35 @@ impl RdmaClient {
                 }
             });
         });
+        if received > 0 {
+            // Before what follows can bring more.
+            is_broken |= post_receives(qp, received).is_err();
+        }
         let now_ns = self.port.now_ns();
         self.core.poll(now_ns, &mut self.ops);
         if is_broken || self.post().is_err() || now_ns >= self.probe_ns && self.probe(now_ns).is_err() {
             self.core.close(CloseReason::Disconnected);
         }
+    }
+
+    /// Sleeps until there may be something for a [`poll`](Self::poll): a response, an event, the end of a call's time; for `limit` at most, and until
+    /// the [waker](mlx5::Device::waker) of its [`device`](Self::device) is called. Whether it was not for want of time. Nothing is missed: what came
+    /// since the last poll ends it at once. While calls are outstanding it ends once in a second, to look whether the server lives (S20).
+    ///
+    /// For clients with [`RdmaOptions::sleeps`], which have a device of their own; nothing else wakes others than their own operations.
+    pub fn wait(&mut self, limit: Option<Duration>) -> bool {
+        let is_closed = matches!(self.core.state(), State::Closed(_));
+        if !is_closed && !self.ops.is_empty() {
+            return true;
+        }
+        if self.port.cq.progress() {
+            return true;
+        }
+        self.port.cq.arm(false);
+        let probe_ns = self.core.is_busy().then_some(self.probe_ns);
+        let due_ns = [self.core.next_event_ns(), probe_ns].into_iter().flatten().min().filter(|_| !is_closed);
+        let left = due_ns.map(|due_ns| Duration::from_nanos(due_ns.saturating_sub(self.port.now_ns())));
+        self.port.device().wait([limit, left].into_iter().flatten().min())
     }
 
     /// The next call that has ended; see [`Client::poll_completion`].
@@ -289,11 +328,18 @@ impl RdmaClient {
     }
 }
 
+/// Receives for that many WRITEs with immediate.
+fn post_receives(qp: &mut RcQp, count: u32) -> Result<(), SetupError> {
+    (0..count).try_for_each(|_| qp.post_receive(&[], 0))?;
+    qp.ring_receives();
+    Ok(())
+}
+
 #[inline(always)]
 fn post_op(qp: &mut RcQp, memory: &ClientMemory<Mr>, op: &ClientOp) -> Result<(), PostError> {
     match *op {
         ClientOp::WriteRequest { addr, rkey, from, len } => {
-            post_write(qp, &memory.requests, from, len, (addr, rkey), Signal::Reclaim, WRITE)
+            post_write(qp, &memory.requests, from, len, Target { addr, rkey, wakes: false }, Signal::Reclaim, WRITE)
         }
         ClientOp::WriteEntry { addr, rkey, ref bytes, len } => {
             qp.post(&Write { addr, rkey, payload: Inline(&bytes[..usize::from(len)]) }, Signal::Reclaim, WRITE)

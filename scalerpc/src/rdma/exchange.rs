@@ -12,7 +12,7 @@ use thiserror::Error;
 use super::{PendingClient, RdmaClient, RdmaOptions, RdmaServer, SetupError};
 use crate::protocol::{ClientId, ClientRegions, Layout, MAX_CLIENTS, MAX_DEPTH, ReplyMode, ServerRegions};
 
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 /// Most zones a legal configuration has: with grouping off, and all spare ones.
 const MAX_ZONES: u32 = MAX_CLIENTS + 1024;
 
@@ -36,6 +36,8 @@ pub struct Accept {
     pub address: QpAddress,
     /// The client's memory.
     pub regions: ClientRegions,
+    /// It sleeps: responses and events are WRITEs with immediate, for each of which it has a receive.
+    pub sleeps: bool,
 }
 
 /// What admits the client.
@@ -141,10 +143,11 @@ impl Offer {
 
 impl Accept {
     /// Bytes of the record.
-    pub const BYTES: usize = 80;
+    pub const BYTES: usize = 88;
     const KIND: Kind = Kind { name: "scalerpc accept", magic: *b"scaleACC", version: VERSION };
 
-    /// The record's bytes: head, addresses of requests and responses (u64 each), their keys (u32 each), address of the queue pair.
+    /// The record's bytes: head, addresses of requests and responses (u64 each), their keys (u32 each), address of the queue pair, 1 if
+    /// it sleeps (u32), 4 bytes of zeros.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let ClientRegions { requests_addr, requests_rkey, responses_addr, responses_rkey } = self.regions;
@@ -154,6 +157,7 @@ impl Accept {
         put(&mut bytes, 32, &requests_rkey.to_le_bytes());
         put(&mut bytes, 36, &responses_rkey.to_le_bytes());
         put(&mut bytes, 40, &self.address.to_bytes());
+        put(&mut bytes, 80, &u32::from(self.sleeps).to_le_bytes());
         bytes
     }
 
@@ -169,7 +173,9 @@ impl Accept {
             requests_rkey: u32_at(bytes, 32),
             responses_rkey: u32_at(bytes, 36),
         };
-        Ok(Self { address: address(bytes, 40)?, regions })
+        let sleeps = u32_at(bytes, 80);
+        require("sleeps", sleeps, "0 or 1", |sleeps| sleeps <= 1)?;
+        Ok(Self { address: address(bytes, 40)?, regions, sleeps: sleeps == 1 })
     }
 }
 
@@ -303,7 +309,7 @@ mod tests {
         let mut bad = bytes;
         bad[8] = 2;
         let refused = Offer::decode(&bad).unwrap_err();
-        assert!(matches!(refused, MeetError::Record(RecordError::Version { version: 2, known: 3, .. })));
+        assert!(matches!(refused, MeetError::Record(RecordError::Version { version: 2, known: 4, .. })));
         let refused = Offer::decode(&[0xa5; Offer::BYTES]).unwrap_err();
         assert!(matches!(refused, MeetError::Record(RecordError::Magic("scalerpc offer"))));
         let mut bad = bytes;
@@ -313,8 +319,11 @@ mod tests {
         assert!(matches!(refused, MeetError::Record(RecordError::Refused(Refusal::Full))));
 
         let regions = ClientRegions { requests_addr: 1, requests_rkey: 2, responses_addr: 3, responses_rkey: 4 };
-        let accept = Accept { address: QpAddress::soft(4, 5, 6), regions };
+        let accept = Accept { address: QpAddress::soft(4, 5, 6), regions, sleeps: true };
         assert_eq!(Accept::decode(&accept.encode()).unwrap(), accept);
+        let mut bad = accept.encode();
+        bad[80] = 2;
+        assert!(matches!(Accept::decode(&bad), Err(MeetError::Record(RecordError::Field { field: "sleeps", .. }))));
         let regions = ServerRegions {
             client: ClientId(7),
             pools_addr: 1,

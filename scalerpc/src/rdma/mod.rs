@@ -11,7 +11,7 @@ mod server;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mlx5::{ConnectError, ConnectOptions, CreateError, Mr, OpenError, PostError, RegisterError};
+use mlx5::{ConnectError, ConnectOptions, CreateError, Mr, OpenError, PostError, PostReceiveError, RegisterError};
 use thiserror::Error;
 
 pub use client::{PendingClient, Permit, RdmaClient, SyncCallError};
@@ -47,6 +47,9 @@ pub enum SetupError {
     /// Memory could not be had.
     #[error("registering memory: {0}")]
     Memory(#[from] RegisterError),
+    /// A receive could not be posted.
+    #[error("posting a receive: {0}")]
+    Receive(#[from] PostReceiveError),
     /// The queue pair could not be connected.
     #[error("connecting: {0}")]
     Connect(#[from] ConnectError),
@@ -56,6 +59,11 @@ pub enum SetupError {
     /// The server is full.
     #[error(transparent)]
     Join(#[from] JoinError),
+    /// The client was to sleep, and the server's clients READ their responses.
+    #[error(
+        "clients of this server READ their responses, which wakes nobody: connect without RdmaOptions::sleeps, or set ReplyMode::ServerWrites"
+    )]
+    CannotWake,
 }
 
 /// What the queues of an end are made with.
@@ -67,11 +75,14 @@ pub struct RdmaOptions {
     pub send_queue_size: u32,
     /// Entries of a server's completion queue, which bounds its operations under way; a client has one as large as its send queue needs. Default 4096.
     pub cq_size: u32,
+    /// A client's: responses and events give it completions, so that [`RdmaClient::wait`] can sleep until they come. They are WRITEs with immediate
+    /// then, for which it has receives. Servers ignore it; one whose clients READ their responses cannot wake any. Default: no.
+    pub sleeps: bool,
 }
 
 impl Default for RdmaOptions {
     fn default() -> Self {
-        Self { connect: ConnectOptions::default(), send_queue_size: 128, cq_size: 4096 }
+        Self { connect: ConnectOptions::default(), send_queue_size: 128, cq_size: 4096, sleeps: false }
     }
 }
 

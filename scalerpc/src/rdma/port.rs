@@ -1,6 +1,6 @@
 //! What both ends have of a device: it, its protection domain, and the queue of their completions.
 
-use mlx5::{Access, Device, Inline, MonoCq, Mr, Pd, PostError, QpAddress, QpConfig, RcQp, ReceiveSource, Signal, Write};
+use mlx5::{Access, Device, Inline, MonoCq, Mr, Payload, Pd, PostError, QpAddress, QpConfig, RcQp, ReceiveSource, Signal, Write, WriteImm};
 
 use super::{MAX_INLINE_BYTES, RdmaOptions, SetupError};
 
@@ -37,20 +37,39 @@ impl Port {
         Ok(self.pd.alloc_huge(bytes, access)?)
     }
 
-    pub(super) fn create_qp(&self) -> Result<RcQp, SetupError> {
-        // Nothing is received, so the receive queue is as small as there is; nor does anything wait in a lane.
+    /// A queue pair with so many receives; nothing waits in a lane.
+    pub(super) fn create_qp(&self, receives: u32) -> Result<RcQp, SetupError> {
         let config = QpConfig {
             max_send_wr: self.options.send_queue_size,
             max_inline_data: MAX_INLINE_BYTES,
             scatter_to_cqe: false,
             lane_slots: 16,
         };
-        Ok(self.pd.create_qp(&self.cq, &self.cq, ReceiveSource::Own { depth: 1, max_sge: 0 }, &config)?)
+        Ok(self.pd.create_qp(&self.cq, &self.cq, ReceiveSource::Own { depth: receives.max(1), max_sge: 0 }, &config)?)
     }
 
     pub(super) fn connect(&self, qp: &mut RcQp, to: &QpAddress) -> Result<(), SetupError> {
         Ok(qp.connect(to, &self.options.connect)?)
     }
+}
+
+/// Where a WRITE goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target {
+    pub(super) addr: u64,
+    pub(super) rkey: u32,
+    /// The peer sleeps: it is woken.
+    pub(super) wakes: bool,
+}
+
+/// WRITEs to a peer.
+#[inline(always)]
+pub(super) fn post_to<P: Payload>(qp: &mut RcQp, to: Target, payload: P, signal: Signal, user: u64) -> Result<(), PostError> {
+    let Target { addr, rkey, wakes } = to;
+    if wakes {
+        return qp.post(&WriteImm { addr, rkey, imm: 0, payload }, signal, user);
+    }
+    qp.post(&Write { addr, rkey, payload }, signal, user)
 }
 
 /// WRITEs `len` bytes from byte `from` of a region: within the WQE if they are few.
@@ -60,18 +79,17 @@ pub(super) fn post_write(
     region: &Mr,
     from: usize,
     len: u32,
-    to: (u64, u32),
+    to: Target,
     signal: Signal,
     user: u64,
 ) -> Result<(), PostError> {
-    let (addr, rkey) = to;
     if len as usize <= MAX_INLINE_BYTES {
         let mut bytes = [0; MAX_INLINE_BYTES];
         let bytes = &mut bytes[..len as usize];
         if region.read(from, bytes).is_ok() {
-            return qp.post(&Write { addr, rkey, payload: Inline(bytes) }, signal, user);
+            return post_to(qp, to, Inline(bytes), signal, user);
         }
     }
     let payload = mlx5::Sge { addr: region.addr() + from as u64, len, lkey: region.lkey() };
-    qp.post(&Write { addr, rkey, payload }, signal, user)
+    post_to(qp, to, payload, signal, user)
 }

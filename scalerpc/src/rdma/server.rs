@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use mlx5::{Access, Device, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Write};
 
 use super::exchange::{Accept, Admission, Offer};
-use super::port::{Port, post_write};
+use super::port::{Port, Target, post_to, post_write};
 use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError, is_full};
 use crate::protocol::wire::{ENTRY_BYTES, ZoneId};
 use crate::protocol::{
@@ -60,6 +60,8 @@ struct Peer {
     under_way: usize,
     /// Where a WRITE of no bytes goes.
     probe_at: (u64, u32),
+    /// It sleeps until something completes.
+    sleeps: bool,
     is_broken: bool,
 }
 
@@ -140,7 +142,7 @@ impl RdmaServer {
         if self.clients() == self.peers.len() {
             return Err(JoinError::Full { max: self.peers.len() as u32 }.into());
         }
-        let qp = self.port.create_qp()?;
+        let qp = self.port.create_qp(0)?;
         let offer = Offer { address: qp.address(), layout: *self.core.layout() };
         Ok(PendingPeer { qp, offer })
     }
@@ -170,7 +172,8 @@ impl RdmaServer {
         };
         let probe_at = (accept.regions.responses_addr, accept.regions.responses_rkey);
         self.port.cq.register(qp.qpn(), client.index());
-        self.peers[client.index()] = Some(Peer { qp, backlog: VecDeque::new(), under_way: 0, probe_at, is_broken: false });
+        self.peers[client.index()] =
+            Some(Peer { qp, backlog: VecDeque::new(), under_way: 0, probe_at, sleeps: accept.sleeps, is_broken: false });
         Ok(Admission(regions))
     }
 
@@ -405,7 +408,7 @@ fn post_all(
         // The completion of the last one tells of all before it; and where the room ends, one is needed to go on.
         let is_last = posted + 1 == ops.len() || posted + 1 == room;
         let signal = if is_last { Signal::Always } else { Signal::Reclaim };
-        match post_op(&mut peer.qp, memory, op, signal) {
+        match post_op(&mut peer.qp, memory, op, peer.sleeps, signal) {
             Ok(()) => {
                 if let ServerOp::WriteResponse { client, buffer, .. } = op {
                     senders[*buffer as usize] = client.0;
@@ -426,7 +429,7 @@ fn post_all(
 }
 
 #[inline(always)]
-fn post_op(qp: &mut RcQp, memory: &ServerMemory<Mr>, op: &ServerOp, signal: Signal) -> Result<(), PostError> {
+fn post_op(qp: &mut RcQp, memory: &ServerMemory<Mr>, op: &ServerOp, wakes: bool, signal: Signal) -> Result<(), PostError> {
     match *op {
         ServerOp::Read { addr, rkey, into, len, token, .. } => {
             let into = Sge { addr: memory.pools.addr() + into as u64, len, lkey: memory.pools.lkey() };
@@ -434,10 +437,10 @@ fn post_op(qp: &mut RcQp, memory: &ServerMemory<Mr>, op: &ServerOp, signal: Sign
             qp.post(&Read { addr, rkey, into }, signal, posted.to_word())
         }
         ServerOp::WriteResponse { addr, rkey, from, len, buffer, .. } => {
-            post_write(qp, &memory.responses, from, len, (addr, rkey), signal, Posted::Response { buffer }.to_word())
+            post_write(qp, &memory.responses, from, len, Target { addr, rkey, wakes }, signal, Posted::Response { buffer }.to_word())
         }
         ServerOp::WriteEvent { addr, rkey, bytes, .. } => {
-            qp.post(&Write { addr, rkey, payload: Inline(&bytes) }, signal, Posted::Event.to_word())
+            post_to(qp, Target { addr, rkey, wakes }, Inline(&bytes), signal, Posted::Event.to_word())
         }
         // Its owner parts with the client.
         ServerOp::Evict { .. } => Ok(()),

@@ -46,6 +46,9 @@ pub enum ClientError {
         /// What the socket says.
         source: io::Error,
     },
+    /// There was no room for the thread of an [`AsyncClient`](crate::AsyncClient).
+    #[error("starting the thread of a client: {0}")]
+    Thread(#[source] io::Error),
     /// The server and this client could not be connected.
     #[error(transparent)]
     Connect(#[from] MeetError),
@@ -99,12 +102,10 @@ impl Client {
     /// # Errors
     /// [`ClientError`]; nothing is left behind.
     pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ClientOptions) -> Result<Self, ClientError> {
-        let name = format!("{address:?}");
-        let addresses = address.to_socket_addrs().map(Vec::from_iter);
-        let addresses = addresses.map_err(|source| ClientError::Unreachable { address: name.clone(), source })?;
-        let rdma = reach(&name, &addresses, options, options.connect_timeout)?;
+        let (address, addresses) = resolve(&address)?;
+        let rdma = reach(&open(options)?, &address, &addresses, options, options.connect_timeout, || true)?;
         let response = vec![0; rdma.max_payload()];
-        Ok(Self { rdma, address: name, addresses, options: options.clone(), response })
+        Ok(Self { rdma, address, addresses, options: options.clone(), response })
     }
 
     /// Sends a request and waits for its response, for as long as the options say. If the connection has ended, it is made again first.
@@ -154,7 +155,8 @@ impl Client {
         // What ended it while nobody looked.
         self.rdma.poll();
         if matches!(self.rdma.state(), State::Closed(_)) {
-            self.rdma = reach(&self.address, &self.addresses, &self.options, timeout.min(self.options.connect_timeout))?;
+            let (device, patience) = (self.rdma.device().clone(), timeout.min(self.options.connect_timeout));
+            self.rdma = reach(&device, &self.address, &self.addresses, &self.options, patience, || true)?;
             self.response.resize(self.rdma.max_payload(), 0);
         }
         let left = timeout.saturating_sub(start.elapsed());
@@ -167,12 +169,31 @@ impl Client {
     }
 }
 
-/// Connects to the first of the addresses that has a server, which is waited for.
-fn reach(name: &str, addresses: &[SocketAddr], options: &ClientOptions, patience: Duration) -> Result<RdmaClient, ClientError> {
+/// An address as it was given, for errors, and the sockets that it stands for.
+pub(super) fn resolve(address: &(impl ToSocketAddrs + fmt::Debug)) -> Result<(String, Vec<SocketAddr>), ClientError> {
+    let name = format!("{address:?}");
+    match address.to_socket_addrs() {
+        Ok(addresses) => Ok((name, addresses.collect())),
+        Err(source) => Err(ClientError::Unreachable { address: name, source }),
+    }
+}
+
+pub(super) fn open(options: &ClientOptions) -> Result<Device, ClientError> {
+    Ok(Device::open(&options.device).map_err(|error| MeetError::from(SetupError::from(error)))?)
+}
+
+/// Connects to the first of the addresses that has a server, which is waited for as long as it `is_wanted`.
+pub(super) fn reach(
+    device: &Device,
+    name: &str,
+    addresses: &[SocketAddr],
+    options: &ClientOptions,
+    patience: Duration,
+    is_wanted: impl FnMut() -> bool,
+) -> Result<RdmaClient, ClientError> {
     let unreachable = |source| ClientError::Unreachable { address: name.to_owned(), source };
-    let device = Device::open(&options.device).map_err(|error| MeetError::from(SetupError::from(error)))?;
-    let meet = |mut stream: TcpStream| Ok(RdmaClient::connect_on(&device, &options.rdma, &mut stream)?);
-    rendezvous::reach(addresses, patience, || true, meet, has_left, unreachable)
+    let meet = |mut stream: TcpStream| Ok(RdmaClient::connect_on(device, &options.rdma, &mut stream)?);
+    rendezvous::reach(addresses, patience, is_wanted, meet, has_left, unreachable)
 }
 
 /// Whether the server left while this client was waiting to be taken, or while they met.

@@ -1,10 +1,12 @@
 //! A server and its clients, each in two lines. They meet at a TCP address, which serves for that only, and go on over the device.
 
+mod async_client;
 mod client;
 mod server;
 
 use std::time::Duration;
 
+pub use async_client::{AsyncCall, AsyncClient};
 pub use client::{Client, ClientError, ClientOptions};
 use mlx5::DeviceSpec;
 pub use server::{Server, ServerError, ServerOptions, SharedAddress, StopHandle};

@@ -1,0 +1,284 @@
+//! Clients whose calls are futures: in tokio and in a loop of one's own, from many tasks, late, given up, and without a server. None of them uses a
+//! core while it waits.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
+
+#[path = "../../ipc/shm/tests/support/limits.rs"]
+mod limits;
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use scalerpc::mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+use scalerpc::rdma::exchange::MeetError;
+use scalerpc::rdma::{RdmaOptions, SetupError, SyncCallError};
+use scalerpc::typed::Call;
+use scalerpc::typed::zerocopy::little_endian::U32;
+use scalerpc::typed::zerocopy::{FromBytes, Immutable, IntoBytes};
+use scalerpc::{
+    AsyncCall, AsyncClient, CallFailure, ClientError, ClientOptions, Handlers, HeldRequest, ReplyMode, Server, ServerConfig, ServerOptions,
+    StopHandle,
+};
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+
+const WATCHDOG: Duration = Duration::from_secs(120);
+/// Type of requests that are kept until the test answers; those of type 0 are answered in upper case.
+const KEPT: u16 = 1;
+/// Looks before a thread sleeps, twice, and some for what is woken early.
+const FEW: u64 = 2_000;
+
+/// All of it goes to other threads.
+const _: () = {
+    const fn is_portable<T: Send + Sync + 'static>() {}
+    const fn is_sent<T: Send + 'static>() {}
+    is_portable::<AsyncClient>();
+    is_sent::<AsyncCall>();
+};
+
+/// Asks for the number after it.
+#[derive(FromBytes, IntoBytes, Immutable)]
+#[zerocopy(crate = "scalerpc::typed::zerocopy")]
+#[repr(C)]
+struct Next(U32);
+
+impl Call for Next {
+    const RPC_TYPE: u16 = 2;
+    type Reply = U32;
+}
+
+/// A plain executor: polls when it is woken, and sleeps meanwhile.
+fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let (mut future, mut task) = (pin!(future), Context::from_waker(&waker));
+    loop {
+        match future.as_mut().poll(&mut task) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+/// Where a server and its clients meet.
+#[derive(Clone)]
+struct Net(LocalFabric);
+
+impl Net {
+    fn new() -> Self {
+        limits::watchdog(WATCHDOG);
+        Self(LocalFabric::new())
+    }
+
+    fn device(&self) -> DeviceSpec {
+        DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(self.0.clone()), ..SoftOptions::default() })
+    }
+
+    fn options(&self) -> ClientOptions {
+        let timeout = Duration::from_secs(100);
+        ClientOptions { device: self.device(), timeout, connect_timeout: Duration::from_secs(20), ..ClientOptions::default() }
+    }
+
+    async fn client(&self, address: SocketAddr) -> AsyncClient {
+        AsyncClient::with_options(address, &self.options()).await.unwrap()
+    }
+}
+
+struct Running {
+    address: SocketAddr,
+    stop: StopHandle,
+    kept: mpsc::Receiver<HeldRequest>,
+    thread: JoinHandle<()>,
+}
+
+/// A server of small groups in a thread of its own.
+fn start(net: &Net, address: &str, config: ServerConfig) -> Running {
+    let (net, address) = (net.clone(), address.to_owned());
+    let (keep, kept) = mpsc::channel();
+    let (tell, told) = mpsc::channel();
+    let thread = thread::spawn(move || {
+        let options = ServerOptions { device: net.device(), config, rdma: RdmaOptions::default() };
+        let mut server = Server::with_options(address, &options).unwrap();
+        tell.send((server.local_addr().unwrap(), server.stop_handle())).unwrap();
+        let mut handlers = Handlers::new(server.max_payload());
+        handlers.insert(0, |request: &[u8], response: &mut [u8]| {
+            response[..request.len()].copy_from_slice(&request.to_ascii_uppercase());
+            Ok(request.len())
+        });
+        handlers.insert_held(KEPT, move |request| drop(keep.send(request)));
+        handlers.insert_typed(|Next(number)| U32::new(number.get() + 1));
+        server.serve_types(&mut handlers);
+    });
+    let (address, stop) = told.recv().unwrap();
+    Running { address, stop, kept, thread }
+}
+
+impl Running {
+    fn end(self) {
+        self.stop.stop();
+        self.thread.join().unwrap();
+    }
+}
+
+fn config() -> ServerConfig {
+    ServerConfig { max_clients: 16, group_size: 2, ..ServerConfig::default() }
+}
+
+#[test]
+fn tasks_of_a_runtime_share_connections_and_get_each_their_own_responses() {
+    const TASKS: u32 = 100;
+    let net = Net::new();
+    let server = start(&net, "127.0.0.1:0", config());
+    Runtime::new().unwrap().block_on(async {
+        // More than a group: they take turns, so they are told of every slice.
+        let mut clients = Vec::new();
+        for _ in 0..5 {
+            clients.push(net.client(server.address).await);
+        }
+        let mut calls = JoinSet::new();
+        for task in 0..TASKS {
+            let client = clients[task as usize % clients.len()].clone();
+            calls.spawn(async move {
+                for call in 0..20 {
+                    let number = task * 1_000 + call;
+                    assert_eq!(client.call_typed(&Next(number.into())).await.unwrap(), number + 1);
+                    let text = format!("task {task} call {call}");
+                    assert_eq!(client.call(text.as_bytes()).await.unwrap(), text.to_uppercase().as_bytes());
+                }
+            });
+        }
+        while let Some(ended) = calls.join_next().await {
+            ended.unwrap();
+        }
+    });
+    server.end();
+}
+
+/// Polls are counted, not time: a client that waits, and one that has nothing to do, does not look at its connection.
+#[test]
+fn a_client_that_waits_uses_no_core_and_is_woken_by_its_response() {
+    let net = Net::new();
+    let server = start(&net, "127.0.0.1:0", config());
+    block_on(async {
+        let client = net.client(server.address).await;
+        assert_eq!(client.call(b"ping").await.unwrap(), b"PING");
+        let mut call = pin!(client.call_type(KEPT, b"later"));
+        let mut task = Context::from_waker(Waker::noop());
+        assert!(call.as_mut().poll(&mut task).is_pending());
+        let kept = server.kept.recv().unwrap();
+        // It has slept by then; in the rest of the time it does not look again, but once in a second whether the server lives.
+        thread::sleep(Duration::from_millis(200));
+        let (before, start) = (client.polls(), Instant::now());
+        thread::sleep(Duration::from_millis(1_500));
+        let seconds = start.elapsed().as_secs() + 2;
+        let while_waiting = client.polls() - before;
+        assert!(while_waiting <= seconds * FEW, "{while_waiting} polls in {seconds} s");
+        kept.reply(*b"now").unwrap();
+        assert_eq!(call.await.unwrap(), b"now");
+        // Idle it is told the end of a slice at most.
+        thread::sleep(Duration::from_millis(200));
+        let before = client.polls();
+        thread::sleep(Duration::from_millis(1_000));
+        let while_idle = client.polls() - before;
+        assert!(while_idle <= FEW, "{while_idle} polls with nothing to do");
+    });
+    server.end();
+}
+
+#[test]
+fn more_calls_than_slots_wait_for_slots_and_one_that_is_given_up_keeps_nobody_waiting() {
+    let net = Net::new();
+    let server = start(&net, "127.0.0.1:0", ServerConfig { depth: 2, ..config() });
+    block_on(async {
+        let client = net.client(server.address).await;
+        let mut task = Context::from_waker(Waker::noop());
+        let mut given_up = Box::pin(client.call_type(KEPT, b"given up"));
+        assert!(given_up.as_mut().poll(&mut task).is_pending());
+        let kept = server.kept.recv().unwrap();
+        drop(given_up);
+        // One slot is left for all of them.
+        let mut calls: Vec<_> = (0..50_u8).map(|nth| Box::pin(client.call([b'a' + nth % 26]))).collect();
+        for call in &mut calls {
+            assert!(call.as_mut().poll(&mut task).is_pending());
+        }
+        for (nth, call) in calls.into_iter().enumerate() {
+            assert_eq!(call.await.unwrap(), [b'A' + nth as u8 % 26]);
+        }
+        kept.reply(*b"unheard").unwrap();
+        assert_eq!(client.call(b"x").await.unwrap(), b"X");
+    });
+    server.end();
+}
+
+#[test]
+fn a_call_ends_at_its_time_with_a_slot_and_without() {
+    let net = Net::new();
+    let server = start(&net, "127.0.0.1:0", ServerConfig { depth: 1, ..config() });
+    block_on(async {
+        let client = net.client(server.address).await;
+        let late = |error| matches!(error, ClientError::Call(SyncCallError::Failure(CallFailure::DeadlineExceeded)));
+        let mut task = Context::from_waker(Waker::noop());
+        let mut first = pin!(client.call_type(KEPT, b"kept"));
+        assert!(first.as_mut().poll(&mut task).is_pending());
+        let kept = server.kept.recv().unwrap();
+        let refused = client.call_within(b"no slot", Duration::from_millis(30)).await.unwrap_err();
+        assert!(late(refused), "without a slot");
+        kept.reply(*b"done").unwrap();
+        assert_eq!(first.await.unwrap(), b"done");
+
+        let mut call = pin!(client.call_type(KEPT, b"kept too"));
+        assert!(call.as_mut().poll(&mut task).is_pending());
+        let kept = server.kept.recv().unwrap();
+        drop(kept);
+        assert!(matches!(call.await, Err(ClientError::Call(SyncCallError::Failure(CallFailure::HandlerFailed)))));
+        assert!(matches!(
+            client.call(vec![0; client.max_payload() + 1]).await,
+            Err(ClientError::Call(SyncCallError::Call(scalerpc::CallError::PayloadTooLarge { .. })))
+        ));
+        assert_eq!(client.call(b"on").await.unwrap(), b"ON");
+    });
+    server.end();
+}
+
+#[test]
+fn a_server_that_returns_is_connected_to_again_and_one_that_does_not_is_told() {
+    let net = Net::new();
+    let server = start(&net, "127.0.0.1:0", config());
+    let address = server.address;
+    block_on(async {
+        let client = net.client(address).await;
+        assert_eq!(client.call(b"one").await.unwrap(), b"ONE");
+        server.end();
+        let server = start(&net, &address.to_string(), config());
+        // The first of them may find out that the old one is gone.
+        let mut responses = Vec::new();
+        while !matches!(responses.last(), Some(Ok(_))) {
+            responses.push(client.call(b"two").await);
+        }
+        assert!(responses.len() <= 2, "{responses:?}");
+        server.end();
+        for _ in 0..2 {
+            let began = Instant::now();
+            client.call_within(b"three", Duration::from_millis(300)).await.unwrap_err();
+            assert!(began.elapsed() < Duration::from_secs(15), "it ends at its own time, not at that of connections");
+        }
+    });
+}
+
+#[test]
+fn a_server_whose_clients_read_their_responses_cannot_wake_any_and_says_so() {
+    let net = Net::new();
+    let server = start(&net, "127.0.0.1:0", ServerConfig { reply_mode: ReplyMode::ClientReads, ..config() });
+    let refused = block_on(AsyncClient::with_options(server.address, &net.options())).unwrap_err();
+    assert!(matches!(refused, ClientError::Connect(MeetError::Setup(SetupError::CannotWake))), "{refused}");
+    server.end();
+}

@@ -1,0 +1,117 @@
+//! What is left of clients that left: nothing, on the heap and in the device's memory. After some have come and gone, more of them take no more.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
+)]
+
+mod support;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use scalerpc::mlx5::{Clock, Device, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+use scalerpc::rdma::{PendingClient, RdmaOptions};
+use scalerpc::{Handlers, RdmaServer, ServerConfig};
+
+struct Counting;
+
+thread_local! {
+    /// Bytes that are allocated, by this thread, and not given back.
+    static LIVE: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: the system's allocator, and a count.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LIVE.with(|live| live.set(live.get().wrapping_add(layout.size())));
+        // SAFETY: the caller's contract is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        LIVE.with(|live| live.set(live.get().wrapping_sub(layout.size())));
+        // SAFETY: as above.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const STEP_NS: u64 = 50_000_000;
+/// Clients at a time.
+const AT_A_TIME: usize = 8;
+
+struct Room {
+    now_ns: Arc<AtomicU64>,
+    device: Device,
+    server: RdmaServer,
+    handlers: Handlers<'static>,
+}
+
+impl Room {
+    fn new() -> Self {
+        let (fabric, now_ns) = (LocalFabric::new(), Arc::<AtomicU64>::default());
+        let open = || {
+            let (fabric, clock) = (FabricSpec::Local(fabric.clone()), Clock::Manual(Arc::clone(&now_ns)));
+            Device::open(DeviceSpec::Soft(SoftOptions { fabric, clock, ..SoftOptions::default() })).unwrap()
+        };
+        let config = ServerConfig { max_clients: 2 * AT_A_TIME as u32, group_size: 2, ..ServerConfig::default() };
+        let server = RdmaServer::on(&open(), &config, &RdmaOptions::default()).unwrap();
+        let mut handlers = Handlers::new(server.max_payload());
+        handlers.insert(1, |request: &[u8], _: &mut [u8]| Ok(request.len()));
+        Self { device: open(), now_ns, server, handlers }
+    }
+
+    fn step(&mut self) {
+        self.server.step(&mut self.handlers, 64);
+        self.now_ns.fetch_add(STEP_NS, Ordering::Relaxed);
+    }
+
+    /// Some clients come, make calls, and leave: in the middle of a call, if they are `rude`. Until the server knows.
+    fn visit(&mut self, rude: bool) {
+        let join = |_| {
+            let offered = self.server.offer().unwrap();
+            let client = PendingClient::on(&self.device, offered.record(), &RdmaOptions::default()).unwrap();
+            let admission = self.server.admit(offered, &client.record()).unwrap();
+            client.admitted(&admission)
+        };
+        let mut clients: Vec<_> = (0..AT_A_TIME).map(join).collect();
+        clients.iter_mut().for_each(|client| client.set_timeout_ns(u64::MAX));
+        for _ in 0..2 {
+            clients.iter_mut().for_each(|client| while client.call(1, &[7; 200]).is_ok() {});
+            while !rude && clients.iter().any(|client| client.core().is_busy())
+                || rude && clients.iter().all(|client| client.free_slots() == 0)
+            {
+                for client in &mut clients {
+                    client.poll();
+                    while client.poll_completion(&mut []).is_some() {}
+                }
+                self.step();
+            }
+        }
+        drop(clients);
+        while self.server.clients() > 0 {
+            self.step();
+        }
+    }
+}
+
+#[test]
+fn clients_that_left_leave_nothing_behind() {
+    let mut room = Room::new();
+    let mut live = Vec::new();
+    for _ in 0..6 {
+        for nth in 0..100 {
+            room.visit(nth % 2 == 0);
+        }
+        live.push(LIVE.with(Cell::get));
+    }
+    assert!(room.server.stats().accepted > 0);
+    // A list may have grown by an entry or two; a byte for each client would be more.
+    let [_, first, .., last] = live[..] else { panic!("{live:?}") };
+    assert!(last.saturating_sub(first) < 4 * 100 * AT_A_TIME, "bytes after so many times 800 clients: {live:?}");
+}
