@@ -91,7 +91,7 @@ impl PendingClient {
         port.cq.register(qp.qpn(), 0);
         let core = Client::new(layout, memory, admission.0, regions.requests_addr, regions.responses_addr, regions.responses_rkey);
         let (ops, probe_at) = (VecDeque::with_capacity(2 * layout.depth + 1), (admission.0.entry_addr, admission.0.entry_rkey));
-        RdmaClient { qp, core, port, ops, sleeps: receives > 0, probe_at, probe_ns: 0 }
+        RdmaClient { qp, core, port, ops, is_plain: receives == 0 && layout.reply_mode == ReplyMode::ServerWrites, probe_at, probe_ns: 0 }
     }
 }
 
@@ -122,8 +122,8 @@ pub struct RdmaClient {
     core: Client<Mr>,
     port: Port,
     ops: VecDeque<ClientOp>,
-    /// Responses and events give completions of receives.
-    sleeps: bool,
+    /// Of what completes nothing is to be known: it READs no responses, and has no receives.
+    is_plain: bool,
     /// Where a WRITE of no bytes goes, and when the next one does.
     probe_at: (u64, u32),
     probe_ns: u64,
@@ -150,21 +150,38 @@ impl RdmaClient {
 
     /// One bounded step: takes completions and arrivals, posts.
     pub fn poll(&mut self) {
-        let Self { port, qp, core, sleeps, .. } = self;
+        let mut is_broken = false;
+        if self.is_plain {
+            let Self { port, qp, .. } = self;
+            // Of WRITEs nothing is to be known but that there is room again.
+            port.cq.poll(COMPLETION_BATCH, |_, cqe| {
+                is_broken |= cqe.result().is_err();
+                if !is_broken {
+                    qp.complete(&cqe);
+                }
+            });
+        } else {
+            is_broken = !self.take_completions();
+        }
+        let now_ns = self.port.now_ns();
+        self.core.poll(now_ns, &mut self.ops);
+        if is_broken || self.post().is_err() || now_ns >= self.probe_ns && self.probe(now_ns).is_err() {
+            self.core.close(CloseReason::Disconnected);
+        }
+    }
+
+    /// Takes completions of READs and of receives; whether the connection goes on.
+    #[inline(never)]
+    fn take_completions(&mut self) -> bool {
+        let Self { port, qp, core, .. } = self;
         let (mut is_broken, mut received) = (false, 0);
-        let reads = core.layout().reply_mode == ReplyMode::ClientReads;
         port.cq.poll(COMPLETION_BATCH, |_, cqe| {
             is_broken |= cqe.result().is_err();
             if is_broken {
                 return;
             }
-            if *sleeps && qp.complete_receive(&cqe).is_some() {
+            if qp.complete_receive(&cqe).is_some() {
                 received += 1;
-                return;
-            }
-            if !reads {
-                // Of WRITEs nothing is to be known but that there is room again.
-                qp.complete(&cqe);
                 return;
             }
             qp.complete_each(&cqe, |word| {
@@ -173,15 +190,8 @@ impl RdmaClient {
                 }
             });
         });
-        if received > 0 {
-            // Before what follows can bring more.
-            is_broken |= post_receives(qp, received).is_err();
-        }
-        let now_ns = self.port.now_ns();
-        self.core.poll(now_ns, &mut self.ops);
-        if is_broken || self.post().is_err() || now_ns >= self.probe_ns && self.probe(now_ns).is_err() {
-            self.core.close(CloseReason::Disconnected);
-        }
+        // Before what follows can bring more.
+        !is_broken && (received == 0 || post_receives(qp, received).is_ok())
     }
 
     /// Sleeps until there may be something for a [`poll`](Self::poll): a response, an event, the end of a call's time; for `limit` at most, and until
