@@ -158,7 +158,7 @@ impl AsyncClient {
         AsyncCall { handle: Arc::clone(&self.0), stage: Stage::New { rpc_type, request, timeout } }
     }
 
-    /// Most bytes of a request, and of a response.
+    /// Maximum bytes of a request, and of a response.
     #[must_use]
     pub fn max_payload(&self) -> usize {
         self.0.queue.max_payload

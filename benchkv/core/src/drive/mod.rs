@@ -9,6 +9,7 @@ pub mod faults;
 pub mod simulated;
 
 mod threads;
+mod world;
 
 #[cfg(test)]
 mod swarm;

@@ -11,15 +11,16 @@ use std::rc::Rc;
 use std::task::Waker;
 use std::time::Duration;
 
-use mlx5::{Bell, Device, DeviceSpec, Did, NicParameters, Rule, Simulation, SoftOptions};
+use mlx5::{Bell, Device, DeviceSpec, Rule, Simulation, SoftOptions};
 use serde::{Deserialize, Serialize};
 use shm::clock::Clock;
 use shm::dir::Dir;
 use shm::wait::WaitStrategy;
 
 use super::cluster::{Cluster, Rank};
-use super::faults::{At, Faults};
+use super::faults::At;
 use super::threads::{Handle, Shared, Thread, Turns};
+pub use super::world::{Cpu, SimulationError, Turn, World};
 use crate::activity::WorkerReport;
 use crate::backend::daemon::KvDaemon;
 use crate::backend::paths::ClientPaths;
@@ -40,103 +41,6 @@ const ARENA_BYTES: usize = 4 << 30;
 const DRAIN: Duration = Duration::from_secs(2);
 /// A drain is looked at so often.
 const LOOK: Duration = Duration::from_micros(100);
-
-/// What CPUs take, in ns. A core does the work of one thread.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cpu {
-    /// A round of a daemon in which nothing is found.
-    pub round_ns: u64,
-    /// A poll that a policy adds to a round.
-    pub poll_ns: u64,
-    /// A message that a round of a daemon moves, received and sent on.
-    pub message_ns: u64,
-    /// A completion that it takes.
-    pub completion_ns: u64,
-    /// A WRITE or SEND posted.
-    pub write_ns: u64,
-    /// A step of a client in which nothing is found.
-    pub client_ns: u64,
-    /// An operation that it issues, or that ends.
-    pub operation_ns: u64,
-}
-
-impl Default for Cpu {
-    /// Assumptions, not measurements: an operation through all its threads takes of the order of the instructions that `scripts/instructions`
-    /// counts for it, at 3 a nanosecond; how they are shared out is a guess.
-    fn default() -> Self {
-        Self { round_ns: 60, poll_ns: 25, message_ns: 70, completion_ns: 40, write_ns: 100, client_ns: 25, operation_ns: 60 }
-    }
-}
-
-impl Cpu {
-    /// A slower one.
-    pub(super) const fn times(self, times: u64) -> Self {
-        let Self { round_ns, poll_ns, message_ns, completion_ns, write_ns, client_ns, operation_ns } = self;
-        Self {
-            round_ns: round_ns.saturating_mul(times),
-            poll_ns: poll_ns.saturating_mul(times),
-            message_ns: message_ns.saturating_mul(times),
-            completion_ns: completion_ns.saturating_mul(times),
-            write_ns: write_ns.saturating_mul(times),
-            client_ns: client_ns.saturating_mul(times),
-            operation_ns: operation_ns.saturating_mul(times),
-        }
-    }
-}
-
-/// What is simulated beside the job itself.
-#[derive(Debug, Clone, Default)]
-pub struct World {
-    /// The CPUs.
-    pub cpu: Cpu,
-    /// The network and its NICs, one a rank.
-    pub nic: NicParameters,
-    /// Whether the devices check everything a NIC would not, and hash all they do: for tests; it takes most of the time.
-    pub strict: bool,
-    /// Rounds between the samples of a daemon's time series; `None`: no series.
-    pub trace_interval: Option<u64>,
-    /// What goes wrong.
-    pub faults: Faults,
-    /// Is told of every turn.
-    pub on_turn: Option<fn(&Turn<'_>)>,
-}
-
-/// A turn of a daemon or client.
-#[derive(Debug)]
-pub struct Turn<'a> {
-    /// When it began.
-    pub at_ns: u64,
-    /// Its rank.
-    pub rank: usize,
-    /// Daemon or client.
-    pub who: &'a str,
-    /// Its number among those of the rank.
-    pub number: usize,
-    /// Messages it moved; operations of a client.
-    pub moved: usize,
-    /// How long it took, or how long there is nothing to do.
-    pub did: Did,
-}
-
-/// Why a simulated job ended before its time.
-#[derive(Debug, thiserror::Error)]
-pub enum SimulationError {
-    /// Something could not be made or connected.
-    #[error(transparent)]
-    Setup(BackendError),
-    /// A daemon or client failed.
-    #[error("{who} of rank {rank}, at {at_ns} ns: {source}")]
-    Failed {
-        /// The daemon or client.
-        who: String,
-        /// Its rank.
-        rank: usize,
-        /// When.
-        at_ns: u64,
-        /// How.
-        source: BackendError,
-    },
-}
 
 /// What the threads of a rank found out.
 #[derive(Debug)]

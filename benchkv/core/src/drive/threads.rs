@@ -9,7 +9,7 @@ use fastrand::Rng;
 use mlx5::{Actor, Did};
 
 use super::faults::Faults;
-use super::simulated::{Cpu, SimulationError, Turn, World};
+use super::world::{Cpu, SimulationError, Turn, World};
 use crate::activity::ActivityLog;
 use crate::backend::daemon::KvDaemon;
 use crate::backend::paths::ClientPaths;
