@@ -58,6 +58,7 @@ impl PendingClient {
             return Err(SetupError::CannotWake);
         }
         // A response for each slot and two events can be under way, and as many be taken before the completions that tell of them.
+        // S23
         let receives = if options.sleeps { 2 * (layout.depth as u32 + 2) } else { 0 };
         let port = Port::on(device, options.send_queue_size.saturating_mul(2).saturating_add(receives), options)?;
         let memory = ClientMemory {
@@ -207,6 +208,7 @@ impl RdmaClient {
         if self.port.cq.progress() {
             return true;
         }
+        // S24
         self.port.cq.arm(false);
         let probe_ns = self.core.is_busy().then_some(self.probe_ns);
         let due_ns = [self.core.next_event_ns(), probe_ns].into_iter().flatten().min().filter(|_| !is_closed);
