@@ -391,6 +391,22 @@ impl<T, F: FnMut(usize, &T) -> T> Handle<T> for F {
     }
 }
 
+/// The answer to a call whose handler runs. A handler that panics leaves a rejection.
+struct Owed<'a, T: Copy> {
+    tx: &'a mut LaneTx<Message<T>>,
+    towards: &'a Towards,
+    tag: Tag,
+}
+
+impl<T: Copy> Drop for Owed<'_, T> {
+    #[cold]
+    fn drop(&mut self) {
+        self.tx.publish_tagged(self.tag.pack(REJECTION), MaybeUninit::uninit());
+        // SAFETY: a node keeps the mesh as long as its peers.
+        unsafe { self.towards.tell() };
+    }
+}
+
 /// A message that is no call, and no reply to one that waits.
 #[cold]
 fn end_rejected<T, U>(calls: &mut Calls<U>, tag: Tag, note: u8, f: &mut impl FnMut(U, Result<T, CallFailed>)) {
@@ -431,7 +447,12 @@ impl<T: Copy + Send, U> Ends<T, U> {
             let (tag, note) = Tag::unpack(word);
             if note != CALL {
                 end_rejected(&mut peer.calls, tag, note, f);
-            } else if let Some(answer) = handler.handle(from, lent()) {
+                continue;
+            }
+            let owed = Owed { tx: &mut peer.tx, towards: &peer.towards, tag };
+            let answer = handler.handle(from, lent());
+            std::mem::forget(owed);
+            if let Some(answer) = answer {
                 peer.publish(taken > 1, tag.pack(REPLY), MaybeUninit::new(answer));
             } else {
                 self.held += 1;

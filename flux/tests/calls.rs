@@ -518,3 +518,27 @@ fn step_answers_the_calls_that_wait_and_those_it_takes_and_brings_replies() {
         assert_eq!((a.in_flight(), b.in_flight()), (0, 0));
     }
 }
+
+#[test]
+fn a_handler_that_panics_rejects_its_call_and_the_others_are_answered_once() {
+    let (mut a, mut b) = pair(Config { capacity: 16, in_flight: 4 });
+    for waits in [false, true] {
+        for payload in 0..4 {
+            a.call(1, payload, payload).unwrap();
+        }
+        if waits {
+            assert_eq!(b.poll(no_reply), 4);
+        }
+        let step = |b: &mut Node<u64, u64>| {
+            b.step(no_reply, |_, payload| if *payload == 1 { panic!("a handler's own fault") } else { 10 * payload });
+        };
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| step(&mut b)));
+        assert!(caught.is_err());
+        step(&mut b);
+        let mut ended = vec![];
+        a.poll(|user, reply| ended.push((user, reply)));
+        ended.sort_unstable_by_key(|(user, _)| *user);
+        assert_eq!(ended, [(0, Ok(0)), (1, Err(CallFailed::Rejected)), (2, Ok(20)), (3, Ok(30))], "{waits}");
+        assert_eq!((a.in_flight(), b.in_flight()), (0, 0));
+    }
+}
