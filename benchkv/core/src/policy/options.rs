@@ -18,7 +18,7 @@ pub const DEFAULT_HOLD_US: f64 = 10.0;
 #[command(next_help_heading = "Policies")]
 pub struct PolicyOptions {
     /// Answers of other ranks are held back until there are as many as ranks, or for this long, 0.5us to 100us, and released together; off while batches are
-    /// that large by themselves. adaptive[:TIME] follows the rate at which answers come, and begins with TIME [default: 10us]; rtt:FACTOR is so many
+    /// that large by themselves. adaptive or adaptive:TIME follows the rate at which answers come, and begins with TIME [default: 10us]; rtt:FACTOR is so many
     /// round trips, 0.1 to 100. Simulated (docs/study.md): 10us gains a third at 8 ranks, and a tenth beyond; adaptive as much, and costs a fifth where
     /// batches are large by themselves; rtt:2 gains a tenth at most.
     #[arg(long, hide_short_help = true, value_name = "off|TIME|adaptive[:TIME]|rtt:FACTOR", conflicts_with_all = ["batch_hold_us", "adaptive_hold", "hold_rtt_multiplier"])]
