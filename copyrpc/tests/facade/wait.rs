@@ -187,6 +187,8 @@ fn a_sleeper_wakes_for_deadlines_dead_peers_and_stalled_ones() {
     assert!(polls < 1_000, "{polls}");
     to_doomed.call(b"", 3, 0).unwrap();
     near.wait(Some(Duration::ZERO)).unwrap();
+    // It has the request, so nobody knows whether it executed it; else the call would end as refused (G5).
+    let _held = next_request(&doomed);
     drop(doomed);
     let dead = Err(CallFailure::Closed(CloseReason::Disconnected));
     sleep_until_end(&near, |user, outcome| assert_eq!((user, outcome), (3, dead.clone())));
