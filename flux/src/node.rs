@@ -252,7 +252,7 @@ impl<T: Copy + Send, U> Node<T, U> {
 
     /// As [`poll`](Self::poll), and answers every call that it takes with what `handler` makes of the caller's number and the payload. This takes the
     /// fewest instructions; one who answers later, or in another order, polls and takes calls with [`try_recv_raw`](Self::try_recv_raw). Those
-    /// that a poll has found before are answered too.
+    /// that a poll has found before are answered too. A call whose handler panics is rejected.
     #[inline(always)]
     pub fn step(&mut self, f: impl FnMut(U, Result<T, CallFailed>), mut handler: impl FnMut(usize, &T) -> T) -> usize {
         if !self.ends.inbox.is_empty() {
