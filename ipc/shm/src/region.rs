@@ -140,6 +140,7 @@ impl Region {
         let file = LockFile::of_no_file();
         let lock = file.try_lock(OWNER_BYTE).map_err(|error| io_error(io::Error::other(error)))?;
         let region = InMemory { map, file };
+        header_of(&region.map).robust.hold();
         // O1
         header_of(&region.map).magic.store(MAGIC, Ordering::Release);
         if !memory.add(name, &region) {
@@ -310,7 +311,6 @@ impl Drop for Region {
         let _ = self.dir.unlink_if_same(&self.name, &self.file);
         // SAFETY: `create` locked it in this process.
         if unsafe { self.header().robust.unlock() } {
-            self.header().robust.mark();
             drop(map(&mut self.map));
         } else {
             map(&mut self.map).leak_first_page();
@@ -514,5 +514,24 @@ mod tests {
         drop(remover);
         drop(Region::create(&dir, "s", 1, 64, |_| {}).unwrap());
         std::fs::remove_dir(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn peers_look_at_every_step_of_a_close() {
+        let dir = scratch("closing");
+        let region = Region::create(&dir, "r", 1, 64, |_| {}).unwrap();
+        let peer = Region::open(&dir, "r", 1, 64).unwrap();
+        assert!(!peer.owner_hint());
+        region.header().close();
+        assert!(peer.owner_hint());
+        // Its owner may be killed here: what unlocking writes must not take the hint away.
+        // SAFETY: it is locked by this thread, and never unlocked again.
+        assert!(unsafe { region.header().robust.unlock() });
+        assert!(peer.owner_hint());
+        assert_eq!(peer.owner_state(), OwnerState::Closed);
+        // It is half closed, and must not be closed again.
+        std::mem::forget(region);
+        drop(peer);
+        std::fs::remove_dir_all(dir.path()).unwrap();
     }
 }

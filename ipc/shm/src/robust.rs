@@ -90,16 +90,22 @@ impl RobustWord {
         unsafe { libc::pthread_mutex_unlock(self.mutex()) == 0 }
     }
 
-    /// Has peers take the owner for gone, whether the mutex is locked or not. Who unlocks it removes the mark.
+    /// Has a word that no kernel looks after read as held, in memory that only this process has.
+    pub(crate) fn hold(&self) {
+        self.word().store(1, Ordering::Relaxed);
+    }
+
+    /// Has peers take the owner for gone while the mutex is locked. Unlocked, it reads so by itself.
     pub(crate) fn mark(&self) {
         self.word().fetch_or(OWNER_DIED, Ordering::Release);
     }
 
-    /// Whether the thread that locked it may have ended, or the word is [marked](Self::mark). One load.
+    /// Whether the thread that locked it may have ended, or unlocked it, or the word is [marked](Self::mark). One load.
     #[inline(always)]
     pub(crate) fn owner_may_have_died(&self) -> bool {
-        // Nothing is read on the strength of this, so it needs no ordering.
-        self.word().load(Ordering::Relaxed) & OWNER_DIED != 0
+        // Nothing is read on the strength of this, so it needs no ordering. Without the uppermost bit, that of waiters, a word is positive
+        // if it is a thread's without the mark: neither the mark, then the sign, nor zero.
+        (self.word().load(Ordering::Relaxed) << 1) as i32 <= 0
     }
 
     /// Whether it ended, and nobody took the mutex over. One load.
