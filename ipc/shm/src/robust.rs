@@ -90,7 +90,7 @@ impl RobustWord {
         unsafe { libc::pthread_mutex_unlock(self.mutex()) == 0 }
     }
 
-    /// Has a word that no kernel looks after read as held, in memory that only this process has.
+    /// Makes a word that no kernel looks after read as held, in memory that only this process has.
     pub(crate) fn hold(&self) {
         self.word().store(1, Ordering::Relaxed);
     }
