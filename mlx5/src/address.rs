@@ -1,21 +1,21 @@
-//! Where a queue pair can be reached: what its peer needs, in memory and on the way there.
+//! The address of a queue pair, and its bytes on the way to the peer.
 
-/// What kind of device a queue pair lives on. Two kinds never connect.
+/// The kind of device of a queue pair. Queue pairs of different kinds never connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum DeviceKind {
     /// The software HCA of this crate.
     Soft = 1,
-    /// A device behind libibverbs.
+    /// A device that libibverbs finds.
     Hardware = 2,
 }
 
-/// Where a queue pair can be reached: what its peer needs to connect to it.
+/// The address of a queue pair: everything its peer needs to connect to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpAddress {
     /// Kind of device.
     pub kind: DeviceKind,
-    /// Largest payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. The path takes the smaller of both ends'.
+    /// Largest payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. A connection uses the smaller MTU of its two ends.
     pub mtu: u16,
     /// Local identifier of the port; 0 on RoCE.
     pub lid: u16,
@@ -23,9 +23,10 @@ pub struct QpAddress {
     pub qpn: u32,
     /// First packet sequence number, 24 bits; the software HCA has no packets and ignores it.
     pub psn: u32,
-    /// Which incarnation of the device has that LID (soft): a LID is used again after its owner died, this number never. 0 on hardware.
+    /// Incarnation of the device with that LID, on the software HCA: a LID is reused after its owner died, this number never. 0 on
+    /// hardware.
     pub epoch: u64,
-    /// Global identifier of the port, which RoCE names it by; zero on the software HCA.
+    /// Global identifier of the port, which names the port on RoCE; zero on the software HCA.
     pub gid: [u8; 16],
 }
 
@@ -33,13 +34,14 @@ impl QpAddress {
     /// Bytes of [`to_bytes`](Self::to_bytes).
     pub const LEN: usize = 40;
 
-    /// That of a queue pair of a software HCA.
+    /// Returns the address of a queue pair of a software HCA.
     #[must_use]
     pub const fn soft(lid: u16, qpn: u32, epoch: u64) -> Self {
         Self { kind: DeviceKind::Soft, mtu: 4096, lid, qpn, psn: 0, epoch, gid: [0; 16] }
     }
 
-    /// For the way to the peer, whatever it is: kind, a zero byte, MTU, LID, two zero bytes, QPN, PSN, epoch, GID; little-endian.
+    /// Encodes the address, for any transport to the peer: kind, a zero byte, MTU, LID, two zero bytes, QPN, PSN, epoch, GID;
+    /// little-endian.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut b = [0; Self::LEN];
@@ -53,7 +55,7 @@ impl QpAddress {
         b
     }
 
-    /// The reverse of [`to_bytes`](Self::to_bytes); `None` for bytes that it does not make.
+    /// Decodes the bytes of [`to_bytes`](Self::to_bytes). Returns `None` for bytes that it never makes.
     #[must_use]
     pub fn from_bytes(b: &[u8; Self::LEN]) -> Option<Self> {
         let kind = match b[0] {

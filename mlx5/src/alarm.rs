@@ -1,4 +1,4 @@
-//! What ends the sleep of a device's thread from another one: a flag, and whatever that thread sleeps on.
+//! Ends the sleep of a device's thread from another thread: a flag, and the word or descriptor that the thread sleeps on.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::io;
@@ -10,22 +10,22 @@ use shm::sleep::{Sleep, Watch, Word};
 
 /// | word | writer | reader | pairing |
 /// |---|---|---|---|
-/// | `is_rung` | any thread, to `true`; the device's, back | the device's | release and acquire: who was woken sees what was stored before the ring. Read-modify-writes both, so a ring that finds it up is one with that which raised it |
+/// | `is_rung` | any thread, to `true`; the device's thread, to `false` | the device's thread | release and acquire: a woken thread sees the stores before the ring. Both accesses are read-modify-writes, so a ring that finds the flag set merges with the ring that set it |
 #[derive(Debug, Default)]
 pub(crate) struct Alarm {
     is_rung: AtomicBool,
     sleep: Sleep,
-    /// An eventfd(2), for who sleeps in poll(2).
+    /// An eventfd(2), for a thread that sleeps in poll(2).
     descriptor: Option<OwnedFd>,
 }
 
 impl Alarm {
-    /// For a thread that sleeps on descriptors.
+    /// Makes an alarm for a thread that sleeps on descriptors.
     ///
     /// # Errors
-    /// There are no descriptors left.
+    /// No descriptor is free.
     pub(crate) fn with_descriptor() -> io::Result<Self> {
-        // SAFETY: plain numbers; the descriptor is ours alone.
+        // SAFETY: plain numbers; no other code has the descriptor.
         let descriptor = unsafe {
             match libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) {
                 -1 => return Err(io::Error::last_os_error()),
@@ -35,17 +35,17 @@ impl Alarm {
         Ok(Self { descriptor: Some(descriptor), ..Self::default() })
     }
 
-    /// Readable from a ring on until [`take`](Self::take).
+    /// Returns the descriptor, which is readable from a ring until [`take`](Self::take).
     pub(crate) fn descriptor(&self) -> Option<RawFd> {
         self.descriptor.as_ref().map(OwnedFd::as_raw_fd)
     }
 
-    /// Whether it was rung since it was asked last.
+    /// Returns whether the alarm was rung since the last call.
     pub(crate) fn take(&self) -> bool {
         let is_rung = self.is_rung.swap(false, Ordering::AcqRel);
         if let (true, Some(fd)) = (is_rung, self.descriptor()) {
             let mut rings = 0u64;
-            // If the ring has not got there yet, the next sleep ends early.
+            // If the ring has not yet written the descriptor, the next sleep ends early.
             // SAFETY: room for the counter.
             unsafe { libc::read(fd, (&raw mut rings).cast(), size_of::<u64>()) };
         }

@@ -10,14 +10,14 @@ use crate::wire::BLUEFLAME_BYTES;
 
 /// Several short operations whose WQEs go through BlueFlame together: the device need not read any of them from memory.
 ///
-/// They are built in the send queue, as always, and copied to a buffer of 256 bytes on the stack, which [`finish`](Self::finish) copies to
-/// the register, behind the same record and barriers as any other doorbell. WQEs that together take more than 256 bytes (four of up to
-/// 64 bytes fit, the NOPs at the ring's end included) are announced with an 8-byte doorbell instead.
+/// The WQEs are built in the send queue, as always, and also copied to a buffer of 256 bytes on the stack. [`finish`](Self::finish) copies
+/// that buffer to the register, after the same record and barriers as any other doorbell. WQEs that together take more than 256 bytes are
+/// announced with an 8-byte doorbell instead. Four WQEs of up to 64 bytes fit; the NOPs at the ring's end count.
 ///
-/// Not proven on a NIC: rdma-core copies to BlueFlame only a WQE that is the only new one, and no driver is known that puts several into
-/// one register. Nothing in this crate uses it by itself.
+/// Not proven on a NIC: rdma-core copies a WQE to BlueFlame only if it is the only new one, and no driver is known that copies several into
+/// one register. Nothing in this crate uses a batch by itself.
 ///
-/// Dropped without `finish`, its operations stay posted, and the queue pair's next doorbell announces them.
+/// If a batch is dropped without `finish`, its operations stay posted, and the queue pair's next doorbell announces them.
 #[must_use = "its operations are announced by `finish`"]
 pub struct BlueflameBatch<'a> {
     qp: &'a mut RcQp,
@@ -32,16 +32,16 @@ impl fmt::Debug for BlueflameBatch<'_> {
 }
 
 impl<'a> BlueflameBatch<'a> {
-    /// What was posted before is announced first: the register gets this batch's WQEs only.
+    /// Announces the operations posted before the batch: the register gets this batch's WQEs only.
     pub(crate) fn new(qp: &'a mut RcQp) -> Self {
         qp.sq.ring();
         Self { qp, buffer: BlueflameBuffer([MaybeUninit::uninit(); BLUEFLAME_BYTES]), fits: true }
     }
 
-    /// Adds an operation; as [`RcQp::post`](crate::RcQp::post).
+    /// Adds an operation, as [`RcQp::post`](crate::RcQp::post) does.
     ///
     /// # Errors
-    /// See [`PostError`]; the batch is as before.
+    /// See [`PostError`]; the batch is unchanged.
     #[inline]
     pub fn post<O: RcOperation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
         let from = self.qp.sq.pending();
@@ -50,7 +50,7 @@ impl<'a> BlueflameBatch<'a> {
         Ok(())
     }
 
-    /// Announces the batch to the device; without operations, does nothing.
+    /// Announces the batch to the device. Does nothing if the batch is empty.
     pub fn finish(self) {
         let sq = &mut self.qp.sq;
         if self.fits && sq.pending() > 0 {
@@ -62,7 +62,7 @@ impl<'a> BlueflameBatch<'a> {
 }
 
 impl RcQp {
-    /// Starts a batch of operations that are announced together through BlueFlame. What was posted before is announced now.
+    /// Starts a batch of operations that are announced together through BlueFlame. Operations posted before are announced now.
     pub fn blueflame_batch(&mut self) -> BlueflameBatch<'_> {
         BlueflameBatch::new(self)
     }

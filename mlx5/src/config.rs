@@ -1,4 +1,4 @@
-//! What devices are, and what queues, regions and queue pairs are to be. Plain data.
+//! Capabilities of devices, and configurations of queues, regions and queue pairs. Plain data.
 
 use shm::memfd::NoHugePages;
 
@@ -9,68 +9,68 @@ use crate::wire::CQE_BYTES;
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NullOptions {
-    /// How doorbells write its registers, which are memory that nobody reads. Default [`RegisterKind::Ordinary`].
+    /// How doorbells write its registers, which are memory that no device reads. Default [`RegisterKind::Ordinary`].
     pub register: RegisterKind,
 }
 
-/// What a device is and can do.
+/// The identity and capabilities of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Name for people, for example `soft:lid=3`.
+    /// Display name, for example `soft:lid=3`.
     pub name: String,
-    /// How peers are reached.
+    /// Transport to the peers, in words.
     pub transport: String,
-    /// Largest send queue, WQEBBs.
+    /// Maximum size of a send queue, in WQEBBs.
     pub max_send_wr: u32,
-    /// Largest receive queue of a queue pair, receives.
+    /// Maximum size of a queue pair's own receive queue, in receives.
     pub max_recv_wr: u32,
-    /// Most buffers of a receive.
+    /// Maximum number of buffers of a receive.
     pub max_recv_sge: u32,
-    /// Most inline bytes of an operation.
+    /// Maximum number of inline bytes of an operation.
     pub max_inline_data: u32,
-    /// Largest completion queue, CQEs.
+    /// Maximum size of a completion queue, in CQEs.
     pub max_cqe: u32,
-    /// Completion vectors.
+    /// Number of completion vectors.
     pub comp_vectors: u32,
-    /// Largest shared receive queue, receives.
+    /// Maximum size of a shared receive queue, in receives.
     pub max_srq_wr: u32,
-    /// Most queue pairs.
+    /// Maximum number of queue pairs.
     pub max_qp: u32,
-    /// The maximum number of memory regions.
+    /// Maximum number of memory regions.
     pub max_mr: u32,
-    /// Whether it has [`CompareSwap`](crate::CompareSwap) and [`FetchAdd`](crate::FetchAdd). A device without them posts none and takes no
-    /// region for them.
+    /// Whether the device has [`CompareSwap`](crate::CompareSwap) and [`FetchAdd`](crate::FetchAdd). A device without them refuses to post
+    /// them and to register a region for them.
     pub has_atomics: bool,
-    /// The NUMA node a NIC is plugged into, where the system says so; queues and buffers are best there. `None` for the software HCA, whose
-    /// memory is where its thread is.
+    /// NUMA node that the NIC is attached to, if the system tells; it is the best place for queues and buffers. `None` for the software
+    /// HCA, whose memory is on the node of its thread.
     pub numa_node: Option<u32>,
-    /// When it executes, by which clock, whether it is strict, and which faults it makes: what results were obtained under.
+    /// Timing, clock, strictness and faults of the device: the conditions under which results were obtained.
     pub modes: String,
-    /// How long operations towards a dead peer are retried before they fail, in ns. Hardware cannot tell a dead peer from a slow one: there it is
-    /// [`ConnectOptions::transport_timeout_ns`](crate::ConnectOptions::transport_timeout_ns), of the default options.
+    /// Time for which operations towards a dead peer are retried before they fail, in ns. Hardware cannot distinguish a dead peer from a
+    /// slow one: there it is [`ConnectOptions::transport_timeout_ns`](crate::ConnectOptions::transport_timeout_ns) of the default options.
     pub dead_peer_timeout_ns: u64,
-    /// Queue pair places and memory regions that were not given back so far, because a peer was stopped in the middle of using them.
+    /// Number of queue pair places and memory regions not yet returned, because a peer was stopped while using them.
     pub quarantined: u64,
-    /// Rules broken, in strict mode, since they were last taken from [`Device::soft`](crate::Device::soft).
+    /// Number of rules broken, in strict mode, since they were last taken from [`Device::soft`](crate::Device::soft).
     pub violations: u64,
-    /// Times that an operation of this device found no receive posted at its target (RNR NAK) and was put off, or failed. Hardware counts per
-    /// port, for all programs (`rnr_nak_retry_err` of its counters in sysfs): `None` there.
+    /// Number of times that an operation of this device found no receive posted at its target (RNR NAK) and was delayed, or failed. `None`
+    /// on hardware, which counts per port and for all programs (`rnr_nak_retry_err` of its counters in sysfs).
     pub rnr_naks: Option<u64>,
 }
 
-/// What a completion queue is to be. A number alone is that many entries of 64 bytes, not compressed.
+/// The configuration of a completion queue. A plain number converts to that many entries of 64 bytes, not compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqConfig {
     /// CQEs, 1..=[`DeviceInfo::max_cqe`](crate::DeviceInfo::max_cqe); rounded up to a power of two. Every operation that may complete
     /// before the next poll needs one: a queue that overruns is dead.
     pub entries: u32,
-    /// Bytes of an entry, 64 or 128. A large entry has room for 64 bytes of received data in front of its CQE.
+    /// Bytes of an entry, 64 or 128. A large entry has room for 64 bytes of received data before its CQE.
     pub cqe_bytes: u32,
-    /// The device may write CQEs that differ in little as one session of 8-byte mini CQEs ([`MiniCqe`](crate::wire::MiniCqe)). Polls
-    /// hand them out as any others.
+    /// Whether the device may write similar CQEs as one session of 8-byte mini CQEs ([`MiniCqe`](crate::wire::MiniCqe)). Polls hand them
+    /// out as ordinary CQEs.
     pub compression: bool,
-    /// The vector that its events come by, 0..[`DeviceInfo::comp_vectors`](crate::DeviceInfo::comp_vectors). Hardware has an interrupt of
-    /// its own for each, most often on a core of its own: choose that of the core on which the program waits.
+    /// Completion vector of its events, 0..[`DeviceInfo::comp_vectors`](crate::DeviceInfo::comp_vectors). On hardware each vector has an
+    /// interrupt of its own, usually on a core of its own: choose the vector of the core on which the program waits.
     pub comp_vector: u32,
 }
 
@@ -87,11 +87,11 @@ pub struct QpConfig {
     pub max_send_wr: u32,
     /// Inline bytes of one operation, 0..=220.
     pub max_inline_data: usize,
-    /// The device may put the data of a SEND of up to 32 bytes, 64 with large CQEs, into the CQE instead of the receive's buffer
+    /// Whether the device may put the data of a SEND of up to 32 bytes, or 64 with large CQEs, into the CQE instead of the receive's buffer
     /// ([`Cqe::inline_data`](crate::Cqe::inline_data)); that buffer is then not written. Reliable connections only.
     pub scatter_to_cqe: bool,
-    /// Messages of the peer that may wait on the software HCA until this end polls, 1..=128; rounded up to a power of two, at least 16. Each
-    /// takes 64 bytes. The peer's operations wait for room; its queue pair's depth need not be the same. Hardware does not look at it.
+    /// Number of the peer's messages that may wait on the software HCA until this end polls, 1..=128; rounded up to a power of two, minimum
+    /// 16. Each takes 64 bytes. The peer's operations wait for room; the depth of its queue pair need not be the same. Hardware ignores it.
     pub lane_slots: u32,
 }
 
@@ -101,28 +101,28 @@ impl Default for QpConfig {
     }
 }
 
-/// States of a queue pair (InfiniBand specification, "Queue Pair States").
+/// The states of a queue pair (InfiniBand specification, "Queue Pair States").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QpState {
     /// Created; not connected.
     Reset,
     /// Receives may be posted.
     Init,
-    /// Receives.
+    /// Receives messages.
     ReadyToReceive,
-    /// Sends and receives.
+    /// Sends and receives messages.
     ReadyToSend,
     /// An operation failed; everything posted is flushed.
     Error,
 }
 
-/// What pages a region lies on.
+/// The kind of pages under a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
-    /// Ordinary ones, as asked for.
+    /// Ordinary pages, as requested.
     Base,
-    /// Huge ones, of 2 MiB.
+    /// Huge pages, of 2 MiB.
     Huge,
-    /// Ordinary ones, although huge ones were asked for, and why: for people to read.
+    /// Ordinary pages although huge pages were requested, with the reason, in words.
     NotHuge(NoHugePages),
 }

@@ -1,4 +1,4 @@
-//! A device as its objects hold it.
+//! A device, as its objects hold it.
 
 use core::ops::Deref;
 use std::rc::Rc;
@@ -9,7 +9,7 @@ use shm::sleep::{Due, POLL_SLICE, Watch};
 use crate::hook::Hook;
 use crate::provider::Provider;
 
-/// Who made an object, and the hook. Clones are the same device, which closes with the last of them.
+/// The provider and the hook of an object's device. Clones refer to the same device, which closes with the last of them.
 #[derive(Clone)]
 pub(crate) struct Control {
     provider: Rc<dyn Provider>,
@@ -30,31 +30,31 @@ impl Control {
         Self { provider, hook }
     }
 
-    /// What doorbells and empty polls call.
+    /// Returns the hook that doorbells and empty polls call.
     pub(crate) fn hook(&self) -> Option<&Hook> {
         self.hook.as_ref()
     }
 
-    /// The time on the device's clock.
+    /// Returns the time on the device's clock.
     pub(crate) fn now_ns(&self) -> u64 {
         self.hook.as_ref().map_or_else(clock::monotonic_ns, |hook| hook.now_ns())
     }
 
-    /// As [`now_ns`](Self::now_ns), cheaper and behind.
+    /// Returns the same time as [`now_ns`](Self::now_ns), at a lower cost and less recent.
     pub(crate) fn coarse_now_ns(&self) -> u64 {
         self.hook.as_ref().map_or_else(clock::coarse_ns, |hook| hook.coarse_now_ns())
     }
 
-    /// What the device cannot do without being given time; whether there may be new CQEs.
+    /// Lets the device make the progress that it cannot make by itself. Returns whether there may be new CQEs.
     pub(crate) fn progress(&self) -> bool {
         self.hook.as_ref().is_some_and(|hook| hook.empty_poll())
     }
 
-    /// Calls `then` with what a sleep on the device, maybe beside others, ends at.
+    /// Calls `then` with the watch that ends a sleep on the device, alone or beside other watches.
     pub(crate) fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
         match &self.hook {
             Some(hook) => hook.with_watch(then),
-            // It wakes through a descriptor, which cannot be waited for together with words.
+            // Hardware wakes through a descriptor, which cannot be waited for together with words.
             None => then(&mut Due(POLL_SLICE)),
         }
     }

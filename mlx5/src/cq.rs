@@ -10,10 +10,10 @@ use crate::cq_ring::CqRing;
 use crate::cqe::Cqe;
 use crate::error::CreateError;
 
-/// A completion queue for any mix of queues. Completions of one queue pair's sends come in posting order; those of different queue pairs, and of
-/// sends against receives, in any.
+/// A completion queue for any mix of queues. Completions of one queue pair's sends arrive in posting order. Those of different queue pairs
+/// arrive in any order, and so do those of sends relative to receives.
 ///
-/// It stays in its thread:
+/// It is not `Send`:
 /// ```compile_fail,E0277
 /// fn send<T: Send>() {}
 /// send::<mlx5::Cq>();
@@ -33,7 +33,7 @@ impl Cq {
         Ok(Self { ring: CqRing::create(control, config)? })
     }
 
-    /// Entries the device really gave, a power of two.
+    /// Returns the number of entries that the device created, a power of two.
     #[must_use]
     pub fn entries(&self) -> u32 {
         self.ring.entries()
@@ -48,29 +48,29 @@ impl Cq {
         &mut self.ring
     }
 
-    /// Completion queue number, 24 bits.
+    /// Returns the completion queue number, 24 bits.
     #[must_use]
     pub fn cqn(&self) -> u32 {
         self.object().cqn
     }
 
-    /// Arms the queue: [`Device::wait`](crate::Device::wait) returns once it holds a completion that was not polled, or one that is solicited or
-    /// an error if `solicited_only`. To sleep without losing one: poll until it is empty, arm, wait; a completion in between ends the wait at
-    /// once.
+    /// Arms the queue: [`Device::wait`](crate::Device::wait) returns once the queue holds a completion that was not polled; with
+    /// `solicited_only`, once it holds a solicited completion or an error. To sleep without losing a completion, poll until the queue is
+    /// empty, arm, then wait; a completion that arrives in between ends the wait at once.
     pub fn arm(&mut self, solicited_only: bool) {
         self.ring.arm(solicited_only);
     }
 
-    /// Whether a poll would hand out a completion now. Unlike a poll that finds nothing, it gives a software device no time: a loop must
-    /// poll some queue of the device.
+    /// Returns whether a poll would hand out a completion now. Unlike a poll that finds nothing, this call gives a software device no time
+    /// to run: a loop must poll some queue of the device.
     #[must_use]
     #[inline(always)]
     pub fn has_completion(&self) -> bool {
         self.ring.has_any()
     }
 
-    /// Hands up to `max` completions to `f` in the order the device wrote them, and returns how many. Their entries are free again when
-    /// this returns: what `f` posts must find room for its completions beside them.
+    /// Hands up to `max` completions to `f` in the order in which the device wrote them, and returns their number. Their entries are free
+    /// only when this returns: completions of operations that `f` posts need entries beside them.
     #[inline(always)]
     pub fn poll(&mut self, max: usize, mut f: impl FnMut(Cqe<'_>)) -> usize {
         self.ring.poll(max, |_| (), |(), cqe| f(cqe))

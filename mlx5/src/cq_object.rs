@@ -1,4 +1,4 @@
-//! The part of a completion queue that its queue pairs hold too: the device's object, and the entries that nobody has polled yet.
+//! The part of a completion queue that its queue pairs keep alive: the device's object, and the entries not yet polled.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -31,7 +31,7 @@ impl CqEntries {
         self.mask + 1
     }
 
-    /// The CQE of the entry at `counter`.
+    /// Returns the CQE of the entry at `counter`.
     #[inline(always)]
     pub(crate) fn place(&self, counter: u32) -> NonNull<u8> {
         let index = (counter & self.mask) as usize;
@@ -39,28 +39,30 @@ impl CqEntries {
         unsafe { self.first.add(index * self.stride) }
     }
 
-    /// The owner bit that the device writes to the entry at `counter`.
+    /// Returns the owner bit that the device writes to the entry at `counter`.
     #[inline(always)]
     pub(crate) fn owner(&self, counter: u32) -> u8 {
         (counter >> self.log_entries) as u8 & 1
     }
 
-    /// CQEs of the session with this title, of which there are at least one and no more than entries: a device writes no other counts, and one
-    /// that did may not make the driver read what is not there.
+    /// Returns the number of CQEs of the session with this title, at least one and at most the number of entries. A device writes no other
+    /// count; a device that did must not make the driver read outside the ring.
     #[inline(always)]
     pub(crate) fn session_count(&self, title: &TitleCqe) -> u32 {
         title.count.min(self.count()).max(1)
     }
 }
 
-/// Whether the device has written an entry with this op_own byte: its owner bit is that of the lap, `owner`, and its opcode is valid.
+/// Returns whether the device has written an entry with this op_own byte: its owner bit is that of the lap, `owner`, and its opcode is
+/// valid.
 #[inline(always)]
 pub(crate) fn is_written(op_own: u8, owner: u8) -> bool {
-    // One comparison: with the owner bit on top, it is 0, and what is below is less than the invalid opcode.
+    // One comparison: the rotation moves the owner bit to the top, where it must be 0, and the bits below must be less than the invalid
+    // opcode.
     (op_own ^ owner).rotate_right(1) < (CqeOpcode::Invalid as u8) << 3
 }
 
-/// The device's object, kept alive by everything that names it.
+/// The device's object, kept alive by every user of the queue.
 pub(crate) struct CqObject {
     pub(crate) cqn: u32,
     pub(crate) control: Control,
@@ -69,7 +71,7 @@ pub(crate) struct CqObject {
     pub(crate) record: NonNull<AtomicU32>,
     /// Queue pair of the compressed session that the poll opened last.
     pub(crate) session_qpn: Cell<u32>,
-    /// The counter behind that session, if it is above the consumer; else one that is at most a lap behind the consumer.
+    /// The counter after that session, if it is above the consumer; else a counter at most one lap behind the consumer.
     pub(crate) session_end: Cell<u32>,
 }
 
@@ -80,16 +82,17 @@ impl CqObject {
         Self { cqn, control: control.clone(), entries, record, session_qpn: Cell::new(NO_QPN), session_end: Cell::new(0) }
     }
 
-    /// Gives every completion of queue pair `qpn` that is still in the queue to [`NO_QPN`]. The device has destroyed the queue pair, so it writes
-    /// no more of them, and may give the number to another at once (libmlx5 `mlx5_cq_clean`, which leaves queues that were handed out alone).
-    /// They stay in the queue because the receives that they name go back to their shared queue with them.
+    /// Reassigns every completion of queue pair `qpn` that is still in the queue to [`NO_QPN`]. The device has destroyed the queue pair, so
+    /// it writes no more of them, and may give the number to another at once. libmlx5 does the same in `mlx5_cq_clean`, but not for queues
+    /// that it handed out. The completions stay in the queue, because the receives that they name go back to their shared queue with them.
     pub(crate) fn disown(&self, qpn: u32) {
         if self.session_qpn.get() == qpn {
             self.session_qpn.set(NO_QPN);
         }
         // SAFETY: the record lives as long as this object.
         let consumed = u32::from_be(unsafe { self.record.as_ref() }.load(Ordering::Relaxed));
-        // The entries of an open session are no CQEs: the first CQE behind it is the next. A 24-bit difference, signed.
+        // The entries of an open session are not CQEs: the scan starts at the first CQE after the session. The difference is signed, with
+        // 24 bits.
         let in_session = self.session_end.get().wrapping_sub(consumed) << 8;
         let start = if in_session as i32 > 0 { consumed.wrapping_add(in_session >> 8) } else { consumed };
         let mut next = 0;
@@ -102,10 +105,10 @@ impl CqObject {
                 break;
             }
             udma_from_device_barrier();
-            // SAFETY: a CQE inside the buffer that the device is done with, as its owner bit, read with Acquire, says.
+            // SAFETY: a CQE inside the buffer that the device has finished writing: its owner bit was read with Acquire.
             let cqe = unsafe { place.cast::<[u8; CQE_BYTES]>().read() };
             if ResponderCqe::parse(&cqe).qpn == qpn {
-                // SAFETY: as above. Inside a poll this may be an entry that was handed out: a `Cqe` holds no reference to these bytes.
+                // SAFETY: as above. During a poll this may be an entry that was handed out: a `Cqe` holds no reference to these bytes.
                 unsafe { place.add(QPN_OFFSET).cast().write([0xff_u8; 3]) };
             }
             let is_title = CqeFormat::from_op_own(op_own) == CqeFormat::Compressed;

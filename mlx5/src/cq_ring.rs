@@ -19,20 +19,20 @@ use crate::wire::{
     ResponderCqe, TitleCqe, cq_consumer_record, is_solicited, mini_array_offset,
 };
 
-/// The ring.
+/// The ring of one completion queue.
 pub(crate) struct CqRing {
     entries: CqEntries,
     /// The last entry's CQE.
     last: NonNull<u8>,
     /// CQEs consumed. While a session is open, those before its title.
     consumer: u32,
-    /// The entry of `consumer`, and the owner bit that it gets; while callbacks run and while a session is open, of one before it.
+    /// The entry of `consumer`, and the owner bit that it gets; while callbacks run and while a session is open, an earlier entry.
     head: NonNull<u8>,
     owner: u8,
     record: NonNull<AtomicU32>,
     session: Session,
     polls_without_hook: u32,
-    /// What its errors are of.
+    /// Kind of the device, for its errors.
     kind: DeviceKind,
     /// The soft device, which makes progress in empty polls.
     hook: Option<Hook>,
@@ -41,19 +41,18 @@ pub(crate) struct CqRing {
 
 /// A compressed session that is being handed out.
 struct Session {
-    /// Its CQEs; 0 when no session is open.
+    /// Number of its CQEs; 0 when no session is open.
     count: u32,
-    /// Those handed out. While it is a multiple of an array's, the next array is in the ring.
+    /// Number of CQEs handed out. While it is a multiple of an array's length, the next array is in the ring.
     next: u32,
-    /// Of the first.
+    /// WQE counter of the first CQE.
     wqe_counter: u16,
-    /// The title and the array that is being handed out, of a session that a poll left before its end: the device may have their entries
-    /// back by now.
+    /// The title and the current array of a session that a poll left before its end: the device may have reused their entries.
     title: [u8; CQE_BYTES],
     array: [[u8; MiniCqe::LEN]; MINI_CQES_PER_ARRAY],
 }
 
-/// Polls that may find something before the device makes progress all the same.
+/// Number of polls that find something before the device makes progress all the same.
 const POLLS_PER_HOOK: u32 = 16;
 
 impl CqRing {
@@ -84,7 +83,7 @@ impl CqRing {
         &self.object
     }
 
-    /// As if `counter` CQEs had been written and taken already.
+    /// Starts as if `counter` CQEs had already been written and consumed.
     #[cfg(test)]
     pub(crate) fn start_at(&mut self, counter: u32, null: &crate::null::Null) {
         let CqObject { cqn, record, session_end, .. } = &*self.object;
@@ -96,20 +95,20 @@ impl CqRing {
         self.seek();
     }
 
-    /// Looks at the entry of `consumer` from now on.
+    /// Sets `head` and `owner` to the entry of `consumer`.
     #[inline(always)]
     fn seek(&mut self) {
         self.head = self.entries.place(self.consumer);
         self.owner = self.entries.owner(self.consumer);
     }
 
-    /// Entries from that of `counter` to the end of the ring.
+    /// Returns the number of entries from that of `counter` to the end of the ring.
     #[inline(always)]
     fn to_end(&self, counter: u32) -> u32 {
         self.entries() - (counter & self.entries.mask)
     }
 
-    /// Where the array of the open session's mini CQE `entry` is in the ring.
+    /// Returns the address in the ring of the array with the open session's mini CQE `entry`.
     #[inline(always)]
     fn array_place(&self, entry: u32) -> NonNull<[u8; MiniCqe::LEN]> {
         self.entries.place(self.consumer.wrapping_add(mini_array_offset(entry))).cast()
@@ -126,19 +125,20 @@ impl CqRing {
         self.object.session_end.set(self.consumer.wrapping_add(self.session.count));
     }
 
-    /// Hands out up to `max` CQEs of the open session, and closes it behind its last.
+    /// Hands out up to `max` CQEs of the open session, and closes it after the last.
     #[inline(always)]
     fn take_session<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
         let Session { count, next: from, wqe_counter, .. } = self.session;
-        // A copy: nothing that is written below can change it, so what a callback reads of it is read once.
+        // A copy: no store below can change it, so that a callback's reads of it are consistent.
         let title: [u8; CQE_BYTES] = if from == 0 {
-            // SAFETY: a CQE inside the buffer. While none of the session is handed out its entry is the driver's and as the device wrote it.
+            // SAFETY: a CQE inside the buffer. Until a CQE of the session is handed out, the driver owns its entry, which is as the device
+            // wrote it.
             unsafe { self.entries.place(self.consumer).cast().read() }
         } else {
             self.session.title
         };
         let is_send = CqeOpcode::from_op_own(title[OP_OWN_OFFSET]) == Some(CqeOpcode::Requester);
-        // Not the title's: the queue pair may have been destroyed since an earlier poll, or be destroyed in a callback of this one.
+        // Not the title's QPN: the queue pair may have been destroyed since an earlier poll, or be destroyed in a callback of this one.
         let queue = find(self.object.session_qpn.get());
         let kind = self.kind;
         let taken = (count - from).min(u32::try_from(max).unwrap_or(u32::MAX));
@@ -149,11 +149,11 @@ impl CqRing {
             let in_array = next % MINI_CQES_PER_ARRAY as u32;
             let array = if in_array == 0 { ring.array_place(next) } else { NonNull::from(&ring.session.array).cast() };
             let hand_out = |i: u32| {
-                // SAFETY: inside the array. One in the ring is the driver's and as the device wrote it: the title's owner bit published the
-                // whole session, and what gives entries back comes when `leaving` goes away, or later.
+                // SAFETY: inside the array. An array in the ring belongs to the driver and is as the device wrote it: the title's owner bit
+                // published the whole session, and entries are given back when `leaving` is dropped, or later.
                 let mini = MiniCqe::parse(&unsafe { array.add(i as usize).read() });
                 let wqe_counter = if is_send { mini.wqe_counter() } else { wqe_counter.wrapping_add(leaving.next as u16) };
-                // Before the callback: should it panic, the entry is not handed out again.
+                // Before the callback: if it panics, the entry is not handed out again.
                 leaving.next += 1;
                 let beside = Beside::Mini { byte_count: mini.byte_count, wqe_counter };
                 f(queue, Cqe::new(NonNull::from(&title), ring.object.session_qpn.get(), beside, kind));
@@ -169,8 +169,8 @@ impl CqRing {
         taken as usize
     }
 
-    /// The CQEs `from..next` of the open session were handed out: closes it behind its last, or else keeps what is still needed, and makes
-    /// their entries as the device first found them.
+    /// Leaves the open session after its CQEs `from..next` were handed out: closes it after its last CQE, or keeps the data that is still
+    /// needed. Marks the entries of the handed-out CQEs as untouched.
     #[inline(never)]
     fn leave_session(&mut self, from: u32, next: u32) {
         let start = self.consumer.wrapping_add(from);
@@ -190,7 +190,7 @@ impl CqRing {
         }
     }
 
-    /// Keeps what of the open session is still needed when the device has those of its entries back that were handed out, `from..next`.
+    /// Keeps the data of the open session that is still needed when the device gets the entries of its CQEs `from..next` back.
     #[inline(never)]
     fn keep_session(&mut self, from: u32, next: u32) {
         self.session.next = next;
@@ -198,17 +198,18 @@ impl CqRing {
             // SAFETY: as in `take_session`.
             self.session.title = unsafe { self.entries.place(self.consumer).cast().read() };
         }
-        // Unless it is kept since an earlier poll.
+        // The array may have been kept since an earlier poll.
         if next & !(MINI_CQES_PER_ARRAY as u32 - 1) >= from {
             // SAFETY: a CQE inside the buffer, the driver's and as the device wrote it.
             self.session.array = unsafe { self.array_place(next).cast().read() };
         }
     }
 
-    /// Makes `entries` entries from that of `counter` on as the device first found them. The ring does not end among them.
+    /// Marks `entries` entries from that of `counter` on as untouched, as the device first found them. They must not cross the end of the
+    /// ring.
     ///
-    /// The device wrote no owner bit into a session's entries but the title's; what is there, of an array or of a former lap, could be
-    /// taken for one on the next lap.
+    /// The device wrote no owner bit into a session's entries except the title's. The old bytes there, of an array or of a former lap,
+    /// could be taken for an owner bit on the next lap.
     #[inline(always)]
     fn make_untouched(&mut self, counter: u32, mut entries: u32) {
         const AT_ONCE: u32 = MINI_CQES_PER_ARRAY as u32;
@@ -228,7 +229,7 @@ impl CqRing {
         }
     }
 
-    /// Whether there is a CQE to hand out. What it costs is what an empty poll costs.
+    /// Returns whether there is a CQE to hand out. This is the whole cost of an empty poll.
     #[inline(always)]
     pub(crate) fn has_any(&self) -> bool {
         // SAFETY: as in `take_plain`; while no session is open, `head` is the entry of `consumer`.
@@ -236,14 +237,14 @@ impl CqRing {
         self.session.count != 0 || is_written(op_own, self.owner)
     }
 
-    /// Whether there is a CQE to hand out, after a soft device had its time if none was there.
+    /// Gives a soft device time to run if the queue is empty, and returns whether there is a CQE to hand out.
     ///
-    /// A queue found empty is where a soft device makes progress (the second of its two hooks); one that is never found empty at once must
-    /// not starve the rest of the device.
+    /// A soft device makes progress when a queue is found empty (the second of its two hooks). A queue that is never found empty must not
+    /// starve the rest of the device.
     #[inline(always)]
     pub(crate) fn progress(&mut self) -> bool {
         if !self.has_any() {
-            // It says whether there may be CQEs that were not there before. Hardware makes progress by itself.
+            // The call returns whether there may be new CQEs. Hardware makes progress by itself.
             return self.hook.as_ref().is_some_and(|device| device.empty_poll()) && self.has_any();
         }
         self.polls_without_hook += 1;
@@ -256,7 +257,7 @@ impl CqRing {
         true
     }
 
-    /// Hands out up to `max` plain CQEs and counts them in `n`. The title of a compressed session ends them and is returned.
+    /// Hands out up to `max` plain CQEs and counts them in `n`. Stops at the title of a compressed session, and returns it.
     #[inline(always)]
     fn take_plain<'a, L: Copy>(
         &mut self,
@@ -274,14 +275,14 @@ impl CqRing {
                 break;
             }
             udma_from_device_barrier();
-            // SAFETY: the owner bit, read with Acquire, says that the device is done with the entry; it will not touch it again before
-            // the consumer record passes it, which happens after the borrow ends. The other half of a large entry is in front.
+            // SAFETY: the owner bit, read with Acquire, says that the device has finished the entry; it will not write it again before the
+            // consumer record passes it, which happens after the borrow ends. The other half of a large entry lies before it.
             let (bytes, beside) = unsafe {
                 let is_large = stride != CQE_BYTES;
                 (place.cast(), if is_large { Beside::Half(place.sub(CQE128_OFFSET).cast().as_ref()) } else { Beside::Nothing })
             };
             if CqeFormat::from_op_own(op_own) == CqeFormat::Compressed {
-                // `leave_session` looks for the next entry when it is through.
+                // `leave_session` looks for the next entry at the end of the session.
                 // SAFETY: as above. No queue pair is destroyed before it is read.
                 return Some(unsafe { bytes.as_ref() });
             }
@@ -290,16 +291,16 @@ impl CqRing {
             let cqe = Cqe::new(bytes, qpn, beside, self.kind);
             if place == last {
                 rarely();
-                // No session is open. It must not seem to be ahead when the 24 bits of the record have come round.
+                // No session is open. `session_end` must not seem to be ahead when the 24 bits of the record have wrapped.
                 self.object.session_end.set(self.consumer.wrapping_add(1));
                 place = first;
                 owner ^= 1;
             } else {
-                // SAFETY: there is an entry behind it.
+                // SAFETY: this is not the last entry.
                 place = unsafe { place.add(stride) };
             }
             prefetch(place.addr().get());
-            // Before the callback: should it panic, the entry is not handed out again.
+            // Before the callback: if it panics, the entry is not handed out again.
             self.consumer = self.consumer.wrapping_add(1);
             f(find(qpn), cqe);
             *n += 1;
@@ -308,14 +309,14 @@ impl CqRing {
         None
     }
 
-    /// CQEs handed out.
+    /// Returns the number of CQEs handed out.
     #[inline(always)]
     fn handed_out(&self) -> u32 {
         self.consumer.wrapping_add(self.session.next)
     }
 
-    /// Hands out up to `max` CQEs that are there, each with what `find` says of its QPN; it is asked once for the CQEs of a session, which have
-    /// one QPN.
+    /// Hands out up to `max` CQEs that are in the queue, each with the result of `find` for its QPN. `find` is called once for the CQEs of
+    /// a session, which have one QPN.
     #[inline(always)]
     pub(crate) fn take<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
         let mut n = 0;
@@ -335,8 +336,8 @@ impl CqRing {
         }
     }
 
-    /// Asks for an event at the first CQE that is not consumed yet, also if it is there already: a device gives no second event for what it gave one
-    /// for, so the driver looks for itself what is there.
+    /// Asks for an event at the first CQE that is not consumed, even if it is already in the queue. A device gives no second event for a
+    /// CQE, so the driver checks for such CQEs itself.
     pub(crate) fn arm(&mut self, solicited_only: bool) {
         let consumed = self.consumer.wrapping_add(self.session.next);
         // SAFETY: the arm word follows the consumer word, in the same record, which lives as long as `object`.
@@ -345,14 +346,14 @@ impl CqRing {
         let command = CqArm { sequence: control.events_taken(*cqn), solicited_only, consumed };
         word.store(command.record(), Ordering::Release);
         control.armed(*cqn, &command);
-        // Behind the command: what comes from here on gives an event.
+        // After the command: every later CQE gives an event.
         if self.hook.is_none() && self.holds(solicited_only) {
             control.holds_what_was_armed_for();
         }
     }
 
-    /// Whether there is a CQE that is not consumed; with `solicited_only`, one that is solicited or an error, or a compressed session, which may
-    /// have some.
+    /// Returns whether there is a CQE that is not consumed; with `solicited_only`, one that is solicited or an error, or a compressed
+    /// session, which may contain such CQEs.
     fn holds(&self, solicited_only: bool) -> bool {
         if !solicited_only || self.session.count != 0 {
             return self.has_any();
@@ -373,19 +374,20 @@ impl CqRing {
         false
     }
 
-    /// As [`take`](Self::take), after a soft device had its time if the queue was empty.
+    /// Gives a soft device time to run if the queue is empty, then hands out CQEs as [`take`](Self::take) does.
     #[inline(always)]
     pub(crate) fn poll<L: Copy>(&mut self, max: usize, find: impl Fn(u32) -> L, mut f: impl FnMut(L, Cqe<'_>)) -> usize {
         if self.progress() { self.take(max, &find, &mut f) } else { 0 }
     }
 }
 
-/// CQEs are being handed out. When that ends, also by a panic of the callback, the device learns which entries it may have back.
+/// A guard while CQEs are being handed out. When it is dropped, also by a panic of the callback, the device learns which entries it may
+/// reuse.
 struct Taking<'a> {
     ring: &'a mut CqRing,
-    /// CQEs handed out when it began.
+    /// Number of CQEs handed out when the guard was made.
     before: u32,
-    /// It ends because a callback panicked.
+    /// Whether a panicking callback drops the guard.
     is_unwinding: bool,
 }
 
@@ -404,10 +406,10 @@ impl Drop for Taking<'_> {
     }
 }
 
-/// CQEs of the open session are being handed out. When that ends, also by a panic of the callback, it is left.
+/// A guard while CQEs of the open session are being handed out. When it is dropped, also by a panic of the callback, the session is left.
 struct Leaving<'a> {
     ring: &'a mut CqRing,
-    /// The session's CQEs that were handed out when it began, and now.
+    /// Number of the session's CQEs that had been handed out when the guard was made, and that are handed out now.
     from: u32,
     next: u32,
 }
@@ -429,7 +431,7 @@ mod tests {
     use crate::tests::null;
     use crate::wire::{ResponderCqe, op_own};
 
-    /// A ring whose device has not written anything, its op_own bytes set to `op_own`.
+    /// Makes a ring whose device has not written anything; its op_own bytes are `op_own`.
     fn untouched(config: CqConfig, op_own: u8) -> CqRing {
         let ring = CqRing::create(&null().1, &config).unwrap();
         for i in 0..ring.entries() {

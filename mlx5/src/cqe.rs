@@ -1,4 +1,4 @@
-//! The CQE as the device wrote it.
+//! The CQE, as the device wrote it.
 
 use core::ptr::NonNull;
 use std::fmt;
@@ -8,31 +8,31 @@ use crate::wire::{
     CQE_BYTES, CQE128_OFFSET, CqeFormat, CqeOpcode, ErrorCqe, OP_OWN_OFFSET, RequesterCqe, ResponderCqe, Syndrome, is_solicited,
 };
 
-/// A CQE in the queue, read in place; it stays as it is until the poll that hands it out returns.
+/// A CQE in the queue, read in place. It is unchanged until the poll that hands it out returns.
 #[derive(Clone, Copy)]
 pub struct Cqe<'a> {
-    /// No reference: the bytes of the QPN change when the queue pair is destroyed meanwhile.
+    /// Not a reference: the bytes of the QPN change if the queue pair is destroyed meanwhile.
     bytes: NonNull<[u8; CQE_BYTES]>,
-    /// As it was when the poll came to this CQE.
+    /// QPN at the time when the poll reached this CQE.
     qpn: u32,
     beside: Beside<'a>,
     kind: DeviceKind,
 }
 
-/// What belongs to a CQE beside its own bytes. The poll that made it is inlined, so what is not asked for costs nothing.
+/// Data of a completion outside the CQE's own bytes. The poll that makes it is inlined, so data that is not read costs nothing.
 #[derive(Clone, Copy)]
 pub(crate) enum Beside<'a> {
     Nothing,
     /// The first half of a large entry.
     Half(&'a [u8; CQE128_OFFSET]),
-    /// The CQE is the title of a compressed session; this is what the completion has of its own.
+    /// The CQE is the title of a compressed session; these fields are those of this completion's mini CQE.
     Mini {
         byte_count: u32,
         wqe_counter: u16,
     },
 }
 
-/// Why a completion is an error.
+/// The error of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CompletionError {
     /// The typed status.
@@ -41,12 +41,12 @@ pub struct CompletionError {
     pub raw: u8,
     /// The vendor's detail.
     pub vendor: u8,
-    /// What kind of device says so.
+    /// Kind of the device that reported the error.
     pub kind: DeviceKind,
 }
 
 impl CompletionError {
-    /// What the vendor's detail means, as the software HCA gives it; `None` if it gave none. A NIC's details are its own, and not public.
+    /// Returns the meaning of the vendor's detail on the software HCA; `None` if it gave none. The details of a NIC are not public.
     #[must_use]
     pub fn vendor_text(&self) -> Option<&'static str> {
         match self.kind {
@@ -78,19 +78,19 @@ impl fmt::Debug for Cqe<'_> {
 }
 
 impl<'a> Cqe<'a> {
-    /// The CQE at `bytes`, of queue pair `qpn`.
+    /// Makes the CQE at `bytes`, of queue pair `qpn`.
     ///
-    /// The bytes stay where they are, and those that are not the QPN as they are, for `'a`.
+    /// For `'a` the bytes are not moved, and none but those of the QPN change.
     #[inline(always)]
     pub(crate) fn new(bytes: NonNull<[u8; CQE_BYTES]>, qpn: u32, beside: Beside<'a>, kind: DeviceKind) -> Self {
         Self { bytes, qpn, beside, kind }
     }
 
-    /// The CQE itself, or the title of its session.
+    /// Returns the CQE itself, or the title of its session.
     #[inline(always)]
     fn bytes(&self) -> &[u8; CQE_BYTES] {
-        // SAFETY: it stays where it is for `'a`, and is not written while it is looked at: destroying a queue pair, which writes, cannot happen
-        // in a function of this type, and no public one returns the reference.
+        // SAFETY: it is not moved for `'a`, and not written while the reference exists: only destroying a queue pair writes, which cannot
+        // happen in a function of this type, and no public one returns the reference.
         unsafe { self.bytes.as_ref() }
     }
 
@@ -104,14 +104,14 @@ impl<'a> Cqe<'a> {
         self.bytes()[OP_OWN_OFFSET]
     }
 
-    /// What happened; `None` for an opcode this crate does not know.
+    /// Returns the kind of the completion; `None` for an opcode that this crate does not know.
     #[must_use]
     #[inline(always)]
     pub fn opcode(&self) -> Option<CqeOpcode> {
         CqeOpcode::from_op_own(self.op_own())
     }
 
-    /// Whether it completes a receive, with success or not; else a send.
+    /// Returns whether this completes a receive, successfully or not; otherwise it completes a send.
     #[inline(always)]
     pub(crate) fn is_receive(&self) -> bool {
         const RECEIVES: u16 = 1 << CqeOpcode::ResponderWriteImm as u8
@@ -122,14 +122,15 @@ impl<'a> Cqe<'a> {
         RECEIVES >> (self.op_own() >> 4) & 1 != 0
     }
 
-    /// The queue pair; [`NO_QPN`](crate::wire::NO_QPN) if it was destroyed since: its number may be another's by now.
+    /// Returns the queue pair number; [`NO_QPN`](crate::wire::NO_QPN) if the queue pair was destroyed since, because another may have the
+    /// number by now.
     #[must_use]
     #[inline(always)]
     pub fn qpn(&self) -> u32 {
         self.qpn
     }
 
-    /// The WQE: first WQEBB of a send, index of a receive.
+    /// Returns the WQE's counter: the first WQEBB of a send, the index of a receive.
     #[must_use]
     #[inline(always)]
     pub fn wqe_counter(&self) -> u16 {
@@ -139,14 +140,14 @@ impl<'a> Cqe<'a> {
         }
     }
 
-    /// The sender's immediate, host order. Meaningful when the opcode says so.
+    /// Returns the sender's immediate, in host order. Valid when the opcode says that the message has one.
     #[must_use]
     #[inline(always)]
     pub fn imm(&self) -> u32 {
         ResponderCqe::parse(self.bytes()).imm
     }
 
-    /// Bytes received or read.
+    /// Returns the number of bytes received or read.
     #[must_use]
     #[inline(always)]
     pub fn byte_count(&self) -> u32 {
@@ -156,34 +157,34 @@ impl<'a> Cqe<'a> {
         }
     }
 
-    /// The queue pair that sent the message, 24 bits. Meaningful for receives of unreliable datagrams.
+    /// Returns the number of the queue pair that sent the message, 24 bits. Valid for receives of unreliable datagrams.
     #[must_use]
     #[inline(always)]
     pub fn source_qpn(&self) -> u32 {
         ResponderCqe::parse(self.bytes()).source_qpn
     }
 
-    /// Whether the first 40 bytes of the receive hold the message's GRH. Meaningful for receives of unreliable datagrams.
+    /// Returns whether the first 40 bytes of the receive hold the message's GRH. Valid for receives of unreliable datagrams.
     #[must_use]
     #[inline(always)]
     pub fn has_grh(&self) -> bool {
         ResponderCqe::parse(self.bytes()).grh
     }
 
-    /// Whether the sender asked for an event.
+    /// Returns whether the sender asked for a solicited event.
     #[must_use]
     #[inline(always)]
     pub fn is_solicited(&self) -> bool {
         is_solicited(self.op_own())
     }
 
-    /// The received bytes, if the device put them here (scatter to CQE) and not into the buffers of the receive: at most 32, or 64 in a
-    /// queue of 128-byte entries. [`source_qpn`](Self::source_qpn) and [`has_grh`](Self::has_grh) mean nothing then.
+    /// Returns the received bytes if the device put them here (scatter to CQE) and not into the buffers of the receive: maximum 32, or 64
+    /// in a queue of 128-byte entries. [`source_qpn`](Self::source_qpn) and [`has_grh`](Self::has_grh) are not valid then.
     #[must_use]
     #[inline(always)]
     pub fn inline_data(&self) -> Option<&'a [u8]> {
         let room: &[u8] = match (CqeFormat::from_op_own(self.op_own()), self.beside) {
-            // SAFETY: the first half of the CQE stays as it is for `'a`; the QPN is in the second.
+            // SAFETY: the first half of the CQE does not change for `'a`; the QPN is in the second.
             (CqeFormat::Inline32, _) => unsafe { self.bytes.cast::<[u8; CQE_BYTES / 2]>().as_ref() },
             (CqeFormat::Inline64, Beside::Half(half)) => half,
             _ => return None,
@@ -191,10 +192,10 @@ impl<'a> Cqe<'a> {
         room.get(..self.byte_count() as usize)
     }
 
-    /// Success, or the typed error.
+    /// Returns success, or the typed error.
     ///
     /// # Errors
-    /// The completion's status.
+    /// The completion reports an error.
     #[inline(always)]
     pub fn result(&self) -> Result<(), CompletionError> {
         match self.opcode() {
@@ -204,7 +205,7 @@ impl<'a> Cqe<'a> {
     }
 }
 
-/// What the error CQE says. It takes the bytes, so that a `Cqe` need not be in memory for a call that is hardly ever made.
+/// Decodes an error CQE. It takes the bytes, so that a `Cqe` need not be in memory for a call that is rarely made.
 #[cold]
 fn error(bytes: &[u8; CQE_BYTES], kind: DeviceKind) -> CompletionError {
     let cqe = ErrorCqe::parse(bytes);

@@ -1,4 +1,4 @@
-//! Devices and protection domains: where everything starts.
+//! Devices and protection domains, from which all other objects are created.
 
 use std::fmt;
 use std::rc::Rc;
@@ -30,7 +30,7 @@ use crate::ud_qp::UdQp;
 use crate::verbs::{Context, VerbsOptions};
 use crate::wire::{Access, AsyncEvent};
 
-/// Which device to open. Plain data: it can be sent to the thread that will own the device.
+/// The device to open. Plain data: it can be sent to the thread that will own the device.
 ///
 /// ```
 /// fn send<T: Send + Sync>() {}
@@ -42,10 +42,10 @@ pub enum DeviceSpec {
     /// The software HCA.
     #[cfg(feature = "soft")]
     Soft(SoftOptions),
-    /// Hardware: an mlx5 device that libibverbs finds. Peers are queue pairs of such devices, wherever they are.
+    /// Hardware: an mlx5 device that libibverbs finds. Its peers are queue pairs of such devices on any machine.
     Verbs(VerbsOptions),
-    /// A device that executes nothing: queues, records and registers are there, and nobody reads them. For measuring the driver alone, and
-    /// for tests that play the device through [`Device::null`]. Its queue pairs connect to anything.
+    /// A device that executes nothing: its queues, records and registers exist, but no device reads them. For measuring the driver alone,
+    /// and for tests that play the device through [`Device::null`]. Its queue pairs connect to any address.
     #[cfg(feature = "soft")]
     Null(NullOptions),
 }
@@ -56,8 +56,8 @@ impl From<&DeviceSpec> for DeviceSpec {
     }
 }
 
-/// `soft` and `null` with their defaults; else the name of a device that libibverbs finds, with its port behind a colon if that is not the first
-/// active one: `mlx5_0`, `mlx5_0:2`.
+/// Converts a name: `soft` and `null` with their defaults; otherwise the name of a device that libibverbs finds, such as `mlx5_0`. A port
+/// follows after a colon, `mlx5_0:2`; the default is the first active one.
 impl From<&str> for DeviceSpec {
     fn from(name: &str) -> Self {
         #[cfg(feature = "soft")]
@@ -79,8 +79,8 @@ impl Default for DeviceSpec {
     }
 }
 
-/// An open device. It belongs to the thread that opened it, as does everything made from it; each thread opens its own. Clones are the same
-/// device, which closes with the last of them and of what was made from it.
+/// An open device. It belongs to the thread that opened it, as does every object made from it; each thread opens its own. Clones refer to
+/// the same device, which closes with the last of them and of the objects made from it.
 ///
 /// It is neither `Send` nor `Sync`:
 /// ```compile_fail,E0277
@@ -104,9 +104,9 @@ impl fmt::Debug for Device {
     }
 }
 
-/// To sleep on the device and on other things at once: see [`shm::sleep::wait`]. First the device makes progress, so look behind it whether a CQ
-/// holds something ([`Cq::has_completion`](crate::Cq::has_completion)). What ends the sleep is whatever a poll would take in, armed or not. Hardware
-/// cannot wake such a sleep: it ends after [`POLL_SLICE`](shm::sleep::POLL_SLICE).
+/// Lets a thread sleep on the device and on other sources at once: see [`shm::sleep::wait`]. The device makes progress first, so check
+/// after that whether a CQ holds a completion ([`Cq::has_completion`](crate::Cq::has_completion)). Everything that a poll would take in
+/// ends the sleep, whether a CQ is armed or not. Hardware cannot wake such a sleep: it ends after [`POLL_SLICE`](shm::sleep::POLL_SLICE).
 impl Sleeper for &Device {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.control.with_watch(then);
@@ -121,10 +121,10 @@ impl Simulated for Device {
 }
 
 impl Device {
-    /// Opens a device: by a name ([`DeviceSpec`]'s `From<&str>`), or with all options.
+    /// Opens a device by its name ([`DeviceSpec`]'s `From<&str>`), or with all options.
     ///
     /// # Errors
-    /// See [`OpenError`]; nothing is left behind.
+    /// See [`OpenError`]; nothing stays allocated.
     pub fn open(spec: impl Into<DeviceSpec>) -> Result<Self, OpenError> {
         match &spec.into() {
             #[cfg(feature = "soft")]
@@ -146,108 +146,111 @@ impl Device {
         }
     }
 
-    /// Opens a device of a simulation, with its options, and makes it known there.
+    /// Opens a device with the options of a simulation, and adds it to the simulation.
     ///
     /// # Errors
     /// See [`OpenError`].
     #[cfg(feature = "soft")]
     pub fn simulated(simulation: &mut Simulation<'_>) -> Result<Self, OpenError> {
         let device = Self::open(DeviceSpec::Soft(simulation.options()))?;
-        // Opened with its options, it is of its network.
+        // Opened with the simulation's options, it belongs to its network.
         let _ = simulation.add(&device);
         Ok(device)
     }
 
-    /// The device's side of a [`DeviceSpec::Null`] device; `None` for one that works by itself.
+    /// Returns the device's side of a [`DeviceSpec::Null`] device; `None` for all other devices.
     #[cfg(feature = "soft")]
     #[must_use]
     pub fn null(&self) -> Option<NullDevice> {
         self.null.as_ref().map(|null| NullDevice::new(Rc::clone(null)))
     }
 
-    /// The software HCA below it; `None` on hardware and on a null device. What it alone can be asked is asked there: which rules were broken,
-    /// the hash of its trace, when it has something to do next.
+    /// Returns the software HCA of this device; `None` on hardware and on a null device. It answers the questions that only a software HCA
+    /// can: the rules broken, the hash of its trace, the time of its next event.
     #[cfg(feature = "soft")]
     #[must_use]
     pub fn soft(&self) -> Option<&Rc<Hca>> {
         self.control.hook()
     }
 
-    /// Name, transport and capabilities.
+    /// Returns name, transport and capabilities.
     #[must_use]
     pub fn info(&self) -> DeviceInfo {
         self.control.info()
     }
 
-    /// The time on the device's clock, in ns since an arbitrary moment: what its retries and delays are measured by. A program whose own
-    /// deadlines are measured by it runs in virtual time as it is. Hardware has the system's monotonic clock.
+    /// Returns the time on the device's clock, in ns since an arbitrary moment. The device measures its retries and delays by it. A program
+    /// that measures its own deadlines by it runs in virtual time without a change. Hardware has the system's monotonic clock.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         self.control.now_ns()
     }
 
-    /// As [`now_ns`](Self::now_ns) for a fifth of its cost where that is the system's clock, which is then behind by up to a tick of the
-    /// kernel, 10 ms at most (`CLOCK_MONOTONIC_COARSE`); never ahead of it. A virtual clock has one time only.
+    /// Returns the same time as [`now_ns`](Self::now_ns). Where that is the system's clock, this call costs a fifth, and is behind by up to
+    /// a tick of the kernel, at most 10 ms (`CLOCK_MONOTONIC_COARSE`); it is never ahead. A virtual clock has only one time.
     #[must_use]
     pub fn coarse_now_ns(&self) -> u64 {
         self.control.coarse_now_ns()
     }
 
-    /// Makes the device do what is due and take in what has arrived, as a poll of an empty CQ does. Returns whether there may be new CQEs.
+    /// Makes the device do the work that is due and take in messages that have arrived, as a poll of an empty CQ does. Returns whether
+    /// there may be new CQEs.
     pub fn progress(&self) -> bool {
         self.control.progress()
     }
 
-    /// Sleeps until a CQ that was armed with [`Cq::arm`](crate::Cq::arm) has a completion, at most `timeout` (`None`: for ever); meanwhile the
-    /// device makes progress. Returns whether there is one, so not if its [`waker`](Self::waker) ended it; hardware says so also of one that was polled since its CQ was armed. The CQs that
-    /// have one are disarmed: poll them, then arm them again.
+    /// Sleeps until a CQ that was armed with [`Cq::arm`](crate::Cq::arm) has a completion, for at most `timeout` (`None`: without limit).
+    /// Meanwhile the device makes progress. Returns whether there is a completion; `false` also if the [`waker`](Self::waker) ended the
+    /// sleep. Hardware returns `true` also for a completion that was polled after its CQ was armed. CQs with a completion are disarmed:
+    /// poll them, then arm them again.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         self.control.wait(timeout.map(|t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// Ends a [`wait`](Self::wait) of this device from any thread: the one under way, or, if there is none, the next, which returns at once. Several
-    /// uses before that are one. What was stored before [`Waker::wake_by_ref`] can be seen behind the wait. It may outlive the device.
+    /// Returns a waker that ends a [`wait`](Self::wait) of this device from any thread: the current one, or else the next, which returns at
+    /// once. Several wakes before that count as one. Stores before [`Waker::wake_by_ref`] are visible after the wait. The waker may outlive
+    /// the device.
     #[must_use]
     pub fn waker(&self) -> Waker {
         self.control.waker()
     }
 
-    /// The oldest asynchronous event that was not taken yet; never waits. A queue that had no room for a completion, and a queue pair that broke
-    /// down, say so in no other way, so look now and then where you wait for completions with no end: on hardware it costs a system call. Events
-    /// of a queue or queue pair that was dropped are gone with it. [`Device::wait`] does not end at one.
+    /// Takes the oldest asynchronous event; never blocks. The overrun of a completion queue and the failure of a queue pair may be reported
+    /// only here, so check from time to time where you wait for completions without a limit; on hardware the check costs a system call.
+    /// Dropping a queue or queue pair discards its events. An event does not end [`Device::wait`].
     #[must_use]
     pub fn take_async_event(&self) -> Option<AsyncEvent> {
         self.control.take_async_event()
     }
 
-    /// A protection domain.
+    /// Allocates a protection domain.
     ///
     /// # Errors
-    /// The device has none left. The software HCA always has.
+    /// The device has none left. The software HCA always has one.
     pub fn alloc_pd(&self) -> Result<Pd, CreateError> {
         Ok(Pd { object: PdObject::new(&self.control)? })
     }
 
-    /// A completion queue. A number is enough: entries of 64 bytes, not compressed.
+    /// Creates a completion queue. A plain number is enough: entries of 64 bytes, not compressed.
     ///
     /// # Errors
-    /// A size outside the device's limits (see [`CqConfig`]), or no memory.
+    /// A size is outside the device's limits (see [`CqConfig`]), or there is no memory.
     pub fn create_cq(&self, config: impl Into<CqConfig>) -> Result<Cq, CreateError> {
         Cq::create(&self.control, &config.into())
     }
 
-    /// A completion queue for queue pairs of one kind.
+    /// Creates a completion queue for queue pairs of one kind.
     ///
     /// # Errors
-    /// As [`create_cq`](Self::create_cq).
+    /// The same as for [`create_cq`](Self::create_cq).
     pub fn create_mono_cq<Q>(&self, config: impl Into<CqConfig>) -> Result<MonoCq<Q>, CreateError> {
         MonoCq::create(&self.control, &config.into())
     }
 }
 
-/// A protection domain: queue pairs use memory regions of their own domain only, at their own end as at the other.
+/// A protection domain. A queue pair uses memory regions of its own domain only, for local and for remote access.
 ///
-/// It stays in its thread:
+/// It is not `Send`:
 /// ```compile_fail,E0277
 /// fn send<T: Send>() {}
 /// send::<mlx5::Pd>();
@@ -263,7 +266,7 @@ impl fmt::Debug for Pd {
     }
 }
 
-/// A completion queue a queue pair can be attached to: [`Cq`] or [`MonoCq`].
+/// A completion queue that a queue pair can be attached to: [`Cq`] or [`MonoCq`].
 pub trait CompletionQueue {
     #[doc(hidden)]
     fn object(&self) -> CqRef<'_>;
@@ -292,7 +295,7 @@ impl<Q> CompletionQueue for MonoCq<Q> {
 }
 
 impl Pd {
-    /// `bytes` of zeroed, page-aligned memory that peers can reach at the speed of memory, registered with `access`.
+    /// Allocates `bytes` of zeroed, page-aligned memory that peers access at memory speed, and registers it with `access`.
     ///
     /// # Errors
     /// See [`RegisterError`].
@@ -300,8 +303,9 @@ impl Pd {
         self.alloc_in(bytes, access, false)
     }
 
-    /// As [`alloc`](Self::alloc), on pages of 2 MiB, so that large regions cost the CPU, and a NIC, fewer translations. Whole pages are taken.
-    /// Where the system has none to give the memory is on ordinary pages, and [`Mr::pages`] says why.
+    /// Allocates memory like [`alloc`](Self::alloc), on pages of 2 MiB, so that large regions cost the CPU, and a NIC, fewer translations.
+    /// The size is rounded up to whole pages. If the system has no huge pages left, the memory is on ordinary pages, and [`Mr::pages`]
+    /// gives the reason.
     ///
     /// # Errors
     /// See [`RegisterError`].
@@ -315,36 +319,36 @@ impl Pd {
         Ok(Mr::new(parts, control.clone(), Rc::clone(&self.object)))
     }
 
-    /// Registers memory of another allocator. To a NIC it is as any other; peers of a software HCA reach it through the kernel's cross-process
-    /// copy, which is about 400 times slower for small messages than memory of [`alloc`](Self::alloc).
+    /// Registers memory of another allocator. A NIC treats it like any other memory. Peers of a software HCA access it through the kernel's
+    /// cross-process copy, which is about 400 times slower for small messages than memory of [`alloc`](Self::alloc).
     ///
     /// # Errors
     /// See [`RegisterError`].
     ///
     /// # Safety
-    /// `addr..addr + len` stays allocated until [`Mr::deregister`] returned `Ok`: a peer that is stopped in the middle of a copy writes when it
-    /// resumes, also after the region was merely dropped. And it is accessed only as shared with the device: no Rust reference to it is held
-    /// across an operation that may write it.
+    /// `addr..addr + len` stays allocated until [`Mr::deregister`] returned `Ok`: a peer that is stopped in the middle of a copy writes
+    /// when it resumes, even if the region was dropped meanwhile. The memory is accessed only as memory shared with the device: no Rust
+    /// reference to it is held across an operation that may write it.
     pub unsafe fn register(&self, addr: core::ptr::NonNull<u8>, len: usize, access: Access) -> Result<Mr, RegisterError> {
         let control = &self.object.control;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let parts = unsafe { control.register(self.object.pdn, addr, len, access) }?;
         Ok(Mr::new(parts, control.clone(), Rc::clone(&self.object)))
     }
 
-    /// A shared receive queue of at least `depth` receives with up to `max_sge` buffers each.
+    /// Creates a shared receive queue of at least `depth` receives with up to `max_sge` buffers each.
     ///
     /// # Errors
-    /// A size outside the device's limits, or no memory.
+    /// A size is outside the device's limits, or there is no memory.
     pub fn create_srq(&self, depth: u32, max_sge: usize) -> Result<Srq, CreateError> {
         Srq::create(&self.object, depth, max_sge)
     }
 
-    /// A reliable-connected queue pair. Send completions go to `send_cq`; receives come from `receives` (an `&Srq`, or a queue of its own) and
-    /// complete on `recv_cq`.
+    /// Creates a reliable-connected queue pair. Its sends complete on `send_cq`. Its receives come from `receives` (an `&Srq`, or a queue
+    /// of its own) and complete on `recv_cq`.
     ///
     /// # Errors
-    /// A size outside the device's limits, or no memory.
+    /// A size is outside the device's limits, or there is no memory.
     pub fn create_qp<'a>(
         &self,
         send_cq: &impl CompletionQueue,
@@ -355,10 +359,10 @@ impl Pd {
         Qp::create(&self.parents(send_cq, recv_cq, receives.into()), config, Connected)
     }
 
-    /// An unreliable-datagram queue pair; the rest as [`create_qp`](Self::create_qp).
+    /// Creates an unreliable-datagram queue pair; the arguments are those of [`create_qp`](Self::create_qp).
     ///
     /// # Errors
-    /// A size outside the device's limits, or no memory.
+    /// A size is outside the device's limits, or there is no memory.
     pub fn create_ud_qp<'a>(
         &self,
         send_cq: &impl CompletionQueue,

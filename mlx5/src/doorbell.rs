@@ -1,17 +1,17 @@
-//! The one place that tells the device about new WQEs, and owns the order in which it must learn of them.
+//! The only module that announces new WQEs to the device. It owns the order of the stores.
 //!
 //! The order (PRM "Posting a Work Request to Work Queue"; the same as rdma-core's mlx5 provider, `post_send_db`):
 //! 1. the WQEs are stored to the SQ;
 //! 2. `udma_to_device_barrier`: they are visible to the device before the record;
 //! 3. the doorbell record gets the new producer counter (in WQEBBs, big-endian);
 //! 4. `mmio_wc_start`: the record is visible before the register is written, else the device may read an old counter and stop;
-//! 5. the BlueFlame register gets one or more whole WQEs (of at most the register's size) or the first 8 bytes of the last control
-//!    segment, at the half of the register that no queue pair used last time;
+//! 5. the BlueFlame register gets one or more whole WQEs (of at most the register's size) or the first 8 bytes of the last control segment,
+//!    in the half of the register that the last doorbell did not use;
 //! 6. `mmio_flush_writes`: the register's bytes leave before anything else is stored to it, the next doorbell included;
 //! 7. on a soft device, the hook: "a store to this register just happened".
 //!
-//! What each barrier is on which register, and why that is enough, is in [`mmio`](crate::mmio). Steps 2 to 6 are
-//! one function per kind of register, called through a pointer, so their order in release code can be read off its disassembly; a test does.
+//! [`mmio`](crate::mmio) defines the barriers of each kind of register, and why they suffice. Steps 2 to 6 are one function per kind of
+//! register, called through a pointer, so that a test can check their order in the disassembly of release code.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -23,8 +23,8 @@ use crate::mmio::{self, Mmio, Ordinary, RegisterKind, Streaming};
 use crate::parts::UarParts;
 use crate::wire::{BLUEFLAME_BYTES, queue_record};
 
-/// Steps 2 to 6. `bytes` go to the register from `from`, or 8 if they are none or too many for it: `HALF`, which is 0 for one that takes no WQE
-/// and has one half. Returns where in the register they went.
+/// Performs steps 2 to 6. Copies `bytes` bytes from `from` to the register; or 8, if `bytes` is 0 or larger than `HALF`. `HALF` is the size
+/// of a half, and 0 for a register that takes no WQE and has one half. Returns the offset in the register.
 ///
 /// # Safety
 /// `bytes` is a multiple of 64. At `from` as many are readable, or 8 if it is 0, aligned to 64.
@@ -47,10 +47,10 @@ unsafe fn announce<M: Mmio, const HALF: usize>(bell: &Bell, value: u32, from: *c
     register.addr() & HALF
 }
 
-/// Steps 2 and 3, where nobody reads the register, so that everything is at its start.
+/// Performs steps 2 and 3, where the register is not read, so that every store is at its start.
 ///
 /// # Safety
-/// None beside that of an [`Announce`].
+/// The same as for an [`Announce`].
 unsafe fn announce_by_record(bell: &Bell, value: u32, _from: *const u8, _bytes: usize) -> usize {
     Ordinary::udma_to_device_barrier();
     // SAFETY: as in `announce`.
@@ -60,14 +60,14 @@ unsafe fn announce_by_record(bell: &Bell, value: u32, _from: *const u8, _bytes: 
 
 type Announce = unsafe fn(&Bell, u32, *const u8, usize) -> usize;
 
-/// Where a QP's doorbells go.
+/// The record and register of a QP's doorbells.
 struct Bell {
     record: NonNull<AtomicU32>,
-    /// The half of the register that the next store goes to ([`UarParts::half`]). The whole is aligned to its size.
+    /// The half of the register that the next store goes to ([`UarParts::half`]). The whole register is aligned to its size.
     half: Rc<Cell<*mut u8>>,
 }
 
-/// [`announce`] for a write-combining register on this processor.
+/// Returns [`announce`] for a write-combining register on this processor.
 fn announce_write_combining() -> Announce {
     match Streaming::detect() {
         #[cfg(target_arch = "x86_64")]
@@ -88,7 +88,7 @@ pub(crate) struct Doorbell {
     bell: Bell,
     uar_offset: usize,
     announce: Announce,
-    /// The soft device to tell; hardware sees the store itself.
+    /// The soft device to call; hardware sees the store itself.
     hook: Option<Hook>,
 }
 
@@ -105,20 +105,20 @@ impl Doorbell {
         Self { bell: Bell { record, half }, uar_offset: parts.uar_offset, announce, hook }
     }
 
-    /// From now on steps 2 to 6 are made by `M`.
+    /// Makes `M` perform steps 2 to 6 from now on.
     #[cfg(test)]
     pub(crate) fn set_mmio<M: Mmio>(&mut self) {
         self.announce = announce::<M, BLUEFLAME_BYTES>;
     }
 
-    /// Announces everything up to `producer`. `bytes` from `wqes` go through BlueFlame; if that is 0 or does not fit, the first 8.
+    /// Announces everything up to `producer`. Copies `bytes` from `wqes` through BlueFlame; if that is 0 or does not fit, the first 8.
     ///
     /// # Safety
     /// `wqes` points to the last WQE, or to all new ones. `bytes`, a multiple of 64, are readable there, or 8 if it is 0.
     #[inline(always)]
     pub(crate) unsafe fn ring(&mut self, producer: u16, wqes: *const u8, bytes: usize) {
         debug_assert!(bytes % 64 == 0 && wqes.addr() % 64 == 0);
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let written = unsafe { (self.announce)(&self.bell, queue_record(producer), wqes, bytes) };
         if let Some(device) = &self.hook {
             device.ring(self.uar_offset + written);

@@ -1,4 +1,4 @@
-//! [`Endpoint`]: a reliable connection with everything it needs, for programs that want to move bytes and not to keep queues.
+//! [`Endpoint`]: a reliable connection in one value, for programs that move bytes and need no control over queues.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,13 +21,13 @@ use crate::wire::{ATOMIC_BYTES, Access, ConnectOptions};
 /// Sizes of an [`Endpoint`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndpointConfig {
-    /// Messages of the peer that wait here to be received, 1..=4096. Default 64.
+    /// Number of the peer's messages that may wait here to be received, 1..=4096. Default 64.
     pub depth: u32,
-    /// Longest message of [`send`](Endpoint::send), in bytes. Default 4096.
+    /// Maximum length of a message of [`send`](Endpoint::send), in bytes. Default 4096.
     pub message_bytes: u32,
     /// Memory that the peer reads and writes, in bytes. Default 64 KiB.
     pub memory_bytes: usize,
-    /// How long a call may wait. Default `None`: for ever. What the device gives up by itself ends sooner
+    /// Maximum time that a call may block. Default `None`: unlimited. An operation that the device gives up by itself ends sooner
     /// ([`ConnectOptions::transport_timeout_ns`]).
     pub timeout: Option<Duration>,
     /// Attributes of the connection.
@@ -40,7 +40,7 @@ impl Default for EndpointConfig {
     }
 }
 
-/// Where an endpoint can be reached, and its memory. The peer's is needed to connect.
+/// The address of an endpoint and of its memory, which the peer needs to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndpointAddress {
     qp: QpAddress,
@@ -53,7 +53,8 @@ impl EndpointAddress {
     /// Bytes of [`to_bytes`](Self::to_bytes).
     pub const LEN: usize = QpAddress::LEN + 20;
 
-    /// For the way to the peer, whatever it is: the queue pair's address, then address, bytes and rkey of the memory, little-endian.
+    /// Encodes the address, for any transport to the peer: the queue pair's address, then address, bytes and rkey of the memory,
+    /// little-endian.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut b = [0; Self::LEN];
@@ -64,7 +65,7 @@ impl EndpointAddress {
         b
     }
 
-    /// The reverse of [`to_bytes`](Self::to_bytes); `None` for bytes that it does not make.
+    /// Decodes the bytes of [`to_bytes`](Self::to_bytes). Returns `None` for bytes that it never makes.
     #[must_use]
     pub fn from_bytes(b: &[u8; Self::LEN]) -> Option<Self> {
         let (qp, rest) = b.split_first_chunk()?;
@@ -76,33 +77,33 @@ impl EndpointAddress {
     }
 }
 
-/// Why an endpoint did not do what it was asked for.
+/// The reason why a call of an endpoint failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EndpointError {
-    /// A size of [`EndpointConfig`] that there is not.
+    /// A size of [`EndpointConfig`] is outside its range.
     #[error("{what} is {value}; legal is {legal}")]
     Config {
         /// The size.
         what: &'static str,
-        /// What was asked for.
+        /// The requested value.
         value: u64,
-        /// The range.
+        /// The legal range.
         legal: &'static str,
     },
-    /// A queue could not be made.
+    /// A queue could not be created.
     #[error(transparent)]
     Create(#[from] CreateError),
     /// Memory could not be registered.
     #[error(transparent)]
     Register(#[from] RegisterError),
-    /// The connection was not made.
+    /// The connection was not established.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// It is not connected.
+    /// The endpoint is not connected.
     #[error("the endpoint is not connected: call `connect` with the peer's address")]
     NotConnected,
-    /// A message longer than [`EndpointConfig::message_bytes`].
+    /// The message is longer than [`EndpointConfig::message_bytes`].
     #[error("a message of {bytes} bytes; this endpoint sends at most {max}: raise message_bytes")]
     TooLong {
         /// Bytes of the message.
@@ -110,16 +111,16 @@ pub enum EndpointError {
         /// The limit.
         max: usize,
     },
-    /// A range outside the peer's memory.
+    /// The range is outside the peer's memory.
     #[error("the peer's memory: {0}")]
     OutOfBounds(#[from] OutOfBounds),
-    /// The operation failed, and the connection with it: make a new endpoint.
+    /// The operation failed, and the connection with it: create a new endpoint.
     #[error(transparent)]
     Failed(#[from] CompletionError),
-    /// The connection failed before.
+    /// The connection had already failed.
     #[error("the connection has failed: {0}")]
     Broken(CompletionError),
-    /// [`EndpointConfig::timeout`] has passed. A message was not received; another operation may still take effect.
+    /// [`EndpointConfig::timeout`] has passed. No message was received; any other operation may still take effect.
     #[error("nothing came within {0:?}")]
     TimedOut(Duration),
     /// A post was refused.
@@ -130,24 +131,24 @@ pub enum EndpointError {
     PostReceive(#[from] PostReceiveError),
 }
 
-/// What became of the operation of a slot.
+/// State of a slot's operation.
 #[derive(Clone, Copy)]
 enum Slot {
     Free,
     UnderWay,
-    /// Under way, and nobody waits for it any more.
+    /// In flight, but no call waits for it any more.
     Abandoned,
     Ended(Result<(), CompletionError>),
 }
 
-/// Operations that may be under way: the one that is waited for, and those that were given up.
+/// Maximum number of operations in flight: the current one, and those whose calls have timed out.
 const SLOTS: usize = 8;
 
-/// A reliable connection in one value: protection domain, completion queue, queue pair, receives, buffers, and memory that the peer may READ, WRITE
-/// and do atomics on. Both ends exchange their [`address`](Self::address) by any means, and connect.
+/// A reliable connection in one value: protection domain, completion queue, queue pair, receives, buffers, and memory that the peer may
+/// READ, WRITE and do atomics on. The two ends exchange their [`address`](Self::address) by any means, and connect.
 ///
-/// Calls wait, so it is for one conversation and not for throughput: for many operations at once, and for sharing queues, there is the
-/// [queue pair](Self::qp) behind it, and what it is made of ([`Pd`]).
+/// Calls block, so an endpoint serves one conversation and not throughput. To keep many operations in flight, or to share queues, use the
+/// [queue pair](Self::qp) and the objects it is made from ([`Pd`]).
 ///
 /// ```
 /// use mlx5::{Device, EndpointConfig};
@@ -165,18 +166,19 @@ const SLOTS: usize = 8;
 /// # }
 /// ```
 ///
-/// It stays in its thread. A peer that goes away says nothing: an operation towards it fails, and [`recv`](Self::recv) waits until its timeout.
+/// It is not `Send`. A peer that goes away sends no notice: an operation towards it fails, and [`recv`](Self::recv) blocks until its
+/// timeout.
 pub struct Endpoint {
     qp: RcQp,
     cq: Cq,
     slots: [Slot; SLOTS],
-    /// Messages that have come: the receive's number, and their bytes.
+    /// Messages that have arrived: the number of the receive, and the bytes.
     inbox: VecDeque<(u64, u32)>,
     broken: Option<CompletionError>,
     remote: Option<EndpointAddress>,
-    /// By slot, what is sent from and read into.
+    /// Send and read buffers, by slot.
     buffers: Mr,
-    /// By number of the receive.
+    /// Receive buffers, by number of the receive.
     receives: Mr,
     memory: Mr,
     config: EndpointConfig,
@@ -190,10 +192,10 @@ impl fmt::Debug for Endpoint {
 }
 
 impl Device {
-    /// An endpoint, to be connected to another.
+    /// Creates an endpoint, which is not yet connected.
     ///
     /// # Errors
-    /// A size outside its range, or memory that cannot be had.
+    /// A size is outside its range, or memory cannot be allocated.
     pub fn endpoint(&self, config: EndpointConfig) -> Result<Endpoint, EndpointError> {
         Endpoint::new(self, &self.alloc_pd()?, config)
     }
@@ -224,7 +226,7 @@ impl Endpoint {
             inbox: VecDeque::with_capacity(depth as usize),
             broken: None,
             remote: None,
-            // An atomic's result is aligned.
+            // The result of an atomic must be aligned.
             buffers: pd.alloc(SLOTS * buffer_bytes(message_bytes), Access::LOCAL_WRITE)?,
             receives: pd.alloc(depth as usize * message_bytes as usize, Access::LOCAL_WRITE)?,
             memory: pd.alloc(memory_bytes, if has_atomics { access | Access::REMOTE_ATOMIC } else { access })?,
@@ -233,15 +235,15 @@ impl Endpoint {
         })
     }
 
-    /// What the peer needs to connect.
+    /// Returns the address that the peer needs to connect.
     #[must_use]
     pub fn address(&self) -> EndpointAddress {
         let Self { qp, memory, .. } = self;
         EndpointAddress { qp: qp.address(), addr: memory.addr(), bytes: memory.len() as u64, rkey: memory.rkey() }
     }
 
-    /// Connects to the endpoint that gave this address, which does the same. What is sent before the peer has done it waits for it for the
-    /// transport timeout.
+    /// Connects to the endpoint with this address, which must connect to this one. A message sent before the peer has connected waits for
+    /// it, up to the transport timeout.
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -259,25 +261,28 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The memory that the peer READs and WRITEs.
+    /// Returns the memory that the peer READs and WRITEs.
     #[must_use]
     pub fn memory(&self) -> &Mr {
         &self.memory
     }
 
-    /// The queue pair behind it. Its operations complete on a queue that this endpoint polls and takes for its own: post none beside it.
+    /// Returns the queue pair. The endpoint polls its completion queue and takes every completion for its own: do not post to the queue
+    /// pair.
     #[must_use]
     pub fn qp(&self) -> &RcQp {
         &self.qp
     }
 
-    /// The queue pair and its completion queue, for a program that goes on by itself. What is under way stays so; the memory goes.
+    /// Returns the queue pair and its completion queue, for a program that drives them by itself. Operations stay in flight; the endpoint's
+    /// memory is deregistered.
     #[must_use]
     pub fn into_parts(self) -> (RcQp, Cq) {
         (self.qp, self.cq)
     }
 
-    /// Sends a message; returns once the peer has it. Waits while the peer has [`depth`](EndpointConfig::depth) messages that it has not received.
+    /// Sends a message. Returns once the peer's device has it. Blocks while the peer holds [`depth`](EndpointConfig::depth) messages that
+    /// it has not received.
     ///
     /// # Errors
     /// See [`EndpointError`].
@@ -302,7 +307,7 @@ impl Endpoint {
         Ok(self.try_recv()?.unwrap_or_default())
     }
 
-    /// The peer's next message, if there is one.
+    /// Returns the peer's next message, if one has arrived.
     ///
     /// # Errors
     /// See [`EndpointError`].
@@ -314,7 +319,7 @@ impl Endpoint {
         };
         let mut message = vec![0; bytes as usize];
         self.receives.read(number as usize * self.config.message_bytes as usize, &mut message)?;
-        // After a failure the queue pair takes none; what has come is here all the same.
+        // After a failure the queue pair takes no receive, but messages that have arrived are still returned.
         if self.broken.is_none() {
             self.post_receive(number)?;
             self.qp.ring_receives();
@@ -322,7 +327,7 @@ impl Endpoint {
         Ok(Some(message))
     }
 
-    /// Writes into the peer's memory from `offset` on; returns once the bytes are there. The peer is not told.
+    /// Writes into the peer's memory from `offset` on. Returns once the peer's device has the bytes. The peer gets no notice.
     ///
     /// # Errors
     /// See [`EndpointError`].
@@ -339,7 +344,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Reads the peer's memory from `offset` on. The peer is not told.
+    /// Reads the peer's memory from `offset` on. The peer gets no notice.
     ///
     /// # Errors
     /// See [`EndpointError`]; some of `bytes` may have been read.
@@ -356,7 +361,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Adds to the number at `offset` of the peer's memory, a multiple of 8; returns what was there.
+    /// Adds to the number at `offset` of the peer's memory, a multiple of 8. Returns the previous value.
     ///
     /// # Errors
     /// See [`EndpointError`].
@@ -365,7 +370,7 @@ impl Endpoint {
         self.atomic(|into| FetchAdd { addr, rkey, add, into })
     }
 
-    /// Stores `swap` at `offset` of the peer's memory, a multiple of 8, if `compare` is there; returns what was there.
+    /// Stores `swap` at `offset` of the peer's memory, a multiple of 8, if the value there is `compare`. Returns the previous value.
     ///
     /// # Errors
     /// See [`EndpointError`].
@@ -384,7 +389,7 @@ impl Endpoint {
         Ok(u64::from_ne_bytes(old))
     }
 
-    /// Address and rkey of a range of the peer's memory.
+    /// Returns address and rkey of a range of the peer's memory.
     fn range(&self, offset: usize, len: usize) -> Result<(u64, u32), EndpointError> {
         let EndpointAddress { addr, bytes, rkey, .. } = self.connected()?;
         let region = usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -408,7 +413,7 @@ impl Endpoint {
         Ok(self.qp.post_receive(&[buffer], number)?)
     }
 
-    /// Waits for a slot: all are taken only if as many operations were given up.
+    /// Waits for a free slot. All slots are taken only if that many calls have timed out.
     fn free_slot(&mut self) -> Result<usize, EndpointError> {
         self.connected()?;
         let free = |endpoint: &Self| endpoint.slots.iter().position(|slot| matches!(slot, Slot::Free));
@@ -416,7 +421,7 @@ impl Endpoint {
         Ok(free(self).unwrap_or(0))
     }
 
-    /// Posts an operation, and waits for its end.
+    /// Posts an operation, and waits for its completion.
     fn carry_out(&mut self, slot: usize, operation: &impl RcOperation) -> Result<(), EndpointError> {
         self.qp.post(operation, Signal::Always, slot as u64)?;
         self.slots[slot] = Slot::UnderWay;
@@ -431,7 +436,7 @@ impl Endpoint {
         }
     }
 
-    /// Takes in what has completed.
+    /// Takes in completions.
     fn poll(&mut self) -> usize {
         let Self { qp, cq, slots, inbox, broken, .. } = self;
         cq.poll(16, |cqe| {
@@ -443,7 +448,7 @@ impl Endpoint {
         })
     }
 
-    /// Polls until `is_over`, first without a pause, then asleep.
+    /// Polls until `is_over`, first without a pause, then with sleeps.
     fn wait_until(&mut self, is_over: impl Fn(&Self) -> bool) -> Result<(), EndpointError> {
         const SPINS: u32 = 1_000;
         const SLICE: Duration = Duration::from_millis(10);
@@ -478,12 +483,12 @@ impl Endpoint {
     }
 }
 
-/// Bytes of a slot's buffer: room for a message, or for the result of an atomic, which is aligned.
+/// Returns the bytes of a slot's buffer: room for a message, or for the result of an atomic, which is aligned.
 fn buffer_bytes(message_bytes: u32) -> usize {
     (message_bytes as usize).next_multiple_of(64)
 }
 
-/// One completion.
+/// Takes in one completion.
 fn take(qp: &mut RcQp, slots: &mut [Slot; SLOTS], inbox: &mut VecDeque<(u64, u32)>, cqe: &Cqe<'_>, result: Result<(), CompletionError>) {
     if let Some(slot) = qp.complete(cqe).and_then(|user| slots.get_mut(user as usize)) {
         *slot = if matches!(slot, Slot::Abandoned) { Slot::Free } else { Slot::Ended(result) };

@@ -1,24 +1,24 @@
-//! Why something was refused.
+//! The errors of the control path.
 
 use crate::address::DeviceKind;
 use crate::config::QpState;
 use crate::verbs::{CallError, VerbsError};
 use crate::wire::{Access, ConnectOptions};
 
-/// Why a device could not be opened.
+/// The reason why a device could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// The shared-memory directory cannot be used.
     #[error("the fabric's directory: {0}")]
     Directory(#[from] shm::dir::DirError),
-    /// The control file could not be made.
+    /// The control file could not be created.
     #[error("the device's control file: {0}")]
     ControlFile(#[from] shm::region::CreateError),
-    /// Memory for the device could not be had.
+    /// Memory for the device could not be allocated.
     #[error("memory for {what}: {source}")]
     Memory {
-        /// What it was for.
+        /// Purpose of the memory.
         what: &'static str,
         /// The cause.
         source: std::io::Error,
@@ -26,33 +26,33 @@ pub enum OpenError {
     /// Every LID is taken.
     #[error("all {0} LIDs of the fabric are in use by living devices")]
     NoFreeLid(u16),
-    /// A device behind libibverbs cannot be used; says what to do.
+    /// A device behind libibverbs cannot be used; the error advises.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
 }
 
-/// Why an object could not be created.
+/// The reason why an object could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CreateError {
-    /// A size outside the device's capabilities.
+    /// A size is outside the device's capabilities.
     #[error("{what} is {value}; the device takes {min}..={max}")]
     OutOfRange {
         /// The parameter.
         what: &'static str,
-        /// What was asked for.
+        /// The requested value.
         value: u64,
         /// Smallest legal value.
         min: u64,
         /// Largest legal value.
         max: u64,
     },
-    /// A value that is none of the few legal ones.
+    /// The value is not one of the few legal ones.
     #[error("{what} is {value}; legal is {legal}")]
     Illegal {
         /// The parameter.
         what: &'static str,
-        /// What was asked for.
+        /// The requested value.
         value: u64,
         /// The legal values.
         legal: &'static str,
@@ -62,24 +62,24 @@ pub enum CreateError {
     Exhausted {
         /// The kind.
         what: &'static str,
-        /// How many there are.
+        /// Number of objects of that kind.
         max: u64,
     },
-    /// Memory could not be had.
+    /// Memory could not be allocated.
     #[error("no memory for {what}: {source}")]
     Memory {
-        /// What it was for.
+        /// Purpose of the memory.
         what: &'static str,
         /// The cause.
         source: std::io::Error,
     },
-    /// The device cannot do it.
+    /// The device lacks a feature.
     #[error("this device has no {what}")]
     Unsupported {
-        /// What was asked for.
+        /// The requested feature.
         what: &'static str,
     },
-    /// libibverbs, or the kernel, refused.
+    /// libibverbs or the kernel refused the call.
     #[error(transparent)]
     Call(#[from] CallError),
 }
@@ -89,14 +89,14 @@ pub(crate) fn check(what: &'static str, value: u64, min: u64, max: u64) -> Resul
     if (min..=max).contains(&value) { Ok(()) } else { Err(CreateError::OutOfRange { what, value, min, max }) }
 }
 
-/// Why memory could not be registered.
+/// The reason why memory could not be registered.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
-    /// An empty region.
+    /// The region is empty.
     #[error("a memory region of 0 bytes; the smallest is 1")]
     Empty,
-    /// `ibv_reg_mr` refuses it too.
+    /// Remote write or remote atomic access without local write access; `ibv_reg_mr` refuses it too.
     #[error("remote write and remote atomic access need local write access as well")]
     RemoteWithoutLocalWrite,
     /// The device's table is full.
@@ -108,30 +108,31 @@ pub enum RegisterError {
     /// Peers could not reach this memory.
     #[error("memory of another allocator cannot be a remote buffer here: {reason}; use Pd::alloc")]
     Unreachable {
-        /// Why.
+        /// The cause.
         reason: &'static str,
     },
-    /// Access for remote atomics; see [`DeviceInfo::has_atomics`](crate::DeviceInfo::has_atomics).
+    /// The region asks for remote atomic access, and the device has no atomics; see
+    /// [`DeviceInfo::has_atomics`](crate::DeviceInfo::has_atomics).
     #[error("this device has no atomics: no region can give REMOTE_ATOMIC access")]
     NoAtomics,
-    /// libibverbs, or the kernel, refused.
+    /// libibverbs or the kernel refused the call.
     #[error(transparent)]
     Call(#[from] CallError),
     /// The arena has no room, or the kernel no memory.
     #[error("no memory for a region of {bytes} bytes: {source}")]
     Memory {
-        /// Asked for.
+        /// The requested bytes.
         bytes: usize,
         /// The cause.
         source: std::io::Error,
     },
 }
 
-/// Why a state transition was refused.
+/// The reason why a transition was refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// Not from this state; from the error state there is no way but a new queue pair.
+    /// The queue pair is in another state. In the error state the only remedy is a new queue pair.
     #[error("the queue pair is in state {from:?}; this transition needs {needs:?}")]
     WrongState {
         /// The state it is in.
@@ -139,50 +140,50 @@ pub enum ConnectError {
         /// The state it must be in.
         needs: QpState,
     },
-    /// An option outside its range.
+    /// An option is outside its range.
     #[error("{option} is {value}; legal is {legal}")]
     Option {
         /// The option.
         option: &'static str,
-        /// What was asked for.
+        /// The requested value.
         value: u8,
-        /// The range.
+        /// The legal range.
         legal: &'static str,
     },
     /// The peer's device is of another kind.
     #[error("a {local:?} device cannot connect to a {remote:?} one")]
     DifferentKinds {
-        /// This end's.
+        /// Kind of this end's device.
         local: DeviceKind,
-        /// The peer's.
+        /// Kind of the peer's device.
         remote: DeviceKind,
     },
-    /// One end is on InfiniBand, and gave no GID, the other is on RoCE.
+    /// One end is on InfiniBand and gave no GID; the other is on RoCE.
     #[error("the peer's address has no GID, and a RoCE port is named by nothing else")]
     NoGid,
-    /// libibverbs, or the kernel, refused.
+    /// libibverbs or the kernel refused the call.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// Nothing there.
+    /// No device of the fabric has that LID.
     #[error("no soft device with LID {lid} in this fabric: {reason}")]
     NoSuchDevice {
-        /// The LID asked for.
+        /// The requested LID.
         lid: u16,
-        /// What was found.
+        /// The cause.
         reason: String,
     },
     /// The LID belongs to a later device.
     #[error("LID {lid} belongs to another device now: the one that gave this address is gone")]
     StaleDevice {
-        /// The LID asked for.
+        /// The requested LID.
         lid: u16,
     },
-    /// The number names no queue pair there.
+    /// The number names no queue pair of that device.
     #[error("QPN {qpn:#x} is no queue pair of the device with LID {lid}")]
     NoSuchQp {
-        /// The LID asked for.
+        /// The LID of the device.
         lid: u16,
-        /// The number asked for.
+        /// The requested number.
         qpn: u32,
     },
 }

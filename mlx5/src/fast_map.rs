@@ -1,4 +1,4 @@
-//! QPN to value with two loads and no hash.
+//! A map from QPN to value: two loads, no hash.
 
 use core::fmt;
 
@@ -8,18 +8,18 @@ const ROOT: usize = 1 << (24 - LEAF_BITS);
 
 type Leaf<T> = Box<[Option<T>; LEAF]>;
 
-/// Made in place: a leaf may be too large for a stack.
+/// Makes an empty leaf in place: a leaf may be too large for the stack.
 fn empty_leaf<T>() -> Leaf<T> {
     let entries: Box<[Option<T>]> = (0..LEAF).map(|_| None).collect();
     // SAFETY: a slice of `LEAF` entries has the layout of the array.
     unsafe { Box::from_raw(Box::into_raw(entries).cast()) }
 }
 
-/// A map from 24-bit queue pair numbers to values: a two-level table, so sparse numbers (a device hands out any) cost one leaf of
-/// 4,096 entries each while they have a value in it, and look-up is two dependent loads.
+/// A map from 24-bit queue pair numbers to values, as a two-level table. Sparse numbers (a device may give any) cost one leaf of 4,096
+/// entries each while the leaf holds a value. A look-up is two dependent loads.
 pub struct FastMap<T> {
     root: Box<[Option<Leaf<T>>; ROOT]>,
-    /// Values in each leaf, apart from the leaves so that a look-up reads nothing of it.
+    /// Number of values in each leaf, stored outside the leaves so that a look-up does not read it.
     used: Box<[u16; ROOT]>,
     len: usize,
 }
@@ -41,25 +41,25 @@ const fn split(qpn: u32) -> (usize, usize) {
 }
 
 impl<T> FastMap<T> {
-    /// An empty map (40 KiB: 4,096 leaf pointers and counts).
+    /// Makes an empty map (40 KiB: 4,096 leaf pointers and counts).
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Number of values.
+    /// Returns the number of values.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Returns whether the map is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The value of `qpn`; `None` also for numbers above 24 bits.
+    /// Returns the value of `qpn`; `None` also for numbers of more than 24 bits.
     #[must_use]
     #[inline(always)]
     pub fn get(&self, qpn: u32) -> Option<&T> {
@@ -67,10 +67,10 @@ impl<T> FastMap<T> {
         self.root.get(root)?.as_ref()?[leaf].as_ref()
     }
 
-    /// Sets the value of `qpn` and returns the one it had. Numbers above 24 bits are given back as `Err`.
+    /// Sets the value of `qpn` and returns the previous one.
     ///
     /// # Errors
-    /// The value itself, when `qpn` has more than 24 bits.
+    /// Returns `value` if `qpn` has more than 24 bits.
     pub fn insert(&mut self, qpn: u32, value: T) -> Result<Option<T>, T> {
         let (root, leaf) = split(qpn);
         let Some(slot) = self.root.get_mut(root) else { return Err(value) };
@@ -83,7 +83,7 @@ impl<T> FastMap<T> {
         Ok(old)
     }
 
-    /// Takes the value of `qpn` out. A leaf without values is freed.
+    /// Removes the value of `qpn`, and returns it. A leaf without values is freed.
     pub fn remove(&mut self, qpn: u32) -> Option<T> {
         let (root, leaf) = split(qpn);
         let slot = self.root.get_mut(root)?;
@@ -96,7 +96,7 @@ impl<T> FastMap<T> {
         Some(old)
     }
 
-    /// All values, in the order of their numbers.
+    /// Returns all values, in the order of their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.root.iter().enumerate().filter_map(|(r, leaf)| Some((r, leaf.as_ref()?))).flat_map(|(r, leaf)| {
             leaf.iter().enumerate().filter_map(move |(l, value)| Some(((r << LEAF_BITS | l) as u32, value.as_ref()?)))
@@ -156,7 +156,7 @@ mod tests {
             let mut random = Random::new(seed);
             let (mut map, mut model) = (FastMap::new(), std::collections::BTreeMap::new());
             for step in 0..4_000 {
-                // Few leaves and few places in each, so that every case is met often.
+                // Few leaves with few places each, so that every case occurs often.
                 let qpn = random.below(3) << LEAF_BITS | random.below(4) | if random.one_in(2) { 0xff_0000 } else { 0 };
                 if random.one_in(2) {
                     assert_eq!(map.insert(qpn, step), Ok(model.insert(qpn, step)));

@@ -1,5 +1,5 @@
-//! What a device without hardware is told by direct calls: a doorbell that was rung, a completion queue that was found empty. Hardware sees the
-//! stores themselves, and works alone.
+//! The direct calls to a device without hardware: a doorbell was rung, a completion queue was found empty. Hardware sees the stores itself,
+//! and needs no calls.
 
 #[cfg(feature = "soft")]
 pub(crate) type Hook = std::rc::Rc<mlx5_hca::Hca>;
@@ -11,7 +11,7 @@ pub(crate) use none::Hook;
 mod none {
     use shm::sleep::Watch;
 
-    /// There is none.
+    /// No device needs the calls.
     #[derive(Clone)]
     pub(crate) enum Hook {}
 

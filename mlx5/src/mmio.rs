@@ -1,38 +1,38 @@
-//! The one seam to the device: every store to a doorbell record, every barrier of a doorbell and every store to its register is one of
-//! the six operations of [`Mmio`]. [`doorbell`](crate::doorbell) puts them in order; the tests record that order through this trait.
+//! The only accesses to the device: every store to a doorbell record, every barrier of a doorbell and every store to its register is one of
+//! the six operations of [`Mmio`]. [`doorbell`](crate::doorbell) orders them; the tests record that order through this trait.
 //!
 //! The barriers are named by their use, as in rdma-core's `util/udma_barrier.h`:
 //!
 //! | name | between | x86-64 | AArch64 |
 //! |---|---|---|---|
-//! | `udma_to_device_barrier` | stores to memory the device reads, and the store that lets it look | the compiler only: such stores stay in order | `dmb oshst` |
-//! | `mmio_wc_start` | those, and the first store to a write-combining register, which otherwise overtakes them | `sfence` | `dsb st` |
-//! | `mmio_flush_writes` | that register's stores, and the next doorbell's; also sends them off now | `sfence` | `dsb st` |
+//! | `udma_to_device_barrier` | stores to memory that the device reads, and the store that announces them | the compiler only: such stores stay in order | `dmb oshst` |
+//! | `mmio_wc_start` | the stores above, and the first store to a write-combining register, which otherwise overtakes them | `sfence` | `dsb st` |
+//! | `mmio_flush_writes` | stores to that register, and those of the next doorbell; also flushes them now | `sfence` | `dsb st` |
 //!
 //! A soft device's register and record are ordinary memory, read by the storing thread itself in the hook that follows, so program order
-//! suffices and all three are compiler fences. Its register gets plain stores: a non-temporal copy into ordinary memory throws the line
-//! out of the cache and costs a hundred times as much. A write-combining register gets whole 64-byte lines in non-temporal stores of the
-//! widest kind the processor has, found out once.
+//! suffices and all three are compiler fences. Its register gets plain stores: a non-temporal copy into ordinary memory evicts the line
+//! from the cache and costs a hundred times as much. A write-combining register gets whole 64-byte lines in non-temporal stores of the
+//! widest kind that the processor has, which is detected once.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 
-/// What kind of memory a BlueFlame register is, which decides how it is written.
+/// The kind of memory of a BlueFlame register, which determines how it is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RegisterKind {
     /// Cached memory, read by the storing thread: a strict soft device.
     #[default]
     Ordinary,
-    /// Nobody reads it, so nothing is written there: a soft device that is not strict goes by the doorbell record, and is called.
+    /// Not written, because no device reads it: a soft device that is not strict reads the doorbell record, and is called.
     Unread,
     /// Write-combining memory: hardware.
     WriteCombining,
-    /// Hardware's that takes 8 bytes at a time and no WQE, because the kernel had no BlueFlame register left or the device has none: every
-    /// doorbell is as that of [`ring_doorbell`](crate::Qp::ring_doorbell).
+    /// A hardware register that takes 8 bytes at a time and no WQE, because the kernel had no BlueFlame register left or the device has
+    /// none: every doorbell is like that of [`ring_doorbell`](crate::Qp::ring_doorbell).
     DoorbellOnly,
 }
 
 impl RegisterKind {
-    /// Which routine copies a WQE into such a register on this machine, for people.
+    /// Returns the name of the routine that copies a WQE into such a register on this machine.
     #[must_use]
     pub fn copy_routine(self) -> &'static str {
         match self {
@@ -70,7 +70,7 @@ pub(crate) enum Streaming {
 }
 
 impl Streaming {
-    /// Asks the processor.
+    /// Detects the routine from the processor's features.
     pub(crate) fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         return if std::arch::is_x86_feature_detected!("avx512f") {
@@ -87,22 +87,22 @@ impl Streaming {
     }
 }
 
-/// The operations a doorbell is made of. The defaults are for hardware; the implementations below differ in the copy, [`Ordinary`] in the
-/// barriers too. They have no values, so every call is direct.
+/// The operations of a doorbell. The defaults are for hardware. The implementations differ in the copy, and [`Ordinary`] in the barriers
+/// too. They have no values, so every call is direct.
 pub(crate) trait Mmio {
-    /// Stores before it are visible to the device before stores after it.
+    /// Makes stores before it visible to the device before stores after it.
     #[inline(always)]
     fn udma_to_device_barrier() {
         hardware::udma_to_device_barrier();
     }
 
-    /// Stores to a doorbell record, in memory the device reads.
+    /// Stores to a doorbell record, which is memory that the device reads.
     #[inline(always)]
     fn store_record(record: &AtomicU32, value: u32) {
         record.store(value, Ordering::Relaxed);
     }
 
-    /// Stores before it, to memory of any kind, are visible to the device before the stores to a write-combining register after it.
+    /// Makes stores before it, to memory of any kind, visible to the device before the stores to a write-combining register after it.
     #[inline(always)]
     fn mmio_wc_start() {
         hardware::sfence();
@@ -114,7 +114,7 @@ pub(crate) trait Mmio {
     /// 8 bytes are readable at `from`, and writable at `register`; both are 8-aligned.
     #[inline(always)]
     unsafe fn store_8(register: *mut u8, from: *const u8) {
-        // SAFETY: the caller's; the register is accessed through atomics and non-temporal stores only.
+        // SAFETY: guaranteed by the caller; the register is accessed through atomics and non-temporal stores only.
         unsafe { (*register.cast::<AtomicU64>()).store(from.cast::<u64>().read(), Ordering::Relaxed) };
     }
 
@@ -124,7 +124,7 @@ pub(crate) trait Mmio {
     /// The line is readable at `from + AT` and writable at `register + AT`; both are 64-aligned.
     unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8);
 
-    /// Called behind the last line of a copy.
+    /// Runs after the last line of a copy.
     #[inline(always)]
     fn end_copy() {}
 
@@ -134,7 +134,7 @@ pub(crate) trait Mmio {
     /// `bytes` are 64, 128, 192 or 256. They are readable at `from`, and writable at `register`; both are 64-aligned.
     #[inline(always)]
     unsafe fn copy(register: *mut u8, from: *const u8, bytes: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             Self::copy_line::<0>(register, from);
             if bytes > 64 {
@@ -150,15 +150,15 @@ pub(crate) trait Mmio {
         Self::end_copy();
     }
 
-    /// The stores to a write-combining register leave the processor now, and before any later one.
+    /// Flushes the stores to a write-combining register out of the processor now, and before any later store.
     #[inline(always)]
     fn mmio_flush_writes() {
         hardware::sfence();
     }
 }
 
-/// What the device wrote before the byte that was just loaded with Acquire is visible to loads after this (rdma-core's
-/// `udma_from_device_barrier`): to AArch64 an Acquire load orders what processors write, and no more.
+/// Makes the device's stores before the byte that was just loaded with Acquire visible to later loads (rdma-core's
+/// `udma_from_device_barrier`). On AArch64 an Acquire load alone orders only the stores of processors.
 #[inline(always)]
 pub(crate) fn udma_from_device_barrier() {
     #[cfg(target_arch = "aarch64")]
@@ -168,28 +168,28 @@ pub(crate) fn udma_from_device_barrier() {
     }
 }
 
-/// Lets requesters and hardware see a receive queue's WQEs: the whole doorbell of a queue that has no register.
+/// Makes a receive queue's WQEs visible to requesters and hardware: the whole doorbell of a queue without a register.
 #[inline(always)]
 pub(crate) fn ring_record(record: &AtomicU32, value: u32) {
     hardware::udma_to_device_barrier();
-    // Release: requesters of a soft device are other threads, and pair with it.
+    // Release: requesters of a soft device are other threads, whose Acquire loads pair with it.
     record.store(value, Ordering::Release);
 }
 
-/// Stores 8 bytes, which repeat what a doorbell record says already, to a register of write-combining memory: the second half of arming a CQ
-/// (libmlx5 `mlx5_arm_cq`).
+/// Stores 8 bytes, which repeat the doorbell record, to a register of write-combining memory: the second half of arming a CQ (libmlx5
+/// `mlx5_arm_cq`).
 ///
 /// # Safety
 /// `register` is writable for 8 bytes and 8-aligned.
 pub(crate) unsafe fn repeat_to_register(register: *mut u8, bytes: [u8; 8]) {
-    // The record before the register, and both before anything that follows.
+    // Orders the record before the register, and both before every later store.
     hardware::sfence();
-    // SAFETY: the caller's; the register is accessed through atomics only.
+    // SAFETY: guaranteed by the caller; the register is accessed through atomics only.
     unsafe { (*register.cast::<AtomicU64>()).store(u64::from_ne_bytes(bytes), Ordering::Relaxed) };
     hardware::sfence();
 }
 
-/// A register of [`RegisterKind::Ordinary`], read by this thread only.
+/// A register of kind [`RegisterKind::Ordinary`], read by this thread only.
 pub(crate) enum Ordinary {}
 
 impl Mmio for Ordinary {
@@ -206,7 +206,7 @@ impl Mmio for Ordinary {
     #[inline(always)]
     unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
         for at in (AT..AT + 64).step_by(8) {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { Self::store_8(register.add(at), from.add(at)) };
         }
     }
@@ -220,7 +220,7 @@ impl Mmio for Ordinary {
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::{Avx, Avx512, Sse2};
 
-/// The hardware's order of stores, whatever the copy: for registers that take none.
+/// The order of hardware with any copy: for registers that take no WQE.
 #[cfg(target_arch = "x86_64")]
 pub(crate) type Baseline = Sse2;
 #[cfg(target_arch = "aarch64")]
@@ -327,11 +327,11 @@ mod x86_64 {
         }
     }
 
-    /// The upper halves are clean again, as the calling convention wants them: else SSE code of the caller is slowed down.
+    /// Clears the upper halves of the vector registers, as the calling convention requires: otherwise the caller's SSE code is slowed down.
     #[inline(always)]
     fn leave_avx() {
-        // SAFETY: clears the upper halves of all vector registers, which code compiled for x86-64 without AVX never uses; the clobbers
-        // tell code that was compiled with it.
+        // SAFETY: clears the upper halves of all vector registers, which code compiled for x86-64 without AVX never uses; the clobbers tell
+        // code that was compiled with AVX.
         unsafe {
             asm!(
                 "vzeroupper",
@@ -361,7 +361,7 @@ mod hardware {
     }
 }
 
-/// Non-temporal pairs of 16 bytes.
+/// Non-temporal stores of pairs of 16 bytes.
 #[cfg(target_arch = "aarch64")]
 pub(crate) enum Stnp {}
 
@@ -388,7 +388,7 @@ impl Mmio for Stnp {
 mod hardware {
     use core::sync::atomic::{Ordering, fence};
 
-    /// The strongest fence there is: what orders memory against a device is not known for this processor.
+    /// The strongest fence: no barrier between memory and a device is known for this processor.
     #[inline(always)]
     pub(super) fn udma_to_device_barrier() {
         fence(Ordering::SeqCst);
@@ -400,7 +400,7 @@ mod hardware {
     }
 }
 
-/// 8-byte stores, on processors this crate knows nothing better for.
+/// 8-byte stores, for other processors.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) enum Words {}
 
@@ -408,7 +408,7 @@ pub(crate) enum Words {}
 impl Mmio for Words {
     #[inline(always)]
     unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { Ordinary::copy_line::<AT>(register, from) };
     }
 }

@@ -1,4 +1,4 @@
-//! Memory regions: memory the device may touch.
+//! Memory regions: memory that the device may access.
 
 use core::ptr::NonNull;
 use std::fmt;
@@ -12,14 +12,15 @@ use crate::pd::PdObject;
 
 /// A registered memory region.
 ///
-/// The device, and peers through it, may write this memory at any time, so there is no `&[u8]` of it: bytes are copied in and out, or
-/// reached through [`as_ptr`](Self::as_ptr) under the caller's own ordering contract (visibility of a peer's bytes is proven by a CQE,
-/// not by looking at them).
+/// The device, and peers through it, may write this memory at any time, so no `&[u8]` of it exists. Bytes are copied in and out, or
+/// accessed through [`as_ptr`](Self::as_ptr) under the caller's own ordering contract. A CQE proves that a peer's bytes are visible;
+/// looking at the bytes does not.
 ///
-/// Dropping it deregisters: a peer in the middle of a copy is waited for, for a bounded time (50 ms), else the memory is quarantined: never
-/// used again, and counted in [`DeviceInfo::quarantined`](crate::DeviceInfo::quarantined). An operation that names it and has not run yet fails.
+/// Dropping the region deregisters it. The drop waits up to 50 ms for a peer in the middle of a copy. After that the memory is quarantined:
+/// it is never reused, and is counted in [`DeviceInfo::quarantined`](crate::DeviceInfo::quarantined). An operation that names the region
+/// and has not yet run fails.
 ///
-/// It stays in its thread:
+/// It is not `Send`:
 /// ```compile_fail,E0277
 /// fn send<T: Send>() {}
 /// send::<mlx5::Mr>();
@@ -50,13 +51,13 @@ impl fmt::Debug for Mr {
     }
 }
 
-/// A range outside a region.
+/// A range that is not inside a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("bytes {offset}..{offset}+{len} of a memory region of {region} bytes")]
 pub struct OutOfBounds {
     /// First byte.
     pub offset: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
     /// Bytes of the region.
     pub region: usize,
@@ -71,7 +72,7 @@ impl Mr {
         &self.pd
     }
 
-    /// Deregisters the region, so that its memory can be freed or used otherwise when this returns `Ok`.
+    /// Deregisters the region. After `Ok` its memory can be freed or put to other use.
     ///
     /// # Errors
     /// [`Busy`], with the region, if a peer does not finish a copy within 50 ms.
@@ -88,38 +89,38 @@ impl Mr {
         Ok(())
     }
 
-    /// What pages it lies on, if it is of [`Pd::alloc_huge`](crate::Pd::alloc_huge).
+    /// Returns the kind of pages under the region, if [`Pd::alloc_huge`](crate::Pd::alloc_huge) allocated it.
     #[must_use]
     pub fn pages(&self) -> Pages {
         self.parts.pages
     }
 
-    /// Virtual address of the first byte: what peers name in their operations.
+    /// Returns the virtual address of the first byte, which peers name in their operations.
     #[must_use]
     pub fn addr(&self) -> u64 {
         self.parts.addr.as_ptr() as u64
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> usize {
         self.parts.len
     }
 
-    /// Local key.
+    /// Returns the local key.
     #[must_use]
     pub fn lkey(&self) -> u32 {
         self.parts.key
     }
 
-    /// Remote key, to be given to peers with the address.
+    /// Returns the remote key, which peers need together with the address.
     #[must_use]
     pub fn rkey(&self) -> u32 {
         self.parts.key
     }
 
-    /// The first byte. Valid for `len` bytes as long as this region lives; the device may write them meanwhile.
+    /// Returns a pointer to the first byte. It is valid for `len` bytes as long as this region lives; the device may write them meanwhile.
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.parts.addr
@@ -133,7 +134,7 @@ impl Mr {
         }
     }
 
-    /// `len` bytes from `offset` as a gather or scatter element.
+    /// Returns `len` bytes from `offset` as a gather or scatter element.
     ///
     /// # Errors
     /// The range is not inside the region.
@@ -142,7 +143,7 @@ impl Mr {
         Ok(Sge { addr: self.addr() + offset as u64, len, lkey: self.lkey() })
     }
 
-    /// Copies `bytes` into the region. What an operation gathers from there must stay as it is from its doorbell to its completion.
+    /// Copies `bytes` into the region. Bytes that an operation gathers must not change from its doorbell to its completion.
     ///
     /// # Errors
     /// The range is not inside the region.
@@ -153,7 +154,7 @@ impl Mr {
         Ok(())
     }
 
-    /// Copies bytes of the region out. Those that a READ, an atomic or a peer puts there are whole once a completion says so.
+    /// Copies bytes out of the region. Bytes that a READ, an atomic or a peer writes there are complete only once a completion says so.
     ///
     /// # Errors
     /// The range is not inside the region.

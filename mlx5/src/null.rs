@@ -1,5 +1,5 @@
-//! The provider that makes queues and nothing below them, and [`NullDevice`], the device's side of it, played by a test or a benchmark: what the
-//! driver wrote can be read, and CQEs can be written.
+//! The provider that creates queues without a device, and [`NullDevice`], the device's side of them. A test or benchmark plays that side:
+//! it reads the bytes that the driver wrote, and writes CQEs.
 
 use core::cell::{Cell, RefCell};
 use core::ptr::NonNull;
@@ -30,7 +30,7 @@ use crate::wire::{
 /// Both halves of a BlueFlame register.
 const REGISTER_BYTES: usize = 2 * BLUEFLAME_BYTES;
 const PAGE: usize = 4096;
-/// The first number of a queue pair.
+/// The first queue pair number.
 const FIRST_QPN: u32 = 0x4000;
 
 /// A device that executes nothing.
@@ -40,7 +40,7 @@ pub(crate) struct Null {
     alarm: Arc<Alarm>,
 }
 
-/// What was made and not destroyed. Numbers are never used again, but those of queue pairs at once, as a NIC may do.
+/// The objects that exist. Numbers are never reused, except those of queue pairs, which are reused at once, as a NIC may do.
 #[derive(Default)]
 struct Objects {
     last: u32,
@@ -74,7 +74,7 @@ impl Objects {
     }
 }
 
-/// The record of a receive queue is in front of its WQEs.
+/// Offset of the WQEs of a receive queue; its record lies before them.
 const RQ_BUFFER: usize = WQEBB;
 
 impl NullRq {
@@ -115,7 +115,7 @@ impl Null {
         Ok(SrqParts { srqn, buffer, wqe_cnt, stride, record })
     }
 
-    /// As if `counter` CQEs had been written to completion queue `cqn` already.
+    /// Starts as if `counter` CQEs had already been written to completion queue `cqn`.
     #[cfg(test)]
     pub(crate) fn start_cq_at(&self, cqn: u32, counter: u32) {
         if let Some(queue) = self.objects.borrow_mut().cqs.get_mut(&cqn) {
@@ -125,7 +125,7 @@ impl Null {
 }
 
 impl Provider for Null {
-    // Its queue pairs are as those of the software HCA.
+    // Its queue pairs have the kind of the software HCA's.
     fn kind(&self) -> DeviceKind {
         DeviceKind::Soft
     }
@@ -156,7 +156,7 @@ impl Provider for Null {
     fn wait(&self, timeout_ns: Option<u64>) -> bool {
         let has_event = self.objects.borrow_mut().cqs.values_mut().filter_map(|queue| queue.cq.take_event().then_some(())).count() > 0;
         if !has_event {
-            // Nothing comes by itself.
+            // No event arrives by itself.
             sleep::wait([&mut &*self.alarm as &mut dyn Sleeper], timeout_ns.map(Duration::from_nanos));
             self.alarm.take();
         }
@@ -181,7 +181,7 @@ impl Provider for Null {
         check_region(bytes, access)?;
         let no_memory = |_| RegisterError::Memory { bytes, source: std::io::ErrorKind::OutOfMemory.into() };
         let memory = PrivateMemory::new("a region", bytes, PAGE).map_err(no_memory)?;
-        // SAFETY: kept until the region is deregistered.
+        // SAFETY: the memory is kept until the region is deregistered.
         let parts = unsafe { self.register(pd, memory.at(0), bytes, access) }?;
         self.objects.borrow_mut().mrs.insert(parts.key, memory);
         Ok(parts)
@@ -189,7 +189,7 @@ impl Provider for Null {
 
     unsafe fn register(&self, _pd: u32, addr: NonNull<u8>, len: usize, access: Access) -> Result<MrParts, RegisterError> {
         check_region(len, access)?;
-        // Keys 0 and 0x100, which ends a receive's buffers, name none.
+        // Keys 0 and 0x100 name no region; 0x100 ends a receive's buffers.
         let key = (self.objects.borrow_mut().next() + 1) << 8;
         Ok(MrParts { key, addr, len, pages: Pages::Base })
     }
@@ -207,7 +207,7 @@ impl Provider for Null {
         let place = CqPlace::new(config)?;
         let CqPlace { buffer, entries, record, .. } = place;
         let memory = CqMemory { buffer, entries, cqe_bytes: config.cqe_bytes, compression: config.compression, record: record.cast() };
-        // SAFETY: kept beside the queue.
+        // SAFETY: the memory is kept with the queue.
         let cq = unsafe { SoftCq::new(&memory) };
         let objects = &mut *self.objects.borrow_mut();
         let cqn = objects.next();
@@ -248,7 +248,7 @@ impl Provider for Null {
         QpAddress::soft(1, qpn, 0)
     }
 
-    // To anything.
+    // Connects to any address.
     fn connect(&self, _parts: &ConnectParts) -> Result<(), ConnectError> {
         Ok(())
     }
@@ -299,20 +299,20 @@ impl NullDevice {
     }
 
     /// Writes the next CQE of completion queue `cqn` as a device would, owner bit last. Of the op_own byte in `cqe` only the solicited bit
-    /// counts. `false` if there is no such queue or no room: as on any device, that was the last CQE this queue gets.
+    /// is used. Returns `false` if there is no such queue, or if it has no room: as on any device, the queue gets no CQE after that.
     pub fn write_cqe(&self, cqn: u32, cqe: &[u8; CQE_BYTES], opcode: CqeOpcode) -> bool {
         self.with_cq(cqn, |cq| cq.write(*cqe, opcode).is_ok())
     }
 
-    /// As [`write_cqe`](Self::write_cqe), with the received bytes in the CQE (scatter to CQE), as many as its byte count says. `false`, and
-    /// nothing written, also if there are more or fewer, or more than an entry of this queue carries: 32, or 64 in one of 128 bytes.
+    /// Like [`write_cqe`](Self::write_cqe), with the received bytes in the CQE (scatter to CQE). Writes nothing and returns `false` also if
+    /// `data` is not as long as the CQE's byte count, or longer than an entry of this queue carries: 32 bytes, or 64 in an entry of 128.
     pub fn write_scattered(&self, cqn: u32, cqe: &[u8; CQE_BYTES], opcode: CqeOpcode, data: &[u8]) -> bool {
         let is_whole = ResponderCqe::parse(cqe).byte_count as usize == data.len();
         self.with_cq(cqn, |cq| is_whole && data.len() <= cq.scatter_room() && cq.write_scattered(*cqe, opcode, data).is_ok())
     }
 
-    /// Writes the completions of `minis` as one compressed session whose common fields, and first WQE counter, are those of `title`.
-    /// `false`, and nothing written, also if the queue was made without compression.
+    /// Writes the completions of `minis` as one compressed session. `title` gives their common fields and the first WQE counter. Writes
+    /// nothing and returns `false` also if the queue was created without compression.
     pub fn write_compressed(&self, cqn: u32, title: &[u8; CQE_BYTES], opcode: CqeOpcode, minis: &[MiniCqe]) -> bool {
         self.with_cq(cqn, |cq| cq.compresses() && cq.write_session(*title, opcode, minis).is_ok())
     }
@@ -321,8 +321,8 @@ impl NullDevice {
         self.null.objects.borrow().qps.get(&qpn).map(f)
     }
 
-    /// The producer counter in the doorbell record of queue pair `qpn`, and the WQEBB at `counter` of its send queue. `None` if there is no
-    /// such queue pair.
+    /// Returns the producer counter in the doorbell record of queue pair `qpn`, and the WQEBB at `counter` of its send queue. Returns
+    /// `None` if there is no such queue pair.
     #[must_use]
     pub fn send_queue(&self, qpn: u32, counter: u16) -> Option<(u16, [u8; WQEBB])> {
         self.with_qp(qpn, |NullQp { sq, .. }| {
@@ -334,16 +334,16 @@ impl NullDevice {
         })
     }
 
-    /// The BlueFlame register of queue pair `qpn`, whose bytes become `fill`: what differs from it the next time was stored meanwhile. `None`
-    /// if there is no such queue pair.
+    /// Returns the bytes of the BlueFlame register of queue pair `qpn`, and fills the register with `fill`: bytes that differ from `fill`
+    /// at the next call were stored in between. Returns `None` if there is no such queue pair.
     #[must_use]
     pub fn take_register(&self, qpn: u32, fill: u8) -> Option<[u8; REGISTER_BYTES]> {
         // SAFETY: the register, both halves, in the queue's own memory; the driver is this thread and not writing now.
         self.with_qp(qpn, |qp| unsafe { qp.sq.register.cast::<[u8; REGISTER_BYTES]>().replace([fill; REGISTER_BYTES]) })
     }
 
-    /// The counter in the doorbell record of the receive queue that queue pair `qpn` takes from, its own or a shared one, and the bytes of
-    /// its WQE `index`. `None` if there is no such queue pair or WQE.
+    /// Returns the counter in the doorbell record of the receive queue of queue pair `qpn`, its own or a shared one, and the bytes of WQE
+    /// `index` of that queue. Returns `None` if there is no such queue pair or WQE.
     #[must_use]
     pub fn receive_queue(&self, qpn: u32, index: u16) -> Option<(u16, Vec<u8>)> {
         let rqn = self.with_qp(qpn, |qp| qp.rqn)?;
@@ -352,7 +352,8 @@ impl NullDevice {
         Some((rq.posted(), rq.wqe(index)?))
     }
 
-    /// The two words of completion queue `cqn`'s doorbell record, as the driver wrote them. `None` if there is no such queue.
+    /// Returns the two words of completion queue `cqn`'s doorbell record, as the driver wrote them. Returns `None` if there is no such
+    /// queue.
     #[must_use]
     pub fn cq_record(&self, cqn: u32) -> Option<[u32; 2]> {
         let objects = self.null.objects.borrow();

@@ -1,7 +1,7 @@
-//! Operations as values: what to do, with which payload. [`SendQueue::push`](crate::sq) is the one place that turns them into WQEs.
+//! Operations as values: a verb with its payload. [`SendQueue::push`](crate::sq) is the only function that turns them into WQEs.
 //!
-//! An operation is a verb over a [`Payload`] (`()`, [`Sge`], [`Inline`], `(Inline, Sge)`); any verb takes any payload that makes sense for
-//! it, and a new verb or payload is one `impl`. What brings bytes back ([`Read`], [`CompareSwap`], [`FetchAdd`]) takes an [`Sge`] only.
+//! An operation is a verb over a [`Payload`] (`()`, [`Sge`], [`Inline`], `(Inline, Sge)`). Any verb takes any payload that makes sense for
+//! it, and a new verb or payload is one `impl`. Verbs that return bytes ([`Read`], [`CompareSwap`], [`FetchAdd`]) take an [`Sge`] only.
 //!
 //! | WQE, in segments | verbs |
 //! |---|---|
@@ -30,40 +30,40 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// What a message carries. Sealed: the send queue trusts `segments` to bound what `emit` writes.
+/// The content of a message. Sealed: the send queue trusts `segments` to bound the bytes that `emit` writes.
 pub trait Payload: sealed::Sealed {
-    /// 16-byte segments in the WQE.
+    /// Returns the number of 16-byte segments in the WQE.
     fn segments(&self) -> usize;
-    /// Bytes of the message.
+    /// Returns the length of the message in bytes.
     fn bytes(&self) -> u64;
-    /// Bytes of it that travel inside the WQE.
+    /// Returns the number of the message's bytes that travel inside the WQE.
     fn inline_bytes(&self) -> usize;
     /// Writes exactly `segments` segments.
     #[doc(hidden)]
     fn emit(&self, out: &mut Segments);
 }
 
-/// A verb with its payload. Sealed, as [`Payload`].
+/// A verb with its payload. Sealed, like [`Payload`].
 #[doc(hidden)]
 pub trait Operation: sealed::Sealed {
     /// WQE opcode.
     const OPCODE: Opcode;
-    /// What it carries.
+    /// Type of the payload.
     type Payload: Payload;
-    /// What it carries.
+    /// Returns the payload.
     fn payload(&self) -> &Self::Payload;
-    /// The immediate of the control segment, host order.
+    /// Returns the immediate of the control segment, in host order.
     #[inline(always)]
     fn imm(&self) -> u32 {
         0
     }
-    /// What the driver can tell to be wrong before the device does; room, lengths and state are the queue's to check.
+    /// Refuses the mistakes of this verb that the driver can detect. The queue checks room, lengths and state.
     #[doc(hidden)]
     #[inline(always)]
     fn check(&self) -> Result<(), PostError> {
         Ok(())
     }
-    /// 16-byte segments between the control segment and the payload.
+    /// Returns the number of 16-byte segments between the control segment and the payload.
     #[doc(hidden)]
     fn header_segments(&self) -> usize;
     /// Writes exactly `header_segments` segments.
@@ -71,14 +71,14 @@ pub trait Operation: sealed::Sealed {
     fn emit_header(&self, out: &mut Segments);
 }
 
-/// What a reliable-connected queue pair takes.
+/// An operation of a reliable-connected queue pair.
 ///
 /// ```
 /// # use mlx5::{Inline, RcOperation, Send};
 /// fn rc(_: impl RcOperation) {}
 /// rc(Send { payload: Inline(b"hello") });
 /// ```
-/// A datagram needs an address, and nothing to put it in:
+/// A datagram needs an address, which a connected operation has no place for:
 /// ```compile_fail,E0277
 /// # use mlx5::{AddressVector, Destination, Inline, RcOperation, UdSend};
 /// fn rc(_: impl RcOperation) {}
@@ -86,14 +86,14 @@ pub trait Operation: sealed::Sealed {
 /// ```
 pub trait RcOperation: Operation {}
 
-/// What an unreliable-datagram queue pair takes.
+/// An operation of an unreliable-datagram queue pair.
 ///
 /// ```
 /// # use mlx5::{AddressVector, Destination, Inline, UdOperation, UdSend};
 /// fn ud(_: impl UdOperation) {}
 /// ud(UdSend { to: &Destination::new(AddressVector::local(1, 0), 2, 3), payload: Inline(b"hello") });
 /// ```
-/// A datagram carries its address, and cannot name the peer's memory:
+/// A datagram carries its own address, and cannot name the peer's memory:
 /// ```compile_fail,E0277
 /// # use mlx5::{Inline, Send, UdOperation};
 /// fn ud(_: impl UdOperation) {}
@@ -106,7 +106,7 @@ pub trait RcOperation: Operation {}
 /// ```
 pub trait UdOperation: Operation {}
 
-/// The place in the SQ where a WQE's segments go, one after the other.
+/// The place in the SQ that a WQE's segments are written to, one after the other.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Segments {
@@ -124,7 +124,8 @@ impl Segments {
     #[inline(always)]
     pub(crate) fn put<const BYTES: usize>(&mut self, segments: &[u8; BYTES]) {
         const { assert!(BYTES % SEGMENT == 0, "whole segments") };
-        // SAFETY: within the declared segments (contract of `new`; `Operation` and `Payload` are sealed and declare what they put).
+        // SAFETY: within the declared segments (contract of `new`; `Operation` and `Payload` are sealed and declare the segments they
+        // write).
         unsafe {
             self.at.copy_from_nonoverlapping(segments.as_ptr(), BYTES);
             self.at = self.at.add(BYTES);
@@ -145,7 +146,7 @@ impl Segments {
     }
 }
 
-/// Copies `len` bytes. Few are copied here, as two parts that may overlap: a call costs more than the copy.
+/// Copies `len` bytes. A short copy is made here as two parts that may overlap: a call would cost more than the copy.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes, and the two do not overlap.
@@ -158,7 +159,7 @@ unsafe fn copy_short(to: *mut u8, from: *const u8, len: usize) {
             to.add(len - part).copy_from_nonoverlapping(from.add(len - part), part);
         }
     };
-    // The common lengths with the fewest questions.
+    // The common lengths need the fewest comparisons.
     if len >= 16 {
         if len <= 32 {
             return both_ends(16);
@@ -174,6 +175,6 @@ unsafe fn copy_short(to: *mut u8, from: *const u8, len: usize) {
     } else if len >= 4 {
         return both_ends(4);
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { to.copy_from_nonoverlapping(from, len) };
 }

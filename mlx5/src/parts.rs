@@ -1,5 +1,5 @@
-//! What a device makes: plain memory, in the shape that `mlx5dv_init_obj` gives for a hardware device: a buffer, its real size, the doorbell
-//! record, the BlueFlame register. Nothing above knows which device that memory belongs to.
+//! The objects that a device creates, as plain memory in the shape that `mlx5dv_init_obj` gives for hardware: a buffer, its actual size,
+//! the doorbell record, the BlueFlame register. Code above this module does not know which kind of device owns the memory.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -14,18 +14,19 @@ use crate::wire::{ConnectOptions, Service};
 /// A BlueFlame register: two halves of 256 bytes.
 #[derive(Clone)]
 pub(crate) struct UarParts {
-    /// The half that the next doorbell of any queue pair on this register goes to. All of them are of one device, and so of one thread.
+    /// The half that the next doorbell of any queue pair on this register stores to. All of them belong to one device, and so to one
+    /// thread.
     pub(crate) half: Rc<Cell<*mut u8>>,
     pub(crate) kind: RegisterKind,
-    /// Where it is in the device's UAR pages, for the hook.
+    /// Offset in the device's UAR pages, for the hook.
     pub(crate) uar_offset: usize,
 }
 
-/// A send queue as the device made it.
+/// A send queue as the device created it.
 pub(crate) struct SqParts {
     pub(crate) qpn: u32,
     pub(crate) buffer: NonNull<u8>,
-    /// WQEBBs, a power of two of at most 32,768.
+    /// WQEBBs, a power of two, maximum 32,768.
     pub(crate) wqe_cnt: u16,
     pub(crate) max_inline: usize,
     /// Whether the device has atomics.
@@ -35,33 +36,33 @@ pub(crate) struct SqParts {
     pub(crate) uar: UarParts,
 }
 
-/// A completion queue as the device made it; every `op_own` has the opcode [`Invalid`](crate::CqeOpcode::Invalid).
+/// A completion queue as the device created it; every `op_own` has the opcode [`Invalid`](crate::CqeOpcode::Invalid).
 pub(crate) struct CqParts {
     pub(crate) cqn: u32,
     pub(crate) buffer: NonNull<u8>,
     /// A power of two.
     pub(crate) entries: u32,
-    /// Bytes of an entry, 64 or 128; the CQE is its last 64.
+    /// Bytes of an entry, 64 or 128; the CQE is in its last 64 bytes.
     pub(crate) stride: usize,
     /// The consumer word of the doorbell record.
     pub(crate) record: NonNull<AtomicU32>,
 }
 
-/// A shared receive queue as the device made it.
+/// A shared receive queue as the device created it.
 pub(crate) struct SrqParts {
     pub(crate) srqn: u32,
     pub(crate) buffer: NonNull<u8>,
-    /// WQEs, a power of two of at most 32,768.
+    /// WQEs, a power of two, maximum 32,768.
     pub(crate) wqe_cnt: u16,
     /// Bytes of a WQE, a power of two.
     pub(crate) stride: usize,
     pub(crate) record: NonNull<AtomicU32>,
 }
 
-/// A queue pair's own receive queue as the device made it.
+/// A queue pair's own receive queue as the device created it.
 pub(crate) struct RqParts {
     pub(crate) buffer: NonNull<u8>,
-    /// WQEs, a power of two of at most 32,768.
+    /// WQEs, a power of two, maximum 32,768.
     pub(crate) wqe_cnt: u16,
     /// Bytes of a WQE: 16 for each buffer of a receive, rounded up to a power of two.
     pub(crate) stride: usize,
@@ -69,7 +70,7 @@ pub(crate) struct RqParts {
     pub(crate) record: NonNull<AtomicU32>,
 }
 
-/// A memory region as the device knows it.
+/// A memory region as the device registered it.
 #[derive(Clone, Copy)]
 pub(crate) struct MrParts {
     pub(crate) key: u32,
@@ -78,30 +79,30 @@ pub(crate) struct MrParts {
     pub(crate) pages: Pages,
 }
 
-/// A queue pair as the device made it.
+/// A queue pair as the device created it.
 pub(crate) struct QpParts {
     pub(crate) sq: SqParts,
     /// `None` with a shared receive queue.
     pub(crate) rq: Option<RqParts>,
 }
 
-/// What a queue pair needs to know of its peer and of the path.
+/// The peer and the path of a connection, for INIT to RTR and RTR to RTS.
 pub(crate) struct ConnectParts {
     pub(crate) qpn: u32,
     pub(crate) remote: QpAddress,
     pub(crate) options: ConnectOptions,
 }
 
-/// Where a queue pair's receives come from.
+/// The source of a queue pair's receives.
 #[derive(Clone, Copy)]
 pub(crate) enum Receives {
-    /// The shared receive queue of this number.
+    /// The shared receive queue with this number.
     Shared(u32),
-    /// A queue of its own, which is made, and goes, with it.
+    /// A receive queue of its own, created and destroyed with the queue pair.
     Own { depth: u32, max_sge: usize },
 }
 
-/// A queue pair to be made.
+/// A request to create a queue pair.
 pub(crate) struct QpRequest<'a> {
     pub(crate) pd: u32,
     pub(crate) send_cq: u32,

@@ -1,11 +1,11 @@
-//! What the objects of a protection domain keep of it.
+//! The part of a protection domain that its objects keep alive.
 
 use std::rc::Rc;
 
 use crate::control::Control;
 use crate::error::CreateError;
 
-/// The domain's number, kept alive by everything in the domain.
+/// The domain's number, kept alive by every object in the domain.
 pub(crate) struct PdObject {
     pub(crate) pdn: u32,
     pub(crate) control: Control,

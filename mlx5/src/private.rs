@@ -1,4 +1,4 @@
-//! Memory of queues that only their own process touches: send queues, completion queues, BlueFlame registers.
+//! Memory of queues that only their own process accesses: send queues, completion queues, BlueFlame registers.
 
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
@@ -18,7 +18,7 @@ pub(crate) struct PrivateMemory {
 }
 
 impl PrivateMemory {
-    /// `bytes` at a multiple of `align`, a power of two, for `what`.
+    /// Allocates `bytes` at a multiple of `align`, a power of two, for `what`.
     pub(crate) fn new(what: &'static str, bytes: usize, align: usize) -> Result<Self, CreateError> {
         let no_memory = |source| CreateError::Memory { what, source };
         let layout = Layout::from_size_align(bytes.max(1), align).map_err(|error| no_memory(std::io::Error::other(error)))?;
@@ -28,7 +28,7 @@ impl PrivateMemory {
         Ok(Self { base, layout })
     }
 
-    /// The address of byte `offset`, which must be inside.
+    /// Returns the address of byte `offset`, which must be inside.
     pub(crate) fn at<T>(&self, offset: usize) -> NonNull<T> {
         debug_assert!(offset + size_of::<T>() <= self.layout.size());
         // SAFETY: inside the allocation.
@@ -43,7 +43,7 @@ impl Drop for PrivateMemory {
     }
 }
 
-/// A completion queue's memory: the doorbell record and, a page behind it, untouched entries.
+/// A completion queue's memory: the doorbell record and, on the next page, untouched entries.
 pub(crate) struct CqPlace {
     _memory: PrivateMemory,
     pub(crate) buffer: NonNull<u8>,
@@ -51,7 +51,7 @@ pub(crate) struct CqPlace {
     pub(crate) record: NonNull<AtomicU32>,
 }
 
-/// Completion vectors of devices whose queues these are.
+/// Completion vectors of the devices that use these queues.
 pub(crate) const COMP_VECTORS: u32 = 1;
 
 impl CqPlace {
@@ -66,14 +66,14 @@ impl CqPlace {
         let memory = PrivateMemory::new("a completion queue", PAGE + entries as usize * stride, PAGE)?;
         let (buffer, record) = (memory.at(PAGE), memory.at(0));
         for entry in 1..=entries as usize {
-            // SAFETY: inside the new memory, which nobody else has yet; the CQE is the last 64 bytes of its entry.
+            // SAFETY: inside the new memory, which no other code has yet; the CQE is the last 64 bytes of its entry.
             unsafe { buffer.add(entry * stride - CQE_BYTES + OP_OWN_OFFSET).write(OP_OWN_UNTOUCHED) };
         }
         Ok(Self { _memory: memory, buffer, entries, record })
     }
 }
 
-/// A send queue's memory: the BlueFlame register, which is aligned to its size, the doorbell record, the WQEBBs.
+/// A send queue's memory: the BlueFlame register, aligned to its size, the doorbell record, the WQEBBs.
 pub(crate) struct SqPlace {
     _memory: PrivateMemory,
     pub(crate) register: NonNull<u8>,
@@ -88,7 +88,7 @@ impl SqPlace {
         const BUFFER: usize = RECORD + WQEBB;
         check("max_send_wr", config.max_send_wr.into(), 1, MAX_SEND_WR.into())?;
         check("max_inline_data", config.max_inline_data as u64, 0, MAX_INLINE as u64)?;
-        // The longest WQE, 220 B inline and an SGE, takes 5; with the NOPs in front of the ring's end it may need 9.
+        // The longest WQE, 220 B inline and an SGE, takes 5 WQEBBs; with the NOPs before the ring's end it may need 9.
         let wqe_cnt = config.max_send_wr.next_power_of_two().max(16);
         let memory = PrivateMemory::new("a send queue", BUFFER + wqe_cnt as usize * WQEBB, 2 * BLUEFLAME_BYTES)?;
         let (register, record, buffer) = (memory.at(0), memory.at(RECORD), memory.at(BUFFER));

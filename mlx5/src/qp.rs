@@ -1,4 +1,4 @@
-//! Queue pairs: what both kinds have in common.
+//! Queue pairs: the part that both kinds share.
 
 use std::fmt;
 use std::rc::Rc;
@@ -19,14 +19,14 @@ use crate::sq::{Flags, SendQueue};
 use crate::srq::{Srq, SrqObject};
 use crate::wire::{CqeOpcode, Service};
 
-/// Where a queue pair's receives come from.
+/// The source of a queue pair's receives.
 #[derive(Clone, Copy, Debug)]
 pub enum ReceiveSource<'a> {
-    /// A shared receive queue: receives are posted there, and any queue pair on it takes them.
+    /// A shared receive queue: receives are posted to it, and every queue pair on it consumes them.
     Shared(&'a Srq),
     /// A receive queue of its own.
     Own {
-        /// Receives it holds at least, 1..=[`DeviceInfo::max_recv_wr`](crate::DeviceInfo::max_recv_wr).
+        /// Minimum number of receives it holds, 1..=[`DeviceInfo::max_recv_wr`](crate::DeviceInfo::max_recv_wr).
         depth: u32,
         /// Buffers of a receive, 0..=[`DeviceInfo::max_recv_sge`](crate::DeviceInfo::max_recv_sge).
         max_sge: usize,
@@ -39,7 +39,7 @@ impl<'a> From<&'a Srq> for ReceiveSource<'a> {
     }
 }
 
-/// The queues and keys a QP keeps alive; the device's object goes first, `drop` runs before the fields'.
+/// The queues and keys that a QP keeps alive. `drop` runs before the fields are dropped, so the device's object goes first.
 struct QpObject {
     qpn: u32,
     control: Control,
@@ -52,13 +52,14 @@ struct QpObject {
 impl Drop for QpObject {
     fn drop(&mut self) {
         self.control.destroy_qp(self.qpn);
-        // Behind it: from now on the device writes no completion of it, and gives the number to no other queue pair before this returns.
+        // After `destroy_qp`: the device writes no completion of this queue pair any more, and gives its number to no other before this
+        // returns.
         self.send_cq.disown(self.qpn);
         self.recv_cq.disown(self.qpn);
     }
 }
 
-/// What a new queue pair is made of.
+/// The objects that a new queue pair is made from.
 pub(crate) struct QpParents<'a> {
     pub(crate) control: &'a Control,
     pub(crate) pd: &'a Rc<PdObject>,
@@ -73,7 +74,7 @@ mod sealed {
     impl Sealed for super::Datagram {}
 }
 
-/// What a queue pair sends to and receives from: [`Connected`](crate::Connected) or [`Datagram`](crate::Datagram). Sealed.
+/// The kind of a queue pair's peer: [`Connected`](crate::Connected) or [`Datagram`](crate::Datagram). Sealed.
 #[doc(hidden)]
 pub trait Transport: sealed::Sealed + fmt::Debug {
     #[doc(hidden)]
@@ -100,13 +101,13 @@ impl Transport for Datagram {
     const SERVICE: Service = Service::Datagram;
 }
 
-/// A queue pair: [`RcQp`](crate::RcQp), which is connected to one other, or [`UdQp`](crate::UdQp), which sends datagrams to any.
+/// A queue pair: [`RcQp`](crate::RcQp), connected to one peer, or [`UdQp`](crate::UdQp), which sends datagrams to any peer.
 ///
-/// Operations are posted and start at [`ring`](Self::ring). They take effect at the peer, and complete, in posting order; only a READ or an
-/// atomic may still be under way when what is behind it starts ([`Signal::fence`](crate::Signal::fence)). A failure moves the queue pair to
-/// [`QpState::Error`] and flushes what follows.
+/// Operations are posted, and start at [`ring`](Self::ring). They take effect at the peer, and complete, in posting order. Only a READ or
+/// an atomic may still be in flight when the next operation starts ([`Signal::fence`](crate::Signal::fence)). A failure moves the queue
+/// pair to [`QpState::Error`] and flushes the operations after it.
 ///
-/// It stays in its thread:
+/// It is not `Send`:
 /// ```compile_fail,E0277
 /// fn send<T: Send>() {}
 /// send::<mlx5::RcQp>();
@@ -155,7 +156,7 @@ impl<T: Transport> Qp<T> {
         Ok(qp)
     }
 
-    /// Queue pair number, 24 bits.
+    /// Returns the queue pair number, 24 bits.
     #[must_use]
     pub fn qpn(&self) -> u32 {
         self.object.qpn
@@ -165,43 +166,43 @@ impl<T: Transport> Qp<T> {
         &self.object.control
     }
 
-    /// State, as far as this end knows: an error is known once its completion was given to [`complete`](Self::complete) or
+    /// Returns the state as far as this end knows it. An error is known once its completion was passed to [`complete`](Self::complete) or
     /// [`complete_receive`](Self::complete_receive).
     #[must_use]
     pub fn state(&self) -> QpState {
         self.state
     }
 
-    /// WQEBBs of the send queue, as the device gave them.
+    /// Returns the WQEBBs of the send queue, as the device created it.
     #[must_use]
     pub fn send_capacity(&self) -> usize {
         usize::from(self.sq.capacity())
     }
 
-    /// Inline bytes of one operation, as the device gave them.
+    /// Returns the maximum inline bytes of one operation, as the device created the queue pair.
     #[must_use]
     pub fn max_inline_data(&self) -> usize {
         self.sq.max_inline()
     }
 
-    /// Where peers reach this queue pair.
+    /// Returns the address that peers need to reach this queue pair.
     #[must_use]
     pub fn address(&self) -> QpAddress {
         self.control().address(self.qpn())
     }
 
-    /// Whether operations of this queue pair may name `region`: it is of the same protection domain.
+    /// Returns whether operations of this queue pair may name `region`: both belong to the same protection domain.
     #[must_use]
     pub fn may_use(&self, region: &Mr) -> bool {
         Rc::ptr_eq(&self.object.pd, region.pd())
     }
 
-    /// Number of its protection domain.
+    /// Returns the number of its protection domain.
     pub(crate) fn pdn(&self) -> u32 {
         self.object.pd.pdn
     }
 
-    /// Goes from `needs` to `to`.
+    /// Moves the queue pair from `needs` to `to`.
     pub(crate) fn transition(&mut self, needs: QpState, to: QpState) -> Result<(), ConnectError> {
         if self.state != needs {
             return Err(ConnectError::WrongState { from: self.state, needs });
@@ -210,8 +211,9 @@ impl<T: Transport> Qp<T> {
         Ok(())
     }
 
-    /// To the error state: everything posted completes with [`Syndrome::WorkRequestFlushed`](crate::Syndrome::WorkRequestFlushed), and what
-    /// peers send is not received any more. For an orderly end.
+    /// Moves the queue pair to the error state: everything posted completes with
+    /// [`Syndrome::WorkRequestFlushed`](crate::Syndrome::WorkRequestFlushed), and messages of peers are not received any more. Use it for
+    /// an orderly end.
     pub fn fail(&mut self) {
         self.set_state(QpState::Error);
         self.control().fail_qp(self.qpn());
@@ -222,21 +224,21 @@ impl<T: Transport> Qp<T> {
         self.sq.push(op, flags, user).map_err(|error| self.refusal(error))
     }
 
-    /// Why a post was refused: the state first, which the send queue knows only as "closed".
+    /// Returns the reason why a post was refused. The state comes first, because the send queue knows it only as "closed".
     #[cold]
     fn refusal(&self, error: PostError) -> PostError {
         if self.state == QpState::ReadyToSend { error } else { PostError::WrongState(self.state) }
     }
 
-    /// The only place that changes the state: the send queue is open in one of them.
+    /// Sets the state. Nothing else changes it: the send queue is open in `ReadyToSend` only.
     pub(crate) fn set_state(&mut self, state: QpState) {
         self.state = state;
         self.sq.set_open(state == QpState::ReadyToSend);
     }
 
     /// Rings the doorbell for everything posted since the last call: with the whole WQE through BlueFlame if there is only one and it has
-    /// at most 256 bytes, else as [`ring_doorbell`](Self::ring_doorbell). On a soft device the operations have run when it returns, unless
-    /// they must be retried or its [`Timing`](crate::Timing) says otherwise.
+    /// at most 256 bytes, else like [`ring_doorbell`](Self::ring_doorbell). On a soft device the operations have run when it returns,
+    /// unless they must be retried or its [`Timing`](crate::Timing) delays them.
     #[inline(always)]
     pub fn ring(&mut self) {
         self.sq.ring();
@@ -248,29 +250,29 @@ impl<T: Transport> Qp<T> {
         self.sq.ring_doorbell();
     }
 
-    /// Rings the doorbell with the whole last WQE through BlueFlame, however many are new; with 8 bytes if it has more than 256.
+    /// Rings the doorbell with the whole last WQE through BlueFlame, also if several WQEs are new; with 8 bytes if it has more than 256.
     #[inline(always)]
     pub fn ring_doorbell_bf(&mut self) {
         self.sq.ring_doorbell_bf();
     }
 
-    /// Takes a completion of this queue pair from its send CQ: frees the WQE and all before it, and returns what the poster attached.
-    /// `None` if it is not of this queue pair's sends, or no such operation is outstanding. An error completion moves the state to
-    /// [`QpState::Error`].
+    /// Takes a completion of this queue pair from its send CQ: frees the WQE and all before it, and returns the `user` value of the
+    /// operation. Returns `None` if the completion does not belong to this queue pair's sends, or if no such operation is outstanding. An
+    /// error completion moves the state to [`QpState::Error`].
     #[inline(always)]
     pub fn complete(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
         if self.takes(cqe) { self.sq.complete(cqe.wqe_counter()) } else { None }
     }
 
-    /// As [`complete`](Self::complete), but hands to `each` what the posters of all operations that this completion finishes attached,
-    /// unsignaled ones included, in posting order; returns how many there were. All but the last have succeeded; how the last ended is what
-    /// the completion says. If `each` panics, the rest are not handed out.
+    /// Like [`complete`](Self::complete), but passes to `each` the `user` values of all operations that this completion finishes,
+    /// unsignaled ones included, in posting order. Returns their number. All but the last have succeeded; the completion tells the outcome
+    /// of the last. If `each` panics, the remaining values are not handed out.
     #[inline]
     pub fn complete_each(&mut self, cqe: &Cqe<'_>, each: impl FnMut(u64)) -> usize {
         if self.takes(cqe) { self.sq.complete_each(cqe.wqe_counter(), each) } else { 0 }
     }
 
-    /// Whether this is a completion of this queue pair's sends.
+    /// Returns whether `cqe` is a completion of this queue pair's sends.
     #[inline(always)]
     fn takes(&mut self, cqe: &Cqe<'_>) -> bool {
         if cqe.qpn() != self.qpn() {
@@ -284,8 +286,8 @@ impl<T: Transport> Qp<T> {
         true
     }
 
-    /// Posts one receive into `buffers`, in this order, to the queue pair's own receive queue. `user` comes back from
-    /// [`complete_receive`](Self::complete_receive). The device sees it at the next [`ring_receives`](Self::ring_receives).
+    /// Posts one receive into `buffers`, in this order, to the queue pair's own receive queue. [`complete_receive`](Self::complete_receive)
+    /// returns `user`. The device sees the receive at the next [`ring_receives`](Self::ring_receives).
     ///
     /// # Errors
     /// See [`PostReceiveError`]; nothing was posted.
@@ -305,8 +307,8 @@ impl<T: Transport> Qp<T> {
         }
     }
 
-    /// Takes a completion of this queue pair's own receive queue: frees the receive and returns what its poster attached. `None` if it is not
-    /// of this queue pair's receives. An error completion moves the state to [`QpState::Error`].
+    /// Takes a completion of this queue pair's own receive queue: frees the receive and returns its `user` value. Returns `None` if the
+    /// completion does not belong to this queue pair's receives. An error completion moves the state to [`QpState::Error`].
     #[inline]
     pub fn complete_receive(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
         if cqe.qpn() != self.qpn() {
@@ -320,7 +322,7 @@ impl<T: Transport> Qp<T> {
         self.rq.as_mut()?.complete(cqe.wqe_counter())
     }
 
-    /// Receives that can be posted now; 0 with a shared receive queue.
+    /// Returns the number of receives that can be posted now; 0 with a shared receive queue.
     #[must_use]
     pub fn free_receives(&self) -> usize {
         self.rq.as_ref().map_or(0, ReceiveQueue::free)

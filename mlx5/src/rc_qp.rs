@@ -13,16 +13,16 @@ use crate::wire::ConnectOptions;
 pub type RcQp = Qp<Connected>;
 
 impl RcQp {
-    /// RESET to INIT: receives may be posted.
+    /// Moves the queue pair from RESET to INIT: receives may be posted.
     ///
     /// # Errors
-    /// The state is not RESET; or the device refuses, which the software HCA does not.
+    /// Fails if the state is not RESET, or if the device refuses; the software HCA never refuses.
     pub fn initialize(&mut self) -> Result<(), ConnectError> {
         self.transition(QpState::Reset, QpState::Init)?;
         self.control().initialize(self.qpn()).inspect_err(|_| self.set_state(QpState::Reset))
     }
 
-    /// INIT to RTR, towards `remote`: messages of that queue pair are received from now on.
+    /// Moves the queue pair from INIT to RTR, connected to `remote`: messages of that queue pair are received from now on.
     ///
     /// # Errors
     /// See [`ConnectError`]; the state is unchanged.
@@ -33,20 +33,20 @@ impl RcQp {
         self.control().connect(&parts).inspect_err(|_| self.set_state(QpState::Init))
     }
 
-    /// RTR to RTS: operations may be posted.
+    /// Moves the queue pair from RTR to RTS: operations may be posted.
     ///
     /// # Errors
-    /// The state is not RTR; or the device refuses, which the software HCA does not.
+    /// Fails if the state is not RTR, or if the device refuses; the software HCA never refuses.
     pub fn ready_to_send(&mut self) -> Result<(), ConnectError> {
         self.transition(QpState::ReadyToReceive, QpState::ReadyToSend)?;
         self.control().ready_to_send(self.qpn()).inspect_err(|_| self.set_state(QpState::ReadyToReceive))
     }
 
-    /// RESET to INIT to RTR to RTS, towards `remote`, from wherever on that way the queue pair is. Both ends do this; operations posted before
-    /// the peer has done it are retried for the transport timeout.
+    /// Connects the queue pair to `remote`: performs the transitions RESET to INIT to RTR to RTS that are still missing. Both ends do this;
+    /// operations posted before the peer has done it are retried for the transport timeout.
     ///
     /// # Errors
-    /// See [`ConnectError`]; the state is that of the last step that succeeded.
+    /// See [`ConnectError`]; the state is that after the last step that succeeded.
     pub fn connect(&mut self, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError> {
         check_options(options)?;
         if self.state() != QpState::Init {
@@ -56,7 +56,7 @@ impl RcQp {
         self.ready_to_send()
     }
 
-    /// Puts an operation into the send queue. `user` comes back from [`complete`](Self::complete) if the operation gives a CQE.
+    /// Puts an operation into the send queue. [`complete`](Self::complete) returns `user` if the operation gives a CQE.
     ///
     /// # Errors
     /// See [`PostError`]; nothing was written.

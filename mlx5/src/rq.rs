@@ -1,4 +1,4 @@
-//! Receives: the WQE that both kinds of receive queue are made of, and the receive queue of one queue pair.
+//! Receives: the WQE of both kinds of receive queue, and the receive queue of one queue pair.
 
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
@@ -8,10 +8,10 @@ use crate::ops::{Payload, Segments, Sge};
 use crate::parts::RqParts;
 use crate::wire::{DataSegment, MAX_MESSAGE_BYTES, SEGMENT, queue_record};
 
-/// Why a receive was not posted. Nothing was written.
+/// The reason why a receive was not posted. Nothing was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PostReceiveError {
-    /// Retry after completions have returned entries.
+    /// All entries are posted; retry after completions have returned entries.
     #[error("receive queue full: all {depth} entries are posted or not yet returned with `complete_receive`")]
     QueueFull {
         /// Receives the queue holds.
@@ -20,12 +20,12 @@ pub enum PostReceiveError {
     /// More buffers than the queue was created for.
     #[error("{count} buffers in one receive; this queue takes at most {max}")]
     TooManySges {
-        /// Asked for.
+        /// The requested number of buffers.
         count: usize,
         /// The limit.
         max: usize,
     },
-    /// The queue pair has none of its own.
+    /// The queue pair has no receive queue of its own.
     #[error("this queue pair takes its receives from a shared receive queue: post them there")]
     Shared,
     /// A queue pair in RESET has no receives.
@@ -39,17 +39,17 @@ pub enum PostReceiveError {
     },
 }
 
-/// The part of a receive WQE that says where the message goes: data segments, and a terminator if there is room for more.
+/// The part of a receive WQE that names the message's buffers: data segments, and a terminator if there is room for more.
 #[derive(Clone, Copy)]
 pub(crate) struct Scatter {
-    /// Buffers a receive may have.
+    /// Maximum number of buffers of a receive.
     pub(crate) max_sge: usize,
-    /// 16-byte segments there is room for, `max_sge` or more.
+    /// Room in 16-byte segments, `max_sge` or more.
     pub(crate) segments: usize,
 }
 
 impl Scatter {
-    /// Writes `buffers` to `at`. Empty ones are left out: on the wire a length of 0 is 2^31 bytes.
+    /// Writes `buffers` to `at`. Empty buffers are left out: on the wire a length of 0 means 2^31 bytes.
     ///
     /// # Safety
     /// `at` is valid for writes of `segments` segments, and the device does not read them now.
@@ -62,7 +62,7 @@ impl Scatter {
         if bytes > MAX_MESSAGE_BYTES {
             return Err(PostReceiveError::TooLong { bytes });
         }
-        // SAFETY: not more segments than `max_sge`, or than `segments` with the terminator (caller).
+        // SAFETY: at most `max_sge` segments, or `segments` with the terminator (caller).
         let mut out = unsafe { Segments::new(at) };
         let mut used = 0;
         for sge in buffers {
@@ -76,9 +76,9 @@ impl Scatter {
     }
 }
 
-/// The receive queue of one queue pair: a ring of receives that the device takes, and completes, in posting order.
+/// The receive queue of one queue pair: a ring of receives that the device consumes, and completes, in posting order.
 ///
-/// The memory its parts point to outlives it: the queue pair holds both.
+/// The memory of its parts outlives it: the queue pair holds both.
 pub(crate) struct ReceiveQueue {
     buffer: NonNull<u8>,
     stride: usize,
@@ -89,7 +89,7 @@ pub(crate) struct ReceiveQueue {
     producer: u16,
     /// Receives completed.
     consumer: u16,
-    /// What the poster attached, by WQE.
+    /// The `user` values, by WQE.
     users: Box<[u64]>,
 }
 
@@ -109,26 +109,26 @@ impl ReceiveQueue {
         }
     }
 
-    /// Receives the queue holds.
+    /// Returns the number of receives that the queue holds.
     pub(crate) fn depth(&self) -> usize {
         self.users.len()
     }
 
-    /// Receives that can be posted now.
+    /// Returns the number of receives that can be posted now.
     #[inline(always)]
     pub(crate) fn free(&self) -> usize {
         self.depth() - usize::from(self.producer.wrapping_sub(self.consumer))
     }
 
-    /// Posts one receive into `buffers`, in this order; none is legal for messages that bring no data here. `user` comes back from
-    /// [`complete`](Self::complete). The device sees it at the next [`ring`](Self::ring).
+    /// Posts one receive into `buffers`, in this order. No buffer is legal, for messages without data for this end.
+    /// [`complete`](Self::complete) returns `user`. The device sees the receive at the next [`ring`](Self::ring).
     #[inline]
     pub(crate) fn post(&mut self, buffers: &[Sge], user: u64) -> Result<(), PostReceiveError> {
         if self.free() == 0 {
             return Err(PostReceiveError::QueueFull { depth: self.depth() });
         }
         let index = usize::from(self.producer & self.mask);
-        // SAFETY: the buffer holds `mask + 1` WQEs of `stride` bytes, and this one is free: the device is done with it.
+        // SAFETY: the buffer holds `mask + 1` WQEs of `stride` bytes, and this one is free: the device does not read it any more.
         unsafe { self.scatter.write(self.buffer.as_ptr().add(index * self.stride), buffers) }?;
         self.users[index] = user;
         self.producer = self.producer.wrapping_add(1);
@@ -142,8 +142,8 @@ impl ReceiveQueue {
         mmio::ring_record(unsafe { self.record.as_ref() }, queue_record(self.producer));
     }
 
-    /// A completion named `wqe_counter`, a count of receives or the index it gives in the ring: frees that receive and gives back what its
-    /// poster attached. `None`, and no change, if that is not the oldest receive posted: a device completes them in order.
+    /// Takes a completion that named `wqe_counter`, a count of receives or the index in the ring: frees that receive and returns its `user`
+    /// value. Returns `None`, and changes nothing, if that is not the oldest receive posted: a device completes receives in order.
     #[inline]
     pub(crate) fn complete(&mut self, wqe_counter: u16) -> Option<u64> {
         if (wqe_counter ^ self.consumer) & self.mask != 0 || self.consumer == self.producer {

@@ -1,4 +1,4 @@
-//! The provider on the software HCA, which takes queues by address: their memory is made, and kept, here.
+//! The provider on the software HCA, which takes queues by address. This module allocates and keeps their memory.
 
 use core::cell::{Cell, RefCell};
 use core::ptr::NonNull;
@@ -22,7 +22,7 @@ use crate::wire::{Access, AddressVector, AsyncEvent, MAX_CQE, MAX_INLINE, MAX_RE
 /// A software HCA and the memory of its queues.
 pub(crate) struct Soft {
     hca: Rc<Hca>,
-    /// Of the queue pairs: strict devices read them.
+    /// Kind of the queue pairs' registers: only strict devices read them.
     register: RegisterKind,
     sqs: RefCell<HashMap<u32, SqPlace>>,
     cqs: RefCell<HashMap<u32, CqPlace>>,
@@ -41,7 +41,7 @@ impl Soft {
     }
 }
 
-/// A queue in memory that peers reach.
+/// Describes a queue in memory that peers reach.
 fn srq_parts((srqn, memory): (u32, RqMemory)) -> SrqParts {
     let RqMemory { buffer, wqe_cnt, stride, record } = memory;
     SrqParts { srqn, buffer, wqe_cnt: wqe_cnt as u16, stride: stride as usize, record }
@@ -98,7 +98,7 @@ impl Provider for Soft {
         Ok(self.hca.alloc_pd())
     }
 
-    // A number, and never used again.
+    // A domain is only a number, which is never reused.
     fn dealloc_pd(&self, _pdn: u32) {}
 
     fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<MrParts, RegisterError> {
@@ -112,7 +112,7 @@ impl Provider for Soft {
         if access.contains(Access::REMOTE_ATOMIC) {
             return Err(RegisterError::Unreachable { reason: "no process can do an atomic operation on another's private memory" });
         }
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         Ok(mr_parts(unsafe { self.hca.register(pd, addr, bytes, access) }?, Pages::Base))
     }
 
@@ -128,7 +128,7 @@ impl Provider for Soft {
         let place = CqPlace::new(config)?;
         let CqPlace { buffer, entries, record, .. } = place;
         let memory = CqMemory { buffer, entries, cqe_bytes: config.cqe_bytes, compression: config.compression, record: record.cast() };
-        // SAFETY: kept until the queue is destroyed.
+        // SAFETY: the memory is kept until the queue is destroyed.
         let cqn = unsafe { self.hca.create_cq(&memory) }?;
         self.cqs.borrow_mut().insert(cqn, place);
         Ok(CqParts { cqn, buffer, entries, stride: config.cqe_bytes as usize, record })
@@ -169,7 +169,7 @@ impl Provider for Soft {
                 scatter_to_cqe: config.scatter_to_cqe,
                 lane_slots: config.lane_slots,
             };
-            // SAFETY: kept until the queue pair is destroyed.
+            // SAFETY: the memory is kept until the queue pair is destroyed.
             Ok((unsafe { self.hca.create_qp(&memory) }?, place))
         });
         let (qpn, place) = created.inspect_err(|_| rq.iter().for_each(|(rqn, _)| self.hca.destroy_srq(*rqn)))?;
@@ -189,7 +189,7 @@ impl Provider for Soft {
         let ConnectParts { qpn, remote, options } = parts;
         self.check_kind(remote)?;
         let remote = Address { lid: remote.lid, qpn: remote.qpn, epoch: remote.epoch };
-        // A queue pair of this crate allows all that regions do. That nothing is sent before RTS is its own to see to.
+        // A queue pair of this crate allows all access that regions allow. The queue pair itself prevents sends before RTS.
         Ok(self.hca.connect(*qpn, &remote, options, Access::REMOTE)?)
     }
 

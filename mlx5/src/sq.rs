@@ -1,4 +1,4 @@
-//! The send queue: a ring of 64-byte WQE basic blocks, and the one path by which an operation becomes a WQE in it.
+//! The send queue: a ring of 64-byte WQE basic blocks, and the one path on which an operation becomes a WQE in it.
 
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
@@ -8,25 +8,25 @@ use crate::ops::{Operation, Payload, PostError, Segments};
 use crate::parts::SqParts;
 use crate::wire::{BLUEFLAME_BYTES, CtrlSegment, FenceMode, MAX_MESSAGE_BYTES, Opcode, SEGMENT, WQEBB};
 
-/// How a post is to complete.
+/// When an operation gives a CQE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// A CQE for this operation.
+    /// Gives a CQE for this operation.
     Always,
-    /// A CQE on failure, and on success when the queue needs one to reclaim its entries: at least one in a quarter of its depth, so a
-    /// queue never fills up with work whose completion nobody announces.
+    /// Gives a CQE on failure. Gives one on success when the queue needs it to reclaim its entries: at least one in a quarter of its depth,
+    /// so that the queue never fills up with work that no completion will release.
     Reclaim,
 }
 
 impl Signal {
-    /// The same, and the operation starts only when the READs and atomics before it are complete.
+    /// Adds the fence: the operation starts only when the READs and atomics before it are complete.
     #[must_use]
     #[inline(always)]
     pub const fn fence(self) -> Flags {
         Flags { signal: self, fence: true, solicited: false }
     }
 
-    /// The same, and the peer's completion, if the operation gives it one, is solicited.
+    /// Marks the peer's completion, if the operation gives it one, as solicited.
     #[must_use]
     #[inline(always)]
     pub const fn solicited(self) -> Flags {
@@ -34,15 +34,16 @@ impl Signal {
     }
 }
 
-/// How a post is to run and complete. A [`Signal`] is one, with neither of the other two.
+/// Options of a post. A [`Signal`] converts to flags without fence and without solicited completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flags {
-    /// When it gives a CQE.
+    /// When the operation gives a CQE.
     pub signal: Signal,
-    /// It starts only when the READs and atomics before it are complete (`IBV_SEND_FENCE`): it may then send what they brought.
+    /// Whether the operation starts only when the READs and atomics before it are complete (`IBV_SEND_FENCE`): then it may send the bytes
+    /// that they returned.
     pub fence: bool,
-    /// The peer's completion is solicited (`IBV_SEND_SOLICITED`): it wakes who waits for solicited completions only. It says nothing on
-    /// operations that give the peer no completion.
+    /// Whether the peer's completion is solicited (`IBV_SEND_SOLICITED`): it wakes a peer that waits for solicited completions only. It has
+    /// no effect on operations that give the peer no completion.
     pub solicited: bool,
 }
 
@@ -59,34 +60,34 @@ pub(crate) struct BlueflameBuffer(pub(crate) [MaybeUninit<u8>; BLUEFLAME_BYTES])
 
 /// The send queue. Counters are 16-bit WQEBB counts, as on the wire.
 pub(crate) struct SendQueue {
-    /// Where the next WQE goes, if there is [`room`](Self::room).
+    /// Address of the next WQE, if there is [`room`](Self::room).
     head: *mut u8,
-    /// Where its poster's value goes.
+    /// Address of the next WQE's `user` value.
     user: *mut u64,
-    /// WQEBBs that may be written at `head` with no question asked: they are free, contiguous, and need no completion. What is asked when
-    /// they are used up is in [`make_room`](Self::make_room).
+    /// WQEBBs that may be written at `head` without a check: they are free, contiguous, and need no completion.
+    /// [`make_room`](Self::make_room) makes the checks when they are used up.
     room: u32,
     qpn: u32,
     /// WQEBBs written.
     producer: u16,
-    /// WQEBBs the device was told of.
+    /// WQEBBs announced to the device.
     rung: u16,
     max_inline: u16,
     has_atomics: bool,
-    /// Whether anything may be pushed; while not, there is no room.
+    /// Whether operations may be pushed. There is no room while the queue is closed.
     is_open: bool,
     /// WQEBBs - 1.
     mask: u16,
     /// The last WQE.
     last: *mut u8,
-    /// The first WQE the device was not told of, if there is one.
+    /// The first WQE not yet announced, if there is one.
     rung_at: *mut u8,
-    /// WQEBBs the device has finished with, as far as its CQEs told.
+    /// WQEBBs that the device has finished, as reported by its CQEs.
     consumer: u16,
-    /// A WQE that ends behind this counter gives a CQE.
+    /// Counter by which a WQE must give a CQE: a WQE that ends after it is signaled.
     signal_by: u16,
     buffer: NonNull<u8>,
-    /// What the poster attached, at the index of the WQE's first WQEBB; `mask + 1` of them.
+    /// The `user` values, at the index of the WQE's first WQEBB; `mask + 1` of them.
     users: NonNull<u64>,
     doorbell: Doorbell,
 }
@@ -95,7 +96,7 @@ impl SendQueue {
     pub(crate) fn new(parts: &SqParts, doorbell: Doorbell) -> Self {
         debug_assert!(parts.wqe_cnt.is_power_of_two());
         let users: Box<[u64]> = vec![0; usize::from(parts.wqe_cnt)].into_boxed_slice();
-        // Reached through `user` too, so owned as a pointer.
+        // `user` points into it too, so it is owned as a pointer.
         let users = NonNull::from(Box::leak(users)).cast();
         Self {
             head: parts.buffer.as_ptr(),
@@ -104,7 +105,7 @@ impl SendQueue {
             qpn: parts.qpn,
             producer: 0,
             rung: 0,
-            // No WQE holds more than 63 segments.
+            // A WQE holds at most 63 segments.
             max_inline: parts.max_inline.min(63 * SEGMENT) as u16,
             has_atomics: parts.has_atomics,
             is_open: true,
@@ -127,7 +128,7 @@ impl SendQueue {
         self.max_inline.into()
     }
 
-    /// Lets operations in, or refuses them all: then [`push`](Self::push) fails, whatever it says about why.
+    /// Opens the queue, or closes it. [`push`](Self::push) on a closed queue fails; the error it returns does not tell why.
     pub(crate) fn set_open(&mut self, is_open: bool) {
         self.is_open = is_open;
         self.room = 0;
@@ -178,8 +179,8 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Looks how many WQEBBs are free by now, starts again at the ring's beginning behind its end, and says whether the WQE of `blocks`
-    /// that comes next must give a CQE. A WQE never wraps: if the ring's end is too near, it is filled with one-block NOPs.
+    /// Counts the free WQEBBs again, moves to the ring's beginning at its end, and returns whether the next WQE, of `blocks` WQEBBs, must
+    /// give a CQE. A WQE never wraps: if it does not fit before the ring's end, the rest is filled with one-block NOPs.
     #[cold]
     #[inline(never)]
     fn make_room(&mut self, blocks: u16) -> Result<bool, PostError> {
@@ -196,7 +197,7 @@ impl SendQueue {
         }
         self.enter();
         let contiguous = if padding > 0 { free - padding } else { to_end.min(free) };
-        // The NOPs may have gone beyond it.
+        // The NOPs may have passed `signal_by`.
         let silent = (self.signal_by.wrapping_sub(self.producer) as i16).max(0) as u16;
         if blocks <= silent {
             self.room = contiguous.min(silent).into();
@@ -208,7 +209,7 @@ impl SendQueue {
         Ok(true)
     }
 
-    /// Points at the producer, which may have come to the ring's end.
+    /// Sets `head` from the producer, which may have reached the ring's end.
     fn enter(&mut self) {
         self.head = self.place(self.producer);
         if self.pending() == 0 {
@@ -217,7 +218,7 @@ impl SendQueue {
         self.user = self.user_place(self.producer);
     }
 
-    /// Takes the WQEBBs of a WQE of `ds` segments, which are free, and writes its control segment. Returns where the rest goes.
+    /// Takes free WQEBBs for a WQE of `ds` segments, and writes its control segment. Returns the place of the segments after it.
     #[inline(always)]
     fn start(&mut self, opcode: Opcode, ds: usize, signaled: bool, flags: Flags, imm: u32, user: u64) -> Segments {
         let blocks = ds.div_ceil(WQEBB / SEGMENT);
@@ -245,20 +246,20 @@ impl SendQueue {
         }
     }
 
-    /// Tells the device of everything pushed since the last call; through BlueFlame if that is a single WQE.
+    /// Announces everything pushed since the last call; through BlueFlame if that is a single WQE.
     #[inline(always)]
     pub(crate) fn ring(&mut self) {
         let bytes = if self.last == self.rung_at { self.last_bytes() } else { 0 };
         self.ring_last(bytes);
     }
 
-    /// The same with 8 bytes to the register.
+    /// Announces everything pushed, with 8 bytes to the register.
     #[inline(always)]
     pub(crate) fn ring_doorbell(&mut self) {
         self.ring_last(0);
     }
 
-    /// The same with the whole last WQE through BlueFlame.
+    /// Announces everything pushed, with the whole last WQE through BlueFlame.
     #[inline(always)]
     pub(crate) fn ring_doorbell_bf(&mut self) {
         self.ring_last(self.last_bytes());
@@ -280,13 +281,13 @@ impl SendQueue {
         unsafe { self.doorbell.ring(self.producer, self.last, bytes) };
     }
 
-    /// WQEBBs the device was not told of yet.
+    /// Returns the number of WQEBBs not yet announced.
     #[inline(always)]
     pub(crate) fn pending(&self) -> u16 {
         self.producer.wrapping_sub(self.rung)
     }
 
-    /// Adds what was pushed behind the first `from` pending WQEBBs to `buffer`, at the same places. `false` if it does not fit.
+    /// Copies the WQEs after the first `from` pending WQEBBs to `buffer`, at the same offsets. Returns `false` if they do not fit.
     pub(crate) fn copy_pending(&self, from: u16, buffer: &mut BlueflameBuffer) -> bool {
         let blocks = self.pending();
         if usize::from(blocks) * WQEBB > BLUEFLAME_BYTES {
@@ -300,7 +301,7 @@ impl SendQueue {
         true
     }
 
-    /// Tells the device of everything pending, of which `buffer` is a copy ([`copy_pending`](Self::copy_pending)).
+    /// Announces everything pending. `buffer` holds a copy of it ([`copy_pending`](Self::copy_pending)).
     pub(crate) fn ring_buffer(&mut self, buffer: &BlueflameBuffer) {
         let bytes = usize::from(self.pending()) * WQEBB;
         self.rung = self.producer;
@@ -309,21 +310,21 @@ impl SendQueue {
         unsafe { self.doorbell.ring(self.producer, buffer.0.as_ptr().cast(), bytes) };
     }
 
-    /// A CQE named `wqe_counter`: that WQE and all before it are finished. Returns what its poster attached; `None` if no such operation
-    /// is outstanding.
+    /// Finishes the WQE at `wqe_counter`, which a CQE named, and all before it. Returns the `user` value of that operation; `None` if no
+    /// such operation is outstanding.
     #[inline(always)]
     pub(crate) fn complete(&mut self, wqe_counter: u16) -> Option<u64> {
         let is_operation = self.retire(wqe_counter)?;
         is_operation.then_some(self.user_of(wqe_counter))
     }
 
-    /// The same, for every operation it finishes, in posting order. Returns how many there were.
+    /// Like [`complete`](Self::complete), for every operation that the CQE finishes, in posting order. Returns their number.
     pub(crate) fn complete_each(&mut self, wqe_counter: u16, mut each: impl FnMut(u64)) -> usize {
         let first = self.consumer;
         if self.retire(wqe_counter).is_none() {
             return 0;
         }
-        // The WQEs stay as they are until something is pushed, which `each` cannot do.
+        // The WQEs are unchanged until something is pushed, which `each` cannot do.
         let finished = self.consumer.wrapping_sub(first);
         let (mut done, mut operations) = (0, 0);
         while done < finished {
@@ -350,7 +351,7 @@ impl SendQueue {
         unsafe { self.user_place(counter).read() }
     }
 
-    /// The control segment at `counter`, and WQEBBs of that WQE.
+    /// Returns the control segment at `counter`, and the number of WQEBBs of that WQE.
     #[inline(always)]
     fn wqe(&self, counter: u16) -> (CtrlSegment, u16) {
         // SAFETY: a segment of the ring, initialised (by the maker of the queue) and only read by the device.
@@ -359,8 +360,8 @@ impl SendQueue {
         (ctrl, blocks as u16)
     }
 
-    /// Frees the WQE at `wqe_counter` and all before it, and says whether it is an operation (and no NOP of the ring's end, which nobody
-    /// posted). `None`, and no change, if no WQE with that counter is outstanding.
+    /// Frees the WQE at `wqe_counter` and all before it. Returns whether it is an operation; the other WQEs are the NOPs at the ring's end.
+    /// Returns `None`, and changes nothing, if no WQE with that counter is outstanding.
     #[inline(always)]
     fn retire(&mut self, wqe_counter: u16) -> Option<bool> {
         let outstanding = self.producer.wrapping_sub(self.consumer);

@@ -1,4 +1,4 @@
-//! Shared receive queue: a linked list of receive WQEs that many queue pairs take from.
+//! Shared receive queue: a linked list of receive WQEs that many queue pairs consume.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
@@ -14,7 +14,7 @@ use crate::pd::PdObject;
 use crate::rq::{PostReceiveError, Scatter};
 use crate::wire::{NextSegment, SEGMENT, queue_record};
 
-/// The device's object, kept alive by the queue pairs that take from it; it keeps its domain.
+/// The device's object, kept alive by the queue pairs that use it; it keeps its domain alive.
 pub(crate) struct SrqObject {
     pub(crate) srqn: u32,
     pd: Rc<PdObject>,
@@ -26,13 +26,13 @@ impl Drop for SrqObject {
     }
 }
 
-/// A shared receive queue. Its receives are taken in the order in which they were posted, by messages of any of its queue pairs, and may complete
-/// in another: [`complete_receive`](Self::complete_receive) tells which one it was.
+/// A shared receive queue. Messages of any of its queue pairs consume its receives in posting order. The receives may complete in another
+/// order; [`complete_receive`](Self::complete_receive) tells which one completed.
 ///
-/// All WQEs are always in one list: the posted ones, in the order in which the device will take them, then the free ones. Every WQE
-/// names its successor. The last of the list stays unposted, so the link of a posted WQE never changes under the device.
+/// All WQEs are always in one list: the posted ones, in the order in which the device will consume them, then the free ones. Every WQE
+/// names its successor. The last WQE of the list stays unposted, so the link of a posted WQE never changes while the device may read it.
 ///
-/// It stays in its thread:
+/// It is not `Send`:
 /// ```compile_fail,E0277
 /// fn send<T: Send>() {}
 /// send::<mlx5::Srq>();
@@ -49,7 +49,7 @@ pub struct Srq {
     /// Last WQE of the list.
     tail: u16,
     free: usize,
-    /// By WQE index: what the poster attached, while posted.
+    /// The `user` value of each posted receive, by WQE index.
     users: Box<[Option<u64>]>,
     object: Rc<SrqObject>,
 }
@@ -69,7 +69,7 @@ impl Srq {
         Ok(Self::new(&pd.control.create_srq(pd.pdn, depth, max_sge)?, max_sge, pd))
     }
 
-    /// The queue over what the device of `pd` made.
+    /// Makes the queue over the parts that the device of `pd` created.
     pub(crate) fn new(parts: &SrqParts, max_sge: usize, pd: &Rc<PdObject>) -> Self {
         let &SrqParts { srqn, buffer, wqe_cnt, stride, record } = parts;
         let srq = Self {
@@ -94,13 +94,13 @@ impl Srq {
         &self.object
     }
 
-    /// Receives the queue holds.
+    /// Returns the number of receives that the queue holds.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.users.len() - 1
     }
 
-    /// Receives that can be posted now.
+    /// Returns the number of receives that can be posted now.
     #[must_use]
     #[inline]
     pub fn free(&self) -> usize {
@@ -130,8 +130,8 @@ impl Srq {
         self.next_word(index).store(u16::from_ne_bytes([segment[2], segment[3]]), Ordering::Relaxed);
     }
 
-    /// Posts one receive into `buffers`; none is legal for messages that bring no data here (a WRITE with immediate). `user` comes
-    /// back from [`complete_receive`](Self::complete_receive). The device sees it at the next [`ring`](Self::ring).
+    /// Posts one receive into `buffers`. No buffer is legal, for messages without data for this end (a WRITE with immediate).
+    /// [`complete_receive`](Self::complete_receive) returns `user`. The device sees the receive at the next [`ring`](Self::ring).
     ///
     /// # Errors
     /// See [`PostReceiveError`]; nothing was posted.
@@ -141,7 +141,7 @@ impl Srq {
             return Err(PostReceiveError::QueueFull { depth: self.depth() });
         }
         let index = self.head;
-        // SAFETY: the WQE is free (the device does not read it) and holds `stride / 16` segments, the first being the link.
+        // SAFETY: the WQE is free (the device does not read it) and holds `stride / 16` segments; the first is the link.
         unsafe { self.scatter.write(self.wqe(index).add(SEGMENT), buffers) }?;
         self.head = self.next(index);
         self.users[usize::from(index)] = Some(user);
@@ -157,15 +157,15 @@ impl Srq {
         mmio::ring_record(unsafe { self.record.as_ref() }, queue_record(self.counter));
     }
 
-    /// Takes a completion of a receive of this queue, on whichever queue pair's message took it: returns the entry to the queue and gives back
-    /// what its poster attached. `None`, and no change, if it is the completion of a send, or no such receive is posted. Which of several
-    /// shared queues a receive is of, no CQE says: only those of queue pairs on this one are to be given here.
+    /// Takes a completion of a receive of this queue, whichever queue pair's message consumed it: returns the entry to the queue, and
+    /// returns the receive's `user` value. Returns `None`, and changes nothing, for the completion of a send, or if no such receive is
+    /// posted. A CQE does not say which shared queue its receive is from: pass only completions of queue pairs on this queue.
     #[inline]
     pub fn complete_receive(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
         if cqe.is_receive() { self.complete(cqe.wqe_counter()) } else { None }
     }
 
-    /// Receive `wqe_counter` is complete.
+    /// Returns the entry of receive `wqe_counter` to the queue, and returns its `user` value.
     #[inline(always)]
     pub(crate) fn complete(&mut self, wqe_counter: u16) -> Option<u64> {
         let user = self.users.get_mut(usize::from(wqe_counter))?.take()?;

@@ -1,35 +1,35 @@
-//! Atomics on 8 bytes of the peer's memory. The value that was there before comes back in host byte order, into the result's [`Sge`].
+//! Atomics on 8 bytes of the peer's memory. The previous value arrives in the result's [`Sge`], in host byte order.
 
 use super::{Operation, PostError, RcOperation, Segments, Sge, sealed};
 use crate::wire::{ATOMIC_BYTES, AtomicSegment, Opcode, RaddrSegment};
 
-/// Compare-and-swap: stores `swap` at `addr` if `compare` is there. It did if the result is `compare`.
+/// Compare-and-swap: stores `swap` at `addr` if the value there is `compare`. The store happened if the result equals `compare`.
 ///
-/// The region needs remote atomic access, that of the result local write access.
+/// The remote region needs remote atomic access; the result's region needs local write access.
 #[derive(Clone, Copy, Debug)]
 pub struct CompareSwap {
     /// Virtual address in the peer's region; a multiple of 8.
     pub addr: u64,
     /// Remote key of the region.
     pub rkey: u32,
-    /// What must be there.
+    /// Expected value.
     pub compare: u64,
-    /// What to store.
+    /// Value to store.
     pub swap: u64,
-    /// Where the value goes that was there: 8 bytes.
+    /// Destination of the previous value: 8 bytes.
     pub into: Sge,
 }
 
-/// Fetch-and-add: adds `add` to the 8 bytes at `addr`, modulo 2^64. The regions need what [`CompareSwap`] says.
+/// Fetch-and-add: adds `add` to the 8 bytes at `addr`, modulo 2^64. The regions need the same access as for [`CompareSwap`].
 #[derive(Clone, Copy, Debug)]
 pub struct FetchAdd {
     /// Virtual address in the peer's region; a multiple of 8.
     pub addr: u64,
     /// Remote key of the region.
     pub rkey: u32,
-    /// What to add.
+    /// Value to add.
     pub add: u64,
-    /// Where the value goes that was there: 8 bytes.
+    /// Destination of the previous value: 8 bytes.
     pub into: Sge,
 }
 

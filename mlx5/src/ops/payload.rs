@@ -1,9 +1,9 @@
-//! What a message carries: nothing, bytes inside the WQE, memory the device gathers, or both.
+//! The content of a message: nothing, bytes inside the WQE, memory that the device gathers, or both.
 
 use super::{Payload, Segments, sealed};
 use crate::wire::{DataSegment, InlineHeader};
 
-/// A place in registered local memory. A length of 0 is legal and emits no data segment (on the wire 0 means 2^31 bytes).
+/// A buffer in registered local memory. A length of 0 is legal and emits no data segment (on the wire 0 means 2^31 bytes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sge {
     /// Virtual address inside the region of `lkey`.
@@ -14,7 +14,7 @@ pub struct Sge {
     pub lkey: u32,
 }
 
-/// Bytes carried inside the WQE: copied when posted, free for reuse at once.
+/// Bytes carried inside the WQE: they are copied when posted, and the source may be reused at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Inline<'a>(pub &'a [u8]);
 
@@ -82,7 +82,7 @@ impl Payload for Inline<'_> {
     }
 }
 
-/// Hybrid: the first bytes inside the WQE, the rest gathered by the device.
+/// Both: the first bytes inside the WQE, the rest gathered by the device.
 impl Payload for (Inline<'_>, Sge) {
     #[inline(always)]
     fn segments(&self) -> usize {

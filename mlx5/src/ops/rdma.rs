@@ -1,20 +1,20 @@
-//! RDMA verbs: they name an address in the peer's memory.
+//! RDMA verbs, which name an address in the peer's memory.
 
 use super::{Operation, Payload, RcOperation, Segments, Sge, sealed};
 use crate::wire::{Opcode, RaddrSegment};
 
-/// RDMA WRITE: the payload goes to `addr` in the peer's region `rkey`; the peer's CPU notices nothing.
+/// RDMA WRITE: the device writes the payload to `addr` in the peer's region `rkey`, without notice to the peer's CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Write<P> {
     /// Virtual address in the peer's region.
     pub addr: u64,
     /// Remote key of the region.
     pub rkey: u32,
-    /// What to write.
+    /// Payload to write.
     pub payload: P,
 }
 
-/// RDMA WRITE with immediate: a WRITE that also consumes one receive at the peer and gives it a CQE with `imm`.
+/// RDMA WRITE with immediate: a WRITE that also consumes one receive at the peer, whose CQE carries `imm`.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteImm<P> {
     /// Virtual address in the peer's region.
@@ -23,7 +23,7 @@ pub struct WriteImm<P> {
     pub rkey: u32,
     /// Immediate, host order; the peer's [`Cqe::imm`](crate::Cqe::imm) returns the same value.
     pub imm: u32,
-    /// What to write.
+    /// Payload to write.
     pub payload: P,
 }
 
@@ -34,7 +34,7 @@ pub struct Read {
     pub addr: u64,
     /// Remote key of the region.
     pub rkey: u32,
-    /// Where the bytes go; its region needs local write access.
+    /// Destination of the bytes; its region needs local write access.
     pub into: Sge,
 }
 

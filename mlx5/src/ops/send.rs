@@ -1,21 +1,21 @@
-//! SEND on a connected queue pair: the receive the peer posted says where the bytes go.
+//! SEND on a connected queue pair: the peer's receive determines the destination of the bytes.
 
 use super::{Operation, Payload, RcOperation, Segments, sealed};
 use crate::wire::Opcode;
 
-/// SEND: the payload goes to the buffers of the peer's next receive, which it consumes and completes.
+/// SEND: the device writes the payload to the buffers of the peer's next receive, which it consumes and completes.
 #[derive(Clone, Copy, Debug)]
 pub struct Send<P> {
-    /// What to send.
+    /// Payload to send.
     pub payload: P,
 }
 
-/// SEND with immediate: the completion of the peer's receive has `imm`.
+/// SEND with immediate: the completion of the peer's receive carries `imm`.
 #[derive(Clone, Copy, Debug)]
 pub struct SendImm<P> {
     /// Immediate, host order; the peer's [`Cqe::imm`](crate::Cqe::imm) returns the same value.
     pub imm: u32,
-    /// What to send.
+    /// Payload to send.
     pub payload: P,
 }
 

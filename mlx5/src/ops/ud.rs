@@ -1,16 +1,17 @@
-//! SEND on an unreliable-datagram queue pair: every message says where it goes. What the network or the peer cannot take is dropped.
+//! SEND on an unreliable-datagram queue pair: every message names its destination. A message that the network or the peer cannot take is
+//! dropped.
 
 use super::{Operation, Payload, Segments, UdOperation, sealed};
 use crate::wire::{AddressVector, DatagramSegment, Opcode, SEGMENT};
 
-/// A queue pair that datagrams can be sent to: how to get to its port, its number and its Q_Key. Kept as the bytes that go into the WQE.
+/// The destination of a datagram: the path to the port of a queue pair, its number and its Q_Key. Stored as the bytes that go into the WQE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
     segment: [u8; DatagramSegment::LEN],
 }
 
 impl Destination {
-    /// The queue pair `qpn` (24 bits) behind `vector`; it takes messages that carry its `qkey`.
+    /// Names the queue pair `qpn` (24 bits) at the end of the path `vector`. It accepts messages that carry its `qkey`.
     #[must_use]
     pub fn new(vector: AddressVector, qpn: u32, qkey: u32) -> Self {
         Self { segment: DatagramSegment { vector, qpn, qkey }.emit() }
@@ -22,30 +23,30 @@ impl Destination {
         DatagramSegment::parse(&self.segment).qpn
     }
 
-    /// How to get to its port.
+    /// Path to its port.
     #[must_use]
     pub fn vector(&self) -> AddressVector {
         DatagramSegment::parse(&self.segment).vector
     }
 }
 
-/// SEND of a datagram: the payload goes behind the first 40 bytes of the next receive of the queue pair `to`.
+/// SEND of a datagram: the device writes the payload after the first 40 bytes of the next receive of the queue pair `to`.
 #[derive(Clone, Copy, Debug)]
 pub struct UdSend<'a, P> {
-    /// Where to.
+    /// Destination.
     pub to: &'a Destination,
-    /// What to send: at most the path's MTU.
+    /// Payload to send; maximum: the path's MTU.
     pub payload: P,
 }
 
 /// SEND of a datagram with immediate.
 #[derive(Clone, Copy, Debug)]
 pub struct UdSendImm<'a, P> {
-    /// Where to.
+    /// Destination.
     pub to: &'a Destination,
     /// Immediate, host order; the peer's [`Cqe::imm`](crate::Cqe::imm) returns the same value.
     pub imm: u32,
-    /// What to send: at most the path's MTU.
+    /// Payload to send; maximum: the path's MTU.
     pub payload: P,
 }
 

@@ -1,14 +1,14 @@
 //! The structs of `infiniband/verbs.h` and `infiniband/mlx5dv.h` that this crate uses, under the names they have there.
 //!
-//! Structs that libraries make hold only what is read here: those fields, and what is in front of them. Structs that this crate makes are
-//! whole. Sizes and offsets are asserted for 64-bit Linux; a test compares all of them with the installed headers.
+//! Structs that the libraries allocate are declared up to the last field read here. Structs that this crate allocates are whole. Sizes and
+//! offsets are asserted for 64-bit Linux; a test compares all of them with the installed headers.
 
 #![allow(non_camel_case_types, reason = "the names of the C headers")]
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::mem::offset_of;
 
-/// A struct that only its library looks into.
+/// A struct whose fields only its library reads.
 macro_rules! opaque {
     ($($(#[$doc:meta])* $name:ident;)*) => { $(
         $(#[$doc])*
@@ -38,7 +38,7 @@ macro_rules! layouts {
             $(assert!(offset_of!($name, $field) == $offset);)*
         };)*
         $(const _: () = { $(assert!(offset_of!($prefix, $read) == $at);)* };)*
-        /// The structs asserted here: name, size (`None` of those that are not whole), and offsets of fields.
+        /// The structs asserted here: name, size (`None` for structs that are not whole), and offsets of fields.
         #[cfg(test)]
         #[allow(dead_code, reason = "that test includes this file")]
         pub(crate) const LAYOUTS: &[Layout] = &[
@@ -48,7 +48,7 @@ macro_rules! layouts {
     };
 }
 
-/// Name, size if it is whole, and offsets of fields of a struct.
+/// A struct's name, its size if it is whole, and offsets of its fields.
 #[cfg(test)]
 #[allow(dead_code, reason = "as the list")]
 pub(crate) type Layout = (&'static str, Option<usize>, &'static [(&'static str, usize)]);
@@ -64,7 +64,7 @@ pub(crate) struct ibv_device {
     pub(crate) ibdev_path: [c_char; 256],
 }
 
-/// An open device, as read: what follows is of no use here.
+/// An open device, up to the last field read here.
 #[repr(C)]
 pub(crate) struct ibv_context {
     device: *mut ibv_device,
@@ -74,7 +74,7 @@ pub(crate) struct ibv_context {
     pub(crate) num_comp_vectors: c_int,
 }
 
-/// Its element is one of those pointers, or the number of a port.
+/// The element is a pointer of the union above, or the number of a port.
 #[repr(C)]
 pub(crate) struct ibv_async_event {
     pub(crate) element: ibv_async_event_element,
@@ -88,7 +88,7 @@ pub(crate) union ibv_async_event_element {
     pub(crate) port_num: c_int,
 }
 
-/// As read: what follows is of no use here.
+/// A queue pair, up to the last field read here.
 #[repr(C)]
 pub(crate) struct ibv_qp {
     context: *mut ibv_context,
@@ -282,7 +282,7 @@ pub(crate) struct ibv_srq_init_attr {
     pub(crate) attr: ibv_srq_attr,
 }
 
-/// `struct ibv_rx_hash_conf`: of no use here.
+/// `struct ibv_rx_hash_conf`: not used here.
 #[repr(C)]
 pub(crate) struct ibv_rx_hash_conf {
     rx_hash_function: u8,
@@ -318,7 +318,7 @@ pub(crate) struct mlx5dv_cqe_comp_caps {
     pub(crate) supported_format: u32,
 }
 
-/// As read: what follows is written only if `comp_mask` asks for it.
+/// Up to the last field read here; later fields are written only if `comp_mask` asks for them.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct mlx5dv_context {
@@ -340,7 +340,7 @@ pub(crate) struct mlx5dv_cq_init_attr {
 pub(crate) struct mlx5dv_qp_init_attr {
     pub(crate) comp_mask: u64,
     pub(crate) create_flags: u32,
-    /// `struct mlx5dv_dc_init_attr`: of no use here.
+    /// `struct mlx5dv_dc_init_attr`: not used here.
     dc_init_attr: [u64; 2],
     send_ops_flags: u64,
 }
@@ -360,7 +360,7 @@ pub(crate) struct mlx5dv_bf {
     pub(crate) size: u32,
 }
 
-/// As read: what follows is written only if `comp_mask` asks for it.
+/// Up to the last field read here; later fields are written only if `comp_mask` asks for them.
 #[repr(C)]
 pub(crate) struct mlx5dv_qp {
     pub(crate) dbrec: *mut u32,
@@ -406,7 +406,7 @@ pub(crate) struct mlx5dv_pd {
     pub(crate) comp_mask: u64,
 }
 
-/// What to look into, and where to put it.
+/// An object to open, and the place for the answer.
 #[repr(C)]
 pub(crate) struct Pair<I, O> {
     pub(crate) from: *mut I,

@@ -1,4 +1,4 @@
-//! States of queue pairs, and addresses: what peers are told, and how they are reached.
+//! Transitions of queue pairs, their addresses, and the path to a peer.
 
 use core::ffi::c_int;
 use core::ptr::NonNull;
@@ -15,7 +15,8 @@ use crate::error::ConnectError;
 use crate::parts::ConnectParts;
 use crate::wire::{Access, AddressVector, DatagramSegment, rnr_timer_code};
 
-/// Remote access that queue pairs allow: all that regions may. The kernel refuses the right to what a device cannot do.
+/// Returns the remote access that queue pairs allow: all that regions may allow. The kernel refuses access that the device does not
+/// support.
 fn remote_access(has_atomics: bool) -> Access {
     let always = Access::REMOTE_WRITE | Access::REMOTE_READ;
     if has_atomics { always | Access::REMOTE_ATOMIC } else { always }
@@ -54,7 +55,7 @@ impl Context {
         self.modify(qpn, "ibv_modify_qp (to INIT)", attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
     }
 
-    /// READs and atomics that may be under way.
+    /// Returns the maximum number of READs and atomics in flight.
     fn rd_atomic(&self) -> u8 {
         let most = self.attr.max_qp_rd_atom.min(self.attr.max_qp_init_rd_atom).clamp(0, 255) as u8;
         self.options.max_rd_atomic.min(most)
@@ -103,36 +104,37 @@ impl Context {
         self.modify(qpn, "ibv_modify_qp (to RTS)", attr, IBV_QP_STATE | IBV_QP_SQ_PSN)
     }
 
-    /// To the error state; one that the kernel does not move is in it already, or will be when it is destroyed.
+    /// Moves the queue pair to the error state. A queue pair that the kernel does not move is already in it, or will be when it is
+    /// destroyed.
     pub(super) fn fail_qp(&self, qpn: u32) {
         let attr = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..ibv_qp_attr::default() };
         drop(self.modify(qpn, "ibv_modify_qp (to ERR)", attr, IBV_QP_STATE));
     }
 
-    /// How datagrams get to the port of `remote`.
+    /// Returns the path of datagrams to the port of `remote`.
     pub(super) fn address_vector(&self, pdn: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
         let mut route = route(&self.port, &self.options, remote)?;
         let pd = self.objects.borrow().pd(pdn)?;
         let verbs = &self.device.api.verbs;
-        // On RoCE the kernel finds the MAC address.
+        // On RoCE the kernel resolves the MAC address.
         // SAFETY: a domain of this device, and attributes that live through the call.
         let ah = NonNull::new(unsafe { (verbs.ibv_create_ah)(pd, &raw mut route) });
         let ah = ah.ok_or_else(|| advise(CallError::last("ibv_create_ah")))?;
         let mut dv = mlx5dv_ah { av: core::ptr::null(), comp_mask: 0 };
         let object = mlx5dv_obj { ah: Pair { from: ah.as_ptr(), to: &raw mut dv }, ..mlx5dv_obj::NONE };
-        // SAFETY: just made, and room for the answer.
+        // SAFETY: just created, and room for the answer.
         let result = unsafe { self.init_obj(object, MLX5DV_OBJ_AH) };
         // SAFETY: 48 bytes that live as long as the handle.
         let bytes = result.map(|()| unsafe { dv.av.as_ref() }.copied());
         // The device knows no address handles: WQEs carry the bytes.
-        // SAFETY: just made, and this is the last use.
+        // SAFETY: just created, and this is the last use.
         unsafe { (verbs.ibv_destroy_ah)(ah.as_ptr()) };
         let bytes = bytes?.ok_or_else(|| CallError::new("mlx5dv_init_obj", libc::EINVAL))?;
         Ok(DatagramSegment::parse(&bytes).vector)
     }
 }
 
-/// The way from `port` to that of `remote`.
+/// Returns the path from `port` to the port of `remote`.
 fn route(port: &Port, options: &VerbsOptions, remote: &QpAddress) -> Result<ibv_ah_attr, ConnectError> {
     let mut route = ibv_ah_attr { sl: options.service_level, port_num: port.number, ..ibv_ah_attr::default() };
     if port.link_layer == LinkLayer::InfiniBand {
@@ -154,7 +156,7 @@ fn route(port: &Port, options: &VerbsOptions, remote: &QpAddress) -> Result<ibv_
     Ok(route)
 }
 
-/// What a queue pair must know to receive from its peer.
+/// Returns the attributes of the transition to RTR.
 fn ready_to_receive(
     port: &Port,
     options: &VerbsOptions,
@@ -174,7 +176,7 @@ fn ready_to_receive(
     })
 }
 
-/// What to do about a transition, or an address, that was refused.
+/// Adds advice to an error of a transition or of an address.
 fn advise(error: CallError) -> CallError {
     let advice = match error.errno {
         libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH => "the peer's GID is not reachable from here: try to ping its address",
@@ -202,7 +204,7 @@ mod tests {
         ConnectParts { qpn: 1, remote, options: ConnectOptions { rnr_timer_ns: 640_000, ..ConnectOptions::default() } }
     }
 
-    // The software HCA has neither packets nor ways, so what runs on it shows nothing of this.
+    // The software HCA has neither packets nor paths, so a run on it does not test this.
     #[test]
     fn a_peer_is_named_by_its_lid_on_infiniband_and_by_its_gid_on_roce() {
         let options = VerbsOptions { service_level: 6, traffic_class: 96, hop_limit: 12, ..VerbsOptions::default() };

@@ -1,4 +1,4 @@
-//! An open device: what it can do, what was made from it, and its events.
+//! An open device: its capabilities, the objects made from it, and its events.
 
 use core::ffi::c_void;
 use core::ptr::NonNull;
@@ -19,7 +19,7 @@ use crate::config::DeviceInfo;
 use crate::mmio;
 use crate::wire::{AsyncEvent, CQ_DOORBELL_OFFSET, ConnectOptions, CqArm, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR};
 
-/// An open device, one port of it. Objects are known by the numbers that the device gave them.
+/// An open device with one of its ports. Objects are identified by the numbers that the device gave them.
 pub(crate) struct Context {
     pub(crate) port: Port,
     pub(crate) options: VerbsOptions,
@@ -27,16 +27,16 @@ pub(crate) struct Context {
     pub(crate) dv: mlx5dv_context,
     channel: NonNull<ibv_comp_channel>,
     pub(crate) objects: RefCell<Objects>,
-    /// A queue was armed with a completion in it that it was armed for, and that may have had its event.
+    /// Whether a queue was armed that already held a completion it was armed for. The event of that completion may be over.
     pub(crate) is_due: Cell<bool>,
     pub(super) alarm: Arc<Alarm>,
-    /// Closed last: fields go in this order.
+    /// Closed last: fields are dropped in this order.
     pub(crate) device: Opened,
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: every completion queue of it is gone: whatever was made from this device holds it open.
+        // SAFETY: no completion queue uses the channel any more: every object made from this device keeps the device open.
         unsafe { (self.device.api.verbs.ibv_destroy_comp_channel)(self.channel.as_ptr()) };
     }
 }
@@ -59,7 +59,7 @@ impl Context {
         let port = device.choose_port(options)?;
         let attr = device.attributes()?;
         let mut dv = mlx5dv_context { comp_mask: MLX5DV_CONTEXT_MASK_CQE_COMPRESION, ..mlx5dv_context::default() };
-        // SAFETY: an open mlx5 device, and room for what the mask asks for.
+        // SAFETY: an open mlx5 device, and room for the fields that the mask asks for.
         let result = unsafe { (device.api.mlx5.mlx5dv_query_device)(device.context(), &raw mut dv) };
         CallError::check("mlx5dv_query_device", result)?;
         if dv.flags & MLX5DV_CONTEXT_FLAGS_CQE_V1 == 0 {
@@ -77,7 +77,7 @@ impl Context {
         self.channel.as_ptr()
     }
 
-    /// Whether it has atomics of any kind (`IBV_ATOMIC_NONE` is 0).
+    /// Returns whether the device has atomics of any kind (`IBV_ATOMIC_NONE` is 0).
     pub(crate) fn has_atomics(&self) -> bool {
         self.attr.atomic_cap != 0
     }
@@ -113,12 +113,12 @@ impl Context {
         }
     }
 
-    /// Events of that queue so far, modulo 4.
+    /// Returns the number of events of that queue so far, modulo 4.
     pub(super) fn events_taken(&self, cqn: u32) -> u8 {
         self.objects.borrow().cqs.get(&cqn).map_or(0, |cq| cq.events)
     }
 
-    /// Tells the device to look at the command in that queue's record.
+    /// Tells the device to read the command in that queue's record.
     pub(super) fn armed(&self, cqn: u32, command: &CqArm) {
         if let Some(cq) = self.objects.borrow().cqs.get(&cqn) {
             // SAFETY: the doorbell of the queue's UAR page, which is mapped as long as the device is open; 8-aligned.
@@ -126,8 +126,8 @@ impl Context {
         }
     }
 
-    /// Sleeps until a queue has an event, unless one was armed with what it was armed for in it, the alarm is rung, or `timeout_ns` have passed, and
-    /// takes all events there are.
+    /// Sleeps until a queue has an event, the alarm is rung, or `timeout_ns` have passed. Does not sleep if a queue was armed that already
+    /// held a completion it was armed for. Takes all events.
     pub(super) fn wait(&self, timeout_ns: Option<u64>) -> bool {
         let end = timeout_ns.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
         loop {
@@ -143,28 +143,28 @@ impl Context {
         }
     }
 
-    /// Waits for the channel to become readable; it may return early, and does at a ring of the alarm.
+    /// Waits for the channel to become readable. It may return early, and does so at a ring of the alarm.
     fn has_event(&self, left: Option<Duration>) -> bool {
         // SAFETY: the channel is alive.
         let fd = unsafe { self.channel.as_ref() }.fd;
-        // poll(2) passes over negative numbers.
+        // poll(2) ignores negative descriptors.
         let mut polled = [fd, self.alarm.descriptor().unwrap_or(-1)].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
-        // Rounded up, so that what is left does not become a busy loop.
+        // Rounded up, so that a remainder below 1 ms does not become a busy loop.
         let ms = left.map_or(-1, |left| left.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i32::MAX));
-        // SAFETY: two entries, which are ours.
+        // SAFETY: two entries of a local array.
         unsafe { libc::poll(polled.as_mut_ptr(), 2, ms) > 0 && polled[0].revents != 0 }
     }
 
-    /// Takes one event; the channel has one.
+    /// Takes one event. The channel must have one.
     fn take_event(&self) -> bool {
         let (mut cq, mut context) = (core::ptr::null_mut::<ibv_cq>(), core::ptr::null_mut::<c_void>());
         let verbs = &self.device.api.verbs;
-        // SAFETY: the channel is alive, and both pointers are ours.
+        // SAFETY: the channel is alive, and both pointers are to local variables.
         if unsafe { (verbs.ibv_get_cq_event)(self.channel(), &raw mut cq, &raw mut context) } != 0 {
             return false;
         }
-        // Before the queue may be destroyed every event of it must be acknowledged; nothing else asks for it to be late.
-        // SAFETY: a queue of this device: destroying one takes its events out of the channel.
+        // Every event of a queue must be acknowledged before the queue is destroyed; there is no reason to do it later.
+        // SAFETY: a queue of this device: destroying a queue takes its events out of the channel.
         unsafe { (verbs.ibv_ack_cq_events)(cq, 1) };
         if let Some(object) = self.objects.borrow_mut().cqs.values_mut().find(|object| object.cq.as_ptr() == cq) {
             object.events = (object.events + 1) & 3;
@@ -175,15 +175,15 @@ impl Context {
     /// Takes an asynchronous event, if there is one.
     pub(super) fn take_async_event(&self) -> Option<AsyncEvent> {
         let verbs = &self.device.api.verbs;
-        // SAFETY: a number and a pointer, for which zero is a value.
+        // SAFETY: a number and a pointer, for which zero is a valid value.
         let mut event: ibv_async_event = unsafe { core::mem::zeroed() };
         // SAFETY: an open device, and room for the answer.
         if unsafe { (verbs.ibv_get_async_event)(self.device.context(), &raw mut event) } != 0 {
             return None;
         }
         let ibv_async_event { element, event_type } = &event;
-        // SAFETY: what the type of the event says that it is: an object of this device, which waits for its destruction until the event is
-        // acknowledged, or a number.
+        // SAFETY: the event type determines the element: an object of this device, whose destruction waits until the event is acknowledged,
+        // or a number.
         let typed = unsafe {
             match *event_type {
                 IBV_EVENT_CQ_ERR => self.objects.borrow().number_of(element.cq).map(|cqn| AsyncEvent::CqError { cqn }),
@@ -201,7 +201,7 @@ impl Context {
         Some(typed.unwrap_or(AsyncEvent::Other { event_type: event.event_type as u32 }))
     }
 
-    /// The address of word `index` of a doorbell record.
+    /// Returns the address of word `index` of a doorbell record.
     pub(crate) fn record(dbrec: *mut u32, index: usize) -> Option<NonNull<AtomicU32>> {
         NonNull::new(dbrec.wrapping_add(index)).map(NonNull::cast).filter(|_| !dbrec.is_null())
     }

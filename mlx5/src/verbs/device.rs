@@ -11,7 +11,7 @@ use super::library::Api;
 use super::numbers::*;
 use super::{LinkLayer, PortEntry, VerbsOptions};
 
-/// The devices that libibverbs finds, until dropped; those that are open stay so.
+/// The devices that libibverbs finds. Devices opened from the list stay open when it is dropped.
 pub(crate) struct List {
     api: &'static Api,
     list: NonNull<*mut ibv_device>,
@@ -21,7 +21,7 @@ pub(crate) struct List {
 impl List {
     pub(crate) fn get(api: &'static Api) -> Result<Self, VerbsError> {
         let mut count: c_int = 0;
-        // SAFETY: writes the count, and returns an array that is ours until it is freed.
+        // SAFETY: writes the count, and returns an array that this list owns until it frees it.
         let list = NonNull::new(unsafe { (api.verbs.ibv_get_device_list)(&raw mut count) });
         let count = usize::try_from(count).unwrap_or(0);
         match list {
@@ -33,7 +33,7 @@ impl List {
         }
     }
 
-    /// All of them.
+    /// Returns all devices.
     pub(crate) fn all(&self) -> impl Iterator<Item = Found<'_>> {
         (0..self.count).map(|i| {
             // SAFETY: one of `count` pointers to devices that live as long as the list.
@@ -41,12 +41,12 @@ impl List {
         })
     }
 
-    /// Those of libmlx5.
+    /// Returns the devices of libmlx5.
     pub(crate) fn mlx5(&self) -> Vec<Found<'_>> {
         self.all().filter(Found::is_mlx5).collect()
     }
 
-    /// Devices to try in this order, by the options' name.
+    /// Returns the devices to try, in this order, by the options' name.
     pub(crate) fn candidates(&self, options: &VerbsOptions) -> Result<Vec<Found<'_>>, VerbsError> {
         let mlx5 = self.mlx5();
         let names = |of: &[Found<'_>]| of.iter().map(Found::name).collect::<Vec<_>>();
@@ -72,7 +72,7 @@ impl Drop for List {
     }
 }
 
-/// What may be the cause, from what the kernel shows.
+/// Returns the likely cause, from the kernel's files.
 fn why_there_is_none(class: &Path) -> String {
     let Ok(mut entries) = std::fs::read_dir(class) else {
         return "there is no NIC, or the kernel module ib_uverbs is not loaded (lspci -d 15b3:; modprobe mlx5_ib ib_uverbs)".to_owned();
@@ -90,7 +90,7 @@ fn text(chars: &[c_char]) -> String {
     CStr::from_bytes_until_nul(bytes).map(|s| s.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Whether there is such a file, and this process may not read and write it.
+/// Returns whether the file exists but this process may not read and write it.
 fn is_forbidden(path: &str) -> bool {
     let Ok(path) = std::ffi::CString::new(path) else { return false };
     // SAFETY: a C string.
@@ -98,7 +98,7 @@ fn is_forbidden(path: &str) -> bool {
     result != 0 && std::io::Error::last_os_error().kind() == std::io::ErrorKind::PermissionDenied
 }
 
-/// Whether there is such a file, and it cannot be opened for want of permission, for whatever reason: a security module, a device cgroup.
+/// Returns whether the file exists but cannot be opened for lack of permission, including that of a security module or a device cgroup.
 fn is_refused(path: &str) -> bool {
     let opened = std::fs::OpenOptions::new().read(true).write(true).open(path);
     opened.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
@@ -125,20 +125,20 @@ impl Found<'_> {
         unsafe { (self.api.mlx5.mlx5dv_is_supported)(self.pointer()) }
     }
 
-    /// EUI-64.
+    /// Returns the EUI-64.
     pub(crate) fn node_guid(&self) -> u64 {
         // SAFETY: a device of a list that lives.
         u64::from_be(unsafe { (self.api.verbs.ibv_get_device_guid)(self.pointer()) })
     }
 
     pub(crate) fn numa_node(&self) -> Option<u32> {
-        // A negative number says that the system has only one, or does not know.
+        // A negative number means that the system has only one node, or does not know.
         std::fs::read_to_string(Path::new(&text(&self.device.ibdev_path)).join("device/numa_node")).ok()?.trim().parse().ok()
     }
 
     pub(crate) fn open(&self) -> Result<Opened, VerbsError> {
         let (name, path) = (self.name(), format!("/dev/infiniband/{}", text(&self.device.dev_name)));
-        // Asked first, because libibverbs would look for other ways for some seconds.
+        // Checked first, because libibverbs would try other ways for some seconds.
         if is_forbidden(&path) {
             return Err(VerbsError::Permission { name, path });
         }
@@ -146,14 +146,14 @@ impl Found<'_> {
         let context = NonNull::new(unsafe { (self.api.verbs.ibv_open_device)(self.pointer()) });
         match context.ok_or_else(|| CallError::last("ibv_open_device")) {
             Ok(context) => Ok(Opened { api: self.api, context, name, numa_node: self.numa_node() }),
-            // Its `errno` is of the last of those ways.
+            // The `errno` is that of the last of those ways.
             Err(_) if is_refused(&path) => Err(VerbsError::Permission { name, path }),
             Err(error) => Err(error.advise(format!("{name} cannot be opened; dmesg may say more")).into()),
         }
     }
 }
 
-/// An open device. Everything made from it must be gone before it.
+/// An open device. Every object made from it must be destroyed before it is dropped.
 pub(crate) struct Opened {
     pub(crate) api: &'static Api,
     pub(crate) context: NonNull<ibv_context>,
@@ -163,7 +163,7 @@ pub(crate) struct Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        // SAFETY: open, and closed once.
+        // SAFETY: open, and closed only here.
         unsafe { (self.api.verbs.ibv_close_device)(self.context.as_ptr()) };
     }
 }
@@ -174,7 +174,7 @@ impl Opened {
     }
 
     pub(crate) fn attributes(&self) -> Result<ibv_device_attr, CallError> {
-        // SAFETY: numbers and characters, for which zero is a value.
+        // SAFETY: numbers and characters, for which zero is a valid value.
         let mut attr: ibv_device_attr = unsafe { core::mem::zeroed() };
         // SAFETY: an open device, and room for the answer.
         CallError::check("ibv_query_device", unsafe { (self.api.verbs.ibv_query_device)(self.context(), &raw mut attr) })?;
@@ -188,7 +188,7 @@ impl Opened {
         Ok(attr)
     }
 
-    /// All ports, for people.
+    /// Returns all ports, for listings.
     pub(crate) fn ports(&self) -> Result<Vec<PortEntry>, VerbsError> {
         let entry = |number| {
             let attr = self.port(number)?;
@@ -198,7 +198,7 @@ impl Opened {
         (1..=self.attributes()?.phys_port_cnt).map(entry).collect()
     }
 
-    /// Asking for an asynchronous event when there is none fails from now on.
+    /// Makes a request for an asynchronous event fail from now on if there is none.
     pub(crate) fn never_wait_for_async_events(&self) -> Result<(), CallError> {
         // SAFETY: the descriptor of an open device; plain numbers.
         let result = unsafe {
@@ -208,18 +208,18 @@ impl Opened {
         if result < 0 { Err(CallError::last("fcntl, of asynchronous events")) } else { Ok(()) }
     }
 
-    /// A device has at least one.
+    /// Returns the number of completion vectors; a device has at least one.
     pub(crate) fn comp_vectors(&self) -> u32 {
-        // SAFETY: an open device, whose number never changes.
+        // SAFETY: an open device; the number never changes.
         let vectors = unsafe { (*self.context()).num_comp_vectors };
         u32::try_from(vectors).unwrap_or(0).max(1)
     }
 
-    /// Type and value of the GID at `index`; `None` if there is none.
+    /// Returns type and value of the GID at `index`; `None` if there is none.
     fn gid(&self, port: u8, index: u8) -> Option<Gid> {
         let mut entry = ibv_gid_entry::default();
         let size = size_of::<ibv_gid_entry>();
-        // SAFETY: an open device, and room for the answer, of the size that is given.
+        // SAFETY: an open device, and room for the answer of the size passed.
         let result = unsafe { (self.api.verbs._ibv_query_gid_ex)(self.context(), port.into(), index.into(), &raw mut entry, 0, size) };
         (result == 0 && entry.gid != [0; 2]).then(|| Gid { index, kind: entry.gid_type, bytes: bytes_of(entry.gid) })
     }
@@ -228,7 +228,7 @@ impl Opened {
         (0..attr.gid_tbl_len.clamp(0, 256)).filter_map(move |index| self.gid(port, index as u8))
     }
 
-    /// The port that the options ask for, or the first active one.
+    /// Returns the port that the options name, or the first active one.
     pub(crate) fn choose_port(&self, options: &VerbsOptions) -> Result<Port, VerbsError> {
         let ports = self.attributes()?.phys_port_cnt;
         let number = match options.port {
@@ -250,7 +250,7 @@ impl Opened {
         self.choose_gid(options, number, attr)
     }
 
-    /// The GID that the options ask for; else, on RoCE, the best there is.
+    /// Returns the GID that the options name; else, on RoCE, the most preferred.
     fn choose_gid(&self, options: &VerbsOptions, number: u8, attr: ibv_port_attr) -> Result<Port, VerbsError> {
         let link_layer = LinkLayer::of(attr.link_layer);
         let is_roce = link_layer == LinkLayer::Ethernet;
@@ -269,7 +269,7 @@ impl Opened {
     }
 }
 
-/// A port to be used.
+/// The port that is used.
 pub(crate) struct Port {
     pub(crate) number: u8,
     pub(crate) link_layer: LinkLayer,
@@ -277,12 +277,12 @@ pub(crate) struct Port {
     /// Bytes.
     pub(crate) mtu: u16,
     pub(crate) gid: Option<Gid>,
-    /// Packets carry one, from the GID.
+    /// Whether packets carry a GRH, made from the GID.
     pub(crate) has_grh: bool,
 }
 
 impl Port {
-    /// How peers are reached, for people.
+    /// Describes how peers reach this port, in words.
     pub(crate) fn describe(&self) -> String {
         match (&self.gid, self.link_layer) {
             (Some(gid), LinkLayer::Ethernet) => format!("{}, GID index {} ({})", gid.kind_text(), gid.index, gid.address()),
@@ -314,8 +314,8 @@ impl Gid {
         }
     }
 
-    /// Larger is better: RoCE v2 is routed; an address that somebody gave to the interface is reachable where its own one may not be. Among
-    /// equals the lowest index.
+    /// Returns the sort key of this GID; the largest is chosen. RoCE v2 is routed. A configured address is reachable where the interface's
+    /// link-local address may not be. Among equals the lowest index wins.
     fn preference(&self) -> (bool, bool, bool, u8) {
         let address = self.address();
         let is_link_local = address.segments()[0] & 0xffc0 == 0xfe80;
@@ -329,7 +329,7 @@ impl std::fmt::Display for Gid {
     }
 }
 
-/// The bytes of a `union ibv_gid`.
+/// Returns the bytes of a `union ibv_gid`.
 pub(crate) fn bytes_of(gid: [u64; 2]) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&gid[0].to_ne_bytes());
@@ -337,7 +337,7 @@ pub(crate) fn bytes_of(gid: [u64; 2]) -> [u8; 16] {
     bytes
 }
 
-/// The reverse of [`bytes_of`].
+/// Returns the `union ibv_gid` of these bytes: the reverse of [`bytes_of`].
 pub(crate) fn gid_of(bytes: [u8; 16]) -> [u64; 2] {
     [0, 8].map(|at| {
         let mut word = [0; 8];
@@ -346,12 +346,12 @@ pub(crate) fn gid_of(bytes: [u8; 16]) -> [u64; 2] {
     })
 }
 
-/// Bytes of an `enum ibv_mtu`.
+/// Returns the bytes of an `enum ibv_mtu`.
 fn mtu_bytes(mtu: c_int) -> u16 {
     128 << mtu.clamp(IBV_MTU_256, IBV_MTU_4096)
 }
 
-/// The `enum ibv_mtu` of at most so many bytes.
+/// Returns the largest `enum ibv_mtu` that is at most `bytes`.
 pub(crate) fn mtu_code(bytes: u16) -> c_int {
     (IBV_MTU_256..=IBV_MTU_4096).rev().find(|&code| mtu_bytes(code) <= bytes).unwrap_or(IBV_MTU_256)
 }

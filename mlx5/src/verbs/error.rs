@@ -1,16 +1,16 @@
-//! What goes wrong with a device behind libibverbs, and what to do about it.
+//! Errors of a device behind libibverbs, with advice.
 
 use std::fmt;
 use std::io;
 
-/// A call that libibverbs, or the kernel, refused.
+/// A refused call of libibverbs or of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallError {
     /// The function.
     pub call: &'static str,
     /// Its error number, as in `errno.h`.
     pub errno: i32,
-    /// What to do; empty if that depends.
+    /// Advice; empty if the remedy depends on the case.
     pub advice: String,
 }
 
@@ -19,7 +19,7 @@ impl CallError {
         Self { call, errno, advice: String::new() }
     }
 
-    /// Of a call that returned a null pointer and set `errno`.
+    /// Makes the error of a call that returned a null pointer and set `errno`.
     pub(crate) fn last(call: &'static str) -> Self {
         Self::new(call, io::Error::last_os_error().raw_os_error().unwrap_or(0))
     }
@@ -29,7 +29,7 @@ impl CallError {
         self
     }
 
-    /// The result of a call that returns 0, or an error number of either sign; some say -1 and set `errno`.
+    /// Checks the result of a call that returns 0 or an error number of either sign. Some calls return -1 and set `errno`.
     pub(crate) fn check(call: &'static str, result: i32) -> Result<(), Self> {
         match result {
             0 => Ok(()),
@@ -48,16 +48,16 @@ impl fmt::Display for CallError {
 
 impl std::error::Error for CallError {}
 
-/// Why a device behind libibverbs cannot be used.
+/// The reason why a device behind libibverbs cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerbsError {
-    /// A library is not there.
+    /// A library is not installed.
     #[error("{library} cannot be loaded ({reason}); install it (Debian: apt-get install libibverbs1 ibverbs-providers)")]
     NotInstalled {
-        /// Its file.
+        /// The library's file.
         library: &'static str,
-        /// What the loader said.
+        /// The loader's message.
         reason: String,
     },
     /// A library is too old.
@@ -65,25 +65,25 @@ pub enum VerbsError {
         "{library} has no {symbol}@{version}; install rdma-core 33 or later (Debian 11: apt-get install libibverbs1 ibverbs-providers)"
     )]
     TooOld {
-        /// Its file.
+        /// The library's file.
         library: &'static str,
-        /// The function.
+        /// The missing function.
         symbol: &'static str,
-        /// Its version.
+        /// The function's version.
         version: &'static str,
     },
     /// The system shows no device.
     #[error("this machine has no RDMA device that libibverbs can use: {hint}")]
     NoDevice {
-        /// What may be the cause.
+        /// Likely cause.
         hint: String,
     },
-    /// There are devices, and none of that name.
+    /// No device has that name.
     #[error("there is no RDMA device {name:?}; there are: {}", .there.join(", "))]
     NoSuchDevice {
-        /// The name, or place in the list, asked for.
+        /// The requested name, or position in the list.
         name: String,
-        /// Those there are.
+        /// Names of the devices that exist.
         there: Vec<String>,
     },
     /// A device of another vendor or kind.
@@ -91,10 +91,10 @@ pub enum VerbsError {
     NotMlx5 {
         /// The device.
         name: String,
-        /// Those that are.
+        /// Names of the mlx5 devices.
         mlx5: Vec<String>,
     },
-    /// The device's file may not be opened.
+    /// This process may not open the device's file.
     #[error(
         "no permission to open {path} of {name}: run as a member of the group that owns it (often rdma: usermod -aG rdma USER), or make \
          it readable and writable for you"
@@ -102,7 +102,7 @@ pub enum VerbsError {
     Permission {
         /// The device.
         name: String,
-        /// Its file.
+        /// The device's file.
         path: String,
     },
     /// There is no such port.
@@ -112,7 +112,7 @@ pub enum VerbsError {
         name: String,
         /// The port.
         port: u8,
-        /// How many there are.
+        /// Number of ports.
         ports: u8,
     },
     /// The port carries no traffic.
@@ -122,12 +122,12 @@ pub enum VerbsError {
         name: String,
         /// The port.
         port: u8,
-        /// Its state.
+        /// The port's state.
         state: PortState,
-        /// What may be the cause.
+        /// Likely cause.
         hint: &'static str,
     },
-    /// There is no GID at that place of the port's table.
+    /// The port's table has no GID at that index.
     #[error("port {port} of {name} has no GID at index {index}; it has: {}", if .there.is_empty() { "none".to_owned() } else { .there.join(", ") })]
     NoGid {
         /// The device.
@@ -136,7 +136,7 @@ pub enum VerbsError {
         port: u8,
         /// The index.
         index: u8,
-        /// Index, type and value of those there are.
+        /// Index, type and value of the GIDs that exist.
         there: Vec<String>,
     },
     /// The port's table of partition keys ends before that index.
@@ -151,17 +151,17 @@ pub enum VerbsError {
         /// Entries of the table.
         entries: u16,
     },
-    /// An option outside its range.
+    /// An option is outside its range.
     #[error("{option} is {value}; legal is {legal}")]
     Option {
         /// The option.
         option: &'static str,
-        /// What was asked for.
+        /// The requested value.
         value: u32,
-        /// The range.
+        /// The legal range.
         legal: &'static str,
     },
-    /// The device's firmware or the kernel gives completions in a form from before 2015.
+    /// The device's firmware or the kernel writes completions in a format from before 2015.
     #[error("{name} has CQEs of version 0; update its firmware and the kernel")]
     OldCqes {
         /// The device.
@@ -183,7 +183,7 @@ pub enum PortState {
     Armed,
     /// Carries traffic.
     Active,
-    /// Any other.
+    /// Any other state.
     Other(u8),
 }
 

@@ -1,11 +1,10 @@
 //! libibverbs and libmlx5, opened at run time: the functions this crate calls.
 //!
-//! Only functions that the libraries export are called, each in the version whose types are those of [`abi`](super::abi). What the headers
-//! define as inline functions goes through tables that change with releases; none of it is needed: posting, polling and arming are this
-//! crate's own.
+//! Only exported functions are called, each in the version whose types are declared in [`abi`](super::abi). The inline functions of the
+//! headers use tables that change with releases. This crate needs none of them: it posts, polls and arms by itself.
 //!
-//! libmlx5 must be the very file that libibverbs loads as its provider, so that both speak of the same objects; it is, because the
-//! provider's name is a link to it and the loader goes by the file.
+//! libmlx5 must be the file that libibverbs loads as its provider, so that both use the same objects. It is the same file, because the
+//! provider's name is a link to it and the loader identifies files, not names.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::NonNull;
@@ -31,7 +30,7 @@ impl Library {
         NonNull::new(handle).map(|handle| Self { name, handle }).ok_or_else(|| VerbsError::NotInstalled { library: name, reason: reason() })
     }
 
-    /// The address of `symbol` in `version`, both with a NUL at the end.
+    /// Returns the address of `symbol` in `version`, both NUL-terminated.
     fn symbol(&self, symbol: &'static str, version: &'static str) -> Result<NonNull<c_void>, VerbsError> {
         let c_string = |s: &'static str| CStr::from_bytes_with_nul(s.as_bytes()).unwrap_or_default().as_ptr();
         // SAFETY: C strings, and a handle that is never closed.
@@ -43,18 +42,18 @@ impl Library {
 
 #[cfg(target_env = "gnu")]
 unsafe fn find(handle: *mut c_void, symbol: *const c_char, version: *const c_char) -> *mut c_void {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { libc::dlvsym(handle, symbol, version) }
 }
 
-/// Without symbol versions there is only one of each.
+/// Finds a symbol where there are no symbol versions, and so only one of each.
 #[cfg(not(target_env = "gnu"))]
 unsafe fn find(handle: *mut c_void, symbol: *const c_char, _version: *const c_char) -> *mut c_void {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { libc::dlsym(handle, symbol) }
 }
 
-/// What the loader says of its last failure.
+/// Returns the loader's message for its last failure.
 fn reason() -> String {
     // SAFETY: returns null, or a C string that is valid until the next call of this thread.
     let text = unsafe { libc::dlerror() };
@@ -141,11 +140,11 @@ impl Api {
         Ok(Self { verbs: Verbs::load(libibverbs)?, mlx5: Mlx5::load(libmlx5)? })
     }
 
-    /// The file of libmlx5, which has its version in its name, for people.
+    /// Returns the file name of libmlx5, which contains its version, for messages.
     pub(crate) fn library_file(&self) -> String {
-        // SAFETY: numbers and pointers, for which zero is a value.
+        // SAFETY: numbers and pointers, for which zero is a valid value.
         let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
-        // SAFETY: any address may be asked for, and the answer is ours.
+        // SAFETY: any address may be passed, and the answer is a local variable.
         let found = unsafe { libc::dladdr(self.mlx5.mlx5dv_init_obj as *const c_void, &raw mut info) };
         if found == 0 || info.dli_fname.is_null() {
             return LIBMLX5.to_owned();
@@ -156,7 +155,7 @@ impl Api {
         real.unwrap_or(path)
     }
 
-    /// The process's, loaded at the first call. What fails then is tried again at the next.
+    /// Returns the functions of both libraries, loaded once in a process. A failed load is tried again at the next call.
     pub(crate) fn get() -> Result<&'static Self, VerbsError> {
         static API: OnceLock<Api> = OnceLock::new();
         match API.get() {

@@ -40,21 +40,22 @@ impl Context {
         let objects = &mut *self.objects.borrow_mut();
         let pd = objects.pd(pdn)?;
         let (start, iova) = (addr.as_ptr().cast(), addr.as_ptr() as u64);
-        // SAFETY: a domain of this device. The range is mapped, by us or as the caller of `Pd::register` promises; if not, it is refused.
-        // Access bits that only newer kernels know are optional, and libibverbs leaves them out for the others.
+        // SAFETY: a domain of this device. The range is mapped, by this crate or by contract of `Pd::register`; an unmapped range is
+        // refused. Access bits that only newer kernels know are optional, and libibverbs drops them for older kernels.
         let mr = unsafe { (self.device.api.verbs.ibv_reg_mr_iova2)(pd, start, len, iova, access.bits()) };
         let mr = NonNull::new(mr).ok_or_else(|| refusal(CallError::last("ibv_reg_mr_iova2"), len))?;
-        // SAFETY: just made. On mlx5 both keys are the same number.
+        // SAFETY: just created. On mlx5 both keys are the same number.
         let key = unsafe { mr.as_ref() }.lkey;
         objects.mrs.insert(key, Region { mr, memory });
         Ok(MrParts { key, addr, len, pages: Pages::Base })
     }
 
-    /// Deregisters; the device is done with the memory when this returns `true`. `false`: the kernel refused, and the region is as it was.
+    /// Deregisters the region. Returns `true` once the device does not use the memory any more; `false` if the kernel refused and the
+    /// region is unchanged.
     pub(super) fn try_deregister(&self, key: u32) -> bool {
         let mrs = &mut self.objects.borrow_mut().mrs;
         let Some(region) = mrs.get(&key) else { return true };
-        // SAFETY: registered, and gone from the table if this succeeds.
+        // SAFETY: registered; removed from the table if this succeeds.
         let is_gone = unsafe { (self.device.api.verbs.ibv_dereg_mr)(region.mr.as_ptr()) } == 0;
         if is_gone {
             mrs.remove(&key);
@@ -62,7 +63,7 @@ impl Context {
         is_gone
     }
 
-    /// Deregisters for good. What the kernel refuses to let go stays mapped.
+    /// Deregisters the region for good. Memory that the kernel refuses to release stays mapped.
     pub(super) fn deregister(&self, key: u32) {
         if !self.try_deregister(key) {
             if let Some(region) = self.objects.borrow_mut().mrs.remove(&key) {
@@ -72,7 +73,7 @@ impl Context {
     }
 }
 
-/// What to do about a region that was refused.
+/// Adds advice to the error of a refused region.
 fn refusal(error: CallError, bytes: usize) -> CallError {
     let advice = match error.errno {
         libc::ENOMEM => {
@@ -89,10 +90,10 @@ fn refusal(error: CallError, bytes: usize) -> CallError {
     error.advise(advice)
 }
 
-/// As `ulimit -l` prints it.
+/// Returns the limit as `ulimit -l` prints it.
 fn memlock_limit() -> String {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the answer is ours.
+    // SAFETY: the answer is a local variable.
     match unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } {
         0 if limit.rlim_cur == libc::RLIM_INFINITY => "unlimited".to_owned(),
         0 => format!("{} KiB", limit.rlim_cur / 1024),

@@ -1,11 +1,11 @@
 //! Hardware: devices behind libibverbs and libmlx5, which are opened at run time ([`DeviceSpec::Verbs`](crate::DeviceSpec::Verbs)).
 //!
-//! The two libraries make and destroy objects; the queues' memory is then driven by this crate, exactly as a soft device's
-//! (`mlx5dv_init_obj`). `docs/hardware.md` says what a machine needs for it.
+//! The two libraries create and destroy objects. This crate then drives the queues' memory, exactly as it drives a soft device's
+//! (`mlx5dv_init_obj`). `docs/hardware.md` states the requirements of the machine.
 //!
-//! - `abi`, `numbers`: their structs and constants. `library`: their functions. `error`: what goes wrong, and what to do.
-//! - `device`: finding a device, its port and its GID. `context`: one that is open, its events.
-//! - `objects`: domains and queues. `memory`: regions. `connect`: states of queue pairs, and addresses.
+//! - `abi`, `numbers`: the libraries' structs and constants. `library`: their functions. `error`: the errors, with advice.
+//! - `device`: finding a device, its port and its GID. `context`: an open device and its events.
+//! - `objects`: domains and queues. `memory`: regions. `connect`: transitions of queue pairs, and addresses.
 
 mod abi;
 mod connect;
@@ -25,20 +25,20 @@ use std::fmt;
 pub(crate) use context::Context;
 pub use error::{CallError, PortState, VerbsError};
 
-/// Which device behind libibverbs, and how it reaches its peers. Plain data.
+/// The choice of a device behind libibverbs, and of the path to its peers. Plain data.
 ///
-/// With the defaults: the first mlx5 device that has an active port; on InfiniBand peers of the same subnet, by their LID; on RoCE the GID
-/// of the highest preference (version 2 before 1, IPv4 before IPv6, others before link-local).
+/// With the defaults it names the first mlx5 device with an active port. On InfiniBand it reaches peers of the same subnet by their LID. On
+/// RoCE it uses the GID of the highest preference (version 2 before 1, IPv4 before IPv6, others before link-local).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsOptions {
-    /// Its name, such as `mlx5_0`, or its place in [`DeviceEntry::all`], from 0.
+    /// Name of the device, such as `mlx5_0`, or its position in [`DeviceEntry::all`], from 0. Default: the first with an active port.
     pub device: Option<String>,
-    /// The port, from 1. Default: the first that is active.
+    /// The port, from 1. Default: the first active one.
     pub port: Option<u8>,
-    /// Place in the port's GID table of the source address (`show_gids`, or `/sys/class/infiniband/*/ports/*/gids`). On InfiniBand, giving
-    /// one makes packets carry a GRH, which peers of other subnets need.
+    /// Index of the source address in the port's GID table (`show_gids`, or `/sys/class/infiniband/*/ports/*/gids`). On InfiniBand an index
+    /// makes packets carry a GRH, which peers of other subnets need.
     pub gid_index: Option<u8>,
-    /// Place in the port's table of partition keys. Default 0. Both ends' partitions must be the same.
+    /// Index in the port's table of partition keys. Default 0. Both ends must be in the same partition.
     pub pkey_index: u16,
     /// Service level, 0..=15; on RoCE the priority, 0..=7. Default 0.
     pub service_level: u8,
@@ -46,10 +46,10 @@ pub struct VerbsOptions {
     pub traffic_class: u8,
     /// Hop limit of the GRH. Default 64.
     pub hop_limit: u8,
-    /// Largest payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. Default: what both ports have active.
+    /// Largest payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. Default: the active MTU of both ports.
     pub mtu: Option<u16>,
-    /// READs and atomics that a connection has under way at most, 1..=16, as far as the device goes. Both ends must have the same. Default
-    /// 16.
+    /// Maximum number of READs and atomics of a connection in flight, 1..=16, limited by the device. Both ends must have the same number.
+    /// Default 16.
     pub max_rd_atomic: u8,
 }
 
@@ -70,10 +70,10 @@ impl Default for VerbsOptions {
 }
 
 impl VerbsOptions {
-    /// Finds out whether there is a device as this names it. Opens none.
+    /// Checks whether a device matches these options. Opens no device.
     ///
     /// # Errors
-    /// No libraries, no such device, or none of mlx5: as opening it would say.
+    /// The libraries are not installed, no such device exists, or none of mlx5: the error that opening the device would return.
     pub fn find(&self) -> Result<(), VerbsError> {
         device::List::get(library::Api::get()?)?.candidates(self).map(drop)
     }
@@ -94,21 +94,21 @@ impl VerbsOptions {
 /// An mlx5 device of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceEntry {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// EUI-64.
     pub node_guid: u64,
-    /// The NUMA node it is plugged into, where the system says so.
+    /// NUMA node that the device is attached to, if the system tells.
     pub numa_node: Option<u32>,
-    /// Its ports; or why it does not say.
+    /// Ports of the device, or the error that prevented listing them.
     pub ports: Result<Vec<PortEntry>, VerbsError>,
 }
 
 impl DeviceEntry {
-    /// The mlx5 devices of this machine, in libibverbs's order.
+    /// Returns the mlx5 devices of this machine, in libibverbs's order.
     ///
     /// # Errors
-    /// No libraries, or no RDMA device of any kind. A device that cannot be opened is in the list.
+    /// The libraries are not installed, or there is no RDMA device of any kind. A device that cannot be opened is in the list.
     pub fn all() -> Result<Vec<Self>, VerbsError> {
         let list = device::List::get(library::Api::get()?)?;
         let entry = |found: &device::Found<'_>| Self {
@@ -124,11 +124,11 @@ impl DeviceEntry {
 /// A port of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortEntry {
-    /// From 1.
+    /// Number, from 1.
     pub number: u8,
-    /// Whether it carries traffic.
+    /// State, which tells whether the port carries traffic.
     pub state: PortState,
-    /// What it is plugged into.
+    /// Network that the port is attached to.
     pub link_layer: LinkLayer,
     /// Local identifier, on InfiniBand.
     pub lid: u16,
@@ -136,7 +136,7 @@ pub struct PortEntry {
     pub mtu: u16,
 }
 
-/// What a port is plugged into.
+/// The network that a port is attached to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkLayer {
     /// An InfiniBand subnet.

@@ -1,13 +1,13 @@
-//! The numbers of `infiniband/verbs.h` and `infiniband/mlx5dv.h` that this crate uses, under the names they have there. A test compares them
-//! with the installed headers.
+//! The constants of `infiniband/verbs.h` and `infiniband/mlx5dv.h` that this crate uses, under the names they have there. A test compares
+//! them with the installed headers.
 
 use core::ffi::c_int;
 
-/// Numbers, listed for the comparison with the headers.
+/// Declares constants, and lists them for the comparison with the headers.
 macro_rules! numbers {
     ($($name:ident: $type:ty = $value:expr;)*) => {
         $(pub(crate) const $name: $type = $value;)*
-        /// The numbers declared here.
+        /// The constants declared here.
         #[cfg(test)]
         #[allow(dead_code, reason = "that test includes this file")]
         pub(crate) const NUMBERS: &[(&str, u64)] = &[$((stringify!($name), $value as u64)),*];

@@ -1,4 +1,4 @@
-//! Protection domains and queues: made by the libraries, then opened to the data path by `mlx5dv_init_obj`, with their real sizes.
+//! Protection domains and queues: the libraries create them, then `mlx5dv_init_obj` opens them to the data path, with their actual sizes.
 
 use core::ptr::{NonNull, null_mut};
 
@@ -13,10 +13,10 @@ use crate::mmio::RegisterKind;
 use crate::parts::{CqParts, QpParts, QpRequest, Receives, RqParts, SqParts, SrqParts, UarParts};
 use crate::wire::{BLUEFLAME_BYTES, CQ_DBREC_SET_CI, CQE_BYTES, CQE128_BYTES, MAX_INLINE, QP_DBREC_RECEIVE, QP_DBREC_SEND, Service};
 
-/// WQEBBs of the smallest send queue: the longest WQE takes 5, with the NOPs in front of the ring's end it may need 9.
+/// WQEBBs of the smallest send queue: the longest WQE takes 5, and may need 9 with the NOPs before the ring's end.
 const MIN_SEND_WQEBBS: u32 = 16;
 
-/// What cannot be, unless the library's structs are not those of its header.
+/// Makes the error for a value that can only occur if the library's structs differ from its header.
 fn nonsense(what: &'static str, value: u64) -> CreateError {
     CreateError::Illegal { what, value, legal: "what mlx5dv_init_obj documents" }
 }
@@ -25,25 +25,25 @@ fn pointer<T>(address: *mut core::ffi::c_void, what: &'static str) -> Result<Non
     NonNull::new(address.cast()).ok_or_else(|| nonsense(what, 0))
 }
 
-/// WQEs of a ring, whose index has 16 bits.
+/// Returns the number of WQEs of a ring; a ring's index has 16 bits.
 fn wqe_count(count: u32, what: &'static str) -> Result<u16, CreateError> {
     u16::try_from(count).ok().filter(|n| n.is_power_of_two()).ok_or_else(|| nonsense(what, count.into()))
 }
 
-/// What `mlx5dv_create_qp` is asked for. Data received on a connection is scattered to CQEs unless that is forbidden. The flag
-/// `MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE` is about the other side: with it READs and atomics leave their results in the CQEs of the send queue,
-/// and nothing of this crate takes them out (mlx5dv_create_qp(3)).
+/// Returns the creation flags for `mlx5dv_create_qp`. Data received on a connection is scattered to CQEs unless that is disabled. The flag
+/// `MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE` concerns the other side: with it READs and atomics leave their results in the CQEs of the send
+/// queue, and this crate does not read them there (mlx5dv_create_qp(3)).
 fn create_flags(is_datagram: bool, scatter_to_cqe: bool) -> u32 {
     if is_datagram || scatter_to_cqe { 0 } else { MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE }
 }
 
 impl Context {
-    /// Fills what `object` points to.
+    /// Fills the structs that `object` points to.
     ///
     /// # Safety
-    /// Its pairs that `kind` names point to a live object and to room for the answer.
+    /// The pairs of `object` that `kind` names point to a live object and to room for the answer.
     pub(crate) unsafe fn init_obj(&self, mut object: mlx5dv_obj, kind: u64) -> Result<(), CallError> {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         CallError::check("mlx5dv_init_obj", unsafe { (self.device.api.mlx5.mlx5dv_init_obj)(&raw mut object, kind) })
     }
 
@@ -53,9 +53,9 @@ impl Context {
         let pd = NonNull::new(unsafe { (verbs.ibv_alloc_pd)(self.device.context()) }).ok_or_else(|| CallError::last("ibv_alloc_pd"))?;
         let mut dv = mlx5dv_pd { pdn: 0, comp_mask: 0 };
         let object = mlx5dv_obj { pd: Pair { from: pd.as_ptr(), to: &raw mut dv }, ..mlx5dv_obj::NONE };
-        // SAFETY: just made, and room for the answer.
+        // SAFETY: just created, and room for the answer.
         if let Err(error) = unsafe { self.init_obj(object, MLX5DV_OBJ_PD) } {
-            // SAFETY: nothing was made in it.
+            // SAFETY: no object was made in it.
             unsafe { (verbs.ibv_dealloc_pd)(pd.as_ptr()) };
             return Err(error.into());
         }
@@ -63,15 +63,15 @@ impl Context {
         Ok(dv.pdn)
     }
 
-    /// Everything made in it is gone: that held it.
+    /// Frees the domain. Every object made in it kept it alive, and is gone.
     pub(super) fn dealloc_pd(&self, pdn: u32) {
         if let Some(pd) = self.objects.borrow_mut().pds.remove(&pdn) {
-            // SAFETY: out of the table, so this is the last use. If it is refused, the kernel frees it with the device.
+            // SAFETY: out of the table, so this is the last use. If the kernel refuses, it frees the domain with the device.
             unsafe { (self.device.api.verbs.ibv_dealloc_pd)(pd.as_ptr()) };
         }
     }
 
-    /// Whether the device compresses CQEs of that size.
+    /// Returns whether the device compresses CQEs of that size.
     fn compresses(&self, cqe_bytes: usize) -> bool {
         let caps = self.dv.cqe_comp_caps;
         let fits = cqe_bytes == CQE_BYTES || self.dv.flags & MLX5DV_CONTEXT_FLAGS_CQE_128B_COMP != 0;
@@ -95,7 +95,7 @@ impl Context {
             mlx5.comp_mask |= MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE;
             mlx5.cqe_comp_res_format = MLX5DV_CQE_RES_FORMAT_HASH as u8;
         }
-        // The library makes room for one more than it is asked for, and zero is not accepted.
+        // The library makes room for one entry more than requested, and does not accept zero.
         let cqe = (config.entries.next_power_of_two() - 1).max(1);
         let mut attr = ibv_cq_init_attr_ex {
             cqe,
@@ -112,18 +112,18 @@ impl Context {
         let cq = NonNull::new(cq).ok_or_else(|| CallError::last("mlx5dv_create_cq"))?;
         let parts = self.open_cq(cq);
         if parts.is_err() {
-            // SAFETY: just made, and in no table.
+            // SAFETY: just created, and in no table.
             unsafe { (self.device.api.verbs.ibv_destroy_cq)(cq.as_ptr()) };
         }
         parts
     }
 
-    /// A queue that the data path takes over. libmlx5 leaves its CQEs, and its record, alone from then on. It has filled them with op_own
-    /// 0xf0, whose opcode says that there is no completion; the poll looks at that, so nothing is rewritten.
+    /// Takes over a new completion queue for the data path. From now on libmlx5 does not touch its CQEs and its record. libmlx5 has filled
+    /// the CQEs with op_own 0xf0, whose opcode means "no completion"; the poll checks the opcode, so nothing is rewritten.
     fn open_cq(&self, cq: NonNull<ibv_cq>) -> Result<CqParts, CreateError> {
         let mut dv = mlx5dv_cq { buf: null_mut(), dbrec: null_mut(), cqe_cnt: 0, cqe_size: 0, cq_uar: null_mut(), cqn: 0, comp_mask: 0 };
         let object = mlx5dv_obj { cq: Pair { from: cq.as_ptr(), to: &raw mut dv }, ..mlx5dv_obj::NONE };
-        // SAFETY: just made, and room for the answer.
+        // SAFETY: just created, and room for the answer.
         unsafe { self.init_obj(object, MLX5DV_OBJ_CQ) }?;
         if !dv.cqe_cnt.is_power_of_two() || ![CQE_BYTES, CQE128_BYTES].contains(&(dv.cqe_size as usize)) {
             return Err(nonsense("the number of CQ entries", dv.cqe_cnt.into()));
@@ -138,7 +138,8 @@ impl Context {
     pub(super) fn destroy_cq(&self, cqn: u32) {
         let object = self.objects.borrow_mut().cqs.remove(&cqn);
         if let Some(object) = object {
-            // SAFETY: out of the table, so this is the last use, and all its events are acknowledged. Its queue pairs, which held it, are gone.
+            // SAFETY: out of the table, so this is the last use, and all its events are acknowledged. Its queue pairs, which kept it alive,
+            // are gone.
             unsafe { (self.device.api.verbs.ibv_destroy_cq)(object.cq.as_ptr()) };
         }
     }
@@ -148,7 +149,7 @@ impl Context {
         check("the depth of a receive queue", depth.into(), 1, info.max_srq_wr.into())?;
         check("the number of buffers of a receive", max_sge as u64, 0, info.max_recv_sge.into())?;
         let pd = self.objects.borrow().pd(pdn)?;
-        // The library does not accept a receive without buffers.
+        // The library does not accept receives without buffers.
         let attr = ibv_srq_attr { max_wr: depth, max_sge: (max_sge as u32).max(1), srq_limit: 0 };
         let mut attr = ibv_srq_init_attr { srq_context: null_mut(), attr };
         // SAFETY: a domain of this device, and attributes that live through the call.
@@ -156,19 +157,20 @@ impl Context {
         let srq = NonNull::new(srq).ok_or_else(|| CallError::last("ibv_create_srq"))?;
         let parts = self.open_srq(srq);
         if parts.is_err() {
-            // SAFETY: just made, and in no table.
+            // SAFETY: just created, and in no table.
             unsafe { (self.device.api.verbs.ibv_destroy_srq)(srq.as_ptr()) };
         }
         parts
     }
 
-    /// A list of receives that the data path takes over. The device begins with WQE 0, and so do we. The library has linked each to the next,
-    /// up to the tail; behind it may be more, which it would use for its own purposes, and we do not.
+    /// Takes over a new shared receive queue for the data path. The device begins with WQE 0, and so does this crate. The library has
+    /// linked each WQE to the next, up to the tail. It may have allocated more WQEs after the tail for its own purposes; this crate does
+    /// not use them.
     fn open_srq(&self, srq: NonNull<ibv_srq>) -> Result<SrqParts, CreateError> {
         let mut dv =
             mlx5dv_srq { buf: null_mut(), dbrec: null_mut(), stride: 0, head: 0, tail: 0, comp_mask: MLX5DV_SRQ_MASK_SRQN, srqn: 0 };
         let object = mlx5dv_obj { srq: Pair { from: srq.as_ptr(), to: &raw mut dv }, ..mlx5dv_obj::NONE };
-        // SAFETY: just made, and room for the answer.
+        // SAFETY: just created, and room for the answer.
         unsafe { self.init_obj(object, MLX5DV_OBJ_SRQ) }?;
         if dv.head != 0 || dv.comp_mask & MLX5DV_SRQ_MASK_SRQN == 0 {
             return Err(nonsense("the head of a shared receive queue", dv.head.into()));
@@ -182,7 +184,7 @@ impl Context {
 
     pub(super) fn destroy_srq(&self, srqn: u32) {
         if let Some(srq) = self.objects.borrow_mut().srqs.remove(&srqn) {
-            // SAFETY: out of the table, so this is the last use. Its queue pairs, which held it, are gone.
+            // SAFETY: out of the table, so this is the last use. Its queue pairs, which kept it alive, are gone.
             unsafe { (self.device.api.verbs.ibv_destroy_srq)(srq.as_ptr()) };
         }
     }
@@ -196,8 +198,8 @@ impl Context {
             check("the number of buffers of a receive", max_sge as u64, 0, info.max_recv_sge.into())?;
         }
         let wanted = config.max_send_wr.next_power_of_two().max(MIN_SEND_WQEBBS);
-        // The library is asked for work requests and gives WQEBBs: as many as it thinks the longest WQE may take, which depends on its release
-        // and the kind of queue pair, and is at least one. Often it is four.
+        // The library is asked for work requests and returns WQEBBs: as many as the longest WQE may take by its own estimate. That depends
+        // on its release and the kind of queue pair, and is at least one, often four.
         let mut work_requests = wanted / 4;
         loop {
             let (qp, dv) = self.try_create_qp(request, work_requests)?;
@@ -225,7 +227,7 @@ impl Context {
             Receives::Shared(srqn) => srq = objects.srqs.get(&srqn).ok_or_else(foreign)?.as_ptr(),
             Receives::Own { depth, max_sge } => (cap.max_recv_wr, cap.max_recv_sge) = (depth, (max_sge as u32).max(1)),
         }
-        // SAFETY: pointers and numbers, for which zero is a value.
+        // SAFETY: pointers and numbers, for which zero is a valid value.
         let mut attr: ibv_qp_init_attr_ex = unsafe { core::mem::zeroed() };
         attr.send_cq = objects.cq(request.send_cq)?;
         attr.recv_cq = objects.cq(request.recv_cq)?;
@@ -242,10 +244,10 @@ impl Context {
         // SAFETY: an open mlx5 device, objects of it, and attributes that live through the call.
         let qp = unsafe { (self.device.api.mlx5.mlx5dv_create_qp)(self.device.context(), &raw mut attr, &raw mut mlx5) };
         let qp = NonNull::new(qp).ok_or_else(|| CallError::last("mlx5dv_create_qp"))?;
-        // SAFETY: pointers and numbers, for which zero is a value.
+        // SAFETY: pointers and numbers, for which zero is a valid value.
         let mut dv: mlx5dv_qp = unsafe { core::mem::zeroed() };
         let object = mlx5dv_obj { qp: Pair { from: qp.as_ptr(), to: &raw mut dv }, ..mlx5dv_obj::NONE };
-        // SAFETY: just made, and room for the answer.
+        // SAFETY: just created, and room for the answer.
         match unsafe { self.init_obj(object, MLX5DV_OBJ_QP) } {
             Ok(()) => Ok((qp, dv)),
             Err(error) => {
@@ -259,7 +261,7 @@ impl Context {
         // SAFETY: alive.
         let qpn = unsafe { qp.as_ref() }.qp_num;
         let record = |index| Self::record(dv.dbrec, index).ok_or_else(|| nonsense("the record of a queue pair", 0));
-        // Another size than that of today's registers would not be wrong, and 8 bytes at a time always work.
+        // A register of another size than today's 256 bytes would be legal; 8 bytes at a time always work.
         let kind = if dv.bf.size as usize == BLUEFLAME_BYTES { RegisterKind::WriteCombining } else { RegisterKind::DoorbellOnly };
         let register: NonNull<u8> = pointer(dv.bf.reg, "the doorbell register of a queue pair")?;
         if register.as_ptr().addr() % (2 * BLUEFLAME_BYTES) != 0 || dv.sq.stride as usize != crate::wire::WQEBB {

@@ -10,9 +10,10 @@ use crate::config::Pages;
 
 /// A region's memory.
 pub(crate) enum Memory {
-    /// Private pages of this process. A forked child does not have them: it would, while the device writes them, have the parent work on copies.
+    /// Private pages of this process. A forked child does not inherit them: otherwise the parent would work on copies while the device
+    /// writes the originals.
     Base(MmapMut),
-    /// Huge pages are had, and counted, by means of shared memory. Such regions are few: each has a file descriptor.
+    /// Huge pages, allocated and counted as shared memory. Such regions are few: each has a file descriptor.
     Huge(Memfd),
 }
 
@@ -45,7 +46,7 @@ mod tests {
     fn allocated_memory_is_zero_and_not_in_a_forked_child() {
         let (mut memory, pages) = Memory::new(5000, false).unwrap();
         assert_eq!(pages, Pages::Base);
-        // SAFETY: 5000 bytes of a mapping that nobody else has.
+        // SAFETY: 5000 bytes of a mapping that no other code uses.
         let bytes = unsafe { core::slice::from_raw_parts(memory.base().as_ptr(), 5000) };
         assert!(bytes.iter().all(|&byte| byte == 0));
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();

@@ -1,4 +1,4 @@
-//! What was made from a device.
+//! The objects made from a device.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -11,7 +11,7 @@ use super::error::CallError;
 use super::pages::Memory;
 use crate::wire::ConnectOptions;
 
-/// What was made from a device and not destroyed yet.
+/// The objects of a device that were created and not yet destroyed.
 #[derive(Default)]
 pub(crate) struct Objects {
     pub(crate) pds: HashMap<u32, NonNull<ibv_pd>>,
@@ -19,19 +19,19 @@ pub(crate) struct Objects {
     pub(crate) srqs: HashMap<u32, NonNull<ibv_srq>>,
     pub(crate) qps: HashMap<u32, QpObject>,
     pub(crate) mrs: HashMap<u32, Region>,
-    /// By BlueFlame register, which the library keeps as long as the device: the half that is next.
+    /// The half that the next doorbell uses, by BlueFlame register. The library keeps a register as long as the device.
     pub(crate) halves: HashMap<NonNull<u8>, Rc<Cell<*mut u8>>>,
 }
 
 pub(crate) struct CqObject {
     pub(crate) cq: NonNull<ibv_cq>,
-    /// The UAR page that takes the command to arm it.
+    /// The UAR page that takes the command to arm the queue.
     pub(crate) uar: NonNull<u8>,
     /// Events taken, modulo 4.
     pub(crate) events: u8,
 }
 
-/// A region, and its memory if it is this crate's.
+/// A region, and its memory if this crate allocated it.
 pub(crate) struct Region {
     pub(crate) mr: NonNull<ibv_mr>,
     pub(crate) memory: Option<Memory>,
@@ -39,9 +39,10 @@ pub(crate) struct Region {
 
 pub(crate) struct QpObject {
     pub(crate) qp: NonNull<ibv_qp>,
-    /// First packet sequence number of what it sends. At random, so that packets of an earlier connection are not taken for this one's.
+    /// First packet sequence number it sends. Chosen at random, so that packets of an earlier connection are not taken for packets of this
+    /// one.
     pub(crate) psn: u32,
-    /// As given with the peer's address.
+    /// Options given with the peer's address.
     pub(crate) options: ConnectOptions,
 }
 
@@ -57,7 +58,8 @@ impl Objects {
         self.pds.get(&pdn).map(|pd| pd.as_ptr()).ok_or_else(foreign)
     }
 
-    /// Which half of a register is next: libmlx5 gives a register to several queue pairs when it has no more, and tells none of that.
+    /// Returns the next half of a register. libmlx5 gives one register to several queue pairs when it has no more, and does not report
+    /// that.
     pub(crate) fn half_of(&mut self, register: NonNull<u8>) -> Rc<Cell<*mut u8>> {
         Rc::clone(self.halves.entry(register).or_insert_with(|| Rc::new(Cell::new(register.as_ptr()))))
     }
@@ -71,7 +73,7 @@ impl Objects {
     }
 }
 
-/// A domain or queue that the caller does not have: it belongs to another device.
+/// Makes the error for a domain or queue that belongs to another device.
 pub(crate) fn foreign() -> CallError {
     CallError::new("an object of another device", libc::EINVAL)
 }
