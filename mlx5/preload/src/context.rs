@@ -36,7 +36,7 @@ impl Context {
 
 impl Execute for Context {
     unsafe fn execute(&self, call: Call) -> Result<(), Errno> {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.mailbox.execute(call) }
     }
 }

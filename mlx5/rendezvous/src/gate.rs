@@ -1,4 +1,4 @@
-//! The server's side: peers that connect exchange records with it, all at the same time, and none keeps another waiting.
+//! The server's side: connecting peers exchange records with it, all at the same time, and none keeps another waiting.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
@@ -6,12 +6,12 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-/// Peers that wait to be taken; the system allows as many as `net.core.somaxconn`, 4,096 by default.
+/// Maximum number of peers that wait to be accepted; the system allows `net.core.somaxconn`, 4,096 by default.
 const BACKLOG: i32 = 4096;
-/// Peers that one look takes.
+/// Number of peers that one look accepts.
 const PEERS_PER_LOOK: usize = 256;
 
-/// A TCP address at which peers arrive, each as far as its `A` says. Nothing here blocks.
+/// A TCP address at which peers arrive; `A` is the state of a peer's exchange. Its calls never block.
 pub struct Gate<A> {
     listener: TcpListener,
     arriving: Vec<Arriving<A>>,
@@ -32,39 +32,39 @@ impl<A> fmt::Debug for Gate<A> {
 }
 
 impl<A> Gate<A> {
-    /// Listens at `address`; port 0 is any that is free. A peer that has not arrived within `patience` is let go.
+    /// Listens at `address`; port 0 is any free port. Disconnects a peer that has not arrived within `patience`.
     ///
     /// # Errors
-    /// Those of socket(2), bind(2) and listen(2).
+    /// The errors of socket(2), bind(2) and listen(2).
     pub fn bind(address: impl ToSocketAddrs, patience: Duration) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
-        // The standard library has 128 wait, and the system lets the others try again for seconds.
-        // SAFETY: plain numbers, of a socket that listens already.
+        // The standard library lets 128 wait, and the system makes others retry for seconds.
+        // SAFETY: plain numbers, of a socket that already listens.
         let _ = unsafe { libc::listen(listener.as_raw_fd(), BACKLOG) };
         listener.set_nonblocking(true)?;
         Ok(Self::over(listener, patience))
     }
 
-    /// As [`bind`](Self::bind), with the [listener](Self::listener) of another one: both take peers.
+    /// Makes a gate like [`bind`](Self::bind), over the [listener](Self::listener) of another gate: both accept peers.
     #[must_use]
     pub const fn over(listener: TcpListener, patience: Duration) -> Self {
         Self { listener, arriving: Vec::new(), patience, peers_per_look: PEERS_PER_LOOK }
     }
 
-    /// For another gate at the same address.
+    /// Returns a listener for another gate at the same address.
     ///
     /// # Errors
-    /// There is no descriptor left.
+    /// No descriptor is free.
     pub fn listener(&self) -> io::Result<TcpListener> {
         self.listener.try_clone()
     }
 
-    /// Takes so many peers in a look, at most. Default 256.
+    /// Sets the maximum number of peers that one look accepts. Default 256.
     pub const fn take_by(&mut self, peers: usize) {
         self.peers_per_look = peers;
     }
 
-    /// Where it listens.
+    /// Returns the address it listens at.
     ///
     /// # Errors
     /// The system cannot tell.
@@ -72,20 +72,20 @@ impl<A> Gate<A> {
         self.listener.local_addr()
     }
 
-    /// How far those have come that have not arrived yet.
+    /// Returns the states of the peers that have not yet arrived.
     pub fn arriving(&self) -> impl Iterator<Item = &A> {
         self.arriving.iter().map(|arriving| &arriving.stage)
     }
 
-    /// Takes peers, for which there is a `begin`, and goes on with each as far as its socket lets it: `advance` gives `None` until it has arrived,
-    /// and is not called again after. One whose `advance` fails is let go.
+    /// Accepts peers, each with the state that `begin` makes, and advances every exchange as far as its socket allows. `advance` returns
+    /// `None` until the peer has arrived, and is not called for it again. A peer whose `advance` fails is disconnected.
     pub fn look<T, E>(
         &mut self,
         begin: impl Fn() -> A,
         mut advance: impl FnMut(&mut A, &mut TcpStream) -> Result<Option<T>, E>,
         mut arrived: impl FnMut(T),
     ) {
-        // Errors of accept(2) are those of a connection that is gone, or of want of descriptors, which may end.
+        // accept(2) fails for a connection that is gone, or for lack of descriptors, which may end.
         for _ in 0..self.peers_per_look {
             let Ok((stream, _)) = self.listener.accept() else { break };
             if stream.set_nonblocking(true).is_ok() {
@@ -99,13 +99,13 @@ impl<A> Gate<A> {
                 false
             }
             Ok(None) => since.elapsed() < patience,
-            // It knows why, or is gone.
+            // The peer knows the reason, or is gone.
             Err(_) => false,
         });
     }
 }
 
-/// Bytes that are being received, `N` of them.
+/// `N` bytes being received.
 #[derive(Clone, Debug)]
 pub struct Incoming<const N: usize> {
     bytes: [u8; N],
@@ -119,10 +119,10 @@ impl<const N: usize> Default for Incoming<N> {
 }
 
 impl<const N: usize> Incoming<N> {
-    /// Takes what there is. `None`: not all of it yet, and the stream would block.
+    /// Receives the bytes that are available. Returns `None` if some are still missing and the stream would block.
     ///
     /// # Errors
-    /// Those of the stream; its end is [`ErrorKind::UnexpectedEof`].
+    /// The errors of the stream; its end is [`ErrorKind::UnexpectedEof`].
     pub fn advance(&mut self, stream: &mut impl Read) -> io::Result<Option<&[u8; N]>> {
         while self.count < N {
             match stream.read(&mut self.bytes[self.count..]) {
@@ -137,7 +137,7 @@ impl<const N: usize> Incoming<N> {
     }
 }
 
-/// Bytes that are being sent, `N` of them.
+/// `N` bytes being sent.
 #[derive(Clone, Debug)]
 pub struct Outgoing<const N: usize> {
     bytes: [u8; N],
@@ -151,10 +151,10 @@ impl<const N: usize> From<[u8; N]> for Outgoing<N> {
 }
 
 impl<const N: usize> Outgoing<N> {
-    /// Sends what the stream takes. Whether all of it is sent; if not, the stream would block.
+    /// Sends the bytes that the stream takes. Returns whether all are sent; otherwise the stream would block.
     ///
     /// # Errors
-    /// Those of the stream; its end is [`ErrorKind::WriteZero`].
+    /// The errors of the stream; its end is [`ErrorKind::WriteZero`].
     pub fn advance(&mut self, stream: &mut impl Write) -> io::Result<bool> {
         while self.sent < N {
             match stream.write(&self.bytes[self.sent..]) {
@@ -173,7 +173,7 @@ impl<const N: usize> Outgoing<N> {
 mod tests {
     use super::*;
 
-    /// Gives and takes at most so many bytes at a time, and would block after every other call.
+    /// A stream that moves at most `step` bytes in a call, and would block at every other call.
     struct Slow {
         bytes: Vec<u8>,
         step: usize,
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
     }
 
-    /// Two bytes make a peer arrive; the others are silent, gone, or say one byte.
+    /// Two bytes make a peer arrive; the other peers are silent, gone, or send one byte.
     #[test]
     fn who_arrives_is_told_and_who_does_not_is_let_go() {
         let mut gate = Gate::<Incoming<2>>::bind("127.0.0.1:0", Duration::from_millis(200)).unwrap();

@@ -1,6 +1,6 @@
-//! Queue pairs are connected by what each end tells the other through some other channel. This crate has what `copyrpc` and `scalerpc` share of
-//! that: a server at a TCP address (`Gate`) that no stranger keeps waiting, a client that waits for its server (`reach`), the records that
-//! travel between them (`record`), and the place where the thread of a connection puts what a future waits for (`oneshot`).
+//! The exchange of records by which two processes connect their queue pairs, over TCP. `copyrpc` and `scalerpc` share this crate: a server
+//! at a TCP address (`Gate`) that no stranger keeps waiting, a client that waits for its server (`reach`), the records that travel between
+//! them (`record`), and a place for a value from a connection's thread to a future (`oneshot`).
 //!
 //! Nothing here is authenticated or encrypted: any process that reaches the port can take part.
 //!
@@ -23,7 +23,7 @@
 //!
 //! # The files
 //! - `gate`: the server's side of the address.
-//! - `reach`: the client's.
+//! - `reach`: the client's side.
 //! - [`record`]: the bytes that they exchange.
 //! - [`oneshot`]: one value from a thread to a future.
 
@@ -35,7 +35,7 @@ pub mod record;
 pub use gate::{Gate, Incoming, Outgoing};
 pub use reach::{reach, stream_has_ended};
 
-/// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.
+/// Every error can cross threads, and `?` converts it to `Box<dyn Error + Send + Sync>`.
 #[cfg(test)]
 mod errors {
     fn check<E: std::error::Error + Send + Sync + 'static>() {}

@@ -1,11 +1,11 @@
-//! One value from the thread of a connection to a future, which may be on any other.
+//! One value from a connection's thread to a future, which may run on any other thread.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as TaskContext, Poll, Waker};
 
-/// Locks what no panic leaves half changed.
+/// Locks a mutex whose data no panic leaves half changed.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -14,36 +14,36 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct State<T> {
     value: Option<T>,
     waker: Option<Waker>,
-    /// Nothing comes any more.
+    /// Whether no value will arrive any more.
     is_over: bool,
 }
 
-/// Puts the value there, or says with its drop that none comes.
+/// The sender of the value. Its drop tells the receiver that no value will arrive.
 #[derive(Debug)]
 pub struct Sender<T>(Arc<Mutex<State<T>>>);
 
-/// The value, or `None`: none comes.
+/// A future of the value, or of `None` if no value will arrive.
 #[derive(Debug)]
-#[must_use = "the value comes to whom polls it"]
+#[must_use = "a future does nothing unless it is polled"]
 pub struct Receiver<T>(Arc<Mutex<State<T>>>);
 
-/// A place for one value.
+/// Makes a place for one value.
 pub fn oneshot<T>() -> (Sender<T>, Receiver<T>) {
     let state = Arc::new(Mutex::new(State { value: None, waker: None, is_over: false }));
     (Sender(Arc::clone(&state)), Receiver(state))
 }
 
 impl<T> Sender<T> {
-    /// Whether anybody waits for it.
+    /// Returns whether a receiver still waits for the value.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 
-    /// Puts the value there.
+    /// Stores the value and wakes the receiver.
     pub fn send(self, value: T) {
         lock(&self.0).value = Some(value);
-        // Its drop wakes.
+        // The drop wakes.
     }
 }
 
@@ -54,7 +54,7 @@ impl<T> Drop for Sender<T> {
             state.is_over = true;
             state.waker.take()
         };
-        // Not under the lock: it may poll at once.
+        // Outside the lock: the woken future may poll at once.
         if let Some(waker) = waker {
             waker.wake();
         }

@@ -1,18 +1,18 @@
-//! The client's side: it waits for a server that is not there yet.
+//! The client's side: it waits for a server that has not started yet.
 
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Between two attempts to reach a server that is not there.
+/// Time between two attempts to reach a server that does not listen.
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Connects to the first of the `addresses` that has a server, and has `meet` exchange records with it. Tries for as long as `patience`, while
-/// it `is_wanted`, if nobody listens there, or if what `meet` says `may_pass`: the server was leaving. Reads and writes of the stream time
-/// out when that time is over. `unreachable` makes an error of one of the socket.
+/// Connects to the first of the `addresses` that has a server, and lets `meet` exchange records with it. Retries for `patience`, while
+/// `is_wanted` returns true, if no server listens, or if `may_pass` accepts the error of `meet` because the server was leaving. Reads and
+/// writes of the stream time out at the end of that time. `unreachable` converts an error of the socket.
 ///
 /// # Errors
-/// Those of `meet`, and of `unreachable`.
+/// The errors of `meet` and of `unreachable`.
 pub fn reach<T, E>(
     addresses: &[SocketAddr],
     patience: Duration,
@@ -59,7 +59,7 @@ fn connect(address: &SocketAddr, within: Duration) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Whether an error of a stream says that the other end has gone, and not that it is silent.
+/// Returns whether an error of a stream means that the other end has gone, rather than that it is silent.
 #[must_use]
 pub fn stream_has_ended(error: &io::Error) -> bool {
     use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};

@@ -10,10 +10,10 @@ const VERSION_AT: usize = 8;
 const SIZE_AT: usize = 10;
 const REFUSAL_AT: usize = 12;
 
-/// What tells records of one kind from others.
+/// The identity of one kind of record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kind {
-    /// For errors.
+    /// Name, for errors.
     pub name: &'static str,
     /// The first eight bytes.
     pub magic: [u8; 8],
@@ -21,51 +21,51 @@ pub struct Kind {
     pub version: u16,
 }
 
-/// Why there is no connection: it stands in the place of a record, all fields of which are 0.
+/// The reason why there is no connection. It is sent in place of a record whose other fields are all 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Refusal {
-    /// There is no room for another peer.
+    /// The peer has no room for another peer.
     #[error("as many peers are connected there as it has room for")]
     Full = 1,
-    /// Another error, which the refusing end has.
+    /// Another error, which the refusing end reports to its own caller.
     #[error("no connection could be made there")]
     Failed = 2,
 }
 
-/// Bytes that are no record of the kind that is expected, or one that cannot be used.
+/// Bytes that are not a record of the expected kind, or a record that cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RecordError {
     /// Not a record of this kind.
     #[error("not a {0} record")]
     Magic(&'static str),
-    /// Of another version.
+    /// A record of another version.
     #[error("{name} record version {version}, this end speaks {known}: use equal releases")]
     Version {
         /// The kind of record.
         name: &'static str,
-        /// Of the record.
+        /// Version of the record.
         version: u16,
-        /// Of this end.
+        /// Version of this end.
         known: u16,
     },
     /// The peer refuses.
     #[error("refused by the peer: {0}")]
     Refused(Refusal),
-    /// A field outside its range.
+    /// A field is outside its range.
     #[error("{field} is {value} in the record, legal is {legal}")]
     Field {
-        /// Which.
+        /// Name of the field.
         field: &'static str,
-        /// What it holds.
+        /// Value of the field.
         value: u64,
-        /// What it may hold.
+        /// Legal range.
         legal: &'static str,
     },
 }
 
 impl Kind {
-    /// A record without its own fields, which are 0.
+    /// Makes a record whose own fields are 0.
     #[must_use]
     pub fn begin<const N: usize>(&self) -> [u8; N] {
         let mut bytes = [0; N];
@@ -75,7 +75,7 @@ impl Kind {
         bytes
     }
 
-    /// What to send in the place of a record.
+    /// Makes the bytes to send in place of a record.
     #[must_use]
     pub fn refuse<const N: usize>(&self, refusal: Refusal) -> [u8; N] {
         let mut bytes = self.begin();
@@ -86,7 +86,7 @@ impl Kind {
     /// Checks the head of a record.
     ///
     /// # Errors
-    /// [`RecordError`]; a refusal is one.
+    /// See [`RecordError`]; a refusal is an error too.
     pub fn check<const N: usize>(&self, bytes: &[u8; N]) -> Result<(), RecordError> {
         if field::<8>(bytes, 0) != self.magic {
             return Err(RecordError::Magic(self.name));
@@ -105,12 +105,12 @@ impl Kind {
     }
 }
 
-/// Writes a field, which must lie inside of the record.
+/// Writes a field, which must lie inside the record.
 pub fn put(bytes: &mut [u8], at: usize, field: &[u8]) {
     bytes[at..at + field.len()].copy_from_slice(field);
 }
 
-/// The bytes of a field, which must lie inside of the record.
+/// Returns the bytes of a field, which must lie inside the record.
 #[must_use]
 pub fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut field = [0; N];

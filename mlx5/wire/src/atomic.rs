@@ -1,15 +1,15 @@
-//! Atomic segment (`struct mlx5_wqe_atomic_seg`), behind the remote address segment: value to store or add at 0, value to compare at 8.
+//! Atomic segment (`struct mlx5_wqe_atomic_seg`), after the remote address segment: value to store or add at 0, value to compare at 8.
 //!
-//! The data segment behind it says where the 8 bytes go that were at the remote address before; there they are in host byte order.
+//! The data segment after it names the 8 bytes that receive the previous value of the remote address, in host byte order.
 
 use super::{SEGMENT, be64};
 
 /// Atomic segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicSegment {
-    /// Compare-and-swap: what to store. Fetch-and-add: what to add.
+    /// Compare-and-swap: value to store. Fetch-and-add: value to add.
     pub swap_add: u64,
-    /// Compare-and-swap: what must be there for the store. Fetch-and-add: 0.
+    /// Compare-and-swap: expected value. Fetch-and-add: 0.
     pub compare: u64,
 }
 
@@ -17,7 +17,7 @@ impl AtomicSegment {
     /// Bytes of the segment.
     pub const LEN: usize = SEGMENT;
 
-    /// The bytes.
+    /// Encodes the segment.
     #[must_use]
     #[inline(always)]
     pub fn emit(&self) -> [u8; Self::LEN] {
@@ -27,7 +27,7 @@ impl AtomicSegment {
         b
     }
 
-    /// Reads the bytes; anything decodes.
+    /// Decodes the segment; any bytes are accepted.
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; Self::LEN]) -> Self {

@@ -1,4 +1,4 @@
-//! What commands say of regions and queue pairs: services, access rights, retries.
+//! Attributes of regions and queue pairs in commands: services, access rights, retries.
 
 use bitflags::bitflags;
 
@@ -12,10 +12,10 @@ pub enum Service {
 }
 
 bitflags! {
-    /// What a region allows (`enum ibv_access_flags`). Local read is always allowed.
+    /// The access that a region allows (`enum ibv_access_flags`). Local read is always allowed.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Access: u32 {
-        /// The local device may write: the target of READ and of receives.
+        /// The local device may write: targets of READs, and receives.
         const LOCAL_WRITE = 1;
         /// Peers may WRITE. Needs `LOCAL_WRITE`.
         const REMOTE_WRITE = 1 << 1;
@@ -23,18 +23,18 @@ bitflags! {
         const REMOTE_READ = 1 << 2;
         /// Peers may do atomic operations. Needs `LOCAL_WRITE`.
         const REMOTE_ATOMIC = 1 << 3;
-        /// The device may order its accesses to the region more freely (PCI Express relaxed ordering); that bytes have arrived is then proven
-        /// by a completion only. The software HCA ignores it.
+        /// The device may order its accesses to the region more freely (PCI Express relaxed ordering); then only a completion proves that
+        /// bytes have arrived. The software HCA ignores it.
         const RELAXED_ORDERING = 1 << 20;
     }
 }
 
 impl Access {
-    /// All that peers can be allowed.
+    /// All access that peers can be given.
     #[doc(hidden)]
     pub const REMOTE: Self = Self::REMOTE_WRITE.union(Self::REMOTE_READ).union(Self::REMOTE_ATOMIC);
 
-    /// Whether a device registers it: peers write only where the local device may.
+    /// Returns whether a device registers such a region: peers may write only where the local device may.
     #[doc(hidden)]
     #[must_use]
     pub const fn is_legal(self) -> bool {
@@ -49,9 +49,9 @@ pub struct ConnectOptions {
     pub timeout: u8,
     /// Transport retries, 0..=7.
     pub retry_count: u8,
-    /// Retries when the peer has no receive posted, 0..=7; 7 is without end.
+    /// Retries when the peer has no receive posted, 0..=7; 7 means no limit.
     pub rnr_retry: u8,
-    /// How long a sender waits before such a retry, in ns. On hardware the receiver says so: there it is what this end tells its peer, and
+    /// Time that a sender waits before such a retry, in ns. On hardware the receiver sets it: there this end sends the time to its peer,
     /// rounded up to one of the 32 times that InfiniBand has, from 10 us to 655 ms.
     pub rnr_timer_ns: u64,
 }
@@ -63,28 +63,28 @@ impl Default for ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// How long an unanswered operation is retried before it fails, in ns.
+    /// Returns the time for which an unanswered operation is retried before it fails, in ns.
     #[must_use]
     pub fn transport_timeout_ns(&self) -> u64 {
-        // "Local ACK Timeout": 0 is no timeout. No queue pair of the driver has it.
+        // "Local ACK Timeout": 0 means no timeout. The driver creates no queue pair with it.
         let once_ns = if self.timeout == 0 { u64::MAX } else { 4096 << self.timeout.min(31) };
         once_ns.saturating_mul(u64::from(self.retry_count.min(7)) + 1)
     }
 }
 
-/// RNR timers in units of 10 us, by their code (InfiniBand specification, "Encoding for RNR NAK Timer Field").
+/// RNR timers in units of 10 us, indexed by their code (InfiniBand specification, "Encoding for RNR NAK Timer Field").
 const RNR_TIMERS: [u32; 32] = [
     65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024, 1_536, 2_048, 3_072, 4_096, 6_144, 8_192,
     12_288, 16_384, 24_576, 32_768, 49_152,
 ];
 
-/// The RNR timer with this code, of which 5 bits count, in ns.
+/// Returns the RNR timer with this code, in ns. Only the lower 5 bits of the code are used.
 #[must_use]
 pub fn rnr_timer_ns(code: u8) -> u64 {
     u64::from(RNR_TIMERS[usize::from(code & 31)]) * 10_000
 }
 
-/// The code of the shortest RNR timer that is not shorter; the longest is 0.
+/// Returns the code of the shortest RNR timer that is not shorter than `ns`; the longest timer has code 0.
 #[must_use]
 pub fn rnr_timer_code(ns: u64) -> u8 {
     (1..32).find(|&code| rnr_timer_ns(code) >= ns).unwrap_or(0)

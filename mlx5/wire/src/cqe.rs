@@ -14,8 +14,8 @@
 //!
 //! The owner bit flips each time the device laps the CQ; the byte is written last and read first.
 //!
-//! An entry of 128 bytes is 64 other bytes and then this ([`CQE128_OFFSET`]; libmlx5 `get_sw_cqe` and the kernel's `mlx5_ib` look at the
-//! second half). What the first half holds, and what may hide fields of the second, is the [`CqeFormat`].
+//! An entry of 128 bytes is 64 other bytes followed by this CQE ([`CQE128_OFFSET`]; libmlx5 `get_sw_cqe` and the kernel's `mlx5_ib` read
+//! the second half). The [`CqeFormat`] tells the content of the first half, and which fields of the second it replaces.
 
 use super::{be16, be32};
 
@@ -23,11 +23,11 @@ use super::{be16, be32};
 pub const CQE_BYTES: usize = 64;
 /// Bytes of an entry in a CQ of large entries.
 pub const CQE128_BYTES: usize = 128;
-/// Where the CQE is in a large entry.
+/// Offset of the CQE in a large entry.
 pub const CQE128_OFFSET: usize = CQE128_BYTES - CQE_BYTES;
-/// Where the byte with the opcode and the owner bit is.
+/// Offset of the byte with the opcode and the owner bit.
 pub const OP_OWN_OFFSET: usize = 63;
-/// What that byte holds in a CQE the device has not written yet: opcode 0xf, so it is invalid on either lap.
+/// Value of that byte in a CQE that the device has not yet written: opcode 0xf, which is invalid on either lap.
 pub const OP_OWN_UNTOUCHED: u8 = 0xf1;
 
 const FLAGS_RQPN: usize = 24;
@@ -37,10 +37,10 @@ pub(super) const BYTE_COUNT: usize = 44;
 const VENDOR_SYNDROME: usize = 54;
 const SYNDROME: usize = 55;
 pub(super) const OPCODE_QPN: usize = 56;
-/// Where the three bytes of the QPN are.
+/// Offset of the three bytes of the QPN.
 pub const QPN_OFFSET: usize = OPCODE_QPN + 1;
-/// The QPN in a CQE whose queue pair was destroyed before the CQE was polled. It stands for multicast (InfiniBand specification, "Queue Pair
-/// Number"), so no queue pair has it.
+/// The QPN in a CQE whose queue pair was destroyed before the CQE was polled. No queue pair has this number, because it stands for
+/// multicast (InfiniBand specification, "Queue Pair Number").
 pub const NO_QPN: u32 = 0xff_ffff;
 pub(super) const WQE_COUNTER: usize = 60;
 
@@ -56,9 +56,9 @@ pub enum CqeOpcode {
     ResponderSend = 2,
     /// A SEND with immediate arrived.
     ResponderSendImm = 3,
-    /// A SEND that invalidates an rkey arrived; the key is where the immediate would be.
+    /// A SEND that invalidates an rkey arrived; the key is in the place of the immediate.
     ResponderSendInvalidate = 4,
-    /// The CQ was resized: what follows is in the new buffer.
+    /// The CQ was resized: later CQEs are in the new buffer.
     Resize = 5,
     /// A send WQE failed.
     RequesterError = 13,
@@ -69,7 +69,7 @@ pub enum CqeOpcode {
 }
 
 impl CqeOpcode {
-    /// The opcode in an op_own byte, if this crate knows it.
+    /// Returns the opcode in an op_own byte; `None` if this crate does not know it.
     #[must_use]
     #[inline(always)]
     pub const fn from_op_own(op_own: u8) -> Option<Self> {
@@ -88,24 +88,25 @@ impl CqeOpcode {
     }
 }
 
-/// What a CQE carries beside its fields (bits 2..4 of op_own; the kernel's `MLX5_NO_INLINE_DATA`, `MLX5_INLINE_DATA32_SEG`,
+/// The data that a CQE carries beside its fields (bits 2..4 of op_own; the kernel's `MLX5_NO_INLINE_DATA`, `MLX5_INLINE_DATA32_SEG`,
 /// `MLX5_INLINE_DATA64_SEG`, `MLX5_COMPRESSED`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum CqeFormat {
-    /// Nothing.
+    /// No data.
     Plain = 0,
-    /// The received bytes, 32 at most, are in bytes 0..32 of the CQE itself: they hide the sender's QPN and the GRH flag. The device does not write
-    /// them to the receive's buffers (the kernel's `configure_responder_scat_cqe`: asked for per queue pair, reliable connections only).
+    /// The received bytes, maximum 32, are in bytes 0..32 of the CQE itself: they replace the sender's QPN and the GRH flag. The device
+    /// does not write them to the receive's buffers (the kernel's `configure_responder_scat_cqe`: enabled per queue pair, reliable
+    /// connections only).
     Inline32 = 1,
-    /// The received bytes, 64 at most, are in the first half of a 128-byte entry (libmlx5 `mlx5_copy_to_recv_wqe` with `cqe - 1`).
+    /// The received bytes, maximum 64, are in the first half of a 128-byte entry (libmlx5 `mlx5_copy_to_recv_wqe` with `cqe - 1`).
     Inline64 = 2,
     /// The title of a compressed session: see [`MiniCqe`](super::MiniCqe).
     Compressed = 3,
 }
 
 impl CqeFormat {
-    /// The format in an op_own byte.
+    /// Returns the format in an op_own byte.
     #[must_use]
     #[inline(always)]
     pub const fn from_op_own(op_own: u8) -> Self {
@@ -118,21 +119,21 @@ impl CqeFormat {
     }
 }
 
-/// The op_own byte of a plain CQE of the given opcode on a lap whose owner bit is `owner`.
+/// Returns the op_own byte of a plain CQE with this opcode, on a lap whose owner bit is `owner`.
 #[must_use]
 #[inline(always)]
 pub const fn op_own(opcode: CqeOpcode, owner: bool) -> u8 {
     op_own_with(opcode, CqeFormat::Plain, false, owner)
 }
 
-/// The op_own byte with all its fields; `solicited` is set if the sender asked for an event (SEND and WRITE with immediate).
+/// Returns the op_own byte with all its fields. `solicited` is set if the sender asked for an event (SEND and WRITE with immediate).
 #[must_use]
 #[inline(always)]
 pub const fn op_own_with(opcode: CqeOpcode, format: CqeFormat, solicited: bool, owner: bool) -> u8 {
     (opcode as u8) << 4 | (format as u8) << 2 | (solicited as u8) << 1 | owner as u8
 }
 
-/// Whether an op_own byte has the solicited bit.
+/// Returns whether an op_own byte has the solicited bit.
 #[must_use]
 #[inline(always)]
 pub const fn is_solicited(op_own: u8) -> bool {
@@ -155,7 +156,7 @@ pub struct RequesterCqe {
 }
 
 impl RequesterCqe {
-    /// The bytes, op_own excluded (untouched): the caller knows the lap.
+    /// Encodes the CQE without op_own, which is left untouched: the caller knows the lap.
     #[must_use]
     #[inline(always)]
     pub fn emit(&self) -> [u8; CQE_BYTES] {
@@ -168,7 +169,7 @@ impl RequesterCqe {
         b
     }
 
-    /// Reads the bytes of a CQE whose opcode is [`CqeOpcode::Requester`].
+    /// Decodes a CQE whose opcode is [`CqeOpcode::Requester`].
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; CQE_BYTES]) -> Self {
@@ -195,14 +196,14 @@ pub struct ResponderCqe {
     pub byte_count: u32,
     /// Index of the receive WQE.
     pub wqe_counter: u16,
-    /// QP that sent the message, on UD; a connected QP knows its peer, 0 there.
+    /// QP that sent the message, on UD; 0 on a connected QP, which knows its peer.
     pub source_qpn: u32,
-    /// The first 40 bytes of a UD receive hold a GRH; without it they are undefined.
+    /// Whether the first 40 bytes of a UD receive hold a GRH; otherwise they are undefined.
     pub grh: bool,
 }
 
 impl ResponderCqe {
-    /// The bytes, op_own excluded (untouched): the caller knows the opcode and the lap.
+    /// Encodes the CQE without op_own, which is left untouched: the caller knows the opcode and the lap.
     #[must_use]
     #[inline(always)]
     pub fn emit(&self) -> [u8; CQE_BYTES] {
@@ -213,7 +214,7 @@ impl ResponderCqe {
         b
     }
 
-    /// The same as eight words in memory order, with the op_own byte given, for a device that stores them one by one.
+    /// Encodes the CQE as eight words in memory order, with the op_own byte `op_own`, for a device that stores the words one by one.
     #[must_use]
     #[inline(always)]
     pub fn emit_words(&self, op_own: u8) -> [u64; CQE_BYTES / 8] {
@@ -223,7 +224,7 @@ impl ResponderCqe {
         [0, 0, 0, word(sender, 0), word(self.srqn, self.imm), word(0, self.byte_count), 0, word(self.qpn & 0xff_ffff, last)]
     }
 
-    /// Reads the bytes of a responder CQE.
+    /// Decodes a responder CQE.
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; CQE_BYTES]) -> Self {
@@ -239,11 +240,11 @@ impl ResponderCqe {
     }
 }
 
-/// Why a WQE failed (`MLX5_CQE_SYNDROME_*`).
+/// The reason why a WQE failed (`MLX5_CQE_SYNDROME_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[repr(u8)]
 pub enum Syndrome {
-    /// A message longer than the receive, or a length the port cannot carry.
+    /// The message is longer than the receive, or has a length that the port cannot carry.
     #[error("local length error: the message is longer than the receive buffer or than the port allows")]
     LocalLength = 0x01,
     /// The WQE is malformed or not allowed on this QP.
@@ -258,7 +259,7 @@ pub enum Syndrome {
     /// A memory window could not be bound.
     #[error("memory window bind error")]
     MemoryWindowBind = 0x06,
-    /// The transport answered with something unexpected.
+    /// The peer's transport sent an unexpected answer.
     #[error("bad response from the peer")]
     BadResponse = 0x10,
     /// The responder's buffer could not be accessed.
@@ -288,7 +289,7 @@ pub enum Syndrome {
 }
 
 impl Syndrome {
-    /// The syndrome of a CQE byte.
+    /// Returns the syndrome of a CQE byte.
     #[must_use]
     pub const fn from_wire(byte: u8) -> Self {
         match byte {
@@ -315,7 +316,7 @@ impl Syndrome {
 pub struct ErrorCqe {
     /// The syndrome byte as the device wrote it.
     pub raw_syndrome: u8,
-    /// The vendor's detail, meaningful to the vendor; the software HCA documents its own.
+    /// The vendor's detail, whose meaning the vendor defines; the software HCA documents its own.
     pub vendor_syndrome: u8,
     /// Opcode of the WQE (requester).
     pub wqe_opcode: u8,
@@ -328,7 +329,7 @@ pub struct ErrorCqe {
 }
 
 impl ErrorCqe {
-    /// The bytes, op_own excluded (untouched): the caller knows the opcode and the lap.
+    /// Encodes the CQE without op_own, which is left untouched: the caller knows the opcode and the lap.
     #[must_use]
     pub fn emit(&self) -> [u8; CQE_BYTES] {
         let mut b = [0; CQE_BYTES];
@@ -341,7 +342,7 @@ impl ErrorCqe {
         b
     }
 
-    /// Reads the bytes of an error CQE.
+    /// Decodes an error CQE.
     #[must_use]
     pub fn parse(b: &[u8; CQE_BYTES]) -> Self {
         Self {
@@ -354,7 +355,7 @@ impl ErrorCqe {
         }
     }
 
-    /// The syndrome.
+    /// Returns the syndrome.
     #[must_use]
     pub fn syndrome(&self) -> Syndrome {
         Syndrome::from_wire(self.raw_syndrome)

@@ -18,13 +18,13 @@ use super::{SEGMENT, be16, be32, be64};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Opcode {
-    /// Does nothing; fills the end of the SQ.
+    /// No operation; fills the end of the SQ.
     Nop = 0x00,
     /// RDMA WRITE.
     RdmaWrite = 0x08,
     /// RDMA WRITE with immediate: consumes a receive at the target.
     RdmaWriteImm = 0x09,
-    /// SEND: consumes a receive at the target, which says where the bytes go.
+    /// SEND: consumes a receive at the target, which names the destination of the bytes.
     Send = 0x0a,
     /// SEND with immediate.
     SendImm = 0x0b,
@@ -37,7 +37,7 @@ pub enum Opcode {
 }
 
 impl Opcode {
-    /// The opcode of a WQE byte, if this crate knows it.
+    /// Returns the opcode of a WQE byte; `None` if this crate does not know it.
     #[must_use]
     pub const fn from_wire(byte: u8) -> Option<Self> {
         Some(match byte {
@@ -64,24 +64,24 @@ pub enum CompletionMode {
     Always = 2,
 }
 
-/// What a WQE waits for before it starts (the kernel's `MLX5_FENCE_MODE_*`).
+/// The earlier work that a WQE waits for before it starts (the kernel's `MLX5_FENCE_MODE_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FenceMode {
-    /// Nothing.
+    /// No earlier work.
     None = 0,
     /// Earlier local operations (`MLX5_WQE_CTRL_INITIATOR_SMALL_FENCE`).
     InitiatorSmall = 1,
     /// Earlier READs and atomics.
     Fence = 2,
-    /// Everything earlier.
+    /// All earlier work.
     StrongOrdering = 3,
-    /// Earlier READs, atomics and local operations: what libmlx5 makes of `IBV_SEND_FENCE` (`MLX5_WQE_CTRL_FENCE`).
+    /// Earlier READs, atomics and local operations: libmlx5 translates `IBV_SEND_FENCE` to this (`MLX5_WQE_CTRL_FENCE`).
     SmallAndFence = 4,
 }
 
 impl FenceMode {
-    /// The fence mode in a fm_ce_se byte; `None` for the values nobody names.
+    /// Returns the fence mode in a fm_ce_se byte; `None` for undefined values.
     #[must_use]
     pub const fn from_fm_ce_se(byte: u8) -> Option<Self> {
         Some(match byte >> 5 {
@@ -108,9 +108,9 @@ pub struct CtrlSegment {
     pub ds: u8,
     /// Whether success gives a CQE.
     pub signaled: bool,
-    /// What it waits for; a mode nobody names is read as [`FenceMode::StrongOrdering`], which is safe for all.
+    /// The earlier work that the WQE waits for. An undefined mode decodes to [`FenceMode::StrongOrdering`], which is safe for all.
     pub fence: FenceMode,
-    /// Whether the target's CQE is solicited, where it gets one.
+    /// Whether the target's CQE, if there is one, is solicited.
     pub solicited: bool,
     /// Immediate, host order.
     pub imm: u32,
@@ -120,7 +120,7 @@ impl CtrlSegment {
     /// Bytes of the segment.
     pub const LEN: usize = SEGMENT;
 
-    /// The bytes.
+    /// Encodes the segment.
     #[must_use]
     #[inline(always)]
     pub fn emit(&self) -> [u8; Self::LEN] {
@@ -134,7 +134,7 @@ impl CtrlSegment {
         b
     }
 
-    /// Reads the bytes; anything decodes.
+    /// Decodes the segment; any bytes are accepted.
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; Self::LEN]) -> Self {
@@ -154,8 +154,8 @@ impl CtrlSegment {
     }
 }
 
-/// A control segment as it lies in the queue, in two words: its fields are decoded where they are used, which the requester of a software
-/// device does one by one.
+/// A control segment as it lies in the queue, in two words. Its fields are decoded where they are used; the requester of a software device
+/// uses them one by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CtrlWords {
     /// Bytes 0..8.
@@ -165,14 +165,14 @@ pub struct CtrlWords {
 }
 
 impl CtrlWords {
-    /// Reads the bytes; anything decodes.
+    /// Decodes the segment; any bytes are accepted.
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; CtrlSegment::LEN]) -> Self {
         Self { first: be64(b, 0), second: be64(b, 8) }
     }
 
-    /// All fields.
+    /// Decodes all fields.
     #[must_use]
     pub fn segment(self) -> CtrlSegment {
         let mut b = [0; CtrlSegment::LEN];
@@ -181,56 +181,56 @@ impl CtrlWords {
         CtrlSegment::parse(&b)
     }
 
-    /// Whether it is of WQE `wqe_index` of queue pair `qpn`, which has 24 bits.
+    /// Returns whether this segment belongs to WQE `wqe_index` of queue pair `qpn`, which has 24 bits.
     #[must_use]
     #[inline(always)]
     pub const fn names(self, wqe_index: u16, qpn: u32) -> bool {
         self.first & 0x00ff_ff00_ffff_ff00 == (wqe_index as u64) << 40 | (qpn as u64) << 8
     }
 
-    /// [`CtrlSegment::opcode`].
+    /// Returns [`CtrlSegment::opcode`].
     #[must_use]
     #[inline(always)]
     pub const fn opcode(self) -> u8 {
         (self.first >> 32) as u8
     }
 
-    /// [`CtrlSegment::wqe_index`].
+    /// Returns [`CtrlSegment::wqe_index`].
     #[must_use]
     #[inline(always)]
     pub const fn wqe_index(self) -> u16 {
         (self.first >> 40) as u16
     }
 
-    /// [`CtrlSegment::qpn`].
+    /// Returns [`CtrlSegment::qpn`].
     #[must_use]
     #[inline(always)]
     pub const fn qpn(self) -> u32 {
         self.first as u32 >> 8
     }
 
-    /// [`CtrlSegment::ds`].
+    /// Returns [`CtrlSegment::ds`].
     #[must_use]
     #[inline(always)]
     pub const fn ds(self) -> u8 {
         self.first as u8 & 0x3f
     }
 
-    /// [`CtrlSegment::signaled`].
+    /// Returns [`CtrlSegment::signaled`].
     #[must_use]
     #[inline(always)]
     pub const fn signaled(self) -> bool {
         self.second & 0b1100 << 32 == (CompletionMode::Always as u64) << 34
     }
 
-    /// [`CtrlSegment::solicited`].
+    /// Returns [`CtrlSegment::solicited`].
     #[must_use]
     #[inline(always)]
     pub const fn solicited(self) -> bool {
         self.second & 2 << 32 != 0
     }
 
-    /// [`CtrlSegment::imm`].
+    /// Returns [`CtrlSegment::imm`].
     #[must_use]
     #[inline(always)]
     pub const fn imm(self) -> u32 {

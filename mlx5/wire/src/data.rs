@@ -1,7 +1,7 @@
 //! Data segments (`struct mlx5_wqe_data_seg`, `struct mlx5_wqe_inl_data_seg`; PRM "Memory Management Unit: Data Segments").
 //!
-//! Bit 31 of the first word tells the two apart. By pointer: byte count (31 bits; **0 means 2^31 bytes**, so a zero-length message has
-//! no data segment at all), lkey, address. Inline: a 4-byte header with the count, the data right behind it, the whole padded to 16 B.
+//! Bit 31 of the first word distinguishes the two. By pointer: byte count (31 bits; **0 means 2^31 bytes**, so a zero-length message has no
+//! data segment), lkey, address. Inline: a 4-byte header with the count, followed by the data; the whole is padded to 16 B.
 
 use super::{SEGMENT, be32, be64};
 
@@ -24,10 +24,10 @@ pub struct DataSegment {
 impl DataSegment {
     /// Bytes of the segment.
     pub const LEN: usize = SEGMENT;
-    /// What ends a receive WQE that has fewer segments than its stride can hold.
+    /// Terminator of a receive WQE that has fewer segments than its stride can hold.
     pub const TERMINATOR: Self = Self { byte_count: 0, lkey: INVALID_LKEY, addr: 0 };
 
-    /// The bytes.
+    /// Encodes the segment.
     #[must_use]
     #[inline(always)]
     pub fn emit(&self) -> [u8; Self::LEN] {
@@ -38,7 +38,7 @@ impl DataSegment {
         b
     }
 
-    /// Reads the bytes; anything decodes. Tell an inline segment apart first ([`InlineHeader::parse`]).
+    /// Decodes the segment; any bytes are accepted. Rule out an inline segment first ([`InlineHeader::parse`]).
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; Self::LEN]) -> Self {
@@ -49,7 +49,7 @@ impl DataSegment {
 /// The 4-byte header of inline data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InlineHeader {
-    /// Bytes of data behind the header.
+    /// Bytes of data after the header.
     pub byte_count: u32,
 }
 
@@ -57,22 +57,22 @@ impl InlineHeader {
     /// Bytes of the header.
     pub const LEN: usize = 4;
 
-    /// 16-byte segments that `bytes` of inline data take, header included: `ceil((4 + n) / 16)`.
+    /// Returns the number of 16-byte segments that `bytes` of inline data take, header included: `ceil((4 + n) / 16)`.
     #[must_use]
     #[inline(always)]
     pub const fn segments(bytes: usize) -> usize {
-        // There is at least the header.
+        // The header alone is at least one byte, so the difference is not negative.
         (Self::LEN + bytes - 1) / SEGMENT + 1
     }
 
-    /// The bytes.
+    /// Encodes the header.
     #[must_use]
     #[inline(always)]
     pub fn emit(&self) -> [u8; Self::LEN] {
         (self.byte_count | INLINE).to_be_bytes()
     }
 
-    /// The header, if this is inline data; `None` if it is a segment by pointer.
+    /// Decodes the header of inline data; `None` if this is a segment by pointer.
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; Self::LEN]) -> Option<Self> {

@@ -1,26 +1,26 @@
-//! Datagram segment (`struct mlx5_wqe_datagram_seg`, which is a `struct mlx5_wqe_av`), behind the control segment of a UD WQE: 48 bytes.
+//! Datagram segment (`struct mlx5_wqe_datagram_seg`, which is a `struct mlx5_wqe_av`), after the control segment of a UD WQE: 48 bytes.
 //!
 //! | bytes | field | InfiniBand | RoCE |
 //! |---|---|---|---|
 //! | 0..4 | Q_Key (4..8 are reserved on UD) | | |
-//! | 8..12 | bit 31: all 48 bytes are there (`MLX5_EXTENDED_UD_AV`, always set here); 24-bit QPN | | |
+//! | 8..12 | bit 31: the segment has all 48 bytes (`MLX5_EXTENDED_UD_AV`, always set here); 24-bit QPN | | |
 //! | 12 | static rate (bits 4..8; `enum ibv_rate` plus 5, or 0), service level | bits 0..4 | bits 1..4 |
 //! | 13 | fl_mlid: source path bits | 7 bits | 0 |
 //! | 14..16 | rlid | LID | UDP source port |
 //! | 20..26 | rmac | 0 | MAC address |
 //! | 26 | traffic class | | |
 //! | 27 | hop limit | | |
-//! | 28..32 | GRH present (bit 30), index of the source GID (20..28), flow label (0..20) | | bit 30 clear: there always is one |
+//! | 28..32 | GRH present (bit 30), index of the source GID (20..28), flow label (0..20) | | bit 30 clear: there is always a GRH |
 //! | 32..48 | rgid | GID | IP address |
 //!
-//! Who fills which field how: libmlx5 `mlx5_create_ah`, the kernel's `create_ib_ah`.
+//! Sources of the fields: libmlx5 `mlx5_create_ah`, the kernel's `create_ib_ah`.
 
 use super::{be16, be32};
 
 const QPN_EXTENDED: u32 = 1 << 31;
 const GRH_PRESENT: u32 = 1 << 30;
 
-/// How a datagram gets to a port: the fields of the segment that do not name a queue pair.
+/// The path of a datagram to a port: the fields of the segment that do not name a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressVector {
     /// Static rate in the upper 4 bits, service level in the lower.
@@ -42,27 +42,27 @@ pub struct AddressVector {
 }
 
 impl AddressVector {
-    /// The vector of a port of this InfiniBand subnet: LID and service level (0..=15), no GRH.
+    /// Makes the vector of a port of this InfiniBand subnet: LID and service level (0..=15), no GRH.
     #[must_use]
     pub const fn local(lid: u16, service_level: u8) -> Self {
         let (rmac, rgid) = ([0; 6], [0; 16]);
         Self { stat_rate_sl: service_level & 0xf, fl_mlid: 0, rlid: lid, rmac, tclass: 0, hop_limit: 0, grh_gid_fl: 0, rgid }
     }
 
-    /// The same with a GRH (InfiniBand): index of the source GID, flow label (20 bits), hop limit, traffic class, GID of the port.
+    /// Adds a GRH (InfiniBand): index of the source GID, flow label (20 bits), hop limit, traffic class, GID of the port.
     #[must_use]
     pub const fn with_grh(self, source_gid_index: u8, flow_label: u32, hop_limit: u8, tclass: u8, gid: [u8; 16]) -> Self {
         let grh_gid_fl = GRH_PRESENT | (source_gid_index as u32) << 20 | flow_label & 0xf_ffff;
         Self { grh_gid_fl, hop_limit, tclass, rgid: gid, ..self }
     }
 
-    /// Whether the message carries a GRH, on InfiniBand.
+    /// Returns whether the message carries a GRH, on InfiniBand.
     #[must_use]
     pub const fn has_grh(&self) -> bool {
         self.grh_gid_fl & GRH_PRESENT != 0
     }
 
-    /// The place of the source GID in its port's table.
+    /// Returns the index of the source GID in its port's table.
     #[must_use]
     pub const fn source_gid_index(&self) -> u8 {
         (self.grh_gid_fl >> 20) as u8
@@ -72,9 +72,9 @@ impl AddressVector {
 /// Datagram segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatagramSegment {
-    /// How to get to the port.
+    /// Path to the port.
     pub vector: AddressVector,
-    /// Queue pair there, 24 bits.
+    /// Queue pair at that port, 24 bits.
     pub qpn: u32,
     /// Q_Key of that queue pair.
     pub qkey: u32,
@@ -84,7 +84,7 @@ impl DatagramSegment {
     /// Bytes of the segment.
     pub const LEN: usize = 48;
 
-    /// The bytes.
+    /// Encodes the segment.
     #[must_use]
     pub fn emit(&self) -> [u8; Self::LEN] {
         let vector = &self.vector;
@@ -102,8 +102,8 @@ impl DatagramSegment {
         b
     }
 
-    /// Reads the bytes; anything decodes. The short form without bit 31 of the QPN, which has the first 16 bytes only, is not told apart:
-    /// nothing emits it.
+    /// Decodes the segment; any bytes are accepted. The short form, which has bit 31 of the QPN clear and only the first 16 bytes, is not
+    /// recognised: no known driver emits it.
     #[must_use]
     pub fn parse(b: &[u8; Self::LEN]) -> Self {
         let mut vector = AddressVector {

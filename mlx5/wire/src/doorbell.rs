@@ -6,9 +6,9 @@
 //! | SRQ | posted counter, 16 bits | - |
 //! | CQ | consumer counter, 24 bits | arm: sequence number (bits 28..30), solicited only (24), consumer counter (0..24) |
 //!
-//! A CQ is armed by writing word 1 of its record and then, to [`CQ_DOORBELL_OFFSET`] of its UAR page, the same word followed by the CQN
-//! (libmlx5 `mlx5_arm_cq`, the kernel's `mlx5_cq_arm`). The sequence number counts the events that were taken; the device gives one event
-//! per arm.
+//! A CQ is armed in two steps: word 1 of its record is written, then the same word followed by the CQN is written to [`CQ_DOORBELL_OFFSET`]
+//! of its UAR page (libmlx5 `mlx5_arm_cq`, the kernel's `mlx5_cq_arm`). The sequence number counts the events that were taken; the device
+//! gives one event per arm.
 
 /// Word of a QP's record: receives posted.
 pub const QP_DBREC_RECEIVE: usize = 0;
@@ -19,28 +19,28 @@ pub const CQ_DBREC_SET_CI: usize = 0;
 /// Word of a CQ's record: arm command.
 pub const CQ_DBREC_ARM: usize = 1;
 
-/// The value of a QP or SRQ record word for a counter.
+/// Returns the value of a QP or SRQ record word for a counter.
 #[must_use]
 #[inline(always)]
 pub const fn queue_record(counter: u16) -> u32 {
     (counter as u32).to_be()
 }
 
-/// The counter in a QP or SRQ record word.
+/// Returns the counter in a QP or SRQ record word.
 #[must_use]
 #[inline(always)]
 pub const fn queue_record_index(word: u32) -> u16 {
     u32::from_be(word) as u16
 }
 
-/// The value of a CQ's consumer record word.
+/// Returns the value of a CQ's consumer record word.
 #[must_use]
 #[inline(always)]
 pub const fn cq_consumer_record(consumed: u32) -> u32 {
     (consumed & 0xff_ffff).to_be()
 }
 
-/// Where a UAR page takes the command that arms a CQ (`MLX5_CQ_DOORBELL`).
+/// Offset in a UAR page of the command that arms a CQ (`MLX5_CQ_DOORBELL`).
 pub const CQ_DOORBELL_OFFSET: usize = 0x20;
 
 /// The command that asks for an event at the next completion.
@@ -48,9 +48,9 @@ pub const CQ_DOORBELL_OFFSET: usize = 0x20;
 pub struct CqArm {
     /// Events taken so far, 2 bits.
     pub sequence: u8,
-    /// Only a solicited or failed completion gives an event (`MLX5_CQ_DB_REQ_NOT_SOL`, else `MLX5_CQ_DB_REQ_NOT`).
+    /// Whether only a solicited or failed completion gives an event (`MLX5_CQ_DB_REQ_NOT_SOL`, else `MLX5_CQ_DB_REQ_NOT`).
     pub solicited_only: bool,
-    /// CQEs consumed, 24 bits: one behind it that is there already, and gave no event yet, gives it at once.
+    /// CQEs consumed, 24 bits. A later CQE that is already in the queue, and has not yet given an event, gives it at once.
     pub consumed: u32,
 }
 
@@ -59,21 +59,21 @@ impl CqArm {
         (self.sequence as u32 & 3) << 28 | (self.solicited_only as u32) << 24 | self.consumed & 0xff_ffff
     }
 
-    /// The value of the record's word.
+    /// Returns the value of the record's word.
     #[must_use]
     #[inline(always)]
     pub const fn record(&self) -> u32 {
         self.word().to_be()
     }
 
-    /// The bytes of the doorbell for queue `cqn`.
+    /// Returns the bytes of the doorbell for queue `cqn`.
     #[must_use]
     #[inline(always)]
     pub const fn doorbell(&self, cqn: u32) -> [u8; 8] {
         ((self.word() as u64) << 32 | cqn as u64).to_be_bytes()
     }
 
-    /// The command in a record's word.
+    /// Decodes the command in a record's word.
     #[must_use]
     #[inline(always)]
     pub const fn from_record(word: u32) -> Self {
@@ -81,7 +81,7 @@ impl CqArm {
         Self { sequence: (word >> 28) as u8 & 3, solicited_only: word >> 24 & 1 != 0, consumed: word & 0xff_ffff }
     }
 
-    /// The command and the CQN in a doorbell's bytes.
+    /// Decodes the command and the CQN in a doorbell's bytes.
     #[must_use]
     pub const fn from_doorbell(bytes: [u8; 8]) -> (Self, u32) {
         let both = u64::from_be_bytes(bytes);

@@ -1,35 +1,35 @@
-//! What a device reports beside completions.
+//! The events that a device reports beside completions.
 
 use core::fmt;
 
-/// What a device reports of itself, of its port, and of objects that cannot say it by a completion (`enum ibv_event_type`,
+/// An event of a device, of its port, or of an object that cannot report it by a completion (`enum ibv_event_type`,
 /// `ibv_get_async_event(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AsyncEvent {
-    /// A completion queue had no room for a completion. It gets no more, and every queue pair that has one for it breaks down.
+    /// A completion queue had no room for a completion. It gets no more completions, and every queue pair with a completion for it fails.
     CqError {
         /// The queue's number.
         cqn: u32,
     },
-    /// A queue pair broke down: it went to the error state for a reason that none of its completions tells.
+    /// A queue pair failed: it went to the error state for a reason that none of its completions tells.
     QpFatal {
         /// The queue pair's number.
         qpn: u32,
     },
-    /// The device broke down: nothing of it completes any more.
+    /// The device failed: none of its operations completes any more.
     DeviceFatal,
-    /// The port carries traffic, again or for the first time.
+    /// The port carries traffic, for the first time or again.
     PortActive {
-        /// From 1.
+        /// Number of the port, from 1.
         port: u8,
     },
-    /// The port carries no traffic any more. Connections go on when it does in time, and fail by their retries when it does not.
+    /// The port does not carry traffic any more. Connections continue if it recovers in time, and otherwise fail by their retries.
     PortError {
-        /// From 1.
+        /// Number of the port, from 1.
         port: u8,
     },
-    /// One that concerns nothing here: of a subnet manager, of paths, of kinds of objects that are not made.
+    /// An event of no concern to this crate: of a subnet manager, of paths, of kinds of objects that it does not create.
     Other {
         /// Its number in `enum ibv_event_type`.
         event_type: u32,

@@ -1,8 +1,8 @@
 //! The device's byte formats, pure: no queue, no pointer, no `unsafe`.
 //!
 //! One file per format. Every format is a plain struct with `LEN`, `emit(&self) -> [u8; LEN]` and `parse(&[u8; LEN]) -> Self`; reserved
-//! bytes are emitted as zero. The driver emits WQEs and parses CQEs, the software HCA does the reverse, and both use these
-//! definitions; the golden bytes in the tests come from elsewhere (`infiniband/mlx5dv.h`, and what NVIDIA's libmlx5 was seen to write).
+//! bytes are emitted as zero. The driver emits WQEs and parses CQEs, the software HCA does the reverse, and both use these definitions. The
+//! golden bytes in the tests have other sources (`infiniband/mlx5dv.h`, and the bytes that NVIDIA's libmlx5 was seen to write).
 //!
 //! All fields are big-endian. "PRM" is NVIDIA's *Adapters Programmer's Reference Manual*.
 //!
@@ -57,7 +57,7 @@ pub const WQEBB: usize = 64;
 /// Bytes of a segment, the unit of a WQE's `ds` count.
 pub const SEGMENT: usize = 16;
 
-/// The `N` bytes at `at`; zeros if `b` is too short, which no caller's is.
+/// Returns the `N` bytes at `at`; zeros if `b` is too short, which no caller passes.
 #[inline(always)]
 fn bytes<const N: usize>(b: &[u8], at: usize) -> [u8; N] {
     b.get(at..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; N])

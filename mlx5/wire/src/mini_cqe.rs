@@ -1,35 +1,37 @@
-//! Compressed completions: several CQEs that differ in little, as a title and 8-byte mini CQEs (the kernel's `struct mlx5_mini_cqe8`).
+//! Compressed completions: several similar CQEs, as a title and 8-byte mini CQEs (the kernel's `struct mlx5_mini_cqe8`).
 //!
-//! Layout of a session of `count` CQEs whose title is at entry `c` of the CQ (indices modulo the CQ's size; read off the kernel's
+//! Layout of a session of `count` CQEs whose title is at entry `c` of the CQ (indices modulo the CQ's size; derived from the kernel's
 //! `mlx5e_decompress_cqes_start`, `mlx5e_decompress_cqes_cont` and `mlx5e_read_mini_arr_slot`, and DPDK's `mlx5_rx_poll_len` and
 //! `rxq_cq_decompress_v`):
 //!
-//! - Entry `c` is the title: a CQE of format 3 whose byte count is `count`, and whose WQE counter belongs to the first CQE. What no mini CQE
-//!   says (opcode, QPN, SRQN, immediate, flags) is the title's, for all of them; only its op_own tells that the session is complete.
-//! - Eight mini CQEs make an array that fills an entry, its byte 63 included. The first array is entry `c + 1`; the others are entries
-//!   `c + 8`, `c + 16`, ... ([`mini_array_offset`]), each at the place of the first CQE it describes. In a CQ of 128-byte entries an array
-//!   is in the second half, as a CQE is.
-//! - The session stands for `count` CQEs: the consumer counter passes it by `count`. The device writes the title and the arrays only, so
-//!   byte 63 of an array entry is data, and the entries between still hold the last lap. On the next lap such a byte may look like the
-//!   owner's, so the software, when it has read a session, sets byte 63 of all its `count` entries to what the device would have left
-//!   there: not the owner bit of the next lap, or an invalid opcode (the kernel's `mlx5e_cqes_update_owner`, DPDK's `MLX5_CQE_INVALIDATE`).
-//! - A mini CQE of a receive has no WQE counter: each is the one before plus 1, modulo the receive queue's size. One of a send has it, and
-//!   the opcode.
+//! - Entry `c` is the title: a CQE of format 3 whose byte count is `count`, and whose WQE counter belongs to the first CQE. The title holds
+//!   the fields that no mini CQE has (opcode, QPN, SRQN, immediate, flags), for all CQEs. Only its op_own tells that the session is
+//!   complete.
+//! - Eight mini CQEs make an array that fills an entry, its byte 63 included. The first array is entry `c + 1`; the others are entries `c +
+//!   8`, `c + 16`, ... ([`mini_array_offset`]), each at the place of the first CQE it describes. In a CQ of 128-byte entries an array is in
+//!   the second half, as a CQE is.
+//! - The session stands for `count` CQEs: the consumer counter passes it by `count`. The device writes only the title and the arrays, so
+//!   byte 63 of an array entry is data, and the entries between still hold the last lap. On the next lap such a byte may look like a
+//!   written owner bit. So the software, after it has read a session, sets byte 63 of all its `count` entries to a value that the device
+//!   would have left there: the inverse of the next lap's owner bit, or an invalid opcode (the kernel's `mlx5e_cqes_update_owner`, DPDK's
+//!   `MLX5_CQE_INVALIDATE`).
+//! - A mini CQE of a receive has no WQE counter: each counter is the previous one plus 1, modulo the receive queue's size. A mini CQE of a
+//!   send has the counter and the opcode.
 //!
-//! No public source shows a session over an SRQ whose WQEs are taken in another order than that of their indices: such completions differ
-//! in more than a mini CQE can say, and are not compressed here.
+//! No public source shows a session over an SRQ whose WQEs are consumed in another order than that of their indices. Such completions
+//! differ in more fields than a mini CQE holds, and are not compressed here.
 
 use super::cqe::{BYTE_COUNT, OPCODE_QPN, WQE_COUNTER};
 use super::{CQE_BYTES, CqeFormat, OP_OWN_OFFSET, be16, be32};
 
-/// Mini CQEs of an array (`MLX5_MINI_CQE_ARRAY_SIZE`).
+/// Number of mini CQEs in an array (`MLX5_MINI_CQE_ARRAY_SIZE`).
 pub const MINI_CQES_PER_ARRAY: usize = CQE_BYTES / MiniCqe::LEN;
 
 /// One completion of a compressed session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MiniCqe {
-    /// The first word, host order. Receive: RSS hash, or checksum and stride index, of an Ethernet packet; meaningless here.
-    /// Send: WQE counter, opcode, reserved byte.
+    /// The first word, host order. Receive: RSS hash, or checksum and stride index, of an Ethernet packet; not used here. Send: WQE
+    /// counter, opcode, reserved byte.
     pub word: u32,
     /// Bytes of the message.
     pub byte_count: u32,
@@ -39,42 +41,42 @@ impl MiniCqe {
     /// Bytes of a mini CQE.
     pub const LEN: usize = 8;
 
-    /// The mini CQE of a send (`s_wqe_info`).
+    /// Makes the mini CQE of a send (`s_wqe_info`).
     #[must_use]
     #[inline(always)]
     pub const fn requester(wqe_counter: u16, wqe_opcode: u8, byte_count: u32) -> Self {
         Self { word: (wqe_counter as u32) << 16 | (wqe_opcode as u32) << 8, byte_count }
     }
 
-    /// Index of the WQE, in the mini CQE of a send.
+    /// Returns the index of the WQE, in the mini CQE of a send.
     #[must_use]
     #[inline(always)]
     pub const fn wqe_counter(&self) -> u16 {
         (self.word >> 16) as u16
     }
 
-    /// Opcode of the WQE, in the mini CQE of a send.
+    /// Returns the opcode of the WQE, in the mini CQE of a send.
     #[must_use]
     #[inline(always)]
     pub const fn wqe_opcode(&self) -> u8 {
         (self.word >> 8) as u8
     }
 
-    /// The bytes.
+    /// Encodes the mini CQE.
     #[must_use]
     #[inline(always)]
     pub fn emit(&self) -> [u8; Self::LEN] {
         (u64::from(self.word) << 32 | u64::from(self.byte_count)).to_be_bytes()
     }
 
-    /// Reads the bytes; anything decodes.
+    /// Decodes the mini CQE; any bytes are accepted.
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; Self::LEN]) -> Self {
         Self { word: be32(b, 0), byte_count: be32(b, 4) }
     }
 
-    /// Mini CQE `entry`, counted from the session's first, of the array that holds it ([`mini_array_offset`]).
+    /// Returns mini CQE `entry`, counted from the session's first, of the array that holds it ([`mini_array_offset`]).
     #[must_use]
     #[inline(always)]
     pub fn of_array(array: &[u8; CQE_BYTES], entry: u32) -> Self {
@@ -82,14 +84,14 @@ impl MiniCqe {
         Self { word: be32(array, at), byte_count: be32(array, at + 4) }
     }
 
-    /// Makes `title`, a copy of the session's title, the plain CQE of this receive; op_own stays.
+    /// Turns `title`, a copy of the session's title, into the plain CQE of this receive; op_own is unchanged.
     #[inline(always)]
     pub fn expand_receive(&self, title: &mut [u8; CQE_BYTES], wqe_counter: u16) {
         title[BYTE_COUNT..][..4].copy_from_slice(&self.byte_count.to_be_bytes());
         title[WQE_COUNTER..][..2].copy_from_slice(&wqe_counter.to_be_bytes());
     }
 
-    /// Makes `title`, a copy of the session's title, the plain CQE of this send; op_own stays.
+    /// Turns `title`, a copy of the session's title, into the plain CQE of this send; op_own is unchanged.
     #[inline(always)]
     pub fn expand_send(&self, title: &mut [u8; CQE_BYTES]) {
         self.expand_receive(title, self.wqe_counter());
@@ -97,7 +99,7 @@ impl MiniCqe {
     }
 }
 
-/// Which entry behind the title holds the array of mini CQE `entry`.
+/// Returns the distance from the title to the entry with the array of mini CQE `entry`.
 #[must_use]
 #[inline(always)]
 pub const fn mini_array_offset(entry: u32) -> u32 {
@@ -105,17 +107,17 @@ pub const fn mini_array_offset(entry: u32) -> u32 {
     if first == 0 { 1 } else { first }
 }
 
-/// What the title of a compressed session says of the session; its other fields are those of every CQE of it.
+/// The title's fields about its session; its other fields are those of every CQE of the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TitleCqe {
-    /// CQEs the session stands for.
+    /// Number of CQEs that the session stands for.
     pub count: u32,
-    /// Index of the first one's WQE.
+    /// Index of the first CQE's WQE.
     pub wqe_counter: u16,
 }
 
 impl TitleCqe {
-    /// Makes `cqe`, the session's first CQE, its title; the format is set in op_own too.
+    /// Turns `cqe`, the session's first CQE, into its title; also sets the format in op_own.
     #[inline(always)]
     pub fn emit_into(&self, cqe: &mut [u8; CQE_BYTES]) {
         cqe[BYTE_COUNT..][..4].copy_from_slice(&self.count.to_be_bytes());
@@ -123,7 +125,7 @@ impl TitleCqe {
         cqe[OP_OWN_OFFSET] |= (CqeFormat::Compressed as u8) << 2;
     }
 
-    /// Reads a CQE whose format is [`CqeFormat::Compressed`].
+    /// Decodes a CQE whose format is [`CqeFormat::Compressed`].
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; CQE_BYTES]) -> Self {
@@ -131,7 +133,7 @@ impl TitleCqe {
     }
 }
 
-/// The mini CQEs of a session in order, out of a ring of CQEs given as arrays: for what holds the ring as plain memory.
+/// The mini CQEs of a session in order, from a ring of CQEs given as arrays: for callers that hold the ring as plain memory.
 #[derive(Clone, Debug)]
 pub struct MiniCqeIterator<'a> {
     ring: &'a [[u8; CQE_BYTES]],
@@ -141,8 +143,8 @@ pub struct MiniCqeIterator<'a> {
 }
 
 impl<'a> MiniCqeIterator<'a> {
-    /// The session whose title is entry `title` of `ring`. `None` if there is no such session: another format, a count of 0 or 1 or above
-    /// the size of the ring, no such entry.
+    /// Starts at the session whose title is entry `title` of `ring`. Returns `None` if there is no such session: no such entry, another
+    /// format, or a count of 0, 1 or more than the size of the ring.
     #[must_use]
     pub fn new(ring: &'a [[u8; CQE_BYTES]], title: usize) -> Option<Self> {
         let cqe = ring.get(title)?;

@@ -15,7 +15,7 @@ impl RaddrSegment {
     /// Bytes of the segment.
     pub const LEN: usize = SEGMENT;
 
-    /// The bytes.
+    /// Encodes the segment.
     #[must_use]
     #[inline(always)]
     pub fn emit(&self) -> [u8; Self::LEN] {
@@ -25,7 +25,7 @@ impl RaddrSegment {
         b
     }
 
-    /// Reads the bytes; anything decodes.
+    /// Decodes the segment; any bytes are accepted.
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; Self::LEN]) -> Self {

@@ -1,13 +1,13 @@
 //! Next segment: the first 16 bytes of an SRQ WQE (`struct mlx5_wqe_srq_next_seg`): the index of the following WQE at byte 2.
 //!
-//! The device walks the SRQ as a linked list, so every WQE names its successor, also when the list is sequential.
+//! The device walks the SRQ as a linked list, so every WQE names its successor, even if the list is sequential.
 
 use super::{SEGMENT, be16};
 
 /// Next segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextSegment {
-    /// Index of the WQE the device takes after this one.
+    /// Index of the WQE that the device consumes after this one.
     pub next_wqe_index: u16,
 }
 
@@ -15,7 +15,7 @@ impl NextSegment {
     /// Bytes of the segment.
     pub const LEN: usize = SEGMENT;
 
-    /// The bytes.
+    /// Encodes the segment.
     #[must_use]
     #[inline(always)]
     pub fn emit(&self) -> [u8; Self::LEN] {
@@ -24,7 +24,7 @@ impl NextSegment {
         b
     }
 
-    /// Reads the bytes; anything decodes.
+    /// Decodes the segment; any bytes are accepted.
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; Self::LEN]) -> Self {
