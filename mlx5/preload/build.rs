@@ -1,11 +1,11 @@
-//! Puts the library into the launcher, in release builds: cargo installs programs, and no libraries.
+//! Embeds the library in the launcher, in release builds: cargo installs programs, but no libraries.
 
 use std::error::Error;
 use std::path::PathBuf;
 use std::process::Command;
 use std::{env, fs};
 
-/// Set for the cargo that builds the library.
+/// Set for the cargo run that builds the library.
 const INNER: &str = "MLX5_PRELOAD_BUILDS_ITS_LIBRARY";
 const NAME: &str = "libmlx5_preload.so";
 
@@ -14,11 +14,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let var = |name| env::var(name).map_err(|error| format!("{name}: {error}"));
     let out = PathBuf::from(var("OUT_DIR")?);
     if var("PROFILE")? != "release" || env::var_os(INNER).is_some() {
-        // A debug build is run where it was built, with the library beside it.
+        // A debug build runs where it was built, with the library beside it.
         return Ok(fs::write(out.join(NAME), "")?);
     }
     let manifest = PathBuf::from(var("CARGO_MANIFEST_DIR")?);
-    // Its own sources, and in a clone those of the crates that it is made of.
+    // Rebuilds for changes of its own sources, and in a clone for those of its dependencies.
     for source in ["src", "Cargo.toml", "../hca/src", "../wire/src", "../../ipc/shm/src", "../../ipc/calls/src"] {
         let source = manifest.join(source);
         if source.exists() {
@@ -33,6 +33,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err(format!("{cargo:?} failed").into());
     }
     fs::copy(built.join(target).join("release").join(NAME), out.join(NAME))?;
-    // It is large, and nobody looks at it again before its sources change.
+    // The directory is large, and not needed before its sources change.
     Ok(fs::remove_dir_all(built)?)
 }

@@ -1,4 +1,4 @@
-//! The structures against the kernel's headers, as the system's compiler lays them out.
+//! Compares the structures with the kernel's headers, as the system's compiler lays them out.
 
 use std::fmt::Write as _;
 use std::process::Command;

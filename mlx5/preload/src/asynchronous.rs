@@ -1,4 +1,4 @@
-//! Asynchronous events: what `ibv_get_async_event` reads.
+//! Asynchronous events, which `ibv_get_async_event` reads.
 
 use mlx5_hca::AsyncEvent;
 
@@ -7,7 +7,7 @@ use crate::log;
 use crate::objects::Objects;
 use crate::settings::Change;
 
-/// `enum ib_event_type` of the kernel, and so of libibverbs.
+/// `enum ib_event_type` of the kernel, which libibverbs uses too.
 mod number {
     pub(crate) const CQ_ERR: u32 = 0;
     pub(crate) const QP_FATAL: u32 = 1;
@@ -17,7 +17,7 @@ mod number {
 }
 
 impl Objects {
-    /// Makes the changes that are due, and sends what the device has to report. Whether there was anything.
+    /// Makes the changes that are due, and sends the events that the device reports. Returns whether there was a change or an event.
     pub(crate) fn send_async_events(&mut self) -> bool {
         while let Some(&(at_ms, change)) = self.settings.changes.get(self.changes_made) {
             if self.opened.elapsed().as_millis() < at_ms.into() {

@@ -1,30 +1,30 @@
-//! BlueFlame registers, given to queue pairs as mlx5's kernel half does.
+//! BlueFlame registers, assigned to queue pairs as the kernel's mlx5 driver does.
 //!
-//! A page has four of them, of which it hands out the first two; libmlx5 counts all. Number 0 means no BlueFlame. The last pages are for one
-//! queue pair each, and libmlx5 takes no lock there; the others are shared.
+//! A page has four registers. Only the first two are assigned, but libmlx5 numbers all four. Number 0 means no BlueFlame. Registers of the
+//! last pages are dedicated to one queue pair each, and libmlx5 takes no lock there; the others are shared.
 
 use crate::errno::Errno;
 
-/// Registers of a page that are handed out (`MLX5_NON_FP_BFREGS_PER_UAR`), and all of them (`MLX5_BFREGS_PER_UAR`).
+/// Registers of a page that are assigned (`MLX5_NON_FP_BFREGS_PER_UAR`), and all of them (`MLX5_BFREGS_PER_UAR`).
 const USED: u32 = 2;
 const PER_PAGE: u32 = 4;
-/// Most registers of a context (`MLX5_MAX_BFREGS`).
+/// Maximum number of registers of a context (`MLX5_MAX_BFREGS`).
 const MAX: u32 = 512;
 
 /// The registers of a context.
 #[derive(Debug)]
 pub(crate) struct Bfregs {
-    /// Queue pairs of each, without the ones that are never handed out.
+    /// Number of queue pairs of each register, without the registers that are never assigned.
     users: Vec<u32>,
-    /// From this one on they are for one queue pair each.
+    /// First dedicated register: from here on each register has one queue pair.
     first_dedicated: usize,
 }
 
 impl Bfregs {
-    /// As many as a driver asks for, `dedicated` of them for one queue pair each.
+    /// Makes the number of registers that a driver asks for, `dedicated` of them for one queue pair each.
     ///
     /// # Errors
-    /// As the kernel's: `EINVAL` for none or too few, `ENOMEM` for too many.
+    /// The same as the kernel's: `EINVAL` for none or too few, `ENOMEM` for too many.
     pub(crate) fn new(total: u32, dedicated: u32) -> Result<Self, Errno> {
         if total == 0 {
             return Err(Errno(libc::EINVAL));
@@ -39,12 +39,13 @@ impl Bfregs {
         Ok(Self { users: vec![0; total as usize], first_dedicated: (total - dedicated) as usize })
     }
 
-    /// How many.
+    /// Returns the number of registers.
     pub(crate) fn total(&self) -> u32 {
         self.users.len() as u32
     }
 
-    /// A register for a queue pair: one of its own if there is one left, else the shared one with the fewest users. Its number as libmlx5 counts.
+    /// Assigns a register to a queue pair: a dedicated one if one is free, else the shared one with the fewest users. Returns its number as
+    /// libmlx5 counts.
     pub(crate) fn take(&mut self) -> u32 {
         let own = (self.first_dedicated..self.users.len()).find(|&index| self.users[index] == 0);
         let shared = || (1..self.first_dedicated).min_by_key(|&index| self.users[index]);
@@ -54,7 +55,7 @@ impl Bfregs {
         index / USED * PER_PAGE + index % USED
     }
 
-    /// A queue pair gives its register back.
+    /// Takes a queue pair's register back.
     pub(crate) fn give_back(&mut self, register: u32) {
         let index = register / PER_PAGE * USED + register % PER_PAGE;
         if let Some(users) = self.users.get_mut(index as usize) {

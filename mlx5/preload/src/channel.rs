@@ -1,9 +1,9 @@
-//! Channels of events: a pipe of `ib_uverbs_comp_event_desc`, each the program's own name for a completion queue, or of
+//! Event channels: a pipe of `ib_uverbs_comp_event_desc`, each the program's own name for a completion queue, or of
 //! `ib_uverbs_async_event_desc`, which starts with the program's name for an object.
 //!
-//! Two things are the kernel's that a pipe does not do. Destroying an object tells how many of its events the program has *read*, and libibverbs
-//! waits until so many were acknowledged; and it takes back those that were not read. So reading is interposed, counts, and passes over what
-//! was taken back.
+//! The kernel does two things that a pipe does not. When an object is destroyed, the kernel reports how many of its events the program has
+//! *read*, and libibverbs waits until that many are acknowledged. The kernel also takes back the events that were not read. So reading is
+//! interposed: it counts, and skips events that were taken back.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use zerocopy::{Immutable, IntoBytes};
 use crate::errno::Errno;
 use crate::sys;
 
-/// Bytes of the name in front of every event.
+/// Bytes of the name at the start of every event.
 const NAME: usize = size_of::<u64>();
 
 /// A channel of events of one size.
@@ -35,17 +35,17 @@ fn name_of(event: &[u8]) -> u64 {
 struct Events {
     written: u32,
     read: u32,
-    /// Written for objects that are gone: to be passed over, and read first.
+    /// Number of unread events of destroyed objects. They are read first, and skipped.
     stale: u32,
 }
 
 impl Channel {
-    /// A channel of events of this type over this writing end of a pipe.
+    /// Makes a channel of events of type `E` over this writing end of a pipe.
     pub(crate) fn new<E>(writer: OwnedFd) -> Self {
         Self { writer, event_bytes: size_of::<E>(), queues: Mutex::default() }
     }
 
-    /// Bytes of an event.
+    /// Returns the bytes of an event.
     pub(crate) fn event_bytes(&self) -> usize {
         self.event_bytes
     }
@@ -54,10 +54,10 @@ impl Channel {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts an event in.
+    /// Writes an event to the channel.
     ///
     /// # Errors
-    /// `EAGAIN`: it is full of events that nobody read. `EPIPE`: the program closed it.
+    /// `EAGAIN`: the channel is full of events that the program has not read. `EPIPE`: the program closed it.
     pub(crate) fn send(&self, event: &(impl IntoBytes + Immutable)) -> Result<(), Errno> {
         let mut queues = self.queues();
         sys::write(&self.writer, event.as_bytes())?;
@@ -65,7 +65,7 @@ impl Channel {
         Ok(())
     }
 
-    /// The program read this event. `false`: it was taken back meanwhile, and the program must not see it.
+    /// Counts an event that the program read. Returns `false` if it was taken back meanwhile: then the program must not see it.
     pub(crate) fn received(&self, event: &[u8]) -> bool {
         let mut queues = self.queues();
         let Some(events) = queues.get_mut(&name_of(event)) else { return true };
@@ -77,7 +77,7 @@ impl Channel {
         true
     }
 
-    /// The object is gone: how many of its events the program has read. It reads no more of them.
+    /// Forgets a destroyed object: the program reads no more of its events. Returns how many of them it has read.
     pub(crate) fn forget(&self, user_handle: u64) -> u32 {
         let mut queues = self.queues();
         let Some(events) = queues.get_mut(&user_handle) else { return 0 };

@@ -1,8 +1,8 @@
-//! Framing of the write() commands: header, request, the driver's part of it, and where the response goes.
+//! Framing of the write() commands: header, request, the driver's part of it, and the address of the response.
 //!
-//! Plain: `CommandHeader` (words of 4 bytes, the header included), then the request, which starts with the address of the response if there is
-//! one, and the driver's part right behind it; in the response too. Extended: the header's words have 8 bytes and count the request alone;
-//! `ExtendedHeader` has the address, and the lengths of the driver's parts.
+//! Plain: `CommandHeader` (lengths in words of 4 bytes, the header included), then the request, which starts with the address of the
+//! response if there is one, followed by the driver's part; the response has its driver's part in the same place. Extended: the header's
+//! words have 8 bytes and count the request alone; `ExtendedHeader` has the address, and the lengths of the driver's parts.
 
 use core::cell::Cell;
 
@@ -14,40 +14,40 @@ use crate::sys;
 
 /// In `CommandHeader::command`: an extended command (`IB_USER_VERBS_CMD_FLAG_EXTENDED`).
 const EXTENDED: u32 = 1 << 31;
-/// The number (`IB_USER_VERBS_CMD_COMMAND_MASK`).
+/// The command's number (`IB_USER_VERBS_CMD_COMMAND_MASK`).
 const NUMBER: u32 = 0xff;
 
-/// More than any command: both headers, and two lengths of 16 bits in words of 8 bytes.
+/// An upper bound of a command's length: both headers, and two lengths of 16 bits in words of 8 bytes.
 const LONGEST: usize = 24 + 2 * 8 * u16::MAX as usize;
 /// The longest response, QUERY_DEVICE with the driver's part, rounded up.
 const LONGEST_RESPONSE: usize = 512;
 
-/// A command: what the program wrote, copied.
+/// A command: a copy of the bytes that the program wrote.
 #[derive(Debug)]
 pub(crate) struct Call {
-    /// Its number, `IB_USER_VERBS_CMD_*`.
+    /// The command's number, `IB_USER_VERBS_CMD_*`.
     pub(crate) number: u8,
-    /// Whether it is the extended form of it.
+    /// Whether it is the extended form of the command.
     pub(crate) is_extended: bool,
-    /// The request, and in a plain command the driver's part behind it.
+    /// The request, followed by the driver's part in a plain command.
     request: Vec<u8>,
     /// The driver's part of an extended command.
     driver: Vec<u8>,
-    /// How much of `request` was taken.
+    /// Bytes of `request` already decoded.
     taken: Cell<usize>,
     /// Address of the response.
     response: u64,
-    /// Bytes that it may have; of the driver's part too, in a plain command.
+    /// Maximum length of the response; in a plain command it includes the driver's part.
     room: usize,
-    /// Bytes of the driver's part of an extended response, behind `room`.
+    /// Maximum length of the driver's part of an extended response, which follows `room`.
     driver_room: usize,
 }
 
 impl Call {
-    /// Reads what the program wrote from where it says.
+    /// Reads a command from the program's memory.
     ///
     /// # Errors
-    /// `EFAULT`: nothing is there. `EINVAL`: as [`parse`](Self::parse).
+    /// `EFAULT`: that memory is not readable. `EINVAL`: see [`parse`](Self::parse).
     pub(crate) fn read(at: u64, len: usize) -> Result<Self, Errno> {
         if len > LONGEST {
             return Err(Errno(libc::EINVAL));
@@ -57,10 +57,10 @@ impl Call {
         Self::parse(&bytes)
     }
 
-    /// Reads what was written.
+    /// Decodes a command.
     ///
     /// # Errors
-    /// `EINVAL`: too short, or not as long as it says.
+    /// `EINVAL`: it is too short, or differs from the length in its header.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Errno> {
         const INVALID: Errno = Errno(libc::EINVAL);
         let (header, rest) = CommandHeader::read_from_prefix(bytes).map_err(|_| INVALID)?;
@@ -96,17 +96,17 @@ impl Call {
         Ok(Self { number, is_extended: true, request, driver, taken: Cell::new(0), response, room, driver_room })
     }
 
-    /// The request. To be asked for once, and before [`driver`](Self::driver).
+    /// Decodes the request. Call it once, and before [`driver`](Self::driver).
     ///
     /// # Errors
-    /// `EINVAL`: shorter than that.
+    /// `EINVAL`: the command is shorter than the request.
     pub(crate) fn request<T: FromBytes>(&self) -> Result<T, Errno> {
         let (value, _) = T::read_from_prefix(&self.request).map_err(|_| Errno(libc::EINVAL))?;
         self.taken.set(size_of::<T>());
         Ok(value)
     }
 
-    /// The driver's part. What an older driver does not send is 0.
+    /// Decodes the driver's part. Fields that an older driver does not send are 0.
     pub(crate) fn driver<T: FromZeros + FromBytes + IntoBytes>(&self) -> T {
         let from = if self.is_extended { &self.driver[..] } else { self.request.get(self.taken.get()..).unwrap_or(&[]) };
         let mut value = T::new_zeroed();
@@ -115,29 +115,29 @@ impl Call {
         value
     }
 
-    /// Bytes of the driver's part.
+    /// Returns the bytes of the driver's part.
     pub(crate) fn driver_len(&self) -> usize {
         if self.is_extended { self.driver.len() } else { self.request.len().saturating_sub(self.taken.get()) }
     }
 
-    /// Bytes that the response to an extended command may have, without the driver's part: its `response_length` is to be no more.
+    /// Returns the maximum length of an extended command's response without the driver's part: its `response_length` must not exceed it.
     pub(crate) fn room(&self) -> usize {
         self.room
     }
 
-    /// Whether a response of `len` bytes, without the driver's part, has room.
+    /// Checks that a response of `len` bytes, without the driver's part, has room.
     ///
     /// # Errors
-    /// `ENOSPC`: it has not.
+    /// `ENOSPC`: it has no room.
     pub(crate) fn check_room(&self, len: usize) -> Result<(), Errno> {
         if self.room < len { Err(Errno(libc::ENOSPC)) } else { Ok(()) }
     }
 
-    /// Whether the response can be written: to be asked before something is made of which nobody would know. Of room that no response needs
-    /// nothing is asked.
+    /// Checks that the response can be written. Call it before an object is created that no program would know of. Room beyond the longest
+    /// response is not checked.
     ///
     /// # Errors
-    /// `EFAULT`: it cannot.
+    /// `EFAULT`: the response cannot be written.
     pub(crate) fn check_response(&self) -> Result<(), Errno> {
         let mut bytes = [0; LONGEST_RESPONSE];
         let bytes = bytes.get_mut(..self.room + self.driver_room).unwrap_or(&mut []);
@@ -145,7 +145,7 @@ impl Call {
         sys::copy_out(bytes, self.response)
     }
 
-    /// Writes the response to where the program wants it, as much as there is room for.
+    /// Writes the response to the address that the program gave, as far as there is room.
     ///
     /// # Errors
     /// `EFAULT`: it cannot be written.
@@ -158,33 +158,33 @@ impl Call {
     }
 }
 
-/// What a command answers.
+/// The response to a command.
 #[derive(Debug, Default)]
 pub(crate) struct Reply {
     core: Vec<u8>,
     driver: Vec<u8>,
-    /// For the log: what was done to what.
+    /// The objects and the action, for the log.
     pub(crate) note: String,
 }
 
 impl Reply {
-    /// No response.
+    /// Makes an empty response.
     pub(crate) fn none() -> Self {
         Self::default()
     }
 
-    /// The kernel's response.
+    /// Makes the kernel's response.
     pub(crate) fn of(core: &(impl IntoBytes + Immutable)) -> Self {
         Self { core: core.as_bytes().to_vec(), ..Self::default() }
     }
 
-    /// With the driver's part.
+    /// Adds the driver's part.
     pub(crate) fn with(mut self, driver: &(impl IntoBytes + Immutable)) -> Self {
         self.driver = driver.as_bytes().to_vec();
         self
     }
 
-    /// With a line for the log.
+    /// Adds a line for the log.
     pub(crate) fn note(mut self, note: String) -> Self {
         self.note = note;
         self

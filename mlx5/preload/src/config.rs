@@ -1,4 +1,4 @@
-//! What the launcher tells the library, and how: environment variables.
+//! The environment variables by which the launcher configures the library.
 
 use mlx5_hca::{Gid, GidKind, Port};
 
@@ -6,16 +6,16 @@ use mlx5_hca::{Gid, GidKind, Port};
 pub(crate) const DEVICE: &str = "MLX5_PRELOAD_DEVICE";
 /// `ib` or `roce`.
 pub(crate) const LINK: &str = "MLX5_PRELOAD_LINK";
-/// The directory in which processes meet.
+/// The directory through which processes find each other.
 pub(crate) const FABRIC: &str = "MLX5_PRELOAD_FABRIC";
 /// Faults, separated by commas.
 pub(crate) const FAULTS: &str = "MLX5_PRELOAD_FAULTS";
-/// Where the log goes: a file, or `-` for standard error.
+/// Destination of the log: a file, or `-` for standard error.
 pub(crate) const LOG: &str = "MLX5_PRELOAD_LOG";
-/// Set: commands that succeed are logged too.
+/// If set, successful commands are logged too.
 pub(crate) const LOG_COMMANDS: &str = "MLX5_PRELOAD_LOG_COMMANDS";
 
-/// Set: the doorbells of drivers are checked.
+/// If set, the drivers' doorbells are checked.
 pub(crate) const CHECK_DOORBELLS: &str = "MLX5_PRELOAD_CHECK_DOORBELLS";
 
 /// LID of the port.
@@ -41,7 +41,8 @@ pub(crate) enum Link {
 }
 
 impl Link {
-    /// GID table of the port, which has no empty places. On RoCE the kernel makes two entries of each address of the network device, in this order.
+    /// Returns the GID table of the port, which has no empty entries. On RoCE the kernel makes two entries of each address of the network
+    /// device, in this order.
     pub(crate) const fn gids(self) -> &'static [Gid] {
         match self {
             Self::InfiniBand => &[Gid { bytes: LINK_LOCAL, kind: GidKind::InfiniBand }],
@@ -54,12 +55,12 @@ impl Link {
         }
     }
 
-    /// The port: all devices of a fabric are this one.
+    /// Returns the port. All devices of a fabric have this one.
     pub(crate) const fn port(self) -> Port {
         Port { lid: if matches!(self, Self::InfiniBand) { LID } else { 0 }, gids: self.gids() }
     }
 
-    /// `ib` or `roce`.
+    /// Parses `ib` or `roce`.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         match text {
             "ib" => Ok(Self::InfiniBand),

@@ -1,7 +1,7 @@
 //! An open device: the mailbox through which the program's threads reach the thread that owns its HCA.
 //!
-//! The HCA belongs to one thread for its whole life, which is what its peers take its being alive from. So a command is carried out there: the
-//! thread that wrote it waits, and what it points to stays valid meanwhile.
+//! The HCA belongs to one thread for its whole life, because its peers take that thread's death for the HCA's. So every command runs on
+//! that thread. The thread that wrote the command waits, so the memory it points to stays valid.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -14,7 +14,7 @@ use crate::mailbox::Mailbox;
 use crate::poller;
 use crate::settings::Settings;
 
-/// An open device. Dropping it closes it, and waits until that is done.
+/// An open device. Dropping it closes the device, and waits until it is closed.
 #[derive(Debug)]
 pub(crate) struct Context {
     mailbox: Arc<Mailbox>,
@@ -22,10 +22,10 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// Starts the thread, which checks doorbells if it has the registers.
+    /// Starts the thread. It checks doorbells if it is given `registers`.
     ///
     /// # Errors
-    /// `EAGAIN`: there is no room for another thread.
+    /// `EAGAIN`: the system has no room for another thread.
     pub(crate) fn open(settings: &'static Settings, registers: Option<Registers>) -> Result<Self, Errno> {
         let mailbox = Arc::new(Mailbox::default());
         let thread = poller::spawn(Arc::clone(&mailbox), settings, registers)
@@ -45,7 +45,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         self.mailbox.close();
         if let Some(thread) = self.thread.take() {
-            // It catches its own panics.
+            // The thread catches its own panics.
             let _ = thread.join();
         }
     }

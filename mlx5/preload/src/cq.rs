@@ -1,4 +1,4 @@
-//! Completion queues and the channels of their events.
+//! Completion queues and their event channels.
 
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::sync::Arc;
@@ -20,22 +20,22 @@ use crate::regions::place;
 use crate::sys::Use;
 use crate::{log, sys};
 
-/// `IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN`: the program sees to it that there is none.
+/// `IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN`: the program itself prevents overruns.
 const IGNORE_OVERRUN: u32 = 1 << 1;
 
-/// CREATE_COMP_CHANNEL.
+/// Carries out CREATE_COMP_CHANNEL.
 pub(crate) fn create_channel(call: &Call) -> Result<Reply, Errno> {
     let CreateCompChannel { .. } = call.request()?;
     call.check_room(size_of::<CreateCompChannelResp>())?;
     let (reader, writer) = sys::pipe()?;
     fds::insert(reader.as_raw_fd(), File::Channel(Arc::new(Channel::new::<CompEvent>(writer))))?;
-    // The program's from now on.
+    // From here on the program owns the descriptor.
     let fd = reader.into_raw_fd();
     Ok(Reply::of(&CreateCompChannelResp { fd: fd as u32 }).note(format!("-> fd={fd}")))
 }
 
 impl Objects {
-    /// CREATE_CQ.
+    /// Carries out CREATE_CQ.
     pub(crate) fn create_cq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let request: CreateCq = call.request()?;
         call.check_room(size_of::<CreateCqResp>())?;
@@ -43,7 +43,7 @@ impl Objects {
         Ok(Reply::of(&base).with(&driver).note(note))
     }
 
-    /// CREATE_CQ, extended.
+    /// Carries out the extended CREATE_CQ.
     pub(crate) fn create_cq_extended(&mut self, call: &Call) -> Result<Reply, Errno> {
         let ExCreateCq { user_handle, cqe, comp_vector, comp_channel, comp_mask, flags, .. } = call.request()?;
         call.check_room(size_of::<ExCreateCqResp>())?;
@@ -77,14 +77,14 @@ impl Objects {
             compression: request.cqe_comp_en != 0,
             record: place(request.db_addr, 8, Use::Write)?,
         };
-        // SAFETY: the buffer and the record are there, and libmlx5 keeps them until the queue is destroyed, as for a device.
+        // SAFETY: `place` has checked the buffer and the record, and libmlx5 keeps them until the queue is destroyed, as for a device.
         let cqn = unsafe { self.hca.create_cq(&memory) }.map_err(|error| self.refused(&error))?;
         let cq_handle = self.cqs.insert(Cq { cqn, channel, user_handle });
         let note = format!("entries={entries}x{} -> cq={cq_handle} cqn={cqn:#x}", request.cqe_size);
         Ok((CreateCqResp { cq_handle, cqe: entries - 1 }, DriverCqResp { cqn, reserved: 0 }, note))
     }
 
-    /// DESTROY_CQ.
+    /// Carries out DESTROY_CQ.
     pub(crate) fn destroy_cq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let DestroyCq { cq_handle, .. } = call.request()?;
         call.check_room(size_of::<DestroyCqResp>())?;
@@ -100,7 +100,7 @@ impl Objects {
         Ok(Reply::of(&DestroyCqResp { comp_events_reported, async_events_reported }).note(note))
     }
 
-    /// Sends the events of queues that were armed and have what they were armed for. Whether there were any.
+    /// Sends the events of armed queues that hold a completion they were armed for. Returns whether there were any.
     pub(crate) fn send_events(&self) -> bool {
         let mut any = false;
         for cq in self.cqs.iter() {

@@ -19,15 +19,15 @@ use crate::objects::Objects;
 use crate::settings::Settings;
 use crate::sys;
 
-/// Largest send queue, WQEBBs, and receive queue, WQEs.
+/// Maximum size of a send queue, in WQEBBs, and of a receive queue, in WQEs.
 pub(crate) const MAX_WQES: u32 = 1 << 15;
-/// Largest completion queue, less one.
+/// Maximum size of a completion queue, minus one.
 pub(crate) const MAX_CQE: u32 = (1 << 22) - 1;
-/// Most buffers of a receive: those of a WQE of 512 bytes, less a next segment and a terminator.
+/// Maximum number of buffers of a receive: those of a WQE of 512 bytes, minus a next segment and a terminator.
 pub(crate) const MAX_SGE: u32 = 30;
-/// Largest message, bytes.
+/// Maximum length of a message, in bytes.
 const MAX_MESSAGE: u32 = 1 << 30;
-/// READs and atomics under way, of a queue pair.
+/// Maximum number of READs and atomics of a queue pair in flight.
 pub(crate) const MAX_RD_ATOMIC: u32 = 16;
 /// Completion vectors.
 pub(crate) const COMP_VECTORS: u32 = 4;
@@ -40,13 +40,13 @@ const CAPABILITIES: u32 = 1 << 1 | 1 << 10 | 1 << 11 | 1 << 12;
 /// `MLX5_USER_CMDS_SUPP_UHW_QUERY_DEVICE` and `_CREATE_AH`.
 const DRIVER_RESPONSES: u8 = 1 << 0 | 1 << 1;
 
-/// GET_CONTEXT: the HCA, and what libmlx5 is to know of its doorbells.
+/// Carries out GET_CONTEXT: opens the HCA, and describes the doorbell registers to libmlx5.
 pub(crate) fn get_context(call: &Call, settings: &'static Settings) -> Result<(Objects, Reply), Errno> {
     let GetContext { .. } = call.request()?;
     let request: AllocUcontextReq = call.driver();
     call.check_room(size_of::<GetContextResp>())?;
     if request.flags & ALLOC_UCTX_DEVX != 0 {
-        // libmlx5 asks for it first, and then without.
+        // libmlx5 asks for DEVX first, and then without it.
         return Err(Errno(libc::EOPNOTSUPP));
     }
     let bfregs = Bfregs::new(request.total_num_bfregs, request.num_low_latency_bfregs)?;
@@ -56,9 +56,9 @@ pub(crate) fn get_context(call: &Call, settings: &'static Settings) -> Result<(O
     let response = AllocUcontextResp {
         qp_tab_size: 1 << 18,
         bf_reg_size: BF_REG_BYTES,
-        // What makes libmlx5 map the registers now, and name them by number.
+        // This makes libmlx5 map the registers now, and name them by number.
         tot_bfregs: bfregs.total(),
-        // The distance of two doorbell records.
+        // The distance between two doorbell records.
         cache_line_size: 64,
         max_sq_desc_sz: 1008,
         max_rq_desc_sz: 512,
@@ -67,7 +67,7 @@ pub(crate) fn get_context(call: &Call, settings: &'static Settings) -> Result<(O
         max_srq_recv_wr: MAX_WQES,
         num_ports: 1,
         response_length: size_of::<AllocUcontextResp>() as u32,
-        // CQEs name their queue pair by the index that CREATE_QP brings.
+        // CQEs name their queue pair by the index that CREATE_QP gives.
         cqe_version: request.max_cqe_version.min(1),
         cmds_supp_uhw: DRIVER_RESPONSES,
         // One more than "no inline header needed".
@@ -80,7 +80,7 @@ pub(crate) fn get_context(call: &Call, settings: &'static Settings) -> Result<(O
     let objects = Objects::new(settings, bfregs, async_events)?;
     let note = format!("bfregs={}/{} seat={}", request.total_num_bfregs, request.num_low_latency_bfregs, objects.hca.lid());
     let async_fd = reader.as_raw_fd() as u32;
-    // The program's from now on.
+    // From here on the program owns the descriptor.
     let _ = reader.into_raw_fd();
     Ok((objects, Reply::of(&GetContextResp { async_fd, num_comp_vectors: COMP_VECTORS }).with(&response).note(note)))
 }
@@ -107,7 +107,7 @@ fn capabilities(settings: &Settings) -> QueryDeviceResp {
         max_qp_rd_atom: MAX_RD_ATOMIC,
         max_res_rd_atom: MAX_RD_ATOMIC << 14,
         max_qp_init_rd_atom: MAX_RD_ATOMIC,
-        // IB_ATOMIC_HCA: among atomics of devices only.
+        // IB_ATOMIC_HCA: atomic among the device's own atomics only.
         atomic_cap: settings.has_atomics.into(),
         max_ah: i32::MAX as u32,
         max_srq: 1 << 15,
@@ -120,14 +120,14 @@ fn capabilities(settings: &Settings) -> QueryDeviceResp {
     }
 }
 
-/// QUERY_DEVICE.
+/// Carries out QUERY_DEVICE.
 pub(crate) fn query(call: &Call, settings: &Settings) -> Result<Reply, Errno> {
     let QueryDevice { .. } = call.request()?;
     call.check_room(size_of::<QueryDeviceResp>())?;
     Ok(Reply::of(&capabilities(settings)))
 }
 
-/// QUERY_DEVICE, extended.
+/// Carries out the extended QUERY_DEVICE.
 pub(crate) fn query_extended(call: &Call, settings: &Settings) -> Result<Reply, Errno> {
     let ExQueryDevice { comp_mask, .. } = call.request()?;
     if comp_mask != 0 {
@@ -145,7 +145,7 @@ pub(crate) fn query_extended(call: &Call, settings: &Settings) -> Result<Reply, 
 }
 
 impl Objects {
-    /// QUERY_PORT.
+    /// Carries out QUERY_PORT.
     pub(crate) fn query_port(&self, call: &Call) -> Result<Reply, Errno> {
         let settings = self.settings;
         let is_up = settings.is_port_up && self.hca.is_port_up();

@@ -1,9 +1,9 @@
-//! `--check-doorbells`: whether what a driver stored to its BlueFlame registers announces what is in its send queues. A NIC acts on the register;
-//! the software HCA goes by the doorbell record, so that a driver with a wrong register works here and hangs there (PRM, "Posting a Work
-//! Request" and "BlueFlame").
+//! `--check-doorbells`: checks that the bytes that a driver stores to its BlueFlame registers announce the WQEs in its send queues. A NIC
+//! acts on the register. The software HCA reads the doorbell record, so a driver with a wrong register works here and hangs on a NIC (PRM,
+//! "Posting a Work Request" and "BlueFlame").
 //!
-//! Registers are memory of the driver's process. They are looked at between two commands or looks of the HCA, so not every doorbell is seen: one
-//! that another one of the same register has followed since the last look is counted as overtaken.
+//! Registers are memory of the driver's process. They are read between two commands or polls of the HCA, so not every doorbell is seen: a
+//! doorbell followed by another on the same register since the last look is counted as overtaken.
 
 use core::array;
 use core::fmt;
@@ -22,30 +22,30 @@ use crate::errno::Errno;
 const HALF: usize = 256;
 /// WQEBBs that half a register holds.
 const HALF_BLOCKS: u16 = (HALF / WQEBB) as u16;
-/// Where the registers of a page begin, and how many it has (`MLX5_BF_OFFSET`, `MLX5_BFREGS_PER_UAR`).
+/// Offset of the registers in a page, and their number (`MLX5_BF_OFFSET`, `MLX5_BFREGS_PER_UAR`).
 const REGISTERS_AT: usize = 0x800;
 const PER_PAGE: usize = 4;
 const PAGE: usize = 4096;
-/// How long after its record a register may be written: the driver's thread may lose its core between the two.
+/// Maximum delay from the record to the register: the driver's thread may lose its core between the two.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What half a register holds.
+/// The content of half a register.
 type Half = [u64; HALF / 8];
 
-/// The pages of the device file that a driver's registers are in.
+/// The pages of the device file that contain a driver's registers.
 #[derive(Debug)]
 pub(crate) struct Registers(MmapRaw);
 
 impl Registers {
-    /// Those of an open device file.
+    /// Maps the registers of an open device file.
     ///
     /// # Errors
-    /// `ENOMEM`: it cannot be mapped.
+    /// `ENOMEM`: the file cannot be mapped.
     pub(crate) fn of(file: &OwnedFd) -> Result<Self, Errno> {
         memmap2::MmapOptions::new().map_raw(file.as_raw_fd()).map(Self).map_err(|_| Errno(libc::ENOMEM))
     }
 
-    /// Half `half` of register `number`, counted as libmlx5 counts.
+    /// Returns half `half` of register `number`, as libmlx5 counts.
     fn half(&self, number: u32, half: usize) -> Half {
         let number = number as usize;
         let at = number / PER_PAGE * PAGE + REGISTERS_AT + number % PER_PAGE * 2 * HALF + half * HALF;
@@ -61,16 +61,16 @@ impl Registers {
     }
 }
 
-/// What has become of the doorbells so far.
+/// Numbers of doorbells, by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Records that moved.
     pub(crate) rung: u64,
-    /// Registers that held the whole of what is new in the send queue.
+    /// Registers that held all new WQEs of the send queue.
     pub(crate) blocks: u64,
-    /// Registers that held its first 8 bytes.
+    /// Registers that held the first 8 bytes of a new WQE.
     pub(crate) words: u64,
-    /// Written over before they were looked at.
+    /// Registers overwritten before they were read.
     pub(crate) overtaken: u64,
 }
 
@@ -81,7 +81,7 @@ impl fmt::Display for Counts {
     }
 }
 
-/// The send queues that are looked at.
+/// The send queues that are checked.
 #[derive(Debug)]
 pub(crate) struct Doorbells {
     registers: Registers,
@@ -94,7 +94,7 @@ struct Watched {
     qpn: u32,
     sq: SqMemory,
     register: u32,
-    /// It may send.
+    /// Whether the queue pair may send.
     is_ready: bool,
     /// The record at the last look.
     producer: u16,
@@ -103,25 +103,25 @@ struct Watched {
     announced: Option<Announced>,
 }
 
-/// A record that moved, whose register was not yet seen.
+/// A record that moved, while its register was not yet seen.
 #[derive(Debug)]
 struct Announced {
     since: Instant,
-    /// The register before.
+    /// The register before the record moved.
     before: [Half; 2],
-    /// The WQEs in front of the record, as many as a register holds, or the start of the last one if that is longer.
+    /// The WQEs before the record, as many as a register holds; or the start of the last WQE if that is longer.
     tail: Half,
-    /// Counter of the first of them.
+    /// Counter of the first WQE of `tail`.
     first: u16,
     /// Counter of the last WQE.
     last: u16,
 }
 
-/// What a look at a register finds.
+/// The result of reading a register.
 enum Found {
     Block,
     Word,
-    /// Half of it is there, or nothing of it.
+    /// Only half of the announcement, or none of it.
     Nothing,
 }
 
@@ -130,13 +130,13 @@ impl Doorbells {
         Self { registers, queues: Vec::new(), counts: Counts::default() }
     }
 
-    /// A queue pair was made, with a register of those that the kernel hands out.
+    /// Adds a new queue pair whose register the kernel assigned.
     pub(crate) fn add(&mut self, qpn: u32, sq: SqMemory, register: u32) {
         let halves = [[0; HALF / 8]; 2];
         self.queues.push(Watched { qpn, sq, register, is_ready: false, producer: 0, halves, announced: None });
     }
 
-    /// The queue pair may send, or has been able to before.
+    /// Starts checking a queue pair that may send. It may have been able to send before.
     pub(crate) fn start(&mut self, qpn: u32) {
         let Self { registers, queues, .. } = self;
         if let Some(queue) = queues.iter_mut().find(|queue| queue.qpn == qpn && !queue.is_ready) {
@@ -144,14 +144,14 @@ impl Doorbells {
         }
     }
 
-    /// The queue pair may not send any more.
+    /// Stops checking a queue pair that may not send any more.
     pub(crate) fn stop(&mut self, qpn: u32) {
         if let Some(queue) = self.queues.iter_mut().find(|queue| queue.qpn == qpn) {
             (queue.is_ready, queue.announced) = (false, None);
         }
     }
 
-    /// The queue pair is gone. What its driver did wrong last.
+    /// Removes a destroyed queue pair. Returns its driver's last violation.
     pub(crate) fn remove(&mut self, qpn: u32) -> Option<Violation> {
         let index = self.queues.iter().position(|queue| queue.qpn == qpn)?;
         let broken = self.look_at(index, Duration::ZERO);
@@ -159,7 +159,7 @@ impl Doorbells {
         broken
     }
 
-    /// Looks at all of them. The next rule that was broken; its queue is not looked at any more.
+    /// Checks all queues. Returns the next violation; its queue is not checked any more.
     pub(crate) fn look(&mut self) -> Option<Violation> {
         (0..self.queues.len()).find_map(|index| self.look_at(index, PATIENCE))
     }
@@ -170,7 +170,7 @@ impl Doorbells {
         let register = queue.register;
         let named = CtrlWords::parse(&broken.bytes).qpn();
         if broken.rule == Rule::RegisterQueue && self.queues.iter().any(|other| (other.qpn, other.register) == (named, register)) {
-            // They share it.
+            // The two queue pairs share the register.
             self.counts.overtaken += 1;
             return None;
         }
@@ -181,11 +181,11 @@ impl Doorbells {
 
 impl Watched {
     fn record(&self) -> u16 {
-        // SAFETY: the driver keeps it until the queue pair is destroyed.
+        // SAFETY: the driver keeps the record until the queue pair is destroyed.
         u32::from_be(unsafe { self.sq.record.as_ref() }.load(Ordering::Acquire)) as u16
     }
 
-    /// A word of the send queue.
+    /// Returns a word of the send queue.
     fn word(&self, counter: u16, word: usize) -> u64 {
         let block = usize::from(counter) & (self.sq.wqe_cnt as usize - 1);
         // SAFETY: inside the queue, aligned; the driver may write there meanwhile.
@@ -200,7 +200,7 @@ impl Watched {
         CtrlWords::parse(&bytes)
     }
 
-    /// Counter of the last WQE in front of `producer`, if those since the last look are still there.
+    /// Returns the counter of the last WQE before `producer`, if the WQEs since the last look are still in the queue.
     fn last(&self, producer: u16) -> Option<u16> {
         let (mut at, mut last) = (self.producer, None);
         while at != producer {
@@ -224,12 +224,12 @@ impl Watched {
         let last = self.last(producer)?;
         let first = if producer.wrapping_sub(last) > HALF_BLOCKS { last } else { producer.wrapping_sub(HALF_BLOCKS.min(capacity)) };
         let tail = array::from_fn(|word| self.word(first.wrapping_add((word / 8) as u16), word % 8));
-        // The driver may have gone on meanwhile, and come around.
+        // The driver may have posted more meanwhile, and wrapped around.
         let is_whole = self.record().wrapping_sub(first) <= capacity;
         is_whole.then_some(Announced { since: now, before: self.halves, tail, first, last })
     }
 
-    /// Looks at the record and the register.
+    /// Checks the record and the register.
     fn look(&mut self, registers: &Registers, counts: &mut Counts, patience: Duration) -> Option<Violation> {
         let producer = self.record();
         let halves = registers.halves(self.register);
@@ -262,7 +262,7 @@ impl Watched {
 }
 
 impl Announced {
-    /// Whether half a register announces everything in front of `producer`. `before`: what it held before the record moved.
+    /// Tells whether half a register announces all WQEs before `producer`. `before` is its content before the record moved.
     fn find(&self, producer: u16, half: &Half, before: &Half) -> Found {
         let ctrl = ctrl_of(half);
         let offset = usize::from(ctrl.wqe_index().wrapping_sub(self.first));
@@ -281,7 +281,7 @@ impl Announced {
         }
     }
 
-    /// The rule that was broken, with what was found.
+    /// Makes the violation of the rule that was broken, with the bytes that were found.
     fn broken(&self, qpn: u32, halves: &[Half; 2]) -> Violation {
         let changed = halves.iter().zip(&self.before).find(|(half, before)| half != before).map(|(half, _)| half);
         let (rule, words) = match changed {

@@ -1,4 +1,4 @@
-//! Error numbers: what a refused command leaves in `errno`, and their names for `--fault`.
+//! Error numbers: the `errno` of a refused command, and their names for `--fault`.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) i32);
 
-/// Those that have a name here.
+/// The error numbers that have a name here.
 const NAMES: [(&str, i32); 20] = [
     ("EACCES", libc::EACCES),
     ("EAGAIN", libc::EAGAIN),
@@ -31,7 +31,7 @@ const NAMES: [(&str, i32); 20] = [
 ];
 
 impl Errno {
-    /// By name.
+    /// Returns the error number with this name.
     pub(crate) fn parse(name: &str) -> Result<Self, String> {
         match NAMES.iter().find(|(known, _)| *known == name) {
             Some((_, number)) => Ok(Self(*number)),

@@ -1,4 +1,4 @@
-//! Faults on request, `--fault KEY=VALUE`: the launcher checks them, and makes those that are in the tree; the library makes the others.
+//! Faults on request, `--fault KEY=VALUE`. The launcher parses them, and applies those in the tree; the library applies the others.
 
 use std::fmt;
 
@@ -12,37 +12,37 @@ pub(crate) enum Fault {
     NoDevices,
     /// No GID at the port.
     NoGid,
-    /// The port says that it is down.
+    /// The port reports that it is down.
     PortDown,
-    /// The port goes down so many ms after the device was opened, and up again so many later.
+    /// The port goes down `at_ms` after the device was opened, and up again `for_ms` later.
     PortFails {
-        /// When.
+        /// Time of the failure.
         at_ms: u32,
-        /// For how long; `None`: for ever.
+        /// Duration; `None`: without end.
         for_ms: Option<u32>,
     },
-    /// The device breaks down so many ms after it was opened.
+    /// The device fails `at_ms` after it was opened.
     DeviceFails {
-        /// When.
+        /// Time of the failure.
         at_ms: u32,
     },
     /// The device has no atomics.
     NoAtomics,
     /// The device file cannot be opened.
     Open(Errno),
-    /// Commands with this number fail, but for the first `after`.
+    /// Commands with this number fail, except for the first `after`.
     Command {
         /// Number of the command.
         number: u8,
-        /// With this error.
+        /// The error.
         errno: Errno,
-        /// How many succeed before.
+        /// Number of commands that succeed before.
         after: u32,
     },
 }
 
 impl Fault {
-    /// `port=down`, `port=down@100+50`, `device=fatal@100`, `reg_mr=ENOMEM`, `create_qp=ENOMEM@3`, …
+    /// Parses `port=down`, `port=down@100+50`, `device=fatal@100`, `reg_mr=ENOMEM`, `create_qp=ENOMEM@3`, …
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let (key, value) = text.split_once('=').ok_or_else(|| format!("`{text}` is no KEY=VALUE"))?;
         let fixed = |legal: &str, fault| if value == legal { Ok(fault) } else { Err(format!("{key} is `{value}`; legal is `{legal}`")) };

@@ -1,8 +1,8 @@
-//! Which descriptors are ours.
+//! The descriptors of the device and its event channels.
 //!
-//! The calls that are interposed run for every descriptor of the program, so the first question is one load from a table. What a descriptor of
-//! ours is, is behind a lock, and is believed only as long as the number still names the same file (a program may close it by ways that are
-//! not interposed) and the process is the one that opened it (the child of a fork has the files, but not the threads).
+//! The interposed calls run for every descriptor of the program, so the first check is one load from a table. The file of such a descriptor
+//! is behind a lock. An entry is trusted only while the number still names the same file, because a program may close it in ways that are
+//! not interposed, and only in the process that opened it, because the child of a fork has the files but not the threads.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -18,12 +18,12 @@ use crate::held::{self, MAX_FD};
 
 static OURS: [AtomicBool; MAX_FD] = [const { AtomicBool::new(false) }; MAX_FD];
 
-/// Whether the program does not know of a descriptor, and may not close it. Children have their own.
+/// Returns whether a descriptor is one that the program does not know of and may not close. Children have their own.
 pub(crate) fn is_held(fd: c_int) -> bool {
     held::is_held(fd) && files().is_some()
 }
 
-/// Calls `each` with the parts of `first..=last` between descriptors that are held, and forgets those of ours that are in there.
+/// Calls `each` with the parts of `first..=last` between held descriptors, and forgets the library's own files in that range.
 pub(crate) fn each_range(first: u32, last: u32, mut each: impl FnMut(u32, u32)) {
     let mut start = first;
     for fd in first..last.saturating_add(1).min(MAX_FD as u32) {
@@ -41,19 +41,19 @@ pub(crate) fn each_range(first: u32, last: u32, mut each: impl FnMut(u32, u32)) 
     }
 }
 
-/// What carries out commands: an open device.
+/// An open device, which carries out commands.
 pub(crate) trait Execute: fmt::Debug + Send + Sync {
     /// Carries out a command.
     ///
     /// # Errors
-    /// The command's, or `EIO` if the HCA broke down.
+    /// The command's error, or `EIO` if the HCA has failed.
     ///
     /// # Safety
-    /// What the command points to is what a driver gives the kernel: see the commands.
+    /// The memory that the command names fulfils a driver's contract with the kernel: see the commands.
     unsafe fn execute(&self, call: Call) -> Result<(), Errno>;
 }
 
-/// A file of ours.
+/// A file that this library opened for the program.
 #[derive(Clone, Debug)]
 pub(crate) enum File {
     /// The device, opened.
@@ -62,7 +62,7 @@ pub(crate) enum File {
     Channel(Arc<Channel>),
 }
 
-/// What a number must name to be the file that was entered.
+/// The identity of the file that was entered, which its number must still name.
 type Identity = (libc::dev_t, libc::ino_t);
 
 #[derive(Debug)]
@@ -71,17 +71,19 @@ struct Files {
     by_fd: Mutex<HashMap<RawFd, (Identity, File)>>,
 }
 
-/// Those of this process. Replaced, never freed, in the child of a fork: the lock in it may be held by a thread that the child does not have.
+/// The files of this process. In the child of a fork the map is replaced and never freed: a thread that the child does not have may hold
+/// its lock.
 static FILES: AtomicPtr<Files> = AtomicPtr::new(core::ptr::null_mut());
 
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
-/// Whether this process was forked from one that may have had files of ours.
+/// Returns whether this process was forked from a process that may have had such files.
 pub(crate) fn is_child() -> bool {
     IS_CHILD.load(Ordering::Relaxed) || files().is_none()
 }
 
-/// In the child of a fork, which has its parent's descriptors, but none of the files: they are still looked at more closely.
+/// Runs in the child of a fork, which has its parent's descriptors but none of the files. The table still marks those descriptors, so calls
+/// on them are checked.
 pub(crate) fn restart() {
     IS_CHILD.store(true, Ordering::Relaxed);
     held::release_all();
@@ -99,9 +101,9 @@ fn process() -> libc::pid_t {
     unsafe { libc::getpid() }
 }
 
-/// `None` also in the child of a vfork, which shares this memory but not the descriptors.
+/// Returns the files; `None` also in the child of a vfork, which shares this memory but not the descriptors.
 fn files() -> Option<MutexGuard<'static, HashMap<RawFd, (Identity, File)>>> {
-    // SAFETY: null, or of `Box::into_raw` and never freed.
+    // SAFETY: null, or from `Box::into_raw` and never freed.
     let files = unsafe { FILES.load(Ordering::Acquire).as_ref() }?;
     (files.process == process()).then(|| files.by_fd.lock().unwrap_or_else(PoisonError::into_inner))
 }
@@ -111,13 +113,13 @@ fn identity(fd: RawFd) -> Option<Identity> {
     Some((status.st_dev, status.st_ino))
 }
 
-/// Whether the descriptor may be ours: all that is asked for others.
+/// Returns whether the descriptor may be one of these files: the whole check for all other descriptors.
 #[inline]
 pub(crate) fn may_be_ours(fd: c_int) -> bool {
     OURS.get(fd as usize).is_some_and(|ours| ours.load(Ordering::Relaxed))
 }
 
-/// The file of a descriptor.
+/// Returns the file of a descriptor.
 pub(crate) fn get(fd: c_int) -> Option<File> {
     let mut files = files()?;
     let (entered, file) = files.get(&fd)?;
@@ -131,7 +133,7 @@ pub(crate) fn get(fd: c_int) -> Option<File> {
     None
 }
 
-/// The channel of a descriptor.
+/// Returns the channel of a descriptor.
 pub(crate) fn channel(fd: c_int) -> Option<Arc<Channel>> {
     match get(fd)? {
         File::Channel(channel) => Some(channel),
@@ -155,7 +157,7 @@ pub(crate) fn insert(fd: RawFd, file: File) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Takes a file out, before its descriptor is closed.
+/// Removes a file before its descriptor is closed.
 pub(crate) fn remove(fd: c_int) -> Option<File> {
     let mut files = files()?;
     let file = forget(&mut files, fd);

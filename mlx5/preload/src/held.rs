@@ -1,21 +1,21 @@
-//! Descriptors that the HCA has for itself: a program that closes all descriptors must not close them, or their numbers would name other files of
-//! the program when the HCA uses or closes them.
+//! Descriptors that the HCA opens for itself. A program that closes all descriptors must not close them: their numbers would then name
+//! other files of the program when the HCA uses or closes them.
 
 use core::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Descriptors at or above this are never ours.
+/// Descriptors at or above this number are never held.
 pub(crate) const MAX_FD: usize = 1 << 16;
 
 static HELD: [AtomicBool; MAX_FD] = [const { AtomicBool::new(false) }; MAX_FD];
 
 thread_local! {
-    /// What runs is our own code, not the program's.
+    /// Whether this thread runs code of the library rather than of the program.
     static IS_OURS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs our own code: what it opens is held, and what it closes is closed.
+/// Runs code of the library: descriptors that it opens are held, and its closes close them.
 pub(crate) fn as_ourselves<T>(body: impl FnOnce() -> T) -> T {
     struct Back(bool);
     impl Drop for Back {
@@ -27,7 +27,7 @@ pub(crate) fn as_ourselves<T>(body: impl FnOnce() -> T) -> T {
     body()
 }
 
-/// A descriptor was opened: held, if by our own code.
+/// Marks a new descriptor as held if code of the library opened it.
 pub(crate) fn opened(fd: c_int) -> c_int {
     if let Some(held) = HELD.get(fd as usize).filter(|_| IS_OURS.get()) {
         held.store(true, Ordering::Relaxed);
@@ -35,26 +35,26 @@ pub(crate) fn opened(fd: c_int) -> c_int {
     fd
 }
 
-/// A descriptor is about to be closed: not held any more, if by our own code.
+/// Prepares to close a descriptor: code of the library does not hold it any more.
 pub(crate) fn closing(fd: c_int) {
     if IS_OURS.get() {
         hand_over(fd);
     }
 }
 
-/// The program gets it.
+/// Gives a descriptor to the program.
 pub(crate) fn hand_over(fd: c_int) {
     if let Some(held) = HELD.get(fd as usize) {
         held.store(false, Ordering::Relaxed);
     }
 }
 
-/// Whether a descriptor is held, and it is the program that asks.
+/// Returns whether a descriptor is held and the program is the caller.
 pub(crate) fn is_held(fd: c_int) -> bool {
     HELD.get(fd as usize).is_some_and(|held| held.load(Ordering::Relaxed)) && !IS_OURS.get()
 }
 
-/// In the child of a fork: none is held.
+/// Releases all descriptors, in the child of a fork.
 pub(crate) fn release_all() {
     for held in &HELD {
         if held.load(Ordering::Relaxed) {

@@ -1,7 +1,8 @@
-//! The C library's calls that this library stands in front of.
+//! The calls of the C library that this library interposes.
 //!
-//! For every descriptor and path that is not ours a call goes on to the next library that has it, after one load from a table (or a look
-//! at the path): no allocation, no lock, no call of the standard library, because this is any thread of the program, at any time.
+//! For every other descriptor and path a call goes on to the next library that has it, after one load from a table (or a comparison of the
+//! path). On that path there is no allocation, no lock and no call of the standard library, because it runs on any thread of the program,
+//! at any time.
 
 use core::mem::transmute;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -24,7 +25,7 @@ use crate::{held, log, sys};
 /// The device file: the launcher's tree names it `uverbs0`, and rdma-core knows the directory.
 const DEVICE_FILE: &str = "/dev/infiniband/uverbs0";
 
-/// Protocol of the netlink sockets that list RDMA devices. Where the kernel has it libibverbs would find the real devices only.
+/// Protocol of the netlink sockets that list RDMA devices. Where the kernel has it, libibverbs would find only the real devices.
 const NETLINK_RDMA: c_int = 20;
 
 /// `RDMA_VERBS_IOCTL`.
@@ -72,7 +73,7 @@ static IOCTL: Next = Next::new(c"ioctl");
 static SOCKET: Next = Next::new(c"socket");
 static ACCESS: Next = Next::new(c"access");
 
-/// Calls the next function; `-1` and `ENOSYS` if there is none.
+/// Calls the next function. Returns `-1` with `ENOSYS` if there is none.
 macro_rules! next {
     ($next:ident as fn($($ty:tt)*) -> $result:ty, ($($argument:expr),*)) => {
         match transmute::<*mut c_void, Option<unsafe extern "C" fn($($ty)*) -> $result>>($next.address()) {
@@ -88,12 +89,12 @@ fn fail(errno: Errno) -> c_int {
     -1
 }
 
-/// Our part of a call: a panic in it must not reach the program.
+/// Runs the library's part of a call: a panic in it must not reach the program.
 fn ours<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     held::as_ourselves(|| catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO))))
 }
 
-/// When the library is loaded, before threads that could be in the middle of something.
+/// Runs when the library is loaded, before the program has other threads.
 #[cfg_attr(not(test), used, unsafe(link_section = ".init_array"))]
 static START: extern "C" fn() = start;
 
@@ -118,12 +119,12 @@ unsafe extern "C" fn restart() {
     });
 }
 
-/// The settings, if the path is that of the device file.
+/// Returns the settings if the path is that of the device file.
 ///
 /// # Safety
 /// `path` is null or a string.
 unsafe fn device(path: *const c_char) -> Option<&'static Settings> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let is_device = !path.is_null() && unsafe { CStr::from_ptr(path) }.to_bytes() == DEVICE_FILE.as_bytes();
     if is_device { settings::get() } else { None }
 }
@@ -145,10 +146,10 @@ fn open_device(settings: &'static Settings) -> c_int {
     })
 }
 
-/// `open(3)`, also for what was compiled with `_FILE_OFFSET_BITS=64` or `_FORTIFY_SOURCE`.
+/// `open(3)`, also under the names that `_FILE_OFFSET_BITS=64` and `_FORTIFY_SOURCE` give it.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    // SAFETY: the caller's arguments. A mode that was not given is not looked at behind us either.
+    // SAFETY: the caller's arguments. The next `open` ignores a mode that was not given, too.
     unsafe {
         match device(path) {
             Some(settings) => open_device(settings),
@@ -200,7 +201,8 @@ unsafe extern "C" fn memfd_create(name: *const c_char, flags: c_uint) -> c_int {
     held::opened(unsafe { next!(MEMFD_CREATE as fn(*const c_char, c_uint) -> c_int, (name, flags)) })
 }
 
-/// `close(3)`. The device goes when its descriptor does, even if that is closed in a way that is not seen here: at the next call.
+/// `close(3)`. The device closes with its descriptor. If the descriptor is closed in a way that is not interposed, the device closes at the
+/// next call.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
     if fds::is_held(fd) {
@@ -223,7 +225,7 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
     // SAFETY: the caller's arguments.
     let close = |first, last| unsafe { next!(CLOSE_RANGE as fn(c_uint, c_uint, c_int) -> c_int, (first, last, flags)) };
     if first > last || flags != 0 {
-        // Only in a child does it make sense that they are closed later, or in a table of its own.
+        // Closing later, or in a table of its own, makes sense only in a child.
         return close(first, last);
     }
     let mut result = 0;
@@ -242,7 +244,7 @@ unsafe extern "C" fn closefrom(first: c_int) {
     }
 }
 
-/// A descriptor is another's duplicate now: of the device too.
+/// Enters a descriptor that is now a duplicate of another, also of the device.
 fn duplicated(old: c_int, new: c_int) -> c_int {
     if new >= 0 && new != old && (fds::may_be_ours(old) || fds::may_be_ours(new)) {
         let _ = ours(|| {
@@ -280,10 +282,10 @@ unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     duplicated(old, unsafe { next!(DUP3 as fn(c_int, c_int, c_int) -> c_int, (old, new, flags)) })
 }
 
-/// `fcntl(2)`: duplicates.
+/// `fcntl(2)`, for its duplicates.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
-    // SAFETY: the caller's arguments. One that was not given is not looked at behind us either.
+    // SAFETY: the caller's arguments. The next `fcntl` ignores an argument that was not given, too.
     let result = unsafe { next!(FCNTL as fn(c_int, c_int, ...) -> c_int, (fd, command, argument)) };
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) { duplicated(fd, result) } else { result }
 }
@@ -294,19 +296,19 @@ unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_
     unsafe { fcntl(fd, command, argument) }
 }
 
-/// `write(3)`: commands.
+/// `write(3)`, for commands.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
     if fds::may_be_ours(fd) && !bytes.is_null() {
         let done = ours(|| {
             let context = match fds::get(fd) {
                 Some(File::Device(context)) => context,
-                // In the child of a fork: its parent's, whose thread is not here.
+                // In the child of a fork: the device is its parent's, whose thread does not exist here.
                 None if fds::is_child() && sys::is_device_file(fd) => return Err(Errno(libc::EIO)),
                 _ => return Ok(None),
             };
             let call = Call::read(bytes as u64, count)?;
-            // SAFETY: what a driver writes to the device file names memory that it keeps until it is told otherwise.
+            // SAFETY: a driver's command to the device file names memory that the driver keeps until the object is destroyed.
             unsafe { context.execute(call) }?;
             Ok(Some(count as ssize_t))
         });
@@ -320,7 +322,7 @@ unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, count: size_t) -> ss
     unsafe { next!(WRITE as fn(c_int, *const c_void, size_t) -> ssize_t, (fd, bytes, count)) }
 }
 
-/// `read(3)`: events of completion channels.
+/// `read(3)`, for events.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -> ssize_t {
     // SAFETY: the caller's arguments.
@@ -331,22 +333,22 @@ unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -> ssize
     match ours(|| Ok(fds::get(fd))) {
         Ok(Some(File::Channel(channel))) if count >= channel.event_bytes() && !bytes.is_null() => loop {
             let n = read_next(channel.event_bytes());
-            // SAFETY: as many bytes were read to there.
+            // SAFETY: that many bytes were read into the buffer.
             let event = unsafe { core::slice::from_raw_parts(bytes.cast::<u8>(), n.max(0) as usize) };
             let is_for_program = event.len() < channel.event_bytes() || ours(|| Ok(channel.received(event))) != Ok(false);
             if is_for_program {
                 return n;
             }
         },
-        // The device is not read, and a channel not in smaller pieces.
+        // The device cannot be read, and a channel not in smaller pieces.
         Ok(Some(_)) => fail(Errno(libc::EINVAL)) as ssize_t,
         _ => read_next(count),
     }
 }
 
-/// `ioctl(3)`: the device has write() commands only. Its answer is that of a kernel which does not have the method that was called: libibverbs
-/// writes the command then, if there is one, and a program is told that this device cannot do it. (`ENOTTY`, of a kernel with no methods at all,
-/// would make libibverbs write too, but reaches programs, which do not expect it, where there is no command to write.)
+/// `ioctl(3)`: the device has write() commands only. It answers like a kernel without the called method. libibverbs then writes the
+/// command, if there is one; otherwise the program learns that this device does not support it. `ENOTTY`, the answer of a kernel with no
+/// methods at all, would make libibverbs write too. But where there is no command to write it reaches programs, which do not expect it.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     if fds::may_be_ours(fd) {
@@ -356,7 +358,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
                 log::refused(settings, format_args!("ioctl {request:#x} refused: ENOTTY"));
                 return Ok(Some(Errno(libc::ENOTTY)));
             }
-            // Its argument starts with `struct ib_uverbs_ioctl_hdr`: length, object, method.
+            // The argument starts with `struct ib_uverbs_ioctl_hdr`: length, object, method.
             let mut header = [0; 6];
             sys::copy_in(argument as u64, &mut header)?;
             let [_, _, a, b, c, d] = header;
@@ -383,7 +385,7 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
     unsafe { next!(SOCKET as fn(c_int, c_int, c_int) -> c_int, (domain, kind, protocol)) }
 }
 
-/// The device file's status: that of `status`, but a character device.
+/// Gives `status` the values of the device file: a character device.
 fn as_device(status: &mut Status, settings: &Settings) {
     status.st_mode = libc::S_IFCHR | 0o600;
     status.st_rdev = settings.device;
@@ -394,7 +396,7 @@ fn result(done: Result<(), Errno>) -> c_int {
     done.map_or_else(fail, |()| 0)
 }
 
-/// `fstatat(3)`; older C libraries have no symbol for it and its relatives, so all of them are system calls here.
+/// `fstatat(3)`. Older C libraries have no symbol for it and its relatives, so all of them are system calls here.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn fstatat(dir: c_int, path: *const c_char, status: *mut Status, flags: c_int) -> c_int {
     // SAFETY: the caller's arguments.
@@ -410,7 +412,7 @@ unsafe extern "C" fn fstatat(dir: c_int, path: *const c_char, status: *mut Statu
     }
 }
 
-/// `access(2)`: programs look whether they may open the device before they do.
+/// `access(2)`: programs check whether they may open the device before they do.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn access(path: *const c_char, mode: c_int) -> c_int {
     // SAFETY: the caller's arguments.
@@ -439,8 +441,8 @@ unsafe extern "C" fn fstat(fd: c_int, status: *mut Status) -> c_int {
     result(done)
 }
 
-/// The other names of these two: `stat`, the ones for large files, and those of C libraries before 2.33, with the version of the structure,
-/// which never had but one on 64-bit systems.
+/// The other names of these two: `stat`, those for large files, and those of C libraries before 2.33. The latter take the version of the
+/// structure; on 64-bit systems there has been only one.
 macro_rules! status_calls {
     ($($name:ident($($argument:ident: $ty:ty),*) => $call:expr;)*) => {
         $(

@@ -1,40 +1,45 @@
-//! The library that `mlx5-run` puts in front of a program (`LD_PRELOAD`): it stands in front of a few calls of the C library, so that libibverbs and libmlx5
-//! find a device, whose commands and queues the software HCA ([`mlx5_hca`]) executes. A program never links it; the README says how to use it.
+//! The library that `mlx5-run` preloads into a program (`LD_PRELOAD`). It interposes a few calls of the C library, so that libibverbs and
+//! libmlx5 find a device; the software HCA ([`mlx5_hca`]) executes that device's commands and queues. A program never links it; the README
+//! says how to use it.
 //!
-//! # Inside, in the order a command takes
+//! # Inside, in the order of a command's path
 //!
 //! | module | what |
 //! |---|---|
-//! | `interpose`, `sys` | the C library's calls; for other descriptors one load from a table |
-//! | `fds`, `held` | which descriptors are ours, in which process; those that the program must not close |
-//! | `settings`, `config`, `faults`, `errno` | what the launcher asked for |
+//! | `interpose`, `sys` | the C library's calls; one load from a table for other descriptors |
+//! | `fds`, `held` | the library's descriptors, by process; descriptors that the program must not close |
+//! | `settings`, `config`, `faults`, `errno` | the launcher's options |
 //! | `abi` | the kernel's structures, checked when compiled, and by a test against the headers |
-//! | `command` | framing: header, request, the driver's part, and where the response goes |
-//! | `context`, `mailbox`, `poller` | the way to the thread that owns the HCA, and that thread |
-//! | `session`, `objects` | which command is whose; what an open device has |
+//! | `command` | framing: header, request, the driver's part, and the address of the response |
+//! | `context`, `mailbox`, `poller` | the path to the thread that owns the HCA, and that thread |
+//! | `session`, `objects` | dispatch of the commands; the objects of an open device |
 //! | `device`, `regions`, `cq`, `srq`, `qp`, `modify`, `transitions`, `bfregs` | the commands, by object |
-//! | `channel`, `asynchronous` | events of completion channels; asynchronous ones |
+//! | `channel`, `asynchronous` | events of completion channels; asynchronous events |
 //! | `doorbells` | `--check-doorbells` |
-//! | `log`, `names`, `methods` | what is logged, and the names of it |
+//! | `log`, `names`, `methods` | the log, and the names in it |
 //! | `bin/mlx5-run` | the launcher |
 //!
-//! - **write() commands only.** `ioctl(RDMA_VERBS_IOCTL)` fails with `EPROTONOSUPPORT`, as in a kernel that does not have the method called. libibverbs
-//!   writes the command then; for what has none, as DEVX, programs learn that the device cannot do it.
-//! - **The device file is a sealed, sparse memfd**, which `fstat` calls a character device. libmlx5 maps its doorbell registers from it at the offsets it
-//!   uses with a kernel, and nobody has to stand in front of `mmap`.
-//! - **One thread owns the HCA of an open device**, from `open` to `close`: its end is what tells peers that the HCA is dead. The program's threads
-//!   hand it their commands and wait. It sleeps between looks at the doorbell records, 20 us when something happened lately and up to 1 ms when nothing
-//!   did for long, and never spins: a program that spins needs the cores itself. A panic in it ends that context (`EIO`), not the program.
-//! - **Addresses in commands are the kernel's to check**: commands are read and answers written by its cross-process copy, and queues and regions
-//!   must be readable, or writable, when they are named. So wrong ones are `EFAULT`, as from a kernel, and no crash.
-//! - **Descriptors**: a duplicate (`dup`, `dup2`, `dup3`, `fcntl`) is the device too, which lives as long as one of them. What the HCA has open for itself
-//!   the program cannot close (`EBADF`), also not with all others by `close_range` or `closefrom`; by a system call that goes past the C library it can.
-//! - **A child of fork** has the files, but not the thread: commands to the parent's device fail there (`EIO`), and it may open its own.
-//! - **Doorbells are seen in the doorbell records**, where a NIC acts on the register. So a driver that forgets the register, or stores the wrong bytes
-//!   there, works here, unless `--check-doorbells` is given: then the register of each queue pair is looked at when its record has moved, and must hold,
-//!   within a second, the WQE up to which the record goes: whole, or its first 8 bytes, or a batch that ends with it. A doorbell that another one of the
-//!   same register has followed before the next look is counted as overtaken, and cannot be judged; programs that wait for each completion have none of
-//!   those. Registers that a program takes from elsewhere (`mlx5dv_devx_alloc_uar`) are not looked at.
+//! - **write() commands only.** `ioctl(RDMA_VERBS_IOCTL)` fails with `EPROTONOSUPPORT`, as in a kernel without the called method.
+//!   libibverbs then writes the command. For a method without a command, such as those of DEVX, programs learn that the device does not
+//!   support it.
+//! - **The device file is a sealed, sparse memfd**, which `fstat` reports as a character device. libmlx5 maps its doorbell registers from
+//!   it at the offsets it uses with a kernel, so `mmap` need not be interposed.
+//! - **One thread owns the HCA of an open device**, from `open` to `close`: its end tells peers that the HCA is dead. The program's threads
+//!   pass their commands to it and wait. It sleeps between looks at the doorbell records: 20 us after recent work, and up to 1 ms after a
+//!   long idle time. It never spins, because a program that spins needs the cores itself. A panic in it ends that context (`EIO`), not the
+//!   program.
+//! - **The kernel checks the addresses in commands**: its cross-process copy reads commands and writes responses, and queues and regions
+//!   must be readable, or writable, when they are named. So a wrong address is an `EFAULT`, as from a kernel, and not a crash.
+//! - **Descriptors**: a duplicate (`dup`, `dup2`, `dup3`, `fcntl`) is the device too, which lives as long as one of them. The program
+//!   cannot close the descriptors that the HCA opened for itself (`EBADF`), not even with all others by `close_range` or `closefrom`; a
+//!   system call that bypasses the C library can.
+//! - **A child of fork** has the files, but not the thread: its commands to the parent's device fail (`EIO`), and it may open a device of
+//!   its own.
+//! - **Doorbells are seen in the doorbell records**, where a NIC acts on the register. So a driver that forgets the register, or stores the
+//!   wrong bytes there, works here, unless `--check-doorbells` is given. Then the register of each queue pair is checked after its record
+//!   has moved. Within a second it must hold the last WQE before the record: whole, or its first 8 bytes, or a batch that ends with it. A
+//!   doorbell followed by another one on the same register before the next look is counted as overtaken, and cannot be judged; programs
+//!   that wait for each completion have no such doorbells. Registers from another source (`mlx5dv_devx_alloc_uar`) are not checked.
 #![deny(unsafe_op_in_unsafe_fn)]
 #![cfg_attr(
     test,
@@ -44,13 +49,13 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("the front end is for 64-bit Linux, whose C library's calls it stands in front of");
 
-// What the program calls, and whether it is for us.
+// The interposed calls, and the check whether a call concerns this library.
 mod fds;
 mod held;
 mod interpose;
 mod sys;
 
-// What the launcher asked for; shared with it.
+// The launcher's options; this code is shared with the launcher.
 mod config;
 mod doorbells;
 mod errno;
@@ -66,13 +71,13 @@ mod command;
 mod log;
 mod methods;
 
-// From the program's thread to the one that owns the HCA.
+// From the program's thread to the thread that owns the HCA.
 mod channel;
 mod context;
 mod mailbox;
 mod poller;
 
-// Commands, by object; and what happens without any.
+// The commands, by object; and events.
 mod asynchronous;
 mod bfregs;
 mod cq;

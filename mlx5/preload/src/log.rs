@@ -1,5 +1,5 @@
-//! The log: one line per write(2), to a file that is opened for each line, so that a program which closes descriptors it does not know
-//! loses nothing.
+//! The log: one line per write(2), to a file that is opened for each line, so that nothing is lost when a program closes descriptors it
+//! does not know.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -7,19 +7,19 @@ use std::io::Write;
 
 use crate::settings::{LogTarget, Settings};
 
-/// A line, whatever was asked for: without a log it goes to standard error.
+/// Logs a line in any case: without a log it goes to standard error.
 pub(crate) fn error(settings: &Settings, line: fmt::Arguments<'_>) {
     write(settings.log.as_ref().unwrap_or(&LogTarget::StandardError), line);
 }
 
-/// A line, if there is a log.
+/// Logs a line, if there is a log.
 pub(crate) fn refused(settings: &Settings, line: fmt::Arguments<'_>) {
     if let Some(target) = &settings.log {
         write(target, line);
     }
 }
 
-/// A line about a command that succeeded, if those are asked for.
+/// Logs a line about a successful command, if those are logged.
 pub(crate) fn command(settings: &Settings, line: fmt::Arguments<'_>) {
     if settings.log_commands {
         refused(settings, line);
@@ -28,7 +28,7 @@ pub(crate) fn command(settings: &Settings, line: fmt::Arguments<'_>) {
 
 fn write(target: &LogTarget, line: fmt::Arguments<'_>) {
     let line = format!("mlx5[{}] {line}\n", std::process::id());
-    // There is nobody to tell that a log cannot be written.
+    // A failure to write the log cannot be reported anywhere.
     let _ = match target {
         LogTarget::StandardError => std::io::stderr().write_all(line.as_bytes()),
         LogTarget::File(path) => {

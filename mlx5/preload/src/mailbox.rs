@@ -1,4 +1,4 @@
-//! The way of a command to the thread that owns the HCA, and of its answer back.
+//! The path of a command to the thread that owns the HCA, and of its result back.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::command::Call;
 use crate::errno::Errno;
 
-/// A command on its way.
+/// A command on the way to the thread.
 #[derive(Debug)]
 pub(crate) struct Job {
     /// The command.
@@ -20,14 +20,14 @@ impl Job {
         Self { call, answer: Arc::new(Answer::default()) }
     }
 
-    /// Lets its thread go on.
+    /// Lets the waiting thread go on with this result.
     pub(crate) fn answer(self, result: Result<(), Errno>) {
         *self.answer.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
     }
 }
 
 impl Drop for Job {
-    /// Without an answer the HCA broke down over it.
+    /// A job without a result means that the HCA failed while it ran.
     fn drop(&mut self) {
         self.answer.result.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(Err(Errno(libc::EIO)));
         self.answer.is_there.notify_one();
@@ -52,18 +52,18 @@ impl Answer {
     }
 }
 
-/// What the thread finds when it looks.
+/// The thread's next task.
 #[derive(Debug)]
 pub(crate) enum Mail {
-    /// Nothing came.
+    /// No command within the time.
     Nothing,
     /// A command.
     Job(Job),
-    /// The device is closed.
+    /// The device is being closed.
     Close,
 }
 
-/// Commands for the thread.
+/// Queue of commands for the thread.
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
     state: Mutex<State>,
@@ -74,7 +74,7 @@ pub(crate) struct Mailbox {
 struct State {
     jobs: VecDeque<Job>,
     is_closed: bool,
-    /// Nobody takes commands any more.
+    /// Whether the thread has failed, and takes no commands any more.
     is_dead: bool,
 }
 
@@ -83,13 +83,13 @@ impl Mailbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands a command to the thread of the HCA, and waits for its result.
+    /// Passes a command to the thread of the HCA, and waits for its result.
     ///
     /// # Errors
-    /// The command's, or `EIO` if the HCA broke down.
+    /// The command's error, or `EIO` if the HCA has failed.
     ///
     /// # Safety
-    /// What the command points to is what a driver gives the kernel: see the commands.
+    /// The memory that the command names fulfils a driver's contract with the kernel: see the commands.
     pub(crate) unsafe fn execute(&self, call: Call) -> Result<(), Errno> {
         let job = Job::new(call);
         let answer = Arc::clone(&job.answer);
@@ -107,13 +107,13 @@ impl Mailbox {
         Ok(())
     }
 
-    /// The device is closed.
+    /// Tells the thread that the device is being closed.
     pub(crate) fn close(&self) {
         self.state().is_closed = true;
         self.is_news.notify_one();
     }
 
-    /// The next command, waited for no longer than `for_at_most`.
+    /// Returns the next command. Waits for at most `for_at_most`.
     pub(crate) fn take(&self, for_at_most: Duration) -> Mail {
         let mut state = self.state();
         if state.jobs.is_empty() && !state.is_closed && !for_at_most.is_zero() {

@@ -1,9 +1,9 @@
 //! Names of the ioctl(RDMA_VERBS_IOCTL) methods, for the log: `rdma/ib_user_ioctl_cmds.h` and `rdma/mlx5_user_ioctl_cmds.h`, without their
-//! prefixes. All of them are refused with EPROTONOSUPPORT, as by a kernel that does not have the method.
+//! prefixes. All of them are refused with EPROTONOSUPPORT, as by a kernel without the method.
 
 use std::fmt;
 
-/// Objects of every driver, with their methods, both by number.
+/// Objects of every driver with their methods, both indexed by number.
 const COMMON: [(&str, &[&str]); 17] = [
     ("DEVICE", &["INVOKE_WRITE", "INFO_HANDLES", "QUERY_PORT", "GET_CONTEXT", "QUERY_CONTEXT", "QUERY_GID_TABLE", "QUERY_GID_ENTRY"]),
     ("PD", &["PD_DESTROY"]),
@@ -24,10 +24,10 @@ const COMMON: [(&str, &[&str]); 17] = [
     ("ASYNC_EVENT", &["ASYNC_EVENT_ALLOC"]),
 ];
 
-/// From this number on, objects and methods are the driver's (`UVERBS_ID_NS_SHIFT`).
+/// First number of the driver's own objects and methods (`UVERBS_ID_NS_SHIFT`).
 const DRIVER: u16 = 1 << 12;
 
-/// The objects of mlx5, with their methods.
+/// The objects of mlx5 with their methods.
 const MLX5: [(&str, &[&str]); 10] = [
     ("DEVX", &["DEVX_OTHER", "DEVX_QUERY_UAR", "DEVX_QUERY_EQN", "DEVX_SUBSCRIBE_EVENT"]),
     ("DEVX_OBJ", &["DEVX_OBJ_CREATE", "DEVX_OBJ_DESTROY", "DEVX_OBJ_MODIFY", "DEVX_OBJ_QUERY", "DEVX_OBJ_ASYNC_QUERY"]),
@@ -41,7 +41,7 @@ const MLX5: [(&str, &[&str]); 10] = [
     ("STEERING_ANCHOR", &["STEERING_ANCHOR_CREATE", "STEERING_ANCHOR_DESTROY"]),
 ];
 
-/// What mlx5 adds to objects of every driver.
+/// Methods that mlx5 adds to objects of every driver.
 const MLX5_OF_COMMON: [(&str, &[&str]); 5] = [
     ("DEVICE", &["QUERY_PORT"]),
     ("PD", &["PD_QUERY"]),

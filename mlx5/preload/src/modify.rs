@@ -1,4 +1,4 @@
-//! MODIFY_QP: what a transition brings, whether it is legal, and what the HCA is to do.
+//! MODIFY_QP: the attributes of a transition, its legality, and the HCA's part in it.
 
 use mlx5_hca::wire::rnr_timer_ns;
 use mlx5_hca::{Access, ConnectOptions, Service};
@@ -11,7 +11,7 @@ use crate::errno::Errno;
 use crate::objects::{Objects, Qp};
 use crate::transitions::{State, attribute, is_legal};
 
-/// The attributes that a mask selects, out of a request.
+/// The attributes that a mask selects from a request.
 struct Selected<'a> {
     request: &'a ModifyQp,
     mask: u32,
@@ -22,7 +22,7 @@ impl Selected<'_> {
         self.mask & bit != 0
     }
 
-    /// Whether each is one that there is.
+    /// Returns whether every selected attribute has a valid value.
     fn are_valid(&self) -> bool {
         let ModifyQp { path_mtu, timeout, retry_cnt, rnr_retry, min_rnr_timer, port_num, pkey_index, dest, .. } = *self.request;
         let ModifyQp { max_rd_atomic, max_dest_rd_atomic, .. } = *self.request;
@@ -38,7 +38,7 @@ impl Selected<'_> {
             || self.has(attribute::AV) && dest.port_num > 1)
     }
 
-    /// Puts them where QUERY_QP finds them.
+    /// Copies the selected attributes to `kept`, which QUERY_QP returns.
     fn keep(&self, kept: &mut ModifyQp) {
         let new = self.request;
         let mut keep = |bit, copy: &dyn Fn(&mut ModifyQp)| {
@@ -69,27 +69,27 @@ impl Selected<'_> {
     }
 }
 
-/// What the peer may do, from attributes. Without resources for them a queue pair answers no READ and no atomic: the kernel's mlx5 driver
-/// (`set_qpc_atomic_flags`) takes both rights away then.
+/// Returns the access that the attributes give the peer. A queue pair without resources for READs and atomics answers neither: then the
+/// kernel's mlx5 driver (`set_qpc_atomic_flags`) removes both rights.
 fn rights(at: &ModifyQp) -> Access {
     let asked = Access::from_bits_truncate(at.qp_access_flags);
     if at.max_dest_rd_atomic == 0 { asked & Access::REMOTE_WRITE } else { asked }
 }
 
-/// Retries, from attributes.
+/// Returns the retries that the attributes set.
 fn options(at: &ModifyQp) -> ConnectOptions {
     ConnectOptions { timeout: at.timeout, retry_count: at.retry_cnt, rnr_retry: at.rnr_retry, rnr_timer_ns: rnr_timer_ns(at.min_rnr_timer) }
 }
 
 impl Objects {
-    /// MODIFY_QP.
+    /// Carries out MODIFY_QP.
     pub(crate) fn modify_qp(&mut self, call: &Call) -> Result<Reply, Errno> {
         let request: ModifyQp = call.request()?;
         let note = self.modify(&request)?;
         Ok(Reply::none().note(note))
     }
 
-    /// MODIFY_QP, extended. There is no rate limit.
+    /// Carries out the extended MODIFY_QP. There is no rate limit.
     pub(crate) fn modify_qp_extended(&mut self, call: &Call) -> Result<Reply, Errno> {
         let request: ExModifyQp = call.request()?;
         let note = self.modify(&request.base)?;
@@ -135,7 +135,7 @@ impl Objects {
         Ok(format!("qp={handle} {from:?} -> {to:?} mask={mask:#x}{peer}"))
     }
 
-    /// Tells the HCA.
+    /// Makes the HCA perform the transition.
     fn carry_out(&self, qp: &Qp, from: State, to: State, at: &ModifyQp) -> Result<(), Errno> {
         let is_connected = qp.service == Service::Connected;
         match (from, to) {
@@ -146,7 +146,7 @@ impl Objects {
                 let is_global = at.dest.is_global != 0;
                 self.check_source(is_global, at.dest.sgid_index)?;
                 let is_here = self.is_here(is_global, &at.dest.dgid, at.dest.dlid);
-                // Nobody has number 0.
+                // No queue pair has number 0.
                 self.hca.connect_by_number(qp.qpn, if is_here { at.dest_qp_num } else { 0 }, rights(at));
             }
             (State::Init | State::ReadyToReceive | State::ReadyToSend, State::ReadyToReceive | State::ReadyToSend) if !is_connected => {

@@ -1,6 +1,6 @@
 //! Names of the write() commands, as in `enum ib_uverbs_write_cmds` without its prefix: for the log and for `--fault`.
 
-/// By number. Empty: a number the headers leave out.
+/// Names, indexed by number. An empty name is a number that the headers leave out.
 const WRITE: [&str; 41] = [
     "get_context",
     "query_device",
@@ -45,24 +45,24 @@ const WRITE: [&str; 41] = [
     "open_qp",
 ];
 
-/// Number of the first command that exists only extended (`IB_USER_VERBS_CMD_THRESHOLD`), and those commands.
+/// Number of the first command that exists only in the extended form (`IB_USER_VERBS_CMD_THRESHOLD`), and those commands.
 const THRESHOLD: usize = 50;
 const EXTENDED: [&str; 8] =
     ["create_flow", "destroy_flow", "create_wq", "modify_wq", "destroy_wq", "create_rwq_ind_tbl", "destroy_rwq_ind_tbl", "modify_cq"];
 
-/// The command with this number; extended commands share the numbers and names of those they extend.
+/// Returns the name of the command with this number. Extended commands have the numbers and names of the commands they extend.
 pub(crate) fn command(number: u8) -> Option<&'static str> {
     let number = usize::from(number);
     WRITE.get(number).or_else(|| EXTENDED.get(number.checked_sub(THRESHOLD)?)).copied()
 }
 
-/// The number of the command with this name.
+/// Returns the number of the command with this name.
 pub(crate) fn number(name: &str) -> Option<u8> {
     let find = |names: &[&str]| names.iter().position(|known| *known == name);
     find(&WRITE).or_else(|| Some(find(&EXTENDED)? + THRESHOLD)).map(|number| number as u8)
 }
 
-/// All names.
+/// Returns all names.
 pub(crate) fn all() -> impl Iterator<Item = &'static str> {
     WRITE.into_iter().chain(EXTENDED)
 }

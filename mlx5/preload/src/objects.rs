@@ -1,4 +1,4 @@
-//! What an open device has.
+//! The objects of an open device.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,10 +15,10 @@ use crate::settings::Settings;
 use crate::table::Table;
 use crate::transitions::State;
 
-/// How long operations towards a dead process are retried, in ns.
+/// Time for which operations towards a dead process are retried, in ns.
 const DEAD_PEER_TIMEOUT_NS: u64 = 10_000_000;
 
-/// The HCA and its objects, by the handles that commands name them with.
+/// The HCA and its objects, indexed by the handles in commands.
 #[derive(Debug)]
 pub(crate) struct Objects {
     pub(crate) settings: &'static Settings,
@@ -30,12 +30,12 @@ pub(crate) struct Objects {
     pub(crate) cqs: Table<Cq>,
     pub(crate) srqs: Table<Srq>,
     pub(crate) qps: Table<Qp>,
-    /// As long as it is open, reading waits.
+    /// Open as long as the device, so that reading blocks.
     pub(crate) async_events: Arc<Channel>,
     pub(crate) opened: Instant,
-    /// Those that are checked, if the launcher asked for it.
+    /// The queue pairs whose doorbells are checked, if the launcher asked for it.
     pub(crate) doorbells: Option<Doorbells>,
-    /// Of those in the settings.
+    /// Number of the settings' changes that were made.
     pub(crate) changes_made: usize,
 }
 
@@ -43,12 +43,12 @@ impl Objects {
     /// Joins the fabric.
     ///
     /// # Errors
-    /// `ENOMEM`: it cannot be joined; the log says why.
+    /// `ENOMEM`: joining failed; the log gives the reason.
     pub(crate) fn new(settings: &'static Settings, bfregs: Bfregs, async_events: Arc<Channel>) -> Result<Self, Errno> {
         let options = SoftOptions {
             fabric: FabricSpec::Shared { dir: Some(settings.fabric.clone()) },
             port: Some(settings.link.port()),
-            // Regions are the program's memory.
+            // Regions are memory of the program.
             arena_bytes: 4096,
             dead_peer_timeout_ns: DEAD_PEER_TIMEOUT_NS,
             ..SoftOptions::default()
@@ -74,14 +74,14 @@ impl Objects {
         })
     }
 
-    /// Looks at the registers of the queue pairs, if that was asked for.
+    /// Checks the registers of the queue pairs, if that was asked for.
     pub(crate) fn check_doorbells(&mut self) {
         if let Some(broken) = self.doorbells.as_mut().and_then(Doorbells::look) {
             self.end_by(&broken);
         }
     }
 
-    /// A driver broke a rule, which a NIC answers with silence or something wrong: it is said, and the queue pair fails.
+    /// Logs a broken rule, which a NIC would answer with silence or a wrong result, and fails the queue pair.
     pub(crate) fn end_by(&self, broken: &Violation) {
         log::error(self.settings, format_args!("{broken}"));
         if let Queue::Send(qpn) = broken.queue {
@@ -89,7 +89,7 @@ impl Objects {
         }
     }
 
-    /// The error number for a queue that could not be made.
+    /// Returns the error number for a queue that could not be created.
     pub(crate) fn refused(&self, error: &CreateError) -> Errno {
         log::refused(self.settings, format_args!("{error}"));
         match error {
@@ -113,7 +113,7 @@ pub(crate) struct Pd {
     pub(crate) pdn: u32,
 }
 
-/// An address handle. Its contents are libmlx5's.
+/// An address handle. libmlx5 defines its contents.
 #[derive(Debug)]
 pub(crate) struct Ah {
     pub(crate) pd: u32,
@@ -132,7 +132,7 @@ pub(crate) struct Mr {
 /// A queue pair.
 #[derive(Debug)]
 pub(crate) struct Qp {
-    /// What events name it by.
+    /// The program's name for it, in events.
     pub(crate) user_handle: u64,
     pub(crate) pd: u32,
     pub(crate) send_cq: u32,
@@ -140,13 +140,13 @@ pub(crate) struct Qp {
     pub(crate) srq: Option<u32>,
     pub(crate) qpn: u32,
     pub(crate) service: Service,
-    /// Where its driver took it; the HCA may have taken it to the error state since.
+    /// The state that its driver set; the HCA may have moved it to the error state since.
     pub(crate) state: State,
-    /// Attributes, as MODIFY_QP brought them.
+    /// Attributes, as set by MODIFY_QP.
     pub(crate) attributes: ModifyQp,
     pub(crate) capacities: [u32; 5],
     pub(crate) sq_sig_all: u8,
-    /// The register it took from the context.
+    /// The register assigned by the context.
     pub(crate) bfreg: Option<u32>,
 }
 
@@ -155,7 +155,7 @@ pub(crate) struct Qp {
 pub(crate) struct Cq {
     pub(crate) cqn: u32,
     pub(crate) channel: Option<Arc<Channel>>,
-    /// What events name it by.
+    /// The program's name for it, in events.
     pub(crate) user_handle: u64,
 }
 

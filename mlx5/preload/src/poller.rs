@@ -1,9 +1,9 @@
-//! The thread of an open device. It owns the HCA, carries out commands, and looks at the doorbell records, since the driver's doorbells are
-//! plain stores that nobody tells us about.
+//! The thread of an open device. It owns the HCA, carries out commands, and polls the doorbell records, because the driver's doorbells are
+//! plain stores without any notification.
 //!
-//! It never spins: a program that polls its completion queue makes no system call, so on a machine with few cores a thread that spun or yielded
-//! would have its core only when the scheduler's tick says so, milliseconds later. It sleeps between looks; the longer nothing happens, the
-//! longer.
+//! It never spins. A program that polls its completion queue makes no system call, so on a machine with few cores a thread that spun or
+//! yielded would get its core only at the scheduler's tick, milliseconds later. It sleeps between looks; the sleep grows with the idle
+//! time.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,16 +18,16 @@ use crate::mailbox::{Mail, Mailbox};
 use crate::session::Session;
 use crate::settings::Settings;
 
-/// Between two looks when something happened lately.
+/// Sleep between two looks after recent work.
 const SHORTEST: Duration = Duration::from_micros(20);
-/// Between two looks when nothing has happened for long.
+/// Sleep between two looks after a long idle time.
 const LONGEST: Duration = Duration::from_millis(1);
-/// So many looks in vain before the time between them grows, and before it grows again.
+/// Number of looks without work before the sleep grows, and before it grows again.
 const PATIENCE: u32 = 256;
-/// So often it looks again at once when something happened.
+/// Number of looks without a sleep after work was found.
 const LOOKS_AT_ONCE: u32 = 8;
 
-/// Starts the thread, which takes no signals: they are the program's.
+/// Starts the thread. It takes no signals, which are the program's.
 pub(crate) fn spawn(mailbox: Arc<Mailbox>, settings: &'static Settings, registers: Option<Registers>) -> io::Result<JoinHandle<()>> {
     let mut mask = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut old = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
@@ -75,15 +75,15 @@ fn serve(mailbox: &Mailbox, settings: &'static Settings, registers: Option<Regis
     }
 }
 
-/// How long to sleep.
+/// The length of the next sleep.
 #[derive(Debug, Default)]
 struct Pace {
-    /// Looks in vain since something happened.
+    /// Number of looks without work since the last work.
     in_vain: u32,
 }
 
 impl Pace {
-    /// The sleep after a look.
+    /// Returns the sleep after a look.
     fn after(&mut self, has_happened: bool) -> Duration {
         self.in_vain = if has_happened { 0 } else { self.in_vain.saturating_add(1) };
         let doublings = (self.in_vain / PATIENCE).min(6);

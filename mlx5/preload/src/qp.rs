@@ -1,4 +1,4 @@
-//! Queue pairs: made and destroyed here; `modify` takes them from state to state.
+//! Creation and destruction of queue pairs; `modify` makes their transitions.
 
 use mlx5_hca::{MAX_LANE_SLOTS, QpMemory, Receives, RqMemory, Service, SqMemory};
 use zerocopy::FromZeros;
@@ -25,17 +25,17 @@ const WQEBB: u32 = 64;
 /// Bytes of a data segment.
 const DATA_SEGMENT: u32 = 16;
 
-/// Index of a queue pair whose driver gives none.
+/// User index of a queue pair whose driver gives none.
 const NO_USER_INDEX: u32 = 0xff_ffff;
 
-/// The queues that a driver asks for.
+/// Returns the queues that a driver asks for.
 fn queues(request: &DriverQp, has_srq: bool) -> Result<(SqMemory, Option<RqMemory>), Errno> {
     const INVALID: Errno = Errno(libc::EINVAL);
     let is_count = |count: u32| count == 0 || (count.is_power_of_two() && count <= MAX_WQES);
     if !is_count(request.sq_wqe_count) || !is_count(request.rq_wqe_count) || request.rq_wqe_shift > 9 {
         return Err(INVALID);
     }
-    // Receives first, sends behind them; the record has the word of the receives, then that of the sends (MLX5_RCV_DBR, MLX5_SND_DBR).
+    // Receives first, sends after them; the record has the word of the receives, then that of the sends (MLX5_RCV_DBR, MLX5_SND_DBR).
     let rq_bytes = request.rq_wqe_count << request.rq_wqe_shift;
     let bytes = u64::from(rq_bytes) + u64::from(request.sq_wqe_count) * u64::from(WQEBB);
     let buffer = place::<u8>(request.buf_addr, bytes.max(1), Use::Read)?;
@@ -45,13 +45,13 @@ fn queues(request: &DriverQp, has_srq: bool) -> Result<(SqMemory, Option<RqMemor
         return Err(INVALID);
     }
     let rq = RqMemory { buffer, wqe_cnt: request.rq_wqe_count, stride: 1 << request.rq_wqe_shift, record };
-    // SAFETY: both are inside of what was looked at above.
+    // SAFETY: both are inside the range that was checked above.
     let (sq_buffer, sq_record) = unsafe { (buffer.add(rq_bytes as usize), record.add(1)) };
     Ok((SqMemory { buffer: sq_buffer, wqe_cnt: request.sq_wqe_count, record: sq_record, register: None }, has_rq.then_some(rq)))
 }
 
 impl Objects {
-    /// CREATE_QP.
+    /// Carries out CREATE_QP.
     pub(crate) fn create_qp(&mut self, call: &Call) -> Result<Reply, Errno> {
         let request: CreateQp = call.request()?;
         call.check_room(size_of::<CreateQpResp>())?;
@@ -59,7 +59,7 @@ impl Objects {
         Ok(Reply::of(&base).with(&driver).note(note))
     }
 
-    /// CREATE_QP, extended.
+    /// Carries out the extended CREATE_QP.
     pub(crate) fn create_qp_extended(&mut self, call: &Call) -> Result<Reply, Errno> {
         let request: ExCreateQp = call.request()?;
         call.check_room(size_of::<ExCreateQpResp>())?;
@@ -119,17 +119,20 @@ impl Objects {
             scatter_to_cqe: driver.flags & QP_FLAG_SCATTER_CQE != 0,
             lane_slots: MAX_LANE_SLOTS,
         };
-        // SAFETY: buffer and records are there, and libmlx5 keeps them until the queue pair is destroyed, as for a device.
+        // SAFETY: `place` has checked the buffer and the records, and libmlx5 keeps them until the queue pair is destroyed, as for a
+        // device.
         let qpn = unsafe { self.hca.create_qp(&memory) }.map_err(|error| self.refused(&error))?;
-        // A driver that names a register has it from somewhere else.
+        // A driver that names a register has it from another source.
         let bfreg = (driver.flags & (QP_FLAG_BFREG_INDEX | QP_FLAG_UAR_PAGE_INDEX) == 0).then(|| self.bfregs.take());
-        // A queue that does not begin at a WQEBB is no driver's.
+        // No driver has a send queue that does not start at a WQEBB.
         let is_checked = sq.wqe_cnt > 0 && sq.buffer.addr().get() % WQEBB as usize == 0;
         if let (Some(doorbells), Some(register), true) = (&mut self.doorbells, bfreg, is_checked) {
             doorbells.add(qpn, sq, register);
         }
         let CreateQp { max_send_wr, max_send_sge, max_inline_data, .. } = *request;
-        // Of what its driver made of the request, as the kernel's (`set_rq_size`); of sends, libmlx5 tells the program itself.
+        // For receives these are the sizes that the driver derived from the request, as in the kernel (`set_rq_size`); for sends libmlx5
+        // itself tells the program.
+        // program.
         let (max_recv_wr, max_recv_sge) = rq.map_or((0, 0), |rq| (rq.wqe_cnt, rq.stride / DATA_SEGMENT));
         let qp_handle = self.qps.insert(Qp {
             user_handle: request.user_handle,
@@ -161,12 +164,12 @@ impl Objects {
         Ok((response, DriverQpResp { bfreg_index, ..DriverQpResp::new_zeroed() }, note))
     }
 
-    /// The state of a queue pair.
+    /// Returns the state of a queue pair.
     pub(crate) fn state(&self, qp: &Qp) -> State {
         if qp.state != State::Reset && self.hca.has_failed(qp.qpn) { State::Error } else { qp.state }
     }
 
-    /// QUERY_QP.
+    /// Carries out QUERY_QP.
     pub(crate) fn query_qp(&mut self, call: &Call) -> Result<Reply, Errno> {
         let QueryQp { qp_handle, .. } = call.request()?;
         call.check_room(size_of::<QueryQpResp>())?;
@@ -209,7 +212,7 @@ impl Objects {
         Ok(Reply::of(&response).note(format!("qp={qp_handle} state={state:?}")))
     }
 
-    /// DESTROY_QP.
+    /// Carries out DESTROY_QP.
     pub(crate) fn destroy_qp(&mut self, call: &Call) -> Result<Reply, Errno> {
         let DestroyQp { qp_handle, .. } = call.request()?;
         call.check_room(size_of::<DestroyQpResp>())?;

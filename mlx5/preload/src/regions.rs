@@ -16,19 +16,19 @@ use crate::objects::{Ah, Mr, Objects, Pd};
 use crate::sys::Use;
 use crate::{log, sys};
 
-/// How long a region that is taken away, or changed, waits for peers that are in the middle of a copy.
+/// Time that deregistering or changing a region waits for peers that are in the middle of a copy.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// `IB_ACCESS_*` that need nothing of the HCA: huge pages, memory windows (whose allocation is refused), and what is optional.
+/// `IB_ACCESS_*` that need no support of the HCA: huge pages, memory windows (whose allocation is refused), and optional access.
 const IGNORED_ACCESS: u32 = 1 << 4 | 1 << 7 | 0x3ff << 20;
 
 /// `IB_MR_REREG_TRANS`, `_PD` and `_ACCESS`.
 const REREG: [u32; 3] = [1, 2, 4];
 
-/// The place that a driver names.
+/// Returns the address that a driver names.
 ///
 /// # Errors
-/// `EINVAL`: none, or not aligned for its type. `EFAULT`: nothing of `len` bytes is there that may be used so.
+/// `EINVAL`: it is null, or not aligned for its type. `EFAULT`: its `len` bytes may not be used in this way.
 pub(crate) fn place<T>(addr: u64, len: u64, what_for: Use) -> Result<NonNull<T>, Errno> {
     let place = NonNull::new(addr as *mut T).filter(|place| place.is_aligned()).ok_or(Errno(libc::EINVAL))?;
     if addr.checked_add(len).is_none_or(|end| end > i64::MAX as u64) || !sys::is_there(addr, len, what_for) {
@@ -37,7 +37,7 @@ pub(crate) fn place<T>(addr: u64, len: u64, what_for: Use) -> Result<NonNull<T>,
     Ok(place)
 }
 
-/// Calls `is_quiet` until it is.
+/// Calls `is_quiet` until it returns true.
 ///
 /// # Errors
 /// `EBUSY`: a peer does not finish.
@@ -51,11 +51,11 @@ fn until_quiet(is_quiet: impl Fn() -> Result<bool, Errno>) -> Result<(), Errno> 
     Ok(())
 }
 
-/// The MAC address of the port on RoCE, of which the GUID is made (modified EUI-64).
+/// The MAC address of the port on RoCE; the GUID is derived from it (modified EUI-64).
 const MAC: [u8; 6] = [GUID[0] ^ 2, GUID[1], GUID[2], GUID[5], GUID[6], GUID[7]];
 
 impl Objects {
-    /// ALLOC_PD.
+    /// Carries out ALLOC_PD.
     pub(crate) fn alloc_pd(&mut self, call: &Call) -> Result<Reply, Errno> {
         let AllocPd { .. } = call.request()?;
         call.check_room(size_of::<AllocPdResp>())?;
@@ -64,7 +64,7 @@ impl Objects {
         Ok(Reply::of(&AllocPdResp { pd_handle }).with(&DriverPdResp { pdn }).note(format!("-> pd={pd_handle} pdn={pdn:#x}")))
     }
 
-    /// DEALLOC_PD.
+    /// Carries out DEALLOC_PD.
     pub(crate) fn dealloc_pd(&mut self, call: &Call) -> Result<Reply, Errno> {
         let DeallocPd { pd_handle } = call.request()?;
         self.pds.get(pd_handle)?;
@@ -80,7 +80,7 @@ impl Objects {
         Ok(Reply::none().note(format!("pd={pd_handle}")))
     }
 
-    /// CREATE_AH. libmlx5 makes the address vector itself, but for the MAC address of a RoCE destination.
+    /// Carries out CREATE_AH. libmlx5 makes the address vector itself, except for the MAC address of a RoCE destination.
     pub(crate) fn create_ah(&mut self, call: &Call) -> Result<Reply, Errno> {
         let CreateAh { pd_handle, attr, .. } = call.request()?;
         call.check_room(size_of::<CreateAhResp>())?;
@@ -98,14 +98,14 @@ impl Objects {
         Ok(Reply::of(&CreateAhResp { ah_handle }).with(&driver).note(format!("pd={pd_handle} dlid={} -> ah={ah_handle}", attr.dlid)))
     }
 
-    /// DESTROY_AH.
+    /// Carries out DESTROY_AH.
     pub(crate) fn destroy_ah(&mut self, call: &Call) -> Result<Reply, Errno> {
         let DestroyAh { ah_handle } = call.request()?;
         self.ahs.remove(ah_handle)?;
         Ok(Reply::none().note(format!("ah={ah_handle}")))
     }
 
-    /// Whether a path leads to this port, the only one there is.
+    /// Returns whether a path leads to this port, the only one.
     pub(crate) fn is_here(&self, is_global: bool, dgid: &[u8; 16], dlid: u16) -> bool {
         match self.settings.link {
             Link::InfiniBand => dlid == LID,
@@ -113,14 +113,14 @@ impl Objects {
         }
     }
 
-    /// A way is from a GID that the port has, and on RoCE never without one.
+    /// Checks that a path starts at a GID of the port. On RoCE it must have a GID.
     pub(crate) fn check_source(&self, is_global: bool, sgid_index: u8) -> Result<(), Errno> {
         let legal =
             if is_global { usize::from(sgid_index) < self.settings.link.gids().len() } else { self.settings.link == Link::InfiniBand };
         if legal { Ok(()) } else { Err(Errno(libc::EINVAL)) }
     }
 
-    /// The memory of a region, and its access as the HCA has it; both checked.
+    /// Returns the memory of a region, and its access in the HCA's terms, after a check of both.
     fn check_region(&self, start: u64, length: u64, access_flags: u32) -> Result<(NonNull<u8>, Access), Errno> {
         let access = Access::from_bits(access_flags & !IGNORED_ACCESS).ok_or(Errno(libc::EOPNOTSUPP))?;
         if length == 0 {
@@ -130,7 +130,7 @@ impl Objects {
         Ok((place::<u8>(start, length, if is_written { Use::Write } else { Use::Read })?, access))
     }
 
-    /// The error number for a region that the HCA does not take.
+    /// Returns the error number for a region that the HCA refuses.
     fn refused_region(&self, error: &RegisterError) -> Errno {
         log::refused(self.settings, format_args!("reg_mr: {error}"));
         match error {
@@ -147,8 +147,8 @@ impl Objects {
             return Err(Errno(libc::EOPNOTSUPP));
         }
         let (addr, access) = self.check_region(start, length, access_flags)?;
-        // SAFETY: a program keeps memory mapped until its deregistration is answered, as it must for a device; one that does not is told by the
-        // kernel's copy, which fails.
+        // SAFETY: a program keeps memory mapped until its deregistration is answered, as it must for a device. If it does not, the kernel's
+        // copy fails.
         let key = unsafe { self.hca.register(pdn, addr, length as usize, access) }.map_err(|error| self.refused_region(&error))?.key;
         Ok(Mr { pd, key, start, length, access_flags })
     }
@@ -157,7 +157,7 @@ impl Objects {
         until_quiet(|| Ok(self.hca.try_deregister(key)))
     }
 
-    /// REG_MR.
+    /// Carries out REG_MR.
     pub(crate) fn reg_mr(&mut self, call: &Call) -> Result<Reply, Errno> {
         let RegMr { start, length, hca_va, pd_handle, access_flags, .. } = call.request()?;
         call.check_room(size_of::<RegMrResp>())?;
@@ -168,8 +168,8 @@ impl Objects {
         Ok(Reply::of(&RegMrResp { mr_handle, lkey: key, rkey: key }).note(note))
     }
 
-    /// REREG_MR: a new region in place of the old one if it is elsewhere; else the old one, with its keys, changes, as with the kernel's mlx5
-    /// driver.
+    /// Carries out REREG_MR: replaces the region if its memory changes; otherwise changes the region and keeps its keys, as the kernel's
+    /// mlx5 driver does.
     pub(crate) fn rereg_mr(&mut self, call: &Call) -> Result<Reply, Errno> {
         let request: ReregMr = call.request()?;
         call.check_room(size_of::<ReregMrResp>())?;
@@ -199,7 +199,7 @@ impl Objects {
         Ok(Reply::of(&ReregMrResp { lkey: new.key, rkey: new.key }).note(note))
     }
 
-    /// DEREG_MR.
+    /// Carries out DEREG_MR.
     pub(crate) fn dereg_mr(&mut self, call: &Call) -> Result<Reply, Errno> {
         let DeregMr { mr_handle } = call.request()?;
         self.deregister(self.mrs.get(mr_handle)?.key)?;

@@ -1,4 +1,4 @@
-//! What one open device has, and the commands on it.
+//! The state of one open device, and the commands on it.
 
 use crate::abi::verbs::number;
 use crate::command::{Call, Reply};
@@ -12,9 +12,9 @@ use crate::{log, names};
 #[derive(Debug)]
 pub(crate) struct Session {
     settings: &'static Settings,
-    /// Until GET_CONTEXT.
+    /// Present until GET_CONTEXT.
     registers: Option<Registers>,
-    /// From GET_CONTEXT on.
+    /// Present from GET_CONTEXT on.
     objects: Option<Objects>,
 }
 
@@ -23,7 +23,7 @@ impl Session {
         Self { settings, registers, objects: None }
     }
 
-    /// Lets the HCA work, and sends the events that are due. Whether anything happened.
+    /// Lets the HCA work, and sends the events that are due. Returns whether anything happened.
     pub(crate) fn progress(&mut self) -> bool {
         let Some(objects) = &mut self.objects else { return false };
         objects.check_doorbells();
@@ -32,10 +32,10 @@ impl Session {
         has_events || has_worked
     }
 
-    /// Carries out a command, and answers it.
+    /// Carries out a command, and writes its response.
     ///
     /// # Errors
-    /// What a kernel gives.
+    /// The error that a kernel returns.
     pub(crate) fn execute(&mut self, call: &Call) -> Result<(), Errno> {
         let name = names::command(call.number).unwrap_or("unknown command");
         let form = if call.is_extended { "ex " } else { "" };

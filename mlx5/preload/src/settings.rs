@@ -1,4 +1,4 @@
-//! What the launcher asked for, read once when the library is loaded.
+//! The launcher's options, read once when the library is loaded.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use crate::config::{CHECK_DOORBELLS, DEVICE, FABRIC, FAULTS, LINK, LOG, LOG_COMM
 use crate::errno::Errno;
 use crate::faults::Fault;
 
-/// Where log lines go.
+/// Destination of log lines.
 #[derive(Debug)]
 pub(crate) enum LogTarget {
     /// Standard error.
@@ -18,42 +18,42 @@ pub(crate) enum LogTarget {
     File(PathBuf),
 }
 
-/// What the launcher asked for.
+/// The launcher's options.
 #[derive(Debug)]
 pub(crate) struct Settings {
     /// `st_rdev` of the device file.
     pub(crate) device: libc::dev_t,
     /// Link layer of the port.
     pub(crate) link: Link,
-    /// Where processes meet.
+    /// The directory through which processes find each other.
     pub(crate) fabric: PathBuf,
     /// Whether the port is up.
     pub(crate) is_port_up: bool,
     /// Whether the device has atomics.
     pub(crate) has_atomics: bool,
-    /// What happens to an open device by itself, and how many ms after it was opened; the earliest first.
+    /// Changes of an open device without a command, with their times in ms after it was opened; the earliest first.
     pub(crate) changes: Vec<(u32, Change)>,
     /// Whether the doorbells of drivers are checked.
     pub(crate) check_doorbells: bool,
-    /// What opening the device fails with.
+    /// Error of opening the device.
     open: Option<Errno>,
-    /// What commands fail with.
+    /// Errors of commands.
     commands: Vec<CommandFault>,
-    /// Where log lines go.
+    /// Destination of log lines.
     pub(crate) log: Option<LogTarget>,
     /// Whether commands that succeed are logged.
     pub(crate) log_commands: bool,
 }
 
-/// What happens to the device by itself, on request.
+/// A change of the device on request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// The port is up from now on, or down.
+    /// The port goes up or down.
     Port {
         /// Whether it is up.
         is_up: bool,
     },
-    /// The device breaks down.
+    /// The device fails.
     Fatal,
 }
 
@@ -61,19 +61,19 @@ pub(crate) enum Change {
 struct CommandFault {
     number: u8,
     errno: Errno,
-    /// How many are still to succeed.
+    /// Number of commands that still succeed.
     after: AtomicU32,
 }
 
 static SETTINGS: OnceLock<Option<Settings>> = OnceLock::new();
 
-/// What the launcher asked for; `None` if there is none.
+/// Returns the launcher's options; `None` without a launcher.
 pub(crate) fn get() -> Option<&'static Settings> {
     SETTINGS.get_or_init(|| Settings::new(|name| std::env::var_os(name))).as_ref()
 }
 
 impl Settings {
-    /// From variables. What the launcher did not set, or set otherwise than it does, is as without a launcher.
+    /// Reads the variables. A variable that is missing, or that no launcher would set, counts as without a launcher.
     fn new(variable: impl Fn(&str) -> Option<OsString>) -> Option<Self> {
         let text = |name| variable(name)?.into_string().ok();
         let (major, minor) = text(DEVICE)?.split_once(':').map(|(major, minor)| (major.parse().ok(), minor.parse().ok()))?;
@@ -103,7 +103,7 @@ impl Settings {
                 Fault::Command { number, errno, after } => {
                     settings.commands.push(CommandFault { number, errno, after: AtomicU32::new(after) });
                 }
-                // In the launcher's tree.
+                // The launcher applies these in the tree.
                 Fault::NoDevices | Fault::NoGid => {}
             }
         }
@@ -111,12 +111,12 @@ impl Settings {
         Some(settings)
     }
 
-    /// The fault of opening the device.
+    /// Returns the fault of opening the device.
     pub(crate) fn open_fault(&self) -> Result<(), Errno> {
         self.open.map_or(Ok(()), Err)
     }
 
-    /// The fault of this command, which counts as tried.
+    /// Returns the fault of this command, and counts the attempt.
     pub(crate) fn command_fault(&self, number: u8) -> Result<(), Errno> {
         for fault in self.commands.iter().filter(|fault| fault.number == number) {
             if fault.after.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |after| after.checked_sub(1)).is_err() {

@@ -19,13 +19,13 @@ const MAX_WR: u32 = 1;
 const LIMIT: u32 = 2;
 
 impl Objects {
-    /// CREATE_SRQ.
+    /// Carries out CREATE_SRQ.
     pub(crate) fn create_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let CreateSrq { pd_handle, max_wr, max_sge, .. } = call.request()?;
         self.make_srq(call, pd_handle, max_wr, max_sge)
     }
 
-    /// CREATE_XSRQ, of the basic type only.
+    /// Carries out CREATE_XSRQ, for the basic type only.
     pub(crate) fn create_xsrq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let CreateXsrq { srq_type, pd_handle, max_wr, max_sge, .. } = call.request()?;
         if srq_type != BASIC {
@@ -44,7 +44,7 @@ impl Objects {
             return Err(Errno(libc::EOPNOTSUPP));
         }
         let pdn = self.pds.get(pd_handle)?.pdn;
-        // As the kernel has it: a WQE is a next segment and its buffers, and one of them is never posted.
+        // As in the kernel: a WQE is a next segment and its buffers, and one WQE is never posted.
         let stride = (16 + 16 * max_sge).next_power_of_two().max(32);
         let wqe_cnt = (max_wr + 1).next_power_of_two();
         let memory = RqMemory {
@@ -53,14 +53,14 @@ impl Objects {
             stride,
             record: place(request.db_addr, 4, Use::Read)?,
         };
-        // SAFETY: the buffer and the record are there, and libmlx5 keeps them until the queue is destroyed, as for a device.
+        // SAFETY: `place` has checked the buffer and the record, and libmlx5 keeps them until the queue is destroyed, as for a device.
         let srqn = unsafe { self.hca.create_srq(pdn, &memory) }.map_err(|error| self.refused(&error))?;
         let srq_handle = self.srqs.insert(Srq { pd: pd_handle, srqn, max_wr, max_sge });
         let note = format!("pd={pd_handle} wqes={wqe_cnt}x{stride} -> srq={srq_handle} srqn={srqn:#x}");
         Ok(Reply::of(&CreateSrqResp { srq_handle, max_wr, max_sge, srqn }).with(&DriverSrqResp { srqn, reserved: 0 }).note(note))
     }
 
-    /// MODIFY_SRQ: mlx5 does not resize, and there are no limit events.
+    /// Carries out MODIFY_SRQ: mlx5 does not resize, and there are no limit events.
     pub(crate) fn modify_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let ModifySrq { srq_handle, attr_mask, srq_limit, .. } = call.request()?;
         self.srqs.get(srq_handle)?;
@@ -73,7 +73,7 @@ impl Objects {
         Ok(Reply::none().note(format!("srq={srq_handle}")))
     }
 
-    /// QUERY_SRQ.
+    /// Carries out QUERY_SRQ.
     pub(crate) fn query_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let QuerySrq { srq_handle, .. } = call.request()?;
         call.check_room(size_of::<QuerySrqResp>())?;
@@ -81,7 +81,7 @@ impl Objects {
         Ok(Reply::of(&QuerySrqResp { max_wr, max_sge, srq_limit: 0, reserved: 0 }).note(format!("srq={srq_handle}")))
     }
 
-    /// DESTROY_SRQ.
+    /// Carries out DESTROY_SRQ.
     pub(crate) fn destroy_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let DestroySrq { srq_handle, .. } = call.request()?;
         call.check_room(size_of::<DestroySrqResp>())?;

@@ -1,4 +1,4 @@
-//! System calls that have no use for the C library's symbol, or must not come back to us through it.
+//! System calls that bypass the C library's symbols: they need none, or the symbol is interposed by this library.
 
 use core::mem::MaybeUninit;
 use std::ffi::CStr;
@@ -7,13 +7,13 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use crate::errno::Errno;
 use crate::held::opened;
 
-/// Bytes of the device file: what libmlx5 maps of it ends at page `9 << 8`.
+/// Size of the device file: libmlx5's last mapping ends at page `9 << 8`.
 const DEVICE_BYTES: libc::off_t = 64 << 20;
 
-/// What makes it one.
+/// Seals of the device file, which identify it.
 const DEVICE_SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
-/// What the last call left.
+/// Returns the error of the last call.
 pub(crate) fn last_error() -> Errno {
     // SAFETY: a valid pointer for the life of the thread.
     Errno(unsafe { *libc::__errno_location() })
@@ -28,7 +28,7 @@ fn checked(result: libc::c_long) -> Result<libc::c_long, Errno> {
 /// # Safety
 /// `path` is a string, and `status` a place for a `struct stat`.
 pub(crate) unsafe fn fstatat(fd: RawFd, path: *const libc::c_char, status: *mut libc::stat, flags: libc::c_int) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     checked(unsafe { libc::syscall(libc::SYS_newfstatat, fd, path, status, flags) }).map(|_| ())
 }
 
@@ -42,15 +42,15 @@ pub(crate) fn fstat(fd: RawFd) -> Result<libc::stat, Errno> {
     }
 }
 
-/// What stands for the device file: memory that is 0, cannot change its size, and can be mapped at any page of it, by the driver that writes
-/// doorbells there as by anybody else.
+/// Makes the device file: memory that is 0, has a fixed size, and can be mapped at any page, by the driver that writes doorbells and by any
+/// other code.
 pub(crate) fn device_file() -> Result<OwnedFd, Errno> {
     let name: &CStr = c"uverbs0";
-    // SAFETY: a string; the new descriptor is ours alone.
+    // SAFETY: a string; no other code has the new descriptor.
     let fd = unsafe {
         OwnedFd::from_raw_fd(checked(libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING).into())? as RawFd)
     };
-    // SAFETY: a descriptor of ours and plain numbers.
+    // SAFETY: a descriptor owned here and plain numbers.
     unsafe {
         checked(libc::ftruncate(fd.as_raw_fd(), DEVICE_BYTES).into())?;
         checked(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, DEVICE_SEALS).into())?;
@@ -58,17 +58,17 @@ pub(crate) fn device_file() -> Result<OwnedFd, Errno> {
     Ok(fd)
 }
 
-/// Whether a descriptor is of a [`device_file`], of this process or of another.
+/// Returns whether a descriptor is a [`device_file`], of this process or of another.
 pub(crate) fn is_device_file(fd: RawFd) -> bool {
     // SAFETY: plain numbers.
     let has_seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } == DEVICE_SEALS;
     has_seals && fstat(fd).is_ok_and(|status| status.st_size == DEVICE_BYTES)
 }
 
-/// A pipe: the reading end, for the program, and the writing one, which does not block.
+/// Makes a pipe: the reading end for the program, and the writing end, which does not block.
 pub(crate) fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
     let mut fds = [0; 2];
-    // SAFETY: room for two descriptors, which are ours alone.
+    // SAFETY: room for two descriptors, which no other code has.
     unsafe {
         checked(libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC).into())?;
         let pipe = (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(opened(fds[1])));
@@ -79,37 +79,39 @@ pub(crate) fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
 
 /// Writes a few bytes to a pipe, all or none.
 pub(crate) fn write(fd: &OwnedFd, bytes: &[u8]) -> Result<(), Errno> {
-    // SAFETY: the bytes are ours. Not through the C library's symbol, which is ours too.
+    // SAFETY: the bytes are a live slice. The C library's symbol is not used, because this library interposes it.
     checked(unsafe { libc::syscall(libc::SYS_write, fd.as_raw_fd(), bytes.as_ptr(), bytes.len()) }).map(|_| ())
 }
 
-/// What the HCA is to do with memory of the program.
+/// The HCA's use of the program's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// Read it.
+    /// Reads it.
     Read,
-    /// Write it too.
+    /// Reads and writes it.
     Write,
 }
 
-/// Whether all of a range is there for this use: the kernel pins what is registered, which makes its pages, and refuses what it cannot pin.
+/// Returns whether a whole range can be used in this way. The kernel pins registered memory, which populates its pages, and refuses memory
+/// that it cannot pin.
 pub(crate) fn is_there(addr: u64, len: u64, what_for: Use) -> bool {
     // SAFETY: a plain number.
     let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(1) as u64;
     let (start, end) = (addr / page_bytes * page_bytes, (addr + len).next_multiple_of(page_bytes));
     let advice = if what_for == Use::Write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-    // SAFETY: makes the pages that an access would make, and changes none; of no pages it only says whether the kernel knows it (Linux 5.14).
+    // SAFETY: populates the pages that an access would populate, and changes none; for 0 pages it only tells whether the kernel knows the
+    // advice (Linux 5.14).
     let populate = |len| unsafe { libc::madvise(start as *mut libc::c_void, len as usize, advice) } == 0;
     populate(end - start) || (!populate(0) && is_mapped(start / page_bytes, end / page_bytes, page_bytes))
 }
 
-/// Whether all of these pages are mapped.
+/// Returns whether all of these pages are mapped.
 fn is_mapped(mut page: u64, end: u64, page_bytes: u64) -> bool {
     const PAGES_AT_ONCE: u64 = 1 << 14;
     let mut resident = vec![0u8; (end - page).min(PAGES_AT_ONCE) as usize];
     while page < end {
         let pages = (end - page).min(PAGES_AT_ONCE);
-        // SAFETY: only looks; room for a byte per page.
+        // SAFETY: only reads the state of pages; room for a byte per page.
         if unsafe { libc::mincore((page * page_bytes) as *mut libc::c_void, (pages * page_bytes) as usize, resident.as_mut_ptr()) } != 0 {
             return false;
         }
@@ -118,18 +120,18 @@ fn is_mapped(mut page: u64, end: u64, page_bytes: u64) -> bool {
     true
 }
 
-/// Copies from where the program says, as the kernel does it.
+/// Copies from an address that the program gave, as the kernel does.
 ///
 /// # Errors
-/// `EFAULT`: it cannot be read.
+/// `EFAULT`: the memory cannot be read.
 pub(crate) fn copy_in(from: u64, to: &mut [u8]) -> Result<(), Errno> {
     copy(libc::process_vm_readv, to.as_mut_ptr(), to.len(), from)
 }
 
-/// Copies to where the program says, as the kernel does it.
+/// Copies to an address that the program gave, as the kernel does.
 ///
 /// # Errors
-/// `EFAULT`: it cannot be written.
+/// `EFAULT`: the memory cannot be written.
 pub(crate) fn copy_out(from: &[u8], to: u64) -> Result<(), Errno> {
     copy(libc::process_vm_writev, from.as_ptr().cast_mut(), from.len(), to)
 }
@@ -138,12 +140,12 @@ pub(crate) fn copy_out(from: &[u8], to: u64) -> Result<(), Errno> {
 type CrossProcess =
     unsafe extern "C" fn(libc::pid_t, *const libc::iovec, libc::c_ulong, *const libc::iovec, libc::c_ulong, libc::c_ulong) -> libc::ssize_t;
 
-/// The cross-process copy, with this process: it looks whether the program's memory is there.
+/// Copies across processes, with this process as the other: the call checks that the program's memory is mapped.
 fn copy(call: CrossProcess, own: *mut u8, len: usize, of_program: u64) -> Result<(), Errno> {
     let own = libc::iovec { iov_base: own.cast(), iov_len: len };
     let of_program = libc::iovec { iov_base: of_program as *mut libc::c_void, iov_len: len };
-    // SAFETY: the first range is the caller's slice, of which only reading in writes; the second is the kernel's to check, and the program's to
-    // have given.
+    // SAFETY: the first range is the caller's slice, which only a read writes. The kernel checks the second range, and the program has
+    // given it.
     let copied = unsafe { call(libc::getpid(), &raw const own, 1, &raw const of_program, 1, 0) };
     if copied == len as libc::ssize_t { Ok(()) } else { Err(Errno(libc::EFAULT)) }
 }
@@ -168,7 +170,7 @@ mod tests {
         assert!(is_device_file(fd.as_raw_fd()) && !is_device_file(pipe().unwrap().0.as_raw_fd()));
     }
 
-    /// Three pages: one that may be written, none, and one that may only be read.
+    /// Maps three pages: a writable one, none, and a read-only one.
     fn pages() -> u64 {
         let page = 4096;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

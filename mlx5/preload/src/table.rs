@@ -1,8 +1,8 @@
-//! Objects by handle.
+//! A table of objects by handle.
 
 use crate::errno::Errno;
 
-/// Objects of one kind. A handle is used again only when it is free.
+/// Objects of one kind. A handle is reused only when it is free.
 #[derive(Debug)]
 pub(crate) struct Table<T> {
     slots: Vec<Option<T>>,
@@ -19,7 +19,7 @@ impl<T> Default for Table<T> {
 }
 
 impl<T> Table<T> {
-    /// Puts an object in: its handle.
+    /// Inserts an object. Returns its handle.
     pub(crate) fn insert(&mut self, object: T) -> u32 {
         match self.free.pop() {
             Some(handle) => {
@@ -33,24 +33,24 @@ impl<T> Table<T> {
         }
     }
 
-    /// The object.
+    /// Returns the object with this handle.
     pub(crate) fn get(&self, handle: u32) -> Result<&T, Errno> {
         self.slots.get(handle as usize).and_then(Option::as_ref).ok_or(NONE)
     }
 
-    /// The object.
+    /// Returns the object with this handle.
     pub(crate) fn get_mut(&mut self, handle: u32) -> Result<&mut T, Errno> {
         self.slots.get_mut(handle as usize).and_then(Option::as_mut).ok_or(NONE)
     }
 
-    /// Takes an object out.
+    /// Removes the object with this handle, and returns it.
     pub(crate) fn remove(&mut self, handle: u32) -> Result<T, Errno> {
         let object = self.slots.get_mut(handle as usize).and_then(Option::take).ok_or(NONE)?;
         self.free.push(handle);
         Ok(object)
     }
 
-    /// All objects.
+    /// Returns all objects.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().flatten()
     }

@@ -1,9 +1,9 @@
-//! Which state transitions of a queue pair are legal, and with which attributes: the tables of `ib_modify_qp` (InfiniBand specification,
-//! "Queue Pair State Transition Properties").
+//! The legal transitions of a queue pair with their attributes: the tables of `ib_modify_qp` (InfiniBand specification, "Queue Pair State
+//! Transition Properties").
 
 use mlx5_hca::Service;
 
-/// States, as `enum ib_qp_state` counts them.
+/// States, with the numbers of `enum ib_qp_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum State {
@@ -46,14 +46,14 @@ pub(crate) mod attribute {
     pub(crate) const DEST_QPN: u32 = 1 << 20;
 }
 
-/// What a transition needs, and what it may bring besides; `None` if there is no such transition.
+/// Returns the attributes that a transition requires, and those it may also carry; `None` if there is no such transition.
 fn attributes(service: Service, from: State, to: State) -> Option<(u32, u32)> {
     use State::*;
     use attribute::*;
     let is_connected = service == Service::Connected;
     let of = |connected, datagram| if is_connected { connected } else { datagram };
     Some(match (from, to) {
-        // There is nothing to flush in RESET.
+        // A queue pair in RESET has nothing to flush.
         (Reset, Error) => return None,
         (_, Reset | Error) => (0, 0),
         (Reset, Init) => (PKEY_INDEX | PORT | of(ACCESS_FLAGS, QKEY), 0),
@@ -70,7 +70,7 @@ fn attributes(service: Service, from: State, to: State) -> Option<(u32, u32)> {
     })
 }
 
-/// Whether the transition is legal with these attributes.
+/// Returns whether the transition is legal with these attributes.
 pub(crate) fn is_legal(service: Service, from: State, to: State, mask: u32) -> bool {
     attributes(service, from, to)
         .is_some_and(|(needed, optional)| mask & needed == needed && mask & !(needed | optional | attribute::STATE) == 0)
@@ -81,7 +81,7 @@ mod tests {
     use super::State::*;
     use super::*;
 
-    /// The masks that libibverbs' examples bring.
+    /// The masks that libibverbs' examples pass.
     const INIT: u32 = 0x39;
     const RTR: u32 = 0x12_9181;
     const RTS: u32 = 0x1_2e01;

@@ -1,4 +1,4 @@
-//! `rdma/mlx5-abi.h`: what libmlx5 puts behind a request, and expects behind a response.
+//! `rdma/mlx5-abi.h`: the part of a request that libmlx5 appends, and the part of a response that it expects.
 
 use super::structures;
 
@@ -8,9 +8,9 @@ pub(crate) const ALLOC_UCTX_DEVX: u32 = 1 << 0;
 pub(crate) const QP_FLAG_SIGNATURE: u32 = 1 << 0;
 /// `MLX5_QP_FLAG_SCATTER_CQE`.
 pub(crate) const QP_FLAG_SCATTER_CQE: u32 = 1 << 1;
-/// `MLX5_QP_FLAG_BFREG_INDEX`: the driver says which register.
+/// `MLX5_QP_FLAG_BFREG_INDEX`: the driver names the register.
 pub(crate) const QP_FLAG_BFREG_INDEX: u32 = 1 << 3;
-/// `MLX5_QP_FLAG_UAR_PAGE_INDEX`: the same, by page.
+/// `MLX5_QP_FLAG_UAR_PAGE_INDEX`: the driver names the page of the register.
 pub(crate) const QP_FLAG_UAR_PAGE_INDEX: u32 = 1 << 10;
 /// `MLX5_SRQ_FLAG_SIGNATURE`.
 pub(crate) const SRQ_FLAG_SIGNATURE: u32 = 1 << 0;

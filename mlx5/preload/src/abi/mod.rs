@@ -1,10 +1,10 @@
 //! The kernel's structures: `rdma/ib_user_verbs.h` ([`verbs`]) and `rdma/mlx5-abi.h` ([`mlx5`]). Sizes and offsets are checked when this is
-//! compiled, and against the headers themselves by a test.
+//! compiled; a test compares them with the headers.
 
 pub(crate) mod mlx5;
 pub(crate) mod verbs;
 
-/// Structures with the size and the offsets of the C ones.
+/// Declares structures with the size and the offsets of the C ones.
 macro_rules! structures {
     ($($(#[$meta:meta])* struct $name:ident = $c:literal: $size:literal { $($offset:literal $field:ident: $ty:ty),* $(,)? })*) => {
         $(

@@ -2,7 +2,7 @@
 
 use super::structures;
 
-/// Numbers of the commands that are carried out (`enum ib_uverbs_write_cmds`).
+/// Numbers of the supported commands (`enum ib_uverbs_write_cmds`).
 pub(crate) mod number {
     pub(crate) const GET_CONTEXT: u8 = 0;
     pub(crate) const QUERY_DEVICE: u8 = 1;
@@ -29,9 +29,9 @@ pub(crate) mod number {
 }
 
 structures! {
-    /// In front of every command; lengths in words of 4 bytes, or of 8 in an extended one.
+    /// At the start of every command; lengths in words of 4 bytes, or of 8 in an extended command.
     struct CommandHeader = "ib_uverbs_cmd_hdr": 8 { 0 command: u32, 4 in_words: u16, 6 out_words: u16 }
-    /// Behind it, in an extended command.
+    /// After the header, in an extended command.
     struct ExtendedHeader = "ib_uverbs_ex_cmd_hdr": 16 {
         0 response: u64, 8 provider_in_words: u16, 10 provider_out_words: u16, 12 cmd_hdr_reserved: u32,
     }

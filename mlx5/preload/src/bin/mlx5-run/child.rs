@@ -1,15 +1,15 @@
-//! The program: started, signalled, waited for.
+//! The program: its start, its signals, its end.
 
 use core::mem::MaybeUninit;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
 
-/// Signals that go on to the program.
+/// Signals that are forwarded to the program.
 const FORWARDED: [libc::c_int; 7] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2, libc::SIGCONT];
 
-/// Runs the program to its end: its exit code, or 128 and the signal that ended it. It does not outlive this process, which has to clean up
-/// behind it.
+/// Runs the program to its end. Returns its exit code, or 128 plus the signal that ended it. The program does not outlive this process,
+/// which has to clean up after it.
 pub(crate) fn run(command: &mut Command) -> io::Result<u8> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     let mut old = MaybeUninit::<libc::sigset_t>::uninit();
@@ -40,13 +40,13 @@ pub(crate) fn run(command: &mut Command) -> io::Result<u8> {
             return Ok(code(status));
         }
         let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
-        // SAFETY: a mask, and a place for what came.
+        // SAFETY: a mask, and a place for the signal's information.
         let signal = unsafe { libc::sigwaitinfo(&raw const set, info.as_mut_ptr()) };
-        // SAFETY: written, as there is a signal.
+        // SAFETY: written, because a signal was taken.
         let is_of_terminal = signal > 0 && unsafe { info.assume_init() }.si_code == libc::SI_KERNEL;
-        // The terminal signals the program as well.
+        // The terminal signals the program too.
         if FORWARDED.contains(&signal) && !is_of_terminal {
-            // SAFETY: a child that was not waited for yet.
+            // SAFETY: a child that was not yet waited for.
             unsafe { libc::kill(child.id() as libc::pid_t, signal) };
         }
     }

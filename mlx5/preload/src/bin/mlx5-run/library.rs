@@ -1,4 +1,4 @@
-//! What the program will need: our library, and the vendor's.
+//! The libraries that the program needs: the preloaded one, and the vendor's.
 
 use std::ffi::{CStr, OsString};
 use std::path::{Path, PathBuf};
@@ -6,11 +6,11 @@ use std::{env, fs};
 
 const NAME: &str = "libmlx5_preload.so";
 
-/// The library as release builds have it in the program (`build.rs`); empty in others.
+/// The library, which `build.rs` embeds in release builds; empty in others.
 static INSIDE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libmlx5_preload.so"));
 
-/// Our library: beside this program, where it was built (in a target directory of Cargo the one in `deps` is the last one that was built); else the
-/// one inside, written into `dir`, which belongs to this run.
+/// Returns the library beside this program, where it was built; in a target directory of Cargo the one in `deps` is the latest build.
+/// Otherwise writes the embedded library into `dir`, which belongs to this run.
 pub(crate) fn find(dir: &Path) -> Result<PathBuf, String> {
     let program = env::current_exe().map_err(|error| format!("where this program is: {error}"))?;
     let beside = program.parent().unwrap_or(Path::new("/"));
@@ -28,7 +28,7 @@ pub(crate) fn find(dir: &Path) -> Result<PathBuf, String> {
     Ok(path)
 }
 
-/// `LD_PRELOAD`, with our library in front of what is there.
+/// Returns `LD_PRELOAD` with the library before its previous value.
 pub(crate) fn preload(library: &Path) -> OsString {
     let mut value = library.as_os_str().to_owned();
     for other in env::var_os("LD_PRELOAD").iter().flat_map(|old| env::split_paths(old)) {
@@ -40,14 +40,14 @@ pub(crate) fn preload(library: &Path) -> OsString {
     value
 }
 
-/// Whether the vendor's driver is installed.
+/// Checks that the vendor's driver is installed.
 pub(crate) fn check_driver() -> Result<(), String> {
     is_loadable(c"libibverbs.so.1", "libibverbs1 (Debian), libibverbs (Fedora)")?;
     is_loadable(c"libmlx5.so.1", "ibverbs-providers (Debian), libibverbs (Fedora)")
 }
 
 fn is_loadable(name: &CStr, package: &str) -> Result<(), String> {
-    // SAFETY: a string. The library's constructors are those of rdma-core, which the program is going to load too.
+    // SAFETY: a string. The library's constructors are those of rdma-core, which the program will load too.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
     if library.is_null() {
         return Err(format!("{} cannot be loaded; it is in package {package}", name.to_string_lossy()));

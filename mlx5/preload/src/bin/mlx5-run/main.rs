@@ -27,30 +27,30 @@ use crate::config::Link;
 use crate::faults::Fault;
 use crate::sysfs::{Tree, TreeOptions};
 
-/// Runs a program, unmodified, with a software HCA in place of an mlx5 device. All programs started so by one user on one host are on one
-/// port of one device, mlx5_0, and reach each other.
+/// Runs an unmodified program with a software HCA in place of an mlx5 device. All programs that one user starts in this way on one host
+/// share one port of one device, mlx5_0, and reach each other.
 #[derive(Debug, Parser)]
 #[command(name = "mlx5-run", version)]
 struct Arguments {
     /// Link layer of the port: InfiniBand (addressed by LID) or RoCE (by GID).
     #[arg(long, value_name = "ib|roce", default_value = "ib", value_parser = link)]
     link: OsString,
-    /// Where programs meet; made if it is not there. Default: /dev/shm/mlx5-run-UID.
+    /// Directory through which programs find each other; created if missing. Default: /dev/shm/mlx5-run-UID.
     #[arg(long, value_name = "DIR")]
     fabric: Option<PathBuf>,
-    /// A fault: devices=none, gid=none, port=down, atomics=none, open=ERRNO; at a time after the device was opened port=down@MS (port=down@MS+MS:
-    /// and up again so much later), device=fatal@MS; or for a uverbs command (reg_mr, create_qp, modify_qp, ...) COMMAND=ERRNO, or
-    /// COMMAND=ERRNO@N, of which the first N succeed. May be repeated.
+    /// A fault: devices=none, gid=none, port=down, atomics=none, open=ERRNO; a number of ms after the device was opened: port=down@MS
+    /// (port=down@MS+MS: and up again after the second time), device=fatal@MS; or for a uverbs command (reg_mr, create_qp, modify_qp, ...)
+    /// COMMAND=ERRNO, or COMMAND=ERRNO@N after N that succeed. May be repeated.
     #[arg(long = "fault", value_name = "KEY=VALUE", value_parser = Fault::parse)]
     faults: Vec<Fault>,
-    /// Write what is refused to a file, by name; `-`: to standard error.
+    /// Write refused commands to a file, by name; `-`: to standard error.
     #[arg(long, value_name = "FILE|-")]
     log: Option<PathBuf>,
-    /// Log the commands that succeed too.
+    /// Log successful commands too.
     #[arg(long, requires = "log")]
     log_commands: bool,
-    /// Check that each doorbell a driver writes announces what is in its send queue, as a NIC needs it. What is wrong is logged (without a log: to
-    /// standard error), and its queue pair fails.
+    /// Check that each doorbell of a driver announces the WQEs in its send queue, as a NIC requires. A violation is logged (without a log:
+    /// to standard error), and fails its queue pair.
     #[arg(long)]
     check_doorbells: bool,
     /// The program and its arguments.
@@ -58,7 +58,7 @@ struct Arguments {
     command: Vec<OsString>,
 }
 
-/// Checks it now, and hands on the text.
+/// Checks the option when it is parsed, and passes its text on.
 fn link(text: &str) -> Result<OsString, String> {
     Link::parse(text).map(|_| text.into())
 }
@@ -119,12 +119,12 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     }
 }
 
-/// The program may change its directory.
+/// Makes the log's path absolute: the program may change its directory.
 fn absolute(log: &PathBuf) -> Result<PathBuf, String> {
     if log.as_os_str() == "-" { Ok(log.clone()) } else { std::path::absolute(log).map_err(|error| format!("{}: {error}", log.display())) }
 }
 
-/// The directory of the fabric, made if it is not there.
+/// Returns the directory of the fabric, which it creates if missing.
 fn fabric(arguments: &Arguments) -> Result<PathBuf, String> {
     let dir = arguments.fabric.clone().unwrap_or_else(|| {
         // SAFETY: no arguments.

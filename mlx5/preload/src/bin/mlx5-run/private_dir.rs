@@ -1,4 +1,4 @@
-//! A directory of one run. It is locked as long as its run lives, so that the next run can remove it if its own was killed.
+//! A directory of one run. It is locked while its run lives, so that the next run can remove it if its own run was killed.
 
 use std::ffi::{CString, OsString};
 use std::fs::{self, File};
@@ -7,10 +7,10 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// Names of directories that are locked, or left over.
+/// Prefix of the names of directories that are locked, or left over.
 const PREFIX: &str = "mlx5-run-";
 
-/// A directory that only this user may look into. Dropping it removes it.
+/// A directory that only this user can access. Dropping it removes it.
 #[derive(Debug)]
 pub(crate) struct PrivateDir {
     path: PathBuf,
@@ -18,10 +18,10 @@ pub(crate) struct PrivateDir {
 }
 
 impl PrivateDir {
-    /// A new one, and none that is left over.
+    /// Makes a new directory, and removes those left over.
     pub(crate) fn make(parent: &Path) -> io::Result<Self> {
         sweep(parent)?;
-        // Nobody looks at it under this name, so it is locked before it can be taken for left over.
+        // No process looks for this name, so the directory is locked before it can be taken for left over.
         let unlocked = make_dir(&parent.join("mlx5-new-XXXXXX"))?;
         let lock = File::open(&unlocked)?;
         if !try_lock(&lock) {
@@ -39,7 +39,7 @@ impl PrivateDir {
 
 impl Drop for PrivateDir {
     fn drop(&mut self) {
-        // What cannot be removed is of a user who removed it already.
+        // A directory that cannot be removed was already removed by its user.
         let _ = fs::remove_dir_all(&self.path);
     }
 }
@@ -55,11 +55,11 @@ fn make_dir(template: &Path) -> io::Result<PathBuf> {
 }
 
 fn try_lock(dir: &File) -> bool {
-    // SAFETY: a descriptor of ours.
+    // SAFETY: a descriptor owned here.
     unsafe { libc::flock(dir.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
 }
 
-/// Removes directories whose runs were killed. Those of other users are left to them, and what cannot be removed is tried again next time.
+/// Removes directories whose runs were killed. Leaves those of other users, and tries again next time if one cannot be removed.
 fn sweep(parent: &Path) -> io::Result<()> {
     for entry in fs::read_dir(parent)?.flatten() {
         let is_of_a_run = entry.file_name().as_bytes().starts_with(PREFIX.as_bytes()) && entry.file_type().is_ok_and(|kind| kind.is_dir());

@@ -1,5 +1,5 @@
-//! The tree that libibverbs reads in place of `/sys`: one PCI function with one device `mlx5_0`, laid out as the kernel does, since UCX takes
-//! the function's directory to be two above the device's.
+//! The tree that libibverbs reads in place of `/sys`: one PCI function with one device `mlx5_0`, in the kernel's layout, because UCX takes
+//! the function's directory to be two levels above the device's.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -13,16 +13,16 @@ use crate::private_dir::PrivateDir;
 /// Device file: major and minor.
 pub(crate) const DEVICE: &str = "231:192";
 
-/// The network device that a RoCE port has its addresses from. Programs look it up, so it is one that every machine has.
+/// The network device that gives a RoCE port its addresses. Programs look it up, so it is a device that every machine has.
 const NETWORK_DEVICE: &str = "lo";
 
 /// The PCI function's directory, from the root.
 const FUNCTION: &str = "devices/pci0000:00/0000:03:00.0";
 
-/// libibverbs takes paths of less than 256 bytes; the longest below the root has about 110.
+/// libibverbs accepts paths of less than 256 bytes; the longest path below the root has about 110.
 const MAX_ROOT: usize = 128;
 
-/// What is in the tree.
+/// Content of the tree.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TreeOptions {
     /// Link layer of the port.
@@ -40,7 +40,7 @@ pub(crate) struct TreeOptions {
 pub(crate) struct Tree(PrivateDir);
 
 impl Tree {
-    /// Makes it. Nobody has its name before it is complete.
+    /// Makes the tree. No other process has its name before it is complete.
     pub(crate) fn make(options: &TreeOptions) -> Result<Self, String> {
         let parent = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_dir()).unwrap_or_else(|| "/tmp".into());
         let of_parent = |error: io::Error| format!("a directory in {}: {error}", parent.display());
@@ -52,7 +52,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// What is to be `SYSFS_PATH`.
+    /// Returns the value for `SYSFS_PATH`.
     pub(crate) fn path(&self) -> &Path {
         self.0.path()
     }
@@ -157,13 +157,13 @@ impl Tree {
     }
 }
 
-/// Bytes in pairs, as GUIDs and GIDs are written.
+/// Formats bytes in pairs, as in GUIDs and GIDs.
 fn groups(bytes: &[u8]) -> String {
     let groups: Vec<_> = bytes.chunks(2).map(|pair| pair.iter().map(|byte| format!("{byte:02x}")).collect::<String>()).collect();
     groups.join(":")
 }
 
-/// All of so many CPUs, in words of 32 bits, the highest first.
+/// Returns the mask of all of `cpus` CPUs, in words of 32 bits, the highest first.
 fn cpu_mask(cpus: usize) -> String {
     let word = |low: usize| match cpus - low {
         32.. => u32::MAX,
