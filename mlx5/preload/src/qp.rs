@@ -132,7 +132,6 @@ impl Objects {
         let CreateQp { max_send_wr, max_send_sge, max_inline_data, .. } = *request;
         // For receives these are the sizes that the driver derived from the request, as in the kernel (`set_rq_size`); for sends libmlx5
         // itself tells the program.
-        // program.
         let (max_recv_wr, max_recv_sge) = rq.map_or((0, 0), |rq| (rq.wqe_cnt, rq.stride / DATA_SEGMENT));
         let qp_handle = self.qps.insert(Qp {
             user_handle: request.user_handle,
