@@ -432,7 +432,7 @@ macro_rules! named_by_value_enum {
     ($($name:ty),*) => {$(
         impl std::fmt::Display for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(self.to_possible_value().as_ref().map_or("", |value| value.get_name()))
+                f.write_str(&engine::transport::name_of(self))
             }
         }
     )*};

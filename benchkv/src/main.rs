@@ -23,7 +23,6 @@ use benchkv::sim;
 use benchkv::trace::TraceOptions;
 use engine::backend::composed::Composed;
 use engine::message::{Request, Response};
-use engine::topology::Transport;
 use engine::values::HEAD_BYTES;
 use harness::clock::Clock;
 use harness::counters::{self, PortCounters};
@@ -174,11 +173,10 @@ fn launch(cli: Cli) -> ExitCode {
     }
 }
 
-/// Variables of the ranks. UCX writes its messages to standard output, which is for the result, unless it is told otherwise.
+/// Variables of the ranks: those that the library of their carrier needs.
 fn environment(options: &Options) -> Vec<(&'static str, &'static str)> {
-    const LOG: &str = "UCX_LOG_FILE";
-    let is_wanted = options.job.topology.transport == Transport::UcxAm && std::env::var_os(LOG).is_none();
-    if is_wanted { vec![(LOG, "stderr")] } else { Vec::new() }
+    let library = options.job.topology.transport.traits().library;
+    library.map(|library| library.variable).into_iter().filter(|(name, _)| std::env::var_os(name).is_none()).collect()
 }
 
 /// Whether the result can be written at the end.
@@ -193,15 +191,12 @@ fn check_output(options: &Options) -> Result<(), String> {
 
 /// Whether what carries requests can be loaded.
 fn check_library(options: &Options) -> Result<(), String> {
-    match options.job.topology.transport {
-        Transport::UcxAm => engine::ucx::load().map(drop).map_err(|error| error.to_string()),
-        Transport::Copyrpc | Transport::RcSend => Ok(()),
-    }
+    options.job.topology.transport.traits().library.map_or(Ok(()), |library| (library.load)())
 }
 
 /// Whether the device that ranks will open is there.
 fn check_device(options: &Options) -> Result<(), String> {
-    let is_opened = options.job.workload.ranks > 1 && options.job.topology.transport != Transport::UcxAm;
+    let is_opened = options.job.workload.ranks > 1 && options.job.topology.transport.traits().library.is_none();
     let checked = if is_opened { options.device.check() } else { Ok(()) };
     checked.map_err(|error| format!("--device {}: {error}", options.device))
 }

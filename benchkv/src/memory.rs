@@ -11,8 +11,9 @@ use thiserror::Error;
 
 use crate::cli::ClientKind;
 use engine::job::Sizes;
-use engine::topology::{Topology, Transport};
+use engine::topology::Topology;
 use engine::trace::recorder::Recorder;
+use engine::transport::Connection;
 use engine::values::Places;
 use engine::verify::Verifier;
 use engine::workload::{Access, Workload};
@@ -25,21 +26,6 @@ const FLUX_CALL_BYTES: u64 = 36 + 36 + 56;
 /// An operation that a client has outstanding: its entry in the books of the client and of the paths it may take, and in those of the daemons
 /// where it may wait.
 const BYTES_PER_OPERATION: u64 = 256;
-/// Beside its two rings an endpoint of copyrpc has a send queue of 256 WQEBBs, its bookkeeping, and the lane of the software device: what `copyrpc_memory
-/// --send-wr 256` measures.
-const QUEUE_BYTES_PER_ENDPOINT: u64 = 23 << 10;
-/// Tables of a thread with endpoints.
-const CONTEXT_BYTES: u64 = 64 << 10;
-/// Its receive queue and completion queues, for each endpoint: 48 receives, and 64 completions in each of two queues.
-const CONTEXT_BYTES_PER_ENDPOINT: u64 = 48 * 64 + 2 * 64 * 64 + 2 * 64 * 32;
-/// A message under way on a connection of rc-send, a window of requests and of answers in each direction: its WQE and completion at one end, the
-/// receive with 64 bytes and its completion at the other, what is kept of the call.
-const BYTES_PER_SEND: u64 = 64 + 8 + 64 + 64 + 32 + 64 + 32;
-/// Beside these such a connection has the lane of the software device, and its tables.
-const SEND_QUEUE_BYTES: u64 = 16 << 10;
-/// An endpoint of UCX, and beside these its library and worker: what UCX 1.13 took over shared memory. Its transports decide.
-const UCX_BYTES_PER_ENDPOINT: u64 = 384 << 10;
-const UCX_WORKER_BYTES: u64 = 8 << 20;
 /// A histogram of latencies; a client has two for each run.
 const HISTOGRAM_BYTES: u64 = 240 << 10;
 /// Code, stacks and allocator of a rank or client process.
@@ -114,11 +100,13 @@ impl Memory {
             + 2 * runs as u64 * HISTOGRAM_BYTES
             + queue_depth as u64 * BYTES_PER_OPERATION;
         let places = Places::new(workload.value_bytes, topology.clients, queue_depth, topology.passing_daemons());
-        let endpoints = topology.endpoints();
+        let (endpoints, carrier) = (topology.endpoints(), topology.transport.traits());
+        let (under_way, tail_bytes) = (2 * sizes.window as u64, places.tail_bytes as u64);
+        let connection = Connection { ring_bytes: sizes.ring_bytes, under_way, tail_bytes };
         let memory = Self {
             endpoints,
-            connections_bytes: endpoints * Self::connection_bytes(topology, sizes, places.tail_bytes as u64)
-                + topology.threads_with_endpoints() * Self::context_bytes(topology),
+            connections_bytes: endpoints * (carrier.connection_bytes)(connection)
+                + topology.threads_with_endpoints() * carrier.thread_bytes,
             stores_bytes: workload.store_bytes(),
             channels_bytes: channels + places.bytes() as u64,
             clients_bytes: clients * client,
@@ -126,25 +114,6 @@ impl Memory {
         };
         let parts = [memory.connections_bytes, memory.stores_bytes, memory.channels_bytes, memory.clients_bytes];
         Self { total_bytes: PROCESS_BYTES + parts.iter().sum::<u64>(), ..memory }
-    }
-
-    /// One end of a connection between ranks.
-    const fn connection_bytes(topology: &Topology, sizes: &Sizes, tail_bytes: u64) -> u64 {
-        // What is sent and not gone, and what has come, each a request or an answer.
-        let under_way = 2 * sizes.window as u64;
-        match topology.transport {
-            Transport::RcSend => under_way * (BYTES_PER_SEND + 2 * tail_bytes) + SEND_QUEUE_BYTES,
-            Transport::UcxAm => UCX_BYTES_PER_ENDPOINT + under_way * 2 * tail_bytes,
-            Transport::Copyrpc => 2 * sizes.ring_bytes + QUEUE_BYTES_PER_ENDPOINT + CONTEXT_BYTES_PER_ENDPOINT,
-        }
-    }
-
-    /// A thread with connections, without these.
-    const fn context_bytes(topology: &Topology) -> u64 {
-        match topology.transport {
-            Transport::Copyrpc | Transport::RcSend => CONTEXT_BYTES,
-            Transport::UcxAm => UCX_WORKER_BYTES,
-        }
     }
 
     /// The same with what the processes of clients take, where they have some.
@@ -253,7 +222,7 @@ mod tests {
         let rc_send = memory("--backend rc-send --ranks 8 --server-threads 2 --client-threads 46");
         assert_eq!((rc_send.endpoints, rc_send.channels_bytes), (delegation.endpoints, delegation.channels_bytes));
         let ucx = memory("--backend ucx-am --ranks 8 --server-threads 2 --client-threads 46");
-        assert_eq!((ucx.endpoints, ucx.connections_bytes), (56, 56 * UCX_BYTES_PER_ENDPOINT + 8 * UCX_WORKER_BYTES));
+        assert_eq!((ucx.endpoints, ucx.connections_bytes), (56, 56 * (384 << 10) + 8 * (8 << 20)));
         assert!(rc_send.connections_bytes > 56 * 2 * 1024 * 128, "a window of 1024 requests and as many answers, at least 128 bytes each");
         assert!(delegation.channels_bytes > meta.channels_bytes && sharded.channels_bytes > delegation.channels_bytes, "rings");
     }

@@ -260,7 +260,7 @@ impl Options {
 
     /// What carries requests to other ranks, as it can be asked for; UCX chooses by itself.
     fn carried_by(&self) -> String {
-        if self.job.topology.transport == Transport::UcxAm { "ucx".to_owned() } else { self.device.to_string() }
+        self.job.topology.transport.traits().library.map_or_else(|| self.device.to_string(), |library| library.name.to_owned())
     }
 
     /// How long the job may take: what it measures, and ample time to set up and tear down on a loaded machine.
@@ -315,7 +315,7 @@ impl fmt::Display for Options {
             sizes.ring_slots, sizes.flux_in_flight, self.wait
         )?;
         let is_hardware = matches!(self.device, DeviceChoice::Verbs { .. });
-        if self.wait == WaitStrategy::Event && (is_hardware || topology.transport == Transport::UcxAm) {
+        if self.wait == WaitStrategy::Event && (is_hardware || topology.transport.traits().library.is_some()) {
             writeln!(f, "threads with connections sleep for {POLL_SLICE:?} at most: what other ranks send does not wake them")?;
         }
         if self.port != PortOptions::default() {
@@ -429,7 +429,7 @@ fn check_ring(ring: RingChoice, transport: Transport, value_bytes: usize) -> Res
     let least = least_ring(value_bytes).max(*RING_BYTES.start());
     let legal = format!("auto, or a power of two from {least} to {}", RING_BYTES.end());
     match given {
-        _ if transport != Transport::Copyrpc => {
+        _ if transport.traits().is_by_message => {
             Err(range("--ring-size", given, "messages of this --carrier are not written into rings", "none; leave it out".to_owned()))
         }
         _ if given < *RING_BYTES.start() => Err(range("--ring-size", given, "too small to hold a batch", legal)),

@@ -2,7 +2,7 @@
 
 use engine::policy::PolicyOptions;
 use engine::policy::hold::HOLD_NS;
-use engine::topology::{Routing, Topology, Transport};
+use engine::topology::{Routing, Topology};
 use harness::window::WindowChoice;
 
 use crate::range::{RangeError, range};
@@ -42,9 +42,9 @@ pub fn check(options: &PolicyOptions, topology: &Topology) -> Result<(), RangeEr
         let (why, legal) = ("the window is one of copyrpc's batches", "--carrier copyrpc".to_owned());
         return Err(range(flag, format!("with --carrier {}", topology.transport), why, legal));
     }
-    if options.flush_every > 1 && topology.transport == Transport::UcxAm {
+    if options.flush_every > 1 && !topology.transport.traits().gathers {
         let (why, legal) = ("UCX sends each message at once", "--carrier copyrpc or rc-send".to_owned());
-        return Err(range("--flush-every", "with --carrier ucx-am", why, legal));
+        return Err(range("--flush-every", format!("with --carrier {}", topology.transport), why, legal));
     }
     match of_carriers(options).next().filter(|_| topology.routing == Routing::Direct) {
         Some(flag) => {

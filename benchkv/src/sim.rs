@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use engine::drive::simulated::{Simulated, SimulationError, World};
-use engine::topology::Transport;
 use harness::affinity::PinPolicy;
 use harness::clock::ClockSource;
 use harness::device::DeviceChoice;
@@ -79,7 +78,7 @@ pub fn resolve(args: &SimArgs) -> Result<Options, SimError> {
     (options.duration, options.warmup) = (Duration::from_secs_f64(args.job.duration), Duration::from_secs_f64(args.job.warmup));
     (options.wait, options.job.workload.accesses) = (WaitStrategy::Busy, ACCESSES);
     let job = &options.job;
-    if job.topology.transport == Transport::UcxAm {
+    if job.topology.transport.traits().library.is_some() {
         let given = job.topology.transport;
         return Err(range("--carrier", given, "it has no meaning in virtual time", "copyrpc or rc-send".to_owned()).into());
     }

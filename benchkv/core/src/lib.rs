@@ -7,7 +7,7 @@
 //! - [`message`]: the bytes of a request and its response. - [`values`]: the bytes of values that messages do not hold. - [`store`]: the shard that a
 //!   daemon serves.
 //! - [`client`]: the loop that issues requests; [`verify`] judges what comes back.
-//! - [`topology`]: which thread has an endpoint to which, and which way a request goes.
+//! - [`topology`]: which thread has an endpoint to which, and which way a request goes; [`transport`]: what can carry it.
 //! - [`backend`]: daemons, the paths of clients to them, and what carries messages between ranks ([`ucx`]: the library of one carrier).
 //! - [`policy`]: what daemons leave for later, so that batches become larger.
 //! - [`phase`]: what clients do at a time; [`drain`]: when they give up at the end.
@@ -28,6 +28,7 @@ pub mod policy;
 pub mod store;
 pub mod topology;
 pub mod trace;
+pub mod transport;
 pub mod ucx;
 pub mod values;
 pub mod verify;

@@ -10,6 +10,8 @@ use clap::ValueEnum;
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 
+use crate::transport::name_of;
+
 /// Random gaps of a client, 64 KiB of them; they repeat after the last.
 const RANDOM_GAPS: usize = 1 << 13;
 
@@ -25,10 +27,7 @@ pub enum Arrivals {
 
 impl fmt::Display for Arrivals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Even => "even",
-            Self::Poisson => "poisson",
-        })
+        f.write_str(&name_of(self))
     }
 }
 

@@ -17,6 +17,8 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::store::owner_of;
+pub use crate::transport::Transport;
+use crate::transport::name_of;
 
 /// A thread of a rank that can have endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -59,32 +61,9 @@ pub enum Routing {
     Direct,
 }
 
-/// What carries messages between ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Transport {
-    /// copyrpc: batches written into the peer's ring.
-    Copyrpc,
-    /// A SEND for each message: the baseline of two-sided verbs.
-    RcSend,
-    /// A UCX active message for each message. Needs libucp, and no RDMA device.
-    UcxAm,
-}
-
-/// The name that an option gives it.
-fn write_name(value: &impl ValueEnum, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    f.write_str(value.to_possible_value().as_ref().map_or("", |value| value.get_name()))
-}
-
 impl fmt::Display for Routing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_name(self, f)
-    }
-}
-
-impl fmt::Display for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_name(self, f)
+        f.write_str(&name_of(self))
     }
 }
 
@@ -136,7 +115,7 @@ impl Topology {
     /// Whether connections between ranks carry each message by itself, and not in copyrpc's rings.
     #[must_use]
     pub const fn is_by_message(&self) -> bool {
-        !matches!(self.transport, Transport::Copyrpc)
+        self.transport.traits().is_by_message
     }
 
     /// Connections between ranks of the thread that has the most of them.

@@ -8,7 +8,6 @@ use super::{EchoBaseline, JobResult, NO_DEVICE, Spread};
 use engine::activity::{ActivityRates, WorkerReport};
 use engine::counters::TransportReport;
 use engine::policy::PolicyReport;
-use engine::topology::Transport;
 
 /// The table a person reads.
 impl fmt::Display for JobResult {
@@ -152,11 +151,7 @@ impl JobResult {
         let per_write = messages as f64 / writes.max(1) as f64;
         let peak = all().map(|t| t.backlog_peak).max().unwrap_or(0);
         let (waits, reads, reached_by) = (sum(|t| t.waits), sum(|t| t.reads), &first.reached_by);
-        let operations = match self.carrier {
-            Transport::RcSend => "SENDs",
-            Transport::UcxAm => "active messages",
-            Transport::Copyrpc => "WRITEs",
-        };
+        let operations = self.carrier.traits().operations;
         Some(format!("{writes} {operations} of {per_write:.1} messages, {waits} waits, backlog peak {peak}, {reads} READs; {reached_by}"))
     }
 

@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
-use copyrpc::{CallError, CallFailure, Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, PendingEndpoint, RecvBytes};
+use copyrpc::{
+    CallError, CallFailure, Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, PendingEndpoint, RecvBytes, RecvHandle,
+};
 use mlx5::Device;
 use shm::sleep::{Sleeper, Watch};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::BackendError;
 use super::super::plan::Plan;
-use super::{Polled, SendError};
+use super::{Carrier, Polled, SendError};
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
 use crate::topology::{Peer, Routing};
@@ -37,9 +39,6 @@ fn config(plan: &Plan, connections: usize) -> EndpointConfig {
     }
 }
 
-/// A request of another rank. Dropped, it answers with an error.
-pub(super) type Handle<C> = copyrpc::RecvHandle<C>;
-
 /// A copyrpc context and its endpoints.
 pub(super) struct Links<C> {
     context: Context<C>,
@@ -63,10 +62,14 @@ enum End<C> {
     Broken,
 }
 
-impl<C> Links<C> {
-    pub(super) fn open(plan: &Plan, peers: &[Peer], device: Device) -> Result<Self, BackendError> {
+impl<C> Carrier<C> for Links<C> {
+    /// Dropped, it answers with an error.
+    type Handle = RecvHandle<C>;
+
+    fn open(plan: &Plan, peers: &[Peer], device: Option<&Device>) -> Result<Self, BackendError> {
         let config = config(plan, peers.len());
-        let context = ContextBuilder::new(plan.device.clone()).endpoints_with(peers.len() as u32, &config).build_on(device);
+        let context =
+            ContextBuilder::new(plan.device.clone()).endpoints_with(peers.len() as u32, &config).build_on(plan.open_device(device)?);
         let context: Context<C> = context.map_err(|e| BackendError::setup("the RDMA context", e))?;
         let link = |peer: &Peer| match context.create_endpoint(&config) {
             Ok(pending) => Ok(Link { peer: *peer, end: End::Pending(pending) }),
@@ -77,14 +80,14 @@ impl<C> Links<C> {
         Ok(Self { context, links, has_lost_calls: false, values: plan.values.clone(), message })
     }
 
-    pub(super) fn record(&self, link: usize) -> Option<Vec<u8>> {
+    fn record(&self, link: usize) -> Option<Vec<u8>> {
         match &self.links.get(link)?.end {
             End::Pending(pending) => Some(pending.local_info().encode().to_vec()),
             End::Connected(_) | End::Broken => None,
         }
     }
 
-    pub(super) fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let record = record.try_into().map_err(|_| "its record has another length")?;
         let record = ExchangeRecord::decode(record)?;
         let link = self.links.get_mut(link).ok_or("there is no endpoint for it")?;
@@ -96,7 +99,7 @@ impl<C> Links<C> {
     }
 
     #[inline]
-    pub(super) fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>> {
+    fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>> {
         let Self { links, values, message, .. } = self;
         let Some(Link { peer, end: End::Connected(endpoint) }) = links.get(link) else { return Err(SendError::Full(whom)) };
         let (bytes, answer_bytes) = match values.tail_bytes() {
@@ -113,7 +116,7 @@ impl<C> Links<C> {
         }
     }
 
-    pub(super) fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>, &[u8])) -> Result<Polled, BackendError> {
+    fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>, &[u8])) -> Result<Polled, BackendError> {
         let (mut has_lost_calls, mut answers) = (self.has_lost_calls, 0);
         let (message, tail_bytes) = (&mut self.message, self.values.tail_bytes());
         let drained = self.context.drain(|whom, outcome| {
@@ -138,7 +141,7 @@ impl<C> Links<C> {
     }
 
     #[inline]
-    pub(super) fn recv(&mut self, tail: &mut [u8]) -> Option<(Option<Request>, Handle<C>)> {
+    fn recv(&mut self, tail: &mut [u8]) -> Option<(Option<Request>, RecvHandle<C>)> {
         let handle = self.context.recv()?;
         let bytes = handle.data();
         let request = match self.values.tail_bytes() {
@@ -152,9 +155,8 @@ impl<C> Links<C> {
         Some((request, handle))
     }
 
-    /// Answers a request. A caller that is gone needs no answer.
     #[inline]
-    pub(super) fn answer(&mut self, handle: Handle<C>, response: Option<Response>, tail: &[u8]) {
+    fn answer(&mut self, handle: RecvHandle<C>, response: Option<Response>, tail: &[u8]) {
         match response {
             Some(response) if tail.is_empty() || response.bytes_behind(tail.len()) == 0 => drop(handle.reply(response.as_bytes())),
             Some(response) => drop(handle.reply(with_tail(response.as_bytes(), &mut self.message, |to| copy(to, tail)))),
@@ -162,19 +164,19 @@ impl<C> Links<C> {
         }
     }
 
-    pub(super) fn flush(&self) -> Result<(), BackendError> {
+    fn flush(&mut self) -> Result<(), BackendError> {
         self.context.flush_endpoints().map_err(|e| BackendError::transport("the RDMA context", e))
     }
 
-    pub(super) fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+    fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.context.with_watch(then);
     }
 
-    pub(super) fn has_work(&self) -> bool {
+    fn has_work(&self) -> bool {
         self.context.has_work()
     }
 
-    pub(super) fn abort(&self) {
+    fn abort(&mut self) {
         for link in &self.links {
             if let End::Connected(endpoint) = &link.end {
                 endpoint.abort();
@@ -182,8 +184,7 @@ impl<C> Links<C> {
         }
     }
 
-    /// See [`Endpoints::credit_used`](super::super::Endpoints::credit_used).
-    pub(super) fn credit_used(&self) -> Vec<(Peer, [u64; 2])> {
+    fn credit_used(&self) -> Vec<(Peer, [u64; 2])> {
         let used = |link: &Link<C>| match &link.end {
             End::Connected(endpoint) => Some((link.peer, endpoint.credit_used().into())),
             End::Pending(_) | End::Broken => None,
@@ -191,18 +192,17 @@ impl<C> Links<C> {
         self.links.iter().filter_map(used).collect()
     }
 
-    /// See [`Remote::rest`](super::Remote::rest).
-    pub(super) fn rest(&self) -> Option<Duration> {
+    fn rest(&mut self) -> Option<Duration> {
         self.context.idle_for()
     }
 
-    pub(super) fn counters(&self) -> Sample {
+    fn counters(&self) -> Sample {
         let stats = self.context.stats();
         let (messages, writes, window_stalls) = (stats.messages_sent, stats.batches_sent, stats.window_stalls);
         Sample { messages, writes, window_stalls, ..Sample::default() }
     }
 
-    pub(super) fn report(&self) -> TransportReport {
+    fn report(&self) -> TransportReport {
         let (info, stats) = (self.context.device_info(), self.context.stats());
         TransportReport {
             device: info.name,

@@ -1,6 +1,6 @@
 //! A thread's connections to other ranks, and the requests that wait for room on them.
 //!
-//! What carries a request is a [`Carrier`]: [`copyrpc`], or [`rc_send`] or [`ucx_am`], which send each message by itself (`frame`: its bytes, `dialogue`: what
+//! What carries a request is a [`Carrier`], a line of the registry here: [`copyrpc`], or [`rc_send`] or [`ucx_am`], which send each message by itself (`frame`: its bytes, `dialogue`: what
 //! each end keeps of it, `calls`: who waits for an answer). A carrier has one link for each peer of the thread, numbered as the
 //! topology lists them, and knows nothing of topologies; [`Remote`] finds the link of a request and keeps what finds no room, in order.
 
@@ -31,7 +31,7 @@ use crate::values::copy;
 
 /// The connections of one daemon or client. `C` is whom to answer, kept per call.
 pub(super) struct Remote<C> {
-    carrier: Carrier<C>,
+    carrier: Carriers<C>,
     topology: Topology,
     rank: usize,
     /// By link: who is at its other end.
@@ -60,21 +60,117 @@ pub(super) struct Polled {
     pub(super) cqes: usize,
 }
 
-/// What carries requests and responses. The step of a thread chooses between kinds once for each of its phases and messages; a type parameter
-/// would go through daemons, clients and the job for the sake of a branch that always goes the same way.
-enum Carrier<C> {
-    Copyrpc(copyrpc::Links<C>),
-    RcSend(Box<rc_send::Links<C>>),
-    UcxAm(Box<ucx_am::Links<C>>),
+/// What carries the requests and responses of a thread: its links to peers, by number. What has no body here has a meaning that fits most.
+trait Carrier<C>: Sized {
+    /// What answers a request of a peer.
+    type Handle;
+
+    /// A link for each of `peers`, not yet connected; on `device`, or one of its own, where it uses the job's.
+    fn open(plan: &Plan, peers: &[Peer], device: Option<&Device>) -> Result<Self, BackendError>;
+
+    /// What the other end of a link needs to connect; `None` if it is connected.
+    fn record(&self, link: usize) -> Option<Vec<u8>>;
+
+    /// Connects a link. Bytes of a peer: untrusted.
+    fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+    /// See [`Remote::settle`].
+    fn settle(&mut self) -> Result<bool, BackendError> {
+        Ok(true)
+    }
+
+    /// Sends a request.
+    fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>>;
+
+    /// See [`Remote::poll`].
+    fn poll(&mut self, answer: impl FnMut(C, Option<Response>, &[u8])) -> Result<Polled, BackendError>;
+
+    /// See [`Remote::recv`].
+    fn recv(&mut self, tail: &mut [u8]) -> Option<(Option<Request>, Self::Handle)>;
+
+    /// Answers a request. A caller that is gone needs no answer; another failure shows at one of the next polls.
+    fn answer(&mut self, handle: Self::Handle, response: Option<Response>, tail: &[u8]);
+
+    /// Posts what was gathered.
+    fn flush(&mut self) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    /// See [`Sleeper`].
+    fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch));
+
+    /// See [`Remote::rest`].
+    fn rest(&mut self) -> Option<Duration> {
+        None
+    }
+
+    /// See [`Remote::has_work`].
+    fn has_work(&self) -> bool {
+        true
+    }
+
+    /// See [`Endpoints::credit_used`](super::Endpoints::credit_used).
+    fn credit_used(&self) -> Vec<(Peer, [u64; 2])> {
+        Vec::new()
+    }
+
+    /// See [`Remote::abort`].
+    fn abort(&mut self) {}
+
+    /// See [`Remote::counters`].
+    fn counters(&self) -> Sample;
+
+    /// Counters since the start, but for those that [`Remote`] keeps.
+    fn report(&self) -> TransportReport;
+}
+
+/// The carriers, each a value of [`Transport`] and the module whose `Links` are its [`Carrier`]. The step of a thread chooses between them once for each
+/// of its phases and messages; a type parameter would go through daemons, clients and the job for the sake of a branch that always goes the same way.
+macro_rules! carriers {
+    ($d:tt $($kind:ident => $module:ident),+ $(,)?) => {
+        enum Carriers<C> { $($kind(Box<$module::Links<C>>)),+ }
+
+        enum Handle<C> { $($kind(<$module::Links<C> as Carrier<C>>::Handle)),+ }
+
+        impl<C> Carriers<C> {
+            fn open(plan: &Plan, peers: &[Peer], device: Option<&Device>) -> Result<Self, BackendError> {
+                match plan.topology.transport {
+                    $(Transport::$kind => Ok(Self::$kind(Box::new($module::Links::open(plan, peers, device)?)))),+
+                }
+            }
+
+            #[inline]
+            fn recv(&mut self, tail: &mut [u8]) -> Option<(Option<Request>, Incoming<C>)> {
+                match self {
+                    $(Self::$kind(links) => links.recv(tail).map(|(request, handle)| (request, Incoming(Handle::$kind(handle))))),+
+                }
+            }
+
+            #[inline]
+            fn answer(&mut self, incoming: Incoming<C>, response: Option<Response>, tail: &[u8]) {
+                match (self, incoming.0) {
+                    $((Self::$kind(links), Handle::$kind(handle)) => links.answer(handle, response, tail),)+
+                    // A handle is of the carrier that made it.
+                    _ => {}
+                }
+            }
+        }
+
+        /// The same for whichever carrier it is.
+        macro_rules! each {
+            ($d carriers:expr, $d links:ident => $d what:expr) => { match $d carriers { $(Carriers::$kind($d links) => $d what),+ } };
+        }
+    };
+}
+
+carriers! { $
+    Copyrpc => copyrpc,
+    RcSend => rc_send,
+    UcxAm => ucx_am,
 }
 
 /// A request of another rank, to be answered once, at any time, with [`Remote::answer`].
-pub(super) enum Incoming<C> {
-    /// Of a copyrpc connection.
-    Copyrpc(copyrpc::Handle<C>),
-    /// Of a link that carries each message by itself.
-    Message(Ticket),
-}
+pub(super) struct Incoming<C>(Handle<C>);
 
 /// Where an answer goes, and the id it has to bring back.
 #[derive(Debug, Clone, Copy)]
@@ -88,6 +184,14 @@ struct Arrived {
     request: Request,
     ticket: Ticket,
     tail: Box<[u8]>,
+}
+
+impl Arrived {
+    /// As [`Carrier::recv`] gives it on.
+    fn unpack(self, tail: &mut [u8]) -> (Option<Request>, Ticket) {
+        copy(tail, &self.tail);
+        (Some(self.request), self.ticket)
+    }
 }
 
 /// A link did not take a request.
@@ -125,7 +229,7 @@ impl<C> Remote<C> {
             }
         }
         Ok(Some(Self {
-            carrier: Carrier::open(plan, &peers, device)?,
+            carrier: Carriers::open(plan, &peers, device)?,
             topology,
             rank: plan.rank,
             routes,
@@ -141,7 +245,7 @@ impl<C> Remote<C> {
 
     /// Connection records, each with whom it is for.
     pub(super) fn records(&self) -> Records {
-        let record = |(link, peer): (usize, &Peer)| Some((*peer, self.carrier.record(link)?));
+        let record = |(link, peer): (usize, &Peer)| Some((*peer, each!(&self.carrier, links => links.record(link))?));
         self.peers.iter().enumerate().filter_map(record).collect()
     }
 
@@ -151,16 +255,13 @@ impl<C> Remote<C> {
         records.iter().try_for_each(|(peer, record)| {
             let what = || format!("connecting to {peer}");
             let link = links.get(peer).ok_or_else(|| BackendError::setup(what(), "there is no endpoint for it"))?;
-            self.carrier.connect(*link, record).map_err(|source| BackendError::Setup { what: what(), source })
+            each!(&mut self.carrier, links => links.connect(*link, record)).map_err(|source| BackendError::Setup { what: what(), source })
         })
     }
 
     /// Lets connections come about that take both ends. Returns whether all stand.
     pub(super) fn settle(&mut self) -> Result<bool, BackendError> {
-        match &mut self.carrier {
-            Carrier::UcxAm(links) => links.settle(),
-            Carrier::Copyrpc(_) | Carrier::RcSend(_) => Ok(true),
-        }
+        each!(&mut self.carrier, links => links.settle())
     }
 
     /// The link through which this request goes, if it goes from here.
@@ -203,7 +304,7 @@ impl<C> Remote<C> {
             return Err(BackendError::transport("a call to another rank", format!("there is no link {link}")));
         };
         let whom = if backlog.is_empty() && link < self.open_links {
-            match self.carrier.send(link, &request, whom) {
+            match each!(&mut self.carrier, links => links.send(link, &request, whom)) {
                 Ok(()) => {
                     self.sent += 1;
                     return Ok(());
@@ -233,7 +334,7 @@ impl<C> Remote<C> {
     fn send(&mut self, link: usize) -> Result<(), BackendError> {
         let Some(backlog) = self.backlogs.get_mut(link) else { return Ok(()) };
         while let Some((request, whom)) = backlog.pop_front() {
-            match self.carrier.send(link, &request, whom) {
+            match each!(&mut self.carrier, links => links.send(link, &request, whom)) {
                 Ok(()) => {
                     self.backlogged -= 1;
                     self.sent += 1;
@@ -252,11 +353,7 @@ impl<C> Remote<C> {
     /// the poller flushes as well, work or not.
     #[inline]
     pub(super) fn poll(&mut self, answer: impl FnMut(C, Option<Response>, &[u8])) -> Result<Polled, BackendError> {
-        let polled = match &mut self.carrier {
-            Carrier::Copyrpc(links) => links.poll(answer),
-            Carrier::RcSend(links) => links.poll(answer),
-            Carrier::UcxAm(links) => links.poll(answer),
-        }?;
+        let polled = each!(&mut self.carrier, links => links.poll(answer))?;
         self.answered += polled.answers as u64;
         Ok(polled)
     }
@@ -265,37 +362,19 @@ impl<C> Remote<C> {
     /// that are no request, to be refused.
     #[inline]
     pub(super) fn recv(&mut self, tail: &mut [u8]) -> Option<(Option<Request>, Incoming<C>)> {
-        let message = match &mut self.carrier {
-            Carrier::Copyrpc(links) => return links.recv(tail).map(|(request, handle)| (request, Incoming::Copyrpc(handle))),
-            Carrier::RcSend(links) => links.recv(),
-            Carrier::UcxAm(links) => links.recv(),
-        };
-        message.map(|Arrived { request, ticket, tail: arrived }| {
-            copy(tail, &arrived);
-            (Some(request), Incoming::Message(ticket))
-        })
+        self.carrier.recv(tail)
     }
 
     /// Answers a request of another rank, with the tail of a value that was found, or refuses it. There is always room for answers; that nobody
     /// waits any more is no error here.
     #[inline]
     pub(super) fn answer(&mut self, incoming: Incoming<C>, response: Option<Response>, tail: &[u8]) {
-        match (incoming, &mut self.carrier) {
-            (Incoming::Copyrpc(handle), Carrier::Copyrpc(links)) => links.answer(handle, response, tail),
-            (Incoming::Message(ticket), Carrier::RcSend(links)) => links.answer(ticket, response, tail),
-            (Incoming::Message(ticket), Carrier::UcxAm(links)) => links.answer(ticket, response, tail),
-            (Incoming::Message(_), Carrier::Copyrpc(_)) | (Incoming::Copyrpc(_), _) => {}
-        }
+        self.carrier.answer(incoming, response, tail);
     }
 
     /// Posts what the phases of this step have gathered, and what connections have to tell by themselves.
     pub(super) fn flush(&mut self) -> Result<(), BackendError> {
-        match &mut self.carrier {
-            Carrier::Copyrpc(links) => links.flush(),
-            Carrier::RcSend(links) => links.flush(),
-            // It gathers nothing.
-            Carrier::UcxAm(_) => Ok(()),
-        }
+        each!(&mut self.carrier, links => links.flush())
     }
 
     /// How long there is nothing to do unless a completion comes; `None`: there is something now. For drivers whose devices tell them of
@@ -304,104 +383,39 @@ impl<C> Remote<C> {
         if self.backlogged > 0 {
             return None;
         }
-        match &mut self.carrier {
-            Carrier::Copyrpc(links) => links.rest(),
-            Carrier::RcSend(links) => links.rest(),
-            Carrier::UcxAm(_) => None,
-        }
+        each!(&mut self.carrier, links => links.rest())
     }
 
     /// Whether a poll has something to take in.
     pub(super) fn has_work(&self) -> bool {
-        match &self.carrier {
-            Carrier::Copyrpc(links) => links.has_work(),
-            Carrier::RcSend(links) => links.has_work(),
-            Carrier::UcxAm(_) => true,
-        }
+        each!(&self.carrier, links => links.has_work())
     }
 
     /// See [`Endpoints::credit_used`](super::Endpoints::credit_used).
     pub(super) fn credit_used(&self) -> Vec<(Peer, [u64; 2])> {
-        match &self.carrier {
-            Carrier::Copyrpc(links) => links.credit_used(),
-            Carrier::RcSend(_) | Carrier::UcxAm(_) => Vec::new(),
-        }
+        each!(&self.carrier, links => links.credit_used())
     }
 
     /// Ends every connection without a goodbye.
     pub(super) fn abort(&mut self) {
-        if let Carrier::Copyrpc(links) = &mut self.carrier {
-            links.abort();
-        }
+        each!(&mut self.carrier, links => links.abort());
     }
 
     /// Counters since the start, for the series of a daemon: messages, WRITEs, and flushes that the batch window stopped.
     pub(super) fn counters(&self) -> Sample {
-        match &self.carrier {
-            Carrier::Copyrpc(links) => links.counters(),
-            Carrier::RcSend(links) => links.counters(),
-            Carrier::UcxAm(links) => links.counters(),
-        }
+        each!(&self.carrier, links => links.counters())
     }
 
     /// Counters since the start, and the most that waited since the last report.
     pub(super) fn report(&mut self) -> TransportReport {
         let backlog_peak = std::mem::replace(&mut self.backlog_peak, self.backlogged) as u64;
-        let report = match &self.carrier {
-            Carrier::Copyrpc(links) => links.report(),
-            Carrier::RcSend(links) => links.report(),
-            Carrier::UcxAm(links) => links.report(),
-        };
-        TransportReport { backlog_peak, ..report }
+        TransportReport { backlog_peak, ..each!(&self.carrier, links => links.report()) }
     }
 }
 
 /// A sleep ends at what a poll takes in, or has to see to.
 impl<C> Sleeper for Remote<C> {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
-        match &mut self.carrier {
-            Carrier::Copyrpc(links) => links.with_watch(then),
-            Carrier::RcSend(links) => links.with_watch(then),
-            Carrier::UcxAm(links) => links.with_watch(then),
-        }
-    }
-}
-
-impl<C> Carrier<C> {
-    /// A link for each of `peers`, not yet connected.
-    fn open(plan: &Plan, peers: &[Peer], device: Option<&Device>) -> Result<Self, BackendError> {
-        match plan.topology.transport {
-            Transport::Copyrpc => copyrpc::Links::open(plan, peers, plan.open_device(device)?).map(Self::Copyrpc),
-            Transport::RcSend => rc_send::Links::open(plan, peers, plan.open_device(device)?).map(|links| Self::RcSend(Box::new(links))),
-            Transport::UcxAm => ucx_am::Links::open(plan, peers).map(|links| Self::UcxAm(Box::new(links))),
-        }
-    }
-
-    /// What the other end of a link needs to connect; `None` if it is connected.
-    fn record(&self, link: usize) -> Option<Vec<u8>> {
-        match self {
-            Self::Copyrpc(links) => links.record(link),
-            Self::RcSend(links) => links.record(link),
-            Self::UcxAm(links) => links.record(link),
-        }
-    }
-
-    /// Connects a link. Bytes of a peer: untrusted.
-    fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        match self {
-            Self::Copyrpc(links) => links.connect(link, record),
-            Self::RcSend(links) => links.connect(link, record),
-            Self::UcxAm(links) => links.connect(link, record),
-        }
-    }
-
-    /// Sends a request.
-    #[inline]
-    fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>> {
-        match self {
-            Self::Copyrpc(links) => links.send(link, request, whom),
-            Self::RcSend(links) => links.send(link, request, whom),
-            Self::UcxAm(links) => links.send(link, request, whom),
-        }
+        each!(&mut self.carrier, links => links.with_watch(then));
     }
 }

@@ -16,7 +16,7 @@ use super::super::BackendError;
 use super::super::plan::Plan;
 use super::dialogue::{Arrival, Dialogue};
 use super::frame::{Frame, FrameBytes};
-use super::{Arrived, Polled, SendError, Ticket};
+use super::{Arrived, Carrier, Polled, SendError, Ticket};
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
 use crate::topology::Peer;
@@ -95,8 +95,11 @@ struct Pulse {
     is_probing: bool,
 }
 
-impl<C> Links<C> {
-    pub(super) fn open(plan: &Plan, peers: &[Peer], device: Device) -> Result<Self, BackendError> {
+impl<C> Carrier<C> for Links<C> {
+    type Handle = Ticket;
+
+    fn open(plan: &Plan, peers: &[Peer], device: Option<&Device>) -> Result<Self, BackendError> {
+        let device = plan.open_device(device)?;
         let pd = device.alloc_pd().map_err(|e| BackendError::setup("a protection domain", e))?;
         let per_link = 2 * plan.window;
         // One completion for each WQE at most, and for each receive; those posted again while a poll takes others need places of their own.
@@ -133,18 +136,18 @@ impl<C> Links<C> {
         Ok(Self { device, send_cq, recv_cq, links, receives, tails, values, message, arrived, unflushed, polls: 0, counters })
     }
 
-    pub(super) fn record(&self, link: usize) -> Option<Vec<u8>> {
+    fn record(&self, link: usize) -> Option<Vec<u8>> {
         Some(self.links.get(link)?.qp.address().to_bytes().to_vec())
     }
 
-    pub(super) fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Box<dyn std::error::Error + std::marker::Send + Sync>> {
+    fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Box<dyn std::error::Error + std::marker::Send + Sync>> {
         let link = self.links.get_mut(link).ok_or("there is no queue pair for it")?;
         let address = record.try_into().ok().and_then(QpAddress::from_bytes).ok_or("its record is no address of a queue pair")?;
         Ok(link.qp.connect(&address, &ConnectOptions::default())?)
     }
 
     #[inline]
-    pub(super) fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>> {
+    fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>> {
         let Self { links, counters, unflushed, tails, values, message: scratch, .. } = self;
         let Some((number, link)) = links.get_mut(link).map(|found| (link, found)) else { return Err(SendError::Full(whom)) };
         let (call, message) = match link.dialogue.call(request, whom) {
@@ -173,7 +176,7 @@ impl<C> Links<C> {
         }
     }
 
-    pub(super) fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>, &[u8])) -> Result<Polled, BackendError> {
+    fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>, &[u8])) -> Result<Polled, BackendError> {
         let Self { recv_cq, send_cq, links, receives, arrived, message, .. } = self;
         let (mut answers, mut has_failed) = (0, false);
         let mut cqes = recv_cq.poll(POLL_BUDGET, |number, cqe| {
@@ -210,12 +213,11 @@ impl<C> Links<C> {
         Ok(Polled { answers, cqes })
     }
 
-    pub(super) fn recv(&mut self) -> Option<Arrived> {
-        self.arrived.pop_front()
+    fn recv(&mut self, tail: &mut [u8]) -> Option<(Option<Request>, Ticket)> {
+        self.arrived.pop_front().map(|arrived| arrived.unpack(tail))
     }
 
-    /// A failure shows at the next poll.
-    pub(super) fn answer(&mut self, ticket: Ticket, response: Option<Response>, tail: &[u8]) {
+    fn answer(&mut self, ticket: Ticket, response: Option<Response>, tail: &[u8]) {
         let Some(link) = self.links.get_mut(ticket.link) else { return };
         let behind = response.map_or(0, |response| response.bytes_behind(self.values.tail_bytes()));
         let message = link.dialogue.answer(ticket.call, response);
@@ -225,7 +227,7 @@ impl<C> Links<C> {
     }
 
     /// Rings the doorbell of each queue pair once for all that a step has posted.
-    pub(super) fn flush(&mut self) -> Result<(), BackendError> {
+    fn flush(&mut self) -> Result<(), BackendError> {
         let Self { links, unflushed, counters, tails, .. } = self;
         unflushed.retain(|number| {
             let Some(link) = links.get_mut(*number) else { return false };
@@ -237,7 +239,7 @@ impl<C> Links<C> {
         Ok(())
     }
 
-    pub(super) fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+    fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         // Answers that wait for room go with a flush.
         if !self.unflushed.is_empty() {
             return then(&mut Due::now());
@@ -249,21 +251,20 @@ impl<C> Links<C> {
         sleep::join([&mut &*device as &mut dyn Sleeper, &mut has_something], then);
     }
 
-    /// See [`Remote::rest`](super::Remote::rest).
-    pub(super) fn rest(&mut self) -> Option<Duration> {
+    fn rest(&mut self) -> Option<Duration> {
         self.polls = POLLS_PER_LOOK - 1;
         (!self.has_work()).then_some(PROBE_AFTER)
     }
 
-    pub(super) fn has_work(&self) -> bool {
+    fn has_work(&self) -> bool {
         !self.arrived.is_empty() || self.recv_cq.has_completion() || self.send_cq.has_completion() || !self.unflushed.is_empty()
     }
 
-    pub(super) fn counters(&self) -> Sample {
+    fn counters(&self) -> Sample {
         Sample { messages: self.counters.sends, writes: self.counters.sends, ..Sample::default() }
     }
 
-    pub(super) fn report(&self) -> TransportReport {
+    fn report(&self) -> TransportReport {
         let info = self.device.info();
         let Counters { sends, waits } = self.counters;
         TransportReport {
@@ -409,13 +410,13 @@ impl<C> Link<C> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::pair;
-    use super::super::{Carrier, Remote};
+    use super::super::{Carriers, Remote};
     use super::*;
     use crate::testing::Scratch;
     use crate::topology::Transport;
 
     fn links(remote: &mut Remote<usize>) -> &mut Links<usize> {
-        let Carrier::RcSend(links) = &mut remote.carrier else { panic!("another carrier") };
+        let Carriers::RcSend(links) = &mut remote.carrier else { panic!("another carrier") };
         links
     }
 

@@ -4,13 +4,14 @@
 
 use std::collections::VecDeque;
 
+use mlx5::Device;
 use shm::sleep::{Due, POLL_SLICE, Watch};
 
 use super::super::BackendError;
 use super::super::plan::Plan;
 use super::dialogue::{Arrival, Dialogue};
 use super::frame::{Frame, FrameBytes};
-use super::{Arrived, Polled, SendError, Ticket};
+use super::{Arrived, Carrier, Polled, SendError, Ticket};
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
 use crate::topology::Peer;
@@ -58,8 +59,10 @@ struct End {
     key: [u8; KEY_BYTES],
 }
 
-impl<C> Links<C> {
-    pub(super) fn open(plan: &Plan, peers: &[Peer]) -> Result<Self, BackendError> {
+impl<C> Carrier<C> for Links<C> {
+    type Handle = Ticket;
+
+    fn open(plan: &Plan, peers: &[Peer], _: Option<&Device>) -> Result<Self, BackendError> {
         let failed = |error: UcxError| BackendError::setup("the UCX worker", error);
         let tail_bytes = plan.values.tail_bytes();
         let worker = Worker::open(plan.ucx_errors, Message::SHORT_BYTES + tail_bytes).map_err(failed)?;
@@ -77,11 +80,11 @@ impl<C> Links<C> {
         Ok(Self { worker, address, links, arrived: VecDeque::new(), values, tail, polls: 0, messages: 0, waits: 0 })
     }
 
-    pub(super) fn record(&self, link: usize) -> Option<Vec<u8>> {
+    fn record(&self, link: usize) -> Option<Vec<u8>> {
         Some([&self.links.get(link)?.key.to_le_bytes(), &self.address[..]].concat())
     }
 
-    pub(super) fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let link = self.links.get_mut(link).ok_or("there is no link for it")?;
         let (key, address) =
             record.split_first_chunk().filter(|(_, address)| !address.is_empty()).ok_or("its record is no address of a worker")?;
@@ -92,7 +95,7 @@ impl<C> Links<C> {
         Ok(())
     }
 
-    pub(super) fn settle(&mut self) -> Result<bool, BackendError> {
+    fn settle(&mut self) -> Result<bool, BackendError> {
         match self.worker.settle() {
             Ok(is_settled) => Ok(is_settled),
             Err(error) => {
@@ -103,7 +106,7 @@ impl<C> Links<C> {
     }
 
     #[inline]
-    pub(super) fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>> {
+    fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>> {
         let Some(link) = self.links.get_mut(link) else { return Err(SendError::Full(whom)) };
         let (_, message) = match link.dialogue.call(request, whom) {
             Ok(message) => message,
@@ -118,7 +121,7 @@ impl<C> Links<C> {
         link.post(&mut self.worker, &message, tail).map_err(|error| SendError::Down(link.gone(error.to_string())))
     }
 
-    pub(super) fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>, &[u8])) -> Result<Polled, BackendError> {
+    fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>, &[u8])) -> Result<Polled, BackendError> {
         self.worker.progress();
         let mut found = Polled::default();
         for _ in 0..POLL_BUDGET {
@@ -145,12 +148,11 @@ impl<C> Links<C> {
         Ok(found)
     }
 
-    pub(super) fn recv(&mut self) -> Option<Arrived> {
-        self.arrived.pop_front()
+    fn recv(&mut self, tail: &mut [u8]) -> Option<(Option<Request>, Ticket)> {
+        self.arrived.pop_front().map(|arrived| arrived.unpack(tail))
     }
 
-    /// A failure shows at one of the next polls.
-    pub(super) fn answer(&mut self, ticket: Ticket, response: Option<Response>, tail: &[u8]) {
+    fn answer(&mut self, ticket: Ticket, response: Option<Response>, tail: &[u8]) {
         let Some(link) = self.links.get_mut(ticket.link) else { return };
         let behind = response.map_or(0, |response| response.bytes_behind(self.values.tail_bytes()));
         let message = link.dialogue.answer(ticket.call, response);
@@ -161,15 +163,15 @@ impl<C> Links<C> {
     }
 
     /// The library wakes through a descriptor, if at all, which cannot be waited for together with words.
-    pub(super) fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+    fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         then(&mut Due(POLL_SLICE));
     }
 
-    pub(super) fn counters(&self) -> Sample {
+    fn counters(&self) -> Sample {
         Sample { messages: self.messages, writes: self.messages, ..Sample::default() }
     }
 
-    pub(super) fn report(&self) -> TransportReport {
+    fn report(&self) -> TransportReport {
         let setting = |name: &str| std::env::var(name).map_or_else(|_| format!("{name} unset"), |value| format!("{name}={value}"));
         let transports = self.worker.transports().join(", ");
         TransportReport {
@@ -221,13 +223,13 @@ impl<C> Link<C> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::pair;
-    use super::super::{Carrier, Remote};
+    use super::super::{Carriers, Remote};
     use super::*;
     use crate::testing::Scratch;
     use crate::topology::Transport;
 
     fn links(remote: &mut Remote<usize>) -> &mut Links<usize> {
-        let Carrier::UcxAm(links) = &mut remote.carrier else { panic!("another carrier") };
+        let Carriers::UcxAm(links) = &mut remote.carrier else { panic!("another carrier") };
         links
     }
 
