@@ -14,7 +14,7 @@ use harness::exchange::{Exchange, ExchangeError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::options::{Options, Recorded};
+use crate::options::Options;
 use crate::result::SCHEMA_VERSION;
 
 /// How long the slowest rank may take to get here.
@@ -125,7 +125,7 @@ fn facts(options: &Options) -> Facts {
     add("--client-threads", &workload.clients);
     add("--queue-depth", &options.job.queue_depth);
     add("--seed", &workload.seed);
-    for (key, value) in fields(&Recorded::from(options)) {
+    for (key, value) in fields(&options.asked) {
         let flag = format!("--{}", key.trim_end_matches("_s").replace('_', "-"));
         add(&flag, &value.as_str().map_or_else(|| value.to_string(), str::to_owned));
     }

@@ -23,7 +23,6 @@ pub mod pace;
 pub mod policies;
 pub mod port;
 pub mod progress;
-pub mod range;
 pub mod report;
 pub mod result;
 pub mod sim;

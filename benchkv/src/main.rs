@@ -181,12 +181,12 @@ fn environment(options: &Options) -> Vec<(&'static str, &'static str)> {
 
 /// Whether the result can be written at the end.
 fn check_output(options: &Options) -> Result<(), String> {
-    options.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))?;
-    options.output.as_ref().map_or(Ok(()), OutputFile::check).map_err(|error| format!("--output: {error}"))?;
-    options.hgrm.as_deref().map_or(Ok(()), harness::file::check).map_err(|error| format!("--hgrm: {error}"))?;
-    let trace_dir = options.trace.as_ref().map(|trace| trace.dir.as_path());
-    output::check_apart(options.json.as_ref(), options.output.as_ref(), options.hgrm.as_deref(), trace_dir)?;
-    options.trace.as_ref().map_or(Ok(()), TraceOptions::check).map_err(|error| format!("--trace: {error}"))
+    options.asked.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))?;
+    options.asked.output.output.as_ref().map_or(Ok(()), OutputFile::check).map_err(|error| format!("--output: {error}"))?;
+    options.asked.hgrm.as_deref().map_or(Ok(()), harness::file::check).map_err(|error| format!("--hgrm: {error}"))?;
+    let trace_dir = options.asked.traced.as_ref().map(|trace| trace.dir.as_path());
+    output::check_apart(options.asked.json.as_ref(), options.asked.output.output.as_ref(), options.asked.hgrm.as_deref(), trace_dir)?;
+    options.asked.traced.as_ref().map_or(Ok(()), TraceOptions::check).map_err(|error| format!("--trace: {error}"))
 }
 
 /// Whether what carries requests can be loaded.
@@ -197,13 +197,13 @@ fn check_library(options: &Options) -> Result<(), String> {
 /// Whether the device that ranks will open is there.
 fn check_device(options: &Options) -> Result<(), String> {
     let is_opened = options.job.workload.ranks > 1 && options.job.topology.transport.traits().library.is_none();
-    let checked = if is_opened { options.device.check() } else { Ok(()) };
-    checked.map_err(|error| format!("--device {}: {error}", options.device))
+    let checked = if is_opened { options.asked.device.check() } else { Ok(()) };
+    checked.map_err(|error| format!("--device {}: {error}", options.asked.device))
 }
 
 /// What a killed job left behind is removed here, by the next one on the host.
 fn sweep(options: &Options) -> Result<(), String> {
-    match Dir::open(options.shm_dir.as_deref()).and_then(|dir| dir.sweep()) {
+    match Dir::open(options.asked.shm_dir.as_deref()).and_then(|dir| dir.sweep()) {
         Ok(0) => {}
         Ok(count) => say(&format!("removed {count} shared-memory regions of dead processes")),
         Err(error) => return Err(format!("--shm-dir: {error}")),
@@ -236,12 +236,12 @@ fn rank_process(cli: Cli, exchange: &mut dyn Exchange, library: Option<String>) 
     }
     let never = || false;
     let clock = Clock::detect();
-    let unix_echo = if rank == 0 && options.echo { baselines(&options, &clock)? } else { Vec::new() };
+    let unix_echo = if rank == 0 && !options.asked.no_echo { baselines(&options, &clock)? } else { Vec::new() };
     exchange.barrier(EXCHANGE_LIMIT, &never)?;
     let backend = Composed::new(&options.job, options.site(rank, std::process::id())?)?;
     let look = || if is_first_here { counters::read(Path::new(counters::SYSFS)) } else { PortCounters::new() };
     let before = look();
-    let Options { warmup, duration, .. } = options;
+    let (warmup, duration) = (options.warmup(), options.duration());
     // With --ops nobody knows how long it takes.
     let progress =
         if rank == 0 && options.job.ops.is_none() { Progress::on_terminal(warmup, options.job.runs, duration) } else { Progress::hidden() };
@@ -295,9 +295,9 @@ fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, EchoEr
 /// Writes the result wherever it was asked for, and says what is wrong with it; the exit status is that of the worst. An interrupted one has a
 /// status of its own.
 fn show(options: &Options, result: &JobResult) -> ExitCode {
-    let table = options.output.as_ref().map_or(Ok(()), |file| output::write(file, result));
-    let percentiles = options.hgrm.as_ref().map_or(Ok(()), |file| harness::file::write(file, result.percentiles().as_bytes()));
-    let mut unwritten = print(result, &result.to_string(), options.json.as_ref());
+    let table = options.asked.output.output.as_ref().map_or(Ok(()), |file| output::write(file, result));
+    let percentiles = options.asked.hgrm.as_ref().map_or(Ok(()), |file| harness::file::write(file, result.percentiles().as_bytes()));
+    let mut unwritten = print(result, &result.to_string(), options.asked.json.as_ref());
     unwritten.extend(table.err().map(|error| format!("--output: {error}")));
     unwritten.extend(percentiles.err().map(|error| format!("--hgrm: {error}")));
     unwritten.extend(result.trace_failure.as_ref().map(|failure| format!("--trace: {failure}")));

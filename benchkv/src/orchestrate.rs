@@ -227,7 +227,7 @@ impl<B: Backend> Rank<'_, B> {
         let mut assembly = Assembly::new();
         let daemons = self.start(scope, &mut assembly, (0..options.job.topology.daemons).map(Worker::Daemon), Self::daemon_thread)?;
         self.await_open(&mut assembly, daemons.len(), "a daemon")?;
-        let work = if options.clients == ClientKind::Processes { Self::client_process } else { Self::client_thread };
+        let work = if options.asked.clients == ClientKind::Processes { Self::client_process } else { Self::client_thread };
         let clients = self.start(scope, &mut assembly, (0..options.job.workload.clients).map(Worker::Client), work)?;
         self.await_open(&mut assembly, clients.len(), "a client")?;
         self.exchange_records(assembly, exchange)?;
@@ -245,7 +245,7 @@ impl<B: Backend> Rank<'_, B> {
         control.stop();
         let (daemons, series): (Vec<WorkerReport>, Vec<Option<Recorder>>) = join_all(daemons)?.into_iter().unzip();
         let mut report = RankReport::new(self.rank, course, clients, daemons);
-        if let Some(trace) = &options.trace {
+        if let Some(trace) = &options.asked.traced {
             // What was measured does not depend on it.
             let written = trace.write(self.rank, series.iter().flatten().map(Recorder::samples));
             written.unwrap_or_else(|failure| report.add_trace_failure(&failure));
@@ -265,7 +265,7 @@ impl<B: Backend> Rank<'_, B> {
         exchange.catch_interrupts()?;
         if options.job.ops.is_none() {
             self.enter(Phase::WarmUp);
-            exchange.sleep(options.warmup, &give_up)?;
+            exchange.sleep(options.warmup(), &give_up)?;
             self.enter(Phase::Between);
         }
         for run in 0..options.job.runs {
@@ -279,8 +279,8 @@ impl<B: Backend> Rank<'_, B> {
             self.enter(Phase::Window(run as u16));
             match options.job.ops {
                 // What is lost, is when the job drains.
-                Some(_) => _ = self.drain(clients, exchange, options.duration)?,
-                None => exchange.sleep(options.duration, &give_up)?,
+                Some(_) => _ = self.drain(clients, exchange, options.duration())?,
+                None => exchange.sleep(options.duration(), &give_up)?,
             }
             course.windows_s.push((self.clock.now_ns() - begin_ns) as f64 / 1e9);
             course.cpu_s += cpu_seconds() - cpu_s;
@@ -417,7 +417,7 @@ impl<B: Backend> Rank<'_, B> {
         let mut waiter = self.options.wait.waiter();
         let now_ns = || self.clock.now_ns();
         let mut log = ActivityLog::new(self.options.job.runs, now_ns());
-        let mut series = self.options.trace.as_ref().map(|trace| Recorder::new(trace.interval, self.options.wait));
+        let mut series = self.options.asked.traced.as_ref().map(|trace| Recorder::new(trace.interval, self.options.wait));
         while !self.control.is_stopped() {
             let phase = self.control.steering().phase();
             log.enter(phase, now_ns, &mut daemon);

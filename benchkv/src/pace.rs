@@ -3,13 +3,15 @@
 use clap::Args;
 use engine::pace::{Arrivals, Pace};
 
-use crate::range::{RangeError, range};
+use harness::range::{RangeError, range};
+use serde::{Deserialize, Serialize};
 
 /// Least and most operations per second of a job.
 const RATES: std::ops::RangeInclusive<f64> = 1.0..=1e9;
 
 /// How load is offered.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Copy, PartialEq, Args, Serialize, Deserialize)]
+#[group(skip)]
 pub struct PaceArgs {
     /// Open loop: operations per second of all clients of the job together, 1 to 1e9, which start at their times whatever became of those
     /// before; latencies count from there. --queue-depth still bounds what a client has outstanding [default: closed loop, each as fast
@@ -18,24 +20,25 @@ pub struct PaceArgs {
     pub rate: Option<f64>,
 
     /// When operations of --rate start: even gives each client its turn at equal distances, poisson draws the distances at random by the
-    /// seed.
-    #[arg(long, value_enum, default_value_t = Arrivals::Even, requires = "rate")]
-    pub arrivals: Arrivals,
+    /// seed [default: even].
+    #[arg(long, value_enum, requires = "rate")]
+    pub arrivals: Option<Arrivals>,
 }
 
 impl PaceArgs {
-    /// The open loop that is asked for, if any.
+    /// The open loop that is asked for, if any; what is left out gets its default.
     ///
     /// # Errors
     /// [`RangeError`].
-    pub fn resolve(&self) -> Result<Option<Pace>, RangeError> {
+    pub fn resolve(&mut self) -> Result<Option<Pace>, RangeError> {
         let legal = || format!("{} to {:e} operations per second", RATES.start(), RATES.end());
         match self.rate {
             Some(rate) if !RATES.contains(&rate) => {
                 let (flag, why) = ("--rate", "no rate that clients could be asked for");
                 Err(range(flag, rate, why, legal()))
             }
-            rate => Ok(rate.map(|rate| Pace { rate, arrivals: self.arrivals })),
+            None => Ok(None),
+            Some(rate) => Ok(Some(Pace { rate, arrivals: *self.arrivals.get_or_insert(Arrivals::Even) })),
         }
     }
 }

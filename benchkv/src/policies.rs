@@ -3,9 +3,8 @@
 use engine::policy::PolicyOptions;
 use engine::policy::hold::HOLD_NS;
 use engine::topology::{Routing, Topology};
+use harness::range::{RangeError, range};
 use harness::window::WindowChoice;
-
-use crate::range::{RangeError, range};
 
 /// Longest of the times that can be asked for.
 const MAX_US: f64 = 1_000_000.0;

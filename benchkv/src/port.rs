@@ -2,10 +2,9 @@
 
 use clap::Args;
 use harness::device::DeviceChoice;
+use harness::range::{RangeError, range};
 use mlx5::DeviceSpec;
 use serde::{Deserialize, Serialize};
-
-use crate::range::{RangeError, range};
 
 /// What is asked of the port; what is not keeps the driver's default. Recorded in results.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Args, Serialize, Deserialize)]

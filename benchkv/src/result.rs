@@ -15,9 +15,9 @@ use harness::environment::Environment;
 use harness::hist::{LatencyHistogram, LatencySummary};
 use serde::{Deserialize, Serialize};
 
+use crate::cli::JobArgs;
 use crate::launcher::Launcher;
 use crate::memory::Memory;
-use crate::options::Recorded;
 use crate::sim::options::SimulationRecord;
 use engine::activity::{ActivityRates, WorkerReport};
 use engine::job::Sizes;
@@ -68,7 +68,7 @@ pub struct JobResult {
     /// Seed of the access patterns.
     pub seed: u64,
     /// The other options.
-    pub options: Recorded,
+    pub options: JobArgs,
     /// Sizes computed from them.
     pub sizes: Sizes,
     /// What the ranks of rank 0's host were expected to take of its memory.

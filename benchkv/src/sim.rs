@@ -1,12 +1,11 @@
 //! `benchkv sim`: a job in virtual time. See [`engine::drive::simulated`] for what is real in it, and what a model.
 
-use std::time::Duration;
-
 use engine::drive::simulated::{Simulated, SimulationError, World};
 use harness::affinity::PinPolicy;
 use harness::clock::ClockSource;
 use harness::device::DeviceChoice;
 use harness::environment::Environment;
+use harness::range::{RangeError, range};
 use shm::wait::WaitStrategy;
 use thiserror::Error;
 
@@ -15,7 +14,6 @@ use crate::cli::{ClientKind, JobArgs, SimArgs, WaitChoice};
 use crate::memory::{Memory, MemoryLimit};
 use crate::options::{OptionError, Options};
 use crate::port::PortOptions;
-use crate::range::{RangeError, range};
 use crate::result::{Conditions, Course, JobResult, RankReport, ReduceError};
 
 pub mod options;
@@ -75,8 +73,11 @@ pub fn resolve(args: &SimArgs) -> Result<Options, SimError> {
     let limit = MemoryLimit::new(args.job.memory_limit);
     // What is checked there is for real time, and the memory of processes.
     let mut options = Options::resolve(JobArgs { memory_limit: Some(u64::MAX), duration: 1.0, warmup: 0.0, ..args.job.clone() })?;
-    (options.duration, options.warmup) = (Duration::from_secs_f64(args.job.duration), Duration::from_secs_f64(args.job.warmup));
-    (options.wait, options.job.workload.accesses) = (WaitStrategy::Busy, ACCESSES);
+    let JobArgs { duration, warmup, ops, .. } = args.job;
+    if ops.is_none() {
+        (options.asked.duration, options.asked.warmup) = (duration, warmup);
+    }
+    (options.asked.wait, options.wait, options.job.workload.accesses) = (WaitChoice::Busy, WaitStrategy::Busy, ACCESSES);
     let job = &options.job;
     if job.topology.transport.traits().library.is_some() {
         let given = job.topology.transport;
@@ -94,10 +95,10 @@ pub fn resolve(args: &SimArgs) -> Result<Options, SimError> {
 pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, SimError> {
     let (cpu, nic) = (args.world.cpu.0, args.world.nic.0);
     let nic = mlx5::NicParameters { seed: options.job.workload.seed, ..nic };
-    let trace_interval = options.trace.as_ref().map(|trace| trace.interval);
+    let trace_interval = options.asked.traced.as_ref().map(|trace| trace.interval);
     let world = World { cpu, nic, strict: args.world.strict, trace_interval, ..World::default() };
-    let (runs, window) = (options.job.runs, options.duration);
-    let (outcomes, summary) = Simulated::new(&options.job, &world)?.run(options.warmup, window, runs)?;
+    let (runs, window) = (options.job.runs, options.duration());
+    let (outcomes, summary) = Simulated::new(&options.job, &world)?.run(options.warmup(), window, runs)?;
     // The window of a number of operations is as long as they take.
     let windows = || outcomes.iter().flat_map(|rank| &rank.clients).filter_map(|client| client.windows.first());
     let ended_ns = windows().map(|window| window.ended_ns).max().unwrap_or(0);
@@ -107,7 +108,7 @@ pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, SimError> {
     for (rank, outcome) in outcomes.into_iter().enumerate() {
         let course = Course { windows_s: vec![window_s; runs], ..Course::default() };
         let mut report = RankReport::new(rank, course, outcome.clients, outcome.daemons).of_no_process();
-        if let Some(trace) = &options.trace {
+        if let Some(trace) = &options.asked.traced {
             let written = trace.write(rank, outcome.series.iter().map(engine::trace::recorder::Recorder::samples));
             written.unwrap_or_else(|failure| report.add_trace_failure(&failure));
         }

@@ -9,10 +9,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use engine::trace::Sample;
+use harness::range::{RangeError, within};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-
-use crate::range::{RangeError, range};
 
 /// The header line: names with units, in the order of the fields of [`Sample`].
 pub const COLUMNS: [&str; 14] = [
@@ -58,7 +57,7 @@ fn from_fields(fields: [Option<u64>; COLUMNS.len()]) -> Sample {
 }
 
 /// The flags.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, PartialEq, Args)]
 #[command(next_help_heading = "Traces")]
 pub struct TraceArgs {
     /// Directory for a time series of each daemon, rank-R-daemon-D.csv; made if it is missing. It must not hold those of another job.
@@ -86,17 +85,13 @@ impl TraceArgs {
     /// # Errors
     /// The range.
     pub fn check(&self) -> Result<(), RangeError> {
-        if (1..=MAX_INTERVAL).contains(&self.trace_interval) {
-            return Ok(());
-        }
-        let legal = format!("1 to {MAX_INTERVAL} rounds");
-        Err(range("--trace-interval", self.trace_interval, "outside what is supported", legal))
+        within("--trace-interval", self.trace_interval, 1..=MAX_INTERVAL, "outside what is supported", " rounds")
     }
 
     /// What is to be done.
     #[must_use]
-    pub fn options(self) -> Option<TraceOptions> {
-        self.trace.map(|dir| TraceOptions { dir, interval: self.trace_interval })
+    pub fn options(&self) -> Option<TraceOptions> {
+        self.trace.clone().map(|dir| TraceOptions { dir, interval: self.trace_interval })
     }
 }
 

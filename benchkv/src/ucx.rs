@@ -4,12 +4,12 @@ use clap::{Args, ValueEnum};
 use engine::topology::Transport;
 use engine::ucx::PeerErrors;
 use harness::device::DeviceChoice;
+use harness::range::{RangeError, range};
 
 use crate::port::PortOptions;
-use crate::range::{RangeError, range};
 
 /// Options of `ucx-am`.
-#[derive(Debug, Clone, Copy, Args)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Args)]
 #[group(skip)]
 pub struct UcxArgs {
     /// Whether UCX notices that a peer of ucx-am is dead: peer leaves out transports that cannot, such as its shared memory; none leaves it to
@@ -46,8 +46,9 @@ impl UcxArgs {
 }
 
 /// What `--ucx-errors` asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum PeerErrorsChoice {
+    #[default]
     /// None for ranks on one host, else peer.
     Auto,
     /// UCX notices dead peers, and leaves out transports that cannot.

@@ -4,12 +4,15 @@ use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 
+use clap::Args;
 use fastrand::Rng;
+use harness::range::{RangeError, amount, range, within};
+use harness::units;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::store::Shard;
-use crate::values::HEAD_BYTES;
+use crate::values::{HEAD_BYTES, VALUE_BYTES};
 use crate::zipf::Zipf;
 
 /// Accesses of one pattern in a job that measures, 1 MiB of them; a client starts again at the first after the last. Read in order, so the prefetcher hides it.
@@ -64,31 +67,70 @@ impl fmt::Display for Distribution {
     }
 }
 
-/// What all clients of a job have in common.
-#[derive(Debug, Clone, Copy)]
+/// Most keys of a rank's store: 1 GiB of [`Shard`] tables.
+const MAX_KEYS: u64 = 1 << 26;
+
+/// What all clients of a job have in common, as it is asked for and recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Args, Serialize, Deserialize)]
+#[group(skip)]
 pub struct Workload {
-    /// Ranks of the job.
+    // Of the job's shape.
+    #[arg(skip)]
+    #[serde(skip)]
+    #[allow(missing_docs, reason = "clap would show it as help of all options")]
     pub ranks: usize,
-    /// Client threads of each rank.
+    #[arg(skip)]
+    #[serde(skip)]
+    #[allow(missing_docs, reason = "likewise")]
     pub clients: usize,
-    /// Shared keys of each rank: `0..key_range`.
+
+    /// Shared keys in the store of each rank, 1 to 67108864.
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
     pub key_range: u64,
-    /// Bytes of a value, 8 to 65536.
+
+    /// Bytes of a value, 8 to 64K. The rings between ranks are as large as it needs.
+    #[arg(long = "value-size", value_name = "BYTES", value_parser = |text: &str| units::bytes(text).map(|bytes| bytes as usize), default_value = "8")]
+    #[serde(rename = "value_size", default = "eight")]
     pub value_bytes: usize,
-    /// Whether every shared key has a value before the first access.
+
+    /// Give every shared key a value before clients start. Else gets find nothing until a put has come, which is cheaper.
+    #[arg(long)]
+    #[serde(default)]
     pub preload: bool,
-    /// Share of shared accesses that read.
+
+    /// Share of operations that read, 0 to 1.
+    #[arg(long, value_name = "RATIO", default_value_t = 0.5)]
     pub read_ratio: f64,
-    /// Share of accesses that go to another rank; 0 when there is none.
+
+    // Share of accesses that go to another rank; 0 when there is none. A job that is not told has all ranks alike.
+    #[arg(skip)]
+    #[allow(missing_docs, reason = "likewise")]
     pub remote_ratio: f64,
-    /// How shared keys are chosen.
+
+    /// How keys are chosen: uniform, zipfian, zipfian:THETA.
+    #[arg(long, value_name = "NAME", default_value_t = Distribution::Uniform)]
     pub distribution: Distribution,
-    /// Whether some accesses go to private keys and are read back.
+
+    // Whether some accesses go to private keys and are read back.
+    #[arg(skip)]
+    #[allow(missing_docs, reason = "likewise")]
     pub verify: bool,
-    /// The job's seed. The same seed gives the same accesses.
+
+    /// Seed of the access patterns.
+    #[arg(long, hide_short_help = true, value_name = "N", default_value_t = 1)]
+    #[serde(skip)]
     pub seed: u64,
-    /// Accesses of a client's pattern, at least [`PRIVATE_KEYS`] times 16; jobs that measure have [`PATTERN_LEN`].
+
+    // Accesses of a client's pattern, at least [`PRIVATE_KEYS`] times 16.
+    #[arg(skip = PATTERN_LEN)]
+    #[serde(skip)]
+    #[allow(missing_docs, reason = "likewise")]
     pub accesses: usize,
+}
+
+/// Size of the values of results that do not say it.
+const fn eight() -> usize {
+    HEAD_BYTES
 }
 
 /// What an access does.
@@ -136,6 +178,24 @@ impl Pattern {
 }
 
 impl Workload {
+    /// Whether a job can be asked for this.
+    ///
+    /// # Errors
+    /// The first option that cannot be honoured.
+    pub fn check(&self) -> Result<(), RangeError> {
+        let why_short = "too small for its writer, sequence and hash";
+        amount("--key-range", self.key_range, 1..=MAX_KEYS, "a store needs a key", "")?;
+        amount("--value-size", self.value_bytes, VALUE_BYTES, why_short, " bytes")?;
+        let why = "a share lies between none and all";
+        within("--read-ratio", self.read_ratio, 0.0..=1.0, why, "")?;
+        within("--remote-ratio", self.remote_ratio, 0.0..=1.0, why, "")?;
+        if self.remote_ratio > 0.0 && self.ranks == 1 {
+            let (why, legal) = ("one rank has no other to talk to", "0, or --ranks of 2 and more".to_owned());
+            return Err(range("--remote-ratio", self.remote_ratio, why, legal));
+        }
+        Ok(())
+    }
+
     /// Keys of each rank's store, private ones included.
     #[must_use]
     pub const fn store_keys(&self) -> u64 {

@@ -9,8 +9,9 @@ use mlx5::{DeviceSpec, FabricSpec, SoftOptions};
 pub use soft::SoftDevice;
 
 /// What `--device` asks for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
+    #[default]
     /// The software device: hardware is taken when it is asked for.
     Auto,
     /// The software device.

@@ -7,6 +7,7 @@
 //! - [`launcher`]: starts the ranks as its direct children, relays their exchange, names the one that died.
 //! - [`exchange`]: what ranks need from each other outside the measured path: all-gather, barrier, a sleep that wakes when a rank dies.
 //! - [`hosts`]: where the ranks are, and the cores that those of a host share.
+//! - [`units`]: times and sizes as people write them; [`range`]: what is legal; [`as_text`]: recorded as typed.
 //! - [`affinity`]: the usable cores and which thread goes where.
 //! - [`device`]: the RDMA device, as it is named on a command line; [`window`]: copyrpc's window of batches.
 //! - [`clock`]: a cheap nanosecond clock that says what it reads.
@@ -27,6 +28,7 @@
 compile_error!("the benchmark harness needs Linux: pidfd, signalfd and PR_SET_PDEATHSIG tie the life of ranks to their launcher");
 
 pub mod affinity;
+pub mod as_text;
 pub mod cgroup;
 pub mod chart;
 pub mod clock;
@@ -46,6 +48,7 @@ pub mod load;
 pub mod machine;
 pub mod pattern;
 pub mod pingpong;
+pub mod range;
 pub mod report;
 pub mod role;
 mod role_text;

@@ -1,4 +1,5 @@
 use clap::Parser;
+use engine::ucx::PeerErrors;
 use harness::exchange::{Exchange, ExchangeError};
 
 use super::*;

@@ -7,7 +7,7 @@ use clap::Args;
 use harness::file::{self, WriteError};
 
 /// Options for it.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, PartialEq, Args)]
 pub struct OutputArgs {
     /// Also write the result as a flat table: a row for the job, for each run and for each rank. The name ends in .csv, or in .parquet where
     /// benchkv is built with the feature parquet; a file of that name is replaced.

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use harness::report::{nanos, plural, rate, to_stdout};
 use thiserror::Error;
 
+use crate::cli::JobArgs;
 use crate::cli::ReportArgs;
-use crate::options::Recorded;
 use crate::result::{JobResult, Measured, ReadError};
 use crate::trace::{TraceError, TraceFile};
 use compare::Comparison;
@@ -223,7 +223,7 @@ fn conditions(comparison: &Comparison, results: &[JobResult]) -> Vec<(String, St
             ("kernel", |result| result.environment.kernel.clone()),
             ("clock", |result| result.clock.to_string()),
             ("measured", |result| {
-                let Recorded { runs, duration_s, warmup_s, .. } = &result.options;
+                let JobArgs { runs, duration: duration_s, warmup: warmup_s, .. } = &result.options;
                 format!("{} of {duration_s} s after {warmup_s} s", plural(*runs, "run"))
             }),
             ("benchkv", |result| result.benchkv_version.clone()),

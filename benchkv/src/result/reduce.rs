@@ -15,8 +15,8 @@ use super::{
     EchoBaseline, HardwareCounters, Histograms, JobResult, LittlesLaw, Measured, NO_DEVICE, OpenLoop, RankResult, RunResult, SCHEMA,
     SCHEMA_VERSION, Spread, SpreadOverRuns,
 };
-use crate::cli::ClientKind;
-use crate::options::{Options, Recorded, SHORTEST_RUN_S};
+use crate::cli::{ClientKind, SHORTEST_RUN_S};
+use crate::options::Options;
 use crate::trace::TraceError;
 use engine::activity::{ActivityRates, WorkerReport};
 use engine::client::{ClientReport, RoundTrips, Window};
@@ -302,6 +302,9 @@ pub enum ReduceError {
         /// Why.
         source: serde_json::Error,
     },
+    /// The options cannot be recorded.
+    #[error("the options cannot be recorded: {0}")]
+    Options(#[from] serde_json::Error),
     /// A rank's histograms cannot be merged.
     #[error("a histogram of some rank cannot be merged: {0}")]
     Histogram(#[from] HistogramError),
@@ -362,7 +365,7 @@ impl JobResult {
             client_threads: options.job.workload.clients,
             queue_depth: options.job.queue_depth,
             seed: options.job.workload.seed,
-            options: Recorded::from(options),
+            options: options.asked.recorded()?,
             sizes: options.job.sizes,
             memory: options.memory,
             launcher: options.launcher.clone(),
@@ -383,7 +386,7 @@ impl JobResult {
             first_verify_failure,
             trace_failure: reports.iter().find_map(|report| report.trace_failure.clone()),
             open_loop,
-            cpu_ns_per_op: cpu_per_op(&reports, options.clients, measured_ops),
+            cpu_ns_per_op: cpu_per_op(&reports, options.asked.clients, measured_ops),
             littles_law,
             hardware_counters: (!counters.is_empty()).then_some(counters),
             unix_echo,

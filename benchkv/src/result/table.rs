@@ -16,7 +16,7 @@ impl fmt::Display for JobResult {
         let clients = plural(self.client_threads, "client");
         write!(f, "benchkv {} by {}: {ranks} x ({daemons} + {clients}), depth {}, ", self.backend, self.carrier, self.queue_depth)?;
         write!(f, "{} device, ", if self.device == NO_DEVICE { "no" } else { &self.device })?;
-        match (plural(self.options.runs, "run"), self.options.duration_s) {
+        match (plural(self.options.runs, "run"), self.options.duration) {
             (runs, _) if self.interrupted => writeln!(f, "{} of {runs}, interrupted", self.runs.len())?,
             (runs, duration_s) => match self.options.ops {
                 Some(ops) => writeln!(f, "{} of each client", plural(ops as usize, "operation"))?,
@@ -183,7 +183,7 @@ impl JobResult {
 
     /// One line about the series of daemons, and what of them was dropped.
     fn trace_line(&self) -> Option<String> {
-        let dir = self.options.trace.as_ref()?.dir.display();
+        let dir = self.options.traced.as_ref()?.dir.display();
         let all = || self.daemons().filter_map(|daemon| daemon.trace.as_ref());
         let (samples, thinned) = all().fold((0, 0), |(samples, thinned), one| (samples + one.samples, thinned + one.thinned));
         let interval = all().map(|one| one.interval).max()?;

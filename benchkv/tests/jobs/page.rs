@@ -78,7 +78,7 @@ fn a_sweep_is_drawn_with_axes_legends_and_colours_that_can_be_told_apart() {
         result.ranks = 2 << (number / 4 % 3);
         result.per_rank = result.per_rank.iter().cycle().take(result.ranks).cloned().collect();
         result.queue_depth = if number < 12 { 1 } else { 32 };
-        result.options.pin = EVIL.to_owned();
+        result.options.carried_by = EVIL.to_owned();
         for rps in result.runs.iter_mut().map(|run| &mut run.measured.total_rps) {
             *rps *= (number + 1) as f64;
         }
@@ -103,7 +103,7 @@ fn one_result_and_results_that_differ_in_no_number_are_drawn() {
     let flags = ["--trace", trace.to_str().unwrap()];
     let files = write_results(dir.path(), &flags, 3, |number, result| {
         result.backend = clap::ValueEnum::from_str(["meta", "delegation", "direct"][number], false).unwrap();
-        result.options.pin = "a very long list of cores ".repeat(number + 1);
+        result.options.carried_by = "a very long list of cores ".repeat(number + 1);
     });
     let page = dir.path().join("page.html");
     let counted = |files: &[String], flags: &[&str]| {

@@ -1,0 +1,456 @@
+//! The options of a job, each declared once: the field is its flag, its help and its place in the result (`options` of the document, but for what stands at the
+//! document's top). Groups of options are declared by the part that obeys them: [`Workload`], [`PaceArgs`], [`PortOptions`], [`PolicyOptions`], [`TraceArgs`].
+//! Single ranges are checked beside the declarations; what several options mean together is decided in [`crate::options`].
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use harness::affinity::PinPolicy;
+use harness::device::DeviceChoice;
+use harness::launcher::Launch;
+use harness::range::{RangeError, amount, range, within};
+use harness::report::JsonSink;
+use harness::units;
+use serde::{Deserialize, Serialize};
+use shm::wait::WaitStrategy;
+
+use crate::control::MAX_DAEMONS;
+use crate::output::file::OutputArgs;
+use crate::pace::PaceArgs;
+use crate::port::PortOptions;
+use crate::trace::{TraceArgs, TraceOptions};
+use crate::ucx::{PeerErrorsChoice, UcxArgs};
+use engine::policy::PolicyOptions;
+use engine::topology::{Routing, Transport};
+use engine::ucx::PeerErrors;
+use engine::workload::{Distribution, Workload};
+
+/// Shortest window, in seconds.
+pub(crate) const SHORTEST_RUN_S: f64 = 0.01;
+/// Longest window, in seconds; with `--ops` all have it.
+const LONGEST_RUN_S: f64 = 3600.0;
+/// Verified runs stay below this: a client would otherwise run out of 32-bit sequence numbers (at 7 million writes per second).
+const MAX_VERIFIED_SECONDS: f64 = 600.0;
+
+/// What a job is, and where its result goes.
+#[derive(Debug, Clone, PartialEq, Args, Serialize, Deserialize)]
+pub struct JobArgs {
+    /// Which way requests take to other ranks.
+    #[arg(long, value_enum, default_value_t = BackendKind::Delegation)]
+    #[serde(skip)]
+    pub backend: BackendKind,
+
+    /// What carries messages between ranks, with any --backend [default: copyrpc, or what the name of the --backend says].
+    #[arg(long, value_enum)]
+    #[serde(skip)]
+    pub carrier: Option<Transport>,
+
+    /// Rank processes to start, 1 to 256 [default: 2]. Under mpirun there are as many as it started.
+    #[arg(short = 'n', long, value_name = "N")]
+    #[serde(skip)]
+    pub ranks: Option<usize>,
+
+    /// RDMA device: soft, which auto takes; or hardware, by the name of the device and maybe its port (mlx5_0, mlx5_0:1, verbs:NAME for other
+    /// names), or verbs for the first with an active port. Of soft: rtt_us=US (0 to 100000 [default: 0]), of a request and its response;
+    /// jitter_us=US (the same), by which every second operation is late; seed=N [default: 1]; fault=rnr:PERMILLE, fault=reorder:PERMILLE,
+    /// fault=drop:OPERATION.
+    #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
+    #[serde(skip)]
+    pub device: DeviceChoice,
+
+    // What carries requests to other ranks, as it can be asked for: the device that `auto` stands for, or the library that chooses one.
+    #[arg(skip)]
+    #[serde(rename = "device")]
+    #[allow(missing_docs, reason = "clap would show it as help of all options")]
+    pub carried_by: String,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    #[allow(missing_docs, reason = "clap would show it as help of all options")]
+    pub port: PortOptions,
+
+    #[command(flatten)]
+    #[serde(skip)]
+    #[allow(missing_docs, reason = "likewise")]
+    pub ucx: UcxArgs,
+
+    // Whether UCX notices dead peers; null with other carriers.
+    #[arg(skip)]
+    #[allow(missing_docs, reason = "likewise")]
+    pub ucx_errors: Option<PeerErrors>,
+
+    /// Daemon threads of each rank, 1 to 64; each owns one shard of the rank's store.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[serde(skip)]
+    pub server_threads: usize,
+
+    /// Client threads of each rank, 1 to 256.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[serde(skip)]
+    pub client_threads: usize,
+
+    /// What a client is: threads of the rank, or processes of their own, which the rank starts.
+    #[arg(long, hide_short_help = true, value_enum, default_value_t = ClientKind::Threads)]
+    pub clients: ClientKind,
+
+    /// Operations each client keeps outstanding, 1 to 4096.
+    #[arg(short = 'd', long, value_name = "N", default_value_t = 32)]
+    #[serde(skip)]
+    pub queue_depth: usize,
+
+    /// How load is offered.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub pace: PaceArgs,
+
+    /// Length of each measured run, 10ms to 1h; a number without a unit is seconds.
+    #[arg(short = 't', long, value_name = "TIME", value_parser = units::seconds, default_value_t = 2.0)]
+    #[serde(rename = "duration_s")]
+    pub duration: f64,
+
+    /// Each client issues so many operations in all, 1 to 4294967295, in one run without a warm-up, and the job ends when all have ended.
+    #[arg(long, value_name = "N", conflicts_with_all = ["duration", "runs", "warmup"])]
+    pub ops: Option<u64>,
+
+    /// Measured runs, 1 to 32; rates are their mean.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub runs: usize,
+
+    /// Load before the first run, 0 to 1h, as --duration.
+    #[arg(long, value_name = "TIME", value_parser = units::seconds, default_value_t = 0.5)]
+    #[serde(rename = "warmup_s")]
+    pub warmup: f64,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    #[allow(missing_docs, reason = "likewise")]
+    pub workload: Workload,
+
+    /// A mix of YCSB: ycsb-a (half of the operations read), ycsb-b (95 %) or ycsb-c (all), of keys chosen by zipfian:0.99, all of which have a value. YCSB's
+    /// records have 1000 bytes: --value-size 1000. Its other mixes insert, scan, or read and write in one operation, which there is not here.
+    #[arg(long, value_enum, conflicts_with_all = ["read_ratio", "distribution"])]
+    #[serde(skip)]
+    pub mix: Option<Mix>,
+
+    /// Share of operations that go to another rank, 0 to 1 [default: all ranks alike, (ranks - 1) / ranks].
+    #[arg(long, value_name = "RATIO")]
+    #[serde(skip)]
+    pub remote_ratio: Option<f64>,
+
+    /// Bytes of each ring of a connection between ranks: a power of two, 4K to 256M, or auto. The carriers rc-send and ucx-am have none.
+    #[arg(long, hide_short_help = true, value_name = "BYTES", default_value = "auto")]
+    #[serde(skip)]
+    pub ring_size: RingChoice,
+
+    /// Maximum bytes of memory that the ranks of this host may be expected to take together; a job that needs more is refused [default: what the
+    /// host has, or its control group allows if that is less].
+    #[arg(long, hide_short_help = true, value_name = "BYTES", value_parser = units::bytes)]
+    #[serde(skip)]
+    pub memory_limit: Option<u64>,
+
+    /// What a thread does that finds no work: poll on (busy), give the core away (yield), or sleep until there is some (event). auto is busy where
+    /// every thread has a core, else yield.
+    #[arg(long, hide_short_help = true, value_enum, default_value_t = WaitChoice::Auto)]
+    pub wait: WaitChoice,
+
+    /// Cores of the threads: auto pins where every thread can have its own, none never pins, or a list such as 0-3,8.
+    #[arg(long, hide_short_help = true, value_name = "POLICY", default_value_t = PinPolicy::Auto)]
+    #[serde(with = "harness::as_text")]
+    pub pin: PinPolicy,
+
+    /// Directory for shared memory [default: one of this user in /dev/shm].
+    #[arg(long, hide_short_help = true, value_name = "DIR")]
+    pub shm_dir: Option<PathBuf>,
+
+    /// Do not check the values read. The check costs some nanoseconds per operation, and 1 in 16 operations goes to keys of the client's own.
+    #[arg(long, overrides_with = "verify")]
+    #[serde(skip)]
+    pub no_verify: bool,
+
+    /// The same, as it once was: --verify=false.
+    #[arg(long, hide = true, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, action = clap::ArgAction::Set)]
+    #[serde(skip)]
+    pub verify: bool,
+
+    /// Words that the table, the result and the report show with the job.
+    #[arg(long, value_name = "TEXT")]
+    pub label: Option<String>,
+
+    /// Also write the result as one JSON document to a file, or to standard output with -; the table then goes to standard error.
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub json: Option<JsonSink>,
+
+    #[command(flatten)]
+    #[serde(skip)]
+    #[allow(missing_docs, reason = "likewise")]
+    pub output: OutputArgs,
+
+    /// Also write the percentiles of all round trips, in microseconds, as the text that HdrHistogram's plotters read.
+    #[arg(long, hide_short_help = true, value_name = "FILE")]
+    #[serde(skip)]
+    pub hgrm: Option<PathBuf>,
+
+    /// Measure no Unix-socket echo before the job, which takes half a second. The result then has nothing to be put beside.
+    #[arg(long, hide_short_help = true)]
+    #[serde(skip)]
+    pub no_echo: bool,
+
+    /// Breaks something on purpose, for tests.
+    #[arg(long, value_enum, hide = true)]
+    pub fault: Option<Fault>,
+
+    // These have headings of their own, which go on to what is behind them.
+    /// What daemons and connections leave for later.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub policies: PolicyOptions,
+
+    /// Time series of the daemons.
+    #[command(flatten)]
+    #[serde(skip)]
+    pub trace: TraceArgs,
+
+    // Where the series go, if they are wanted.
+    #[arg(skip)]
+    #[serde(rename = "trace")]
+    #[allow(missing_docs, reason = "likewise")]
+    pub traced: Option<TraceOptions>,
+}
+
+impl JobArgs {
+    /// Whether the values read are to be checked.
+    #[must_use]
+    pub const fn checks_values(&self) -> bool {
+        self.verify && !self.no_verify
+    }
+
+    /// What of it results keep, as they are read back.
+    ///
+    /// # Errors
+    /// It cannot be encoded.
+    pub fn recorded(&self) -> Result<Self, serde_json::Error> {
+        serde_json::to_value(self).and_then(serde_json::from_value)
+    }
+
+    /// Checks what can be checked of each option by itself, in a job of `ranks`.
+    ///
+    /// # Errors
+    /// The first that is outside its range.
+    pub fn check(&self, ranks: usize) -> Result<(), RangeError> {
+        amount("--ranks", ranks, 1..=Launch::MAX_RANKS, "a job needs a rank", "")?;
+        amount("--server-threads", self.server_threads, 1..=MAX_DAEMONS, "a rank needs a daemon to hold its keys", "")?;
+        amount("--client-threads", self.client_threads, 1..=256, "a rank needs a client to make requests", "")?;
+        amount("--queue-depth", self.queue_depth, 1..=4096, "a client needs an operation outstanding", "")?;
+        amount("--runs", self.runs, 1..=32, "a result needs a run", "")?;
+        amount("--ops", self.ops.unwrap_or(1), 1..=u32::MAX.into(), "a client needs an operation to issue", "")?;
+        let clients = ranks * self.client_threads;
+        if self.checks_values() && clients > usize::from(u16::MAX) {
+            let what = "with --ranks it makes more clients than 16 bits can number in a verified value";
+            return Err(range("--client-threads", self.client_threads, what, "fewer clients, or --no-verify".to_owned()));
+        }
+        self.check_times()
+    }
+
+    fn check_times(&self) -> Result<(), RangeError> {
+        if self.ops.is_some() {
+            return Ok(());
+        }
+        within("--duration", self.duration, SHORTEST_RUN_S..=LONGEST_RUN_S, "outside what is supported", " seconds")?;
+        within("--warmup", self.warmup, 0.0..=LONGEST_RUN_S, "outside what is supported", " seconds")?;
+        let total = self.warmup + self.duration * self.runs as f64;
+        if self.checks_values() && total > MAX_VERIFIED_SECONDS {
+            let what = "with --runs and --warmup it is too long for the 32-bit sequence numbers of --verify";
+            return Err(range("--duration", self.duration, what, format!("{MAX_VERIFIED_SECONDS} seconds in all, or --no-verify")));
+        }
+        Ok(())
+    }
+
+    /// Which way requests take, and what carries them.
+    ///
+    /// # Errors
+    /// `--backend` and `--carrier` name two carriers.
+    pub fn axes(&self) -> Result<(Routing, Transport), RangeError> {
+        let (routing, named) = self.backend.axes();
+        match (named, self.carrier) {
+            (Some(named), Some(given)) if named != given => {
+                Err(range("--carrier", given, "the name of this --backend says another", format!("none, or --backend {routing}")))
+            }
+            (named, given) => Ok((routing, given.or(named).unwrap_or(Transport::Copyrpc))),
+        }
+    }
+
+    /// Puts what options stand for in their place, in a job of `ranks`: mixes, numbers of operations, what is left out.
+    pub(crate) fn settle(&mut self, ranks: usize) {
+        let reads = self.mix.take().map(|mix| match mix {
+            Mix::YcsbA => 0.5,
+            Mix::YcsbB => 0.95,
+            Mix::YcsbC => 1.0,
+        });
+        let workload = &mut self.workload;
+        if let Some(reads) = reads {
+            (workload.read_ratio, workload.distribution, workload.preload) = (reads, Distribution::Zipfian { theta: 0.99 }, true);
+        }
+        if self.ops.is_some() {
+            (self.runs, self.warmup, self.duration) = (1, 0.0, LONGEST_RUN_S);
+        }
+        workload.remote_ratio = self.remote_ratio.unwrap_or((ranks - 1) as f64 / ranks as f64);
+        workload.verify = self.verify && !self.no_verify;
+        (workload.ranks, workload.clients) = (ranks, self.client_threads);
+        self.policies = std::mem::take(&mut self.policies).resolved();
+        self.traced = self.trace.options();
+    }
+}
+
+/// What `--backend` asks for: which way requests take, and by some names what carries them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum BackendKind {
+    /// Client to daemon by ipc, by flux to the daemon that owns the connection, by the carrier to the peer.
+    Meta,
+    #[default]
+    /// Client to daemon 0 through one shared ring, by the carrier to the peer.
+    Delegation,
+    /// Client to the daemon of the key's number through its ring, by the carrier to the daemon of that number, which owns the key.
+    Sharded,
+    /// Client by the carrier to the daemon that owns the key: a connection for each client and remote daemon.
+    Direct,
+    /// delegation by the carrier rc-send.
+    RcSend,
+    /// delegation by the carrier ucx-am.
+    UcxAm,
+    /// direct by the carrier copyrpc.
+    CopyrpcDirect,
+    /// direct by the carrier ucx-am.
+    Ucx,
+}
+
+impl BackendKind {
+    /// Which way requests take, and what carries them between ranks if the name says it.
+    #[must_use]
+    pub const fn axes(self) -> (Routing, Option<Transport>) {
+        match self {
+            Self::Meta => (Routing::Meta, None),
+            Self::Delegation => (Routing::Delegation, None),
+            Self::Sharded => (Routing::Sharded, None),
+            Self::Direct => (Routing::Direct, None),
+            Self::RcSend => (Routing::Delegation, Some(Transport::RcSend)),
+            Self::UcxAm => (Routing::Delegation, Some(Transport::UcxAm)),
+            Self::CopyrpcDirect => (Routing::Direct, Some(Transport::Copyrpc)),
+            Self::Ucx => (Routing::Direct, Some(Transport::UcxAm)),
+        }
+    }
+}
+
+/// What `--mix` stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Mix {
+    /// Session store: half reads, half writes.
+    #[value(alias = "a")]
+    YcsbA,
+    /// Photo tags: 95 % reads.
+    #[value(alias = "b")]
+    YcsbB,
+    /// User profiles: reads alone.
+    #[value(alias = "c")]
+    YcsbC,
+}
+
+/// What `--clients` asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ClientKind {
+    /// Threads of the rank process.
+    Threads,
+    /// Children of the rank process.
+    Processes,
+}
+
+/// What `--wait` asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WaitChoice {
+    /// Busy where every thread has a core of its own, else yield.
+    Auto,
+    /// Poll without pause.
+    Busy,
+    /// Give the core away.
+    Yield,
+    /// Sleep until there is something to do.
+    Event,
+}
+
+/// What `--fault` breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fault {
+    /// Rank 0 flips one bit of one value it writes.
+    CorruptValue,
+}
+
+/// What `--ring-size` asks for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum RingChoice {
+    #[default]
+    /// By the rule of [`engine::job::Sizes`].
+    Auto,
+    /// This many bytes.
+    Bytes(u64),
+}
+
+impl WaitChoice {
+    /// The strategy; `auto` is the one given.
+    pub(crate) const fn strategy(self, auto: WaitStrategy) -> WaitStrategy {
+        match self {
+            Self::Auto => auto,
+            Self::Busy => WaitStrategy::Busy,
+            Self::Yield => WaitStrategy::Yield,
+            Self::Event => WaitStrategy::Event,
+        }
+    }
+}
+
+impl From<WaitStrategy> for WaitChoice {
+    fn from(strategy: WaitStrategy) -> Self {
+        match strategy {
+            WaitStrategy::Busy => Self::Busy,
+            WaitStrategy::Yield => Self::Yield,
+            WaitStrategy::Event => Self::Event,
+        }
+    }
+}
+
+impl RingChoice {
+    /// The bytes, if they are given.
+    #[must_use]
+    pub const fn bytes(self) -> Option<u64> {
+        match self {
+            Self::Auto => None,
+            Self::Bytes(bytes) => Some(bytes),
+        }
+    }
+}
+
+impl std::str::FromStr for RingChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            size => units::bytes(size)
+                .map(Self::Bytes)
+                .map_err(|_| "use auto, or a number of bytes that is a power of two, such as 64K".to_owned()),
+        }
+    }
+}
+
+macro_rules! named_by_value_enum {
+    ($($name:ty),*) => {$(
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(&engine::transport::name_of(self))
+            }
+        }
+    )*};
+}
+
+named_by_value_enum!(ClientKind, WaitChoice, Fault, PeerErrorsChoice);
