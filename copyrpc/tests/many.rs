@@ -1,13 +1,11 @@
 //! Ten thousand endpoints of one context: as many as its shared receive queue has room for, with 2 batches in flight each.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
-#[path = "../../ipc/shm/tests/support/limits.rs"]
-mod limits;
-
 use std::time::{Duration, Instant};
 
 use copyrpc::mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use copyrpc::{Context, ContextBuilder, EndpointConfig};
+use shm_testing::limits;
 
 const ENDPOINTS: u32 = 10_000;
 const WATCHDOG: Duration = Duration::from_secs(180);

@@ -1,9 +1,6 @@
 //! Servers and clients in two lines: many at once, late, slow, silent, killed and back again.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
-#[path = "../../ipc/shm/tests/support/limits.rs"]
-mod limits;
-
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -19,6 +16,7 @@ use copyrpc::{
     RecordError, Refusal, Server, ServerError, ServerOptions, StopHandle,
 };
 
+use shm_testing::limits;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 const WATCHDOG: Duration = Duration::from_secs(60);

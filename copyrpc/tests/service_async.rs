@@ -1,9 +1,6 @@
 //! Servers and clients whose calls are futures: in tokio and in a loop of one's own, from many tasks, given up, late, and without a server.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
-#[path = "../../ipc/shm/tests/support/limits.rs"]
-mod limits;
-
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
 use std::pin::pin;
@@ -16,6 +13,7 @@ use std::time::{Duration, Instant};
 use copyrpc::mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use copyrpc::typed::Call;
 use copyrpc::{AsyncCall, AsyncClient, AsyncServer, ClientError, ClientOptions, EndpointConfig, ServerOptions, ServerRequest};
+use shm_testing::limits;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use zerocopy::{Immutable, IntoBytes};

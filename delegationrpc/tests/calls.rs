@@ -2,13 +2,10 @@
 #![cfg(not(loom))]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
 
-#[path = "../../ipc/shm/tests/support/mod.rs"]
-mod support;
-
 use delegationrpc::ipc::{ParameterError, ReplyError};
 use delegationrpc::{CallError, CallFailed, Client, ConnectError, CreateError, Server, SessionEnd, ring_depth_for};
 use shm::region::{OpenError, Region};
-use support::Scratch;
+use shm_testing::helpers::{PATIENCE, Scratch, wait_for};
 
 type S = Server<u64, u64>;
 type C = Client<u64, u64, u64>;
@@ -97,8 +94,8 @@ fn token_dropped_by_another_thread_is_found_by_a_server_that_sleeps() {
         let dropper = std::thread::spawn(move || drop(token));
         // If it was dropped before the sleep, the wait has rejected the request, and found nothing else.
         let mut ended = vec![];
-        support::wait_for("a dropped token ends no call", || {
-            server.wait(Some(support::PATIENCE / 100));
+        wait_for("a dropped token ends no call", || {
+            server.wait(Some(PATIENCE / 100));
             client.poll(|user, reply| ended.push((user, reply))).unwrap() > 0
         });
         dropper.join().unwrap();
@@ -150,7 +147,7 @@ fn ring_with_less_words_than_clients_loses_nobodys_call() {
         for client in &mut all {
             client.call(round, round).unwrap();
         }
-        support::wait_for("a call that found the ring full is not served", || {
+        wait_for("a call that found the ring full is not served", || {
             server.poll();
             while let Some((token, request)) = server.recv() {
                 served[token.client()] = true;

@@ -2,11 +2,7 @@
 #![cfg(not(loom))]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
 
-#[path = "../../ipc/shm/tests/support/facade.rs"]
-#[macro_use]
-mod facade;
-
 use delegationrpc::ipc::AskError;
 use delegationrpc::{CallFailed, Client, ConnectError, Server, SessionEnd};
 
-facade!(Server<u64, u64>, Client<u64, u64, ()>);
+shm_testing::facade!(Server<u64, u64>, Client<u64, u64, ()>);

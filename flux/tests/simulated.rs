@@ -2,14 +2,11 @@
 #![cfg(not(loom))]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
-#[path = "../../ipc/shm/tests/support/one_thread.rs"]
-mod one_thread;
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use flux::{CallError, CallFailed, CallToken, Config, Node, Token, network_by};
-use one_thread::{Run, Turn, World};
+use shm_testing::one_thread::{Run, Turn, World};
 
 const NODES: usize = 64;
 const CALLS: u64 = 60;
@@ -109,5 +106,5 @@ fn run(seed: u64) -> Run {
 
 #[test]
 fn nodes_run_in_one_thread_by_a_seed_and_without_files() {
-    one_thread::check(run);
+    shm_testing::one_thread::check(run);
 }

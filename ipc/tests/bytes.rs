@@ -2,16 +2,13 @@
 #![cfg(not(loom))]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
 
-#[path = "../shm/tests/support/mod.rs"]
-mod support;
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use ipc::bytes::{Client, INLINE_MAX, MESSAGE_MAX, MessageBytes, Server};
 use ipc::{CallError, CallFailed, ConnectError, CreateError, ParameterError, ReplyError, SessionEnd, Token};
 use shm::region::{self, OpenError, Region};
-use support::Scratch;
+use shm_testing::helpers::Scratch;
 
 const KIND: u64 = u64::from_be_bytes(*b"ipcBYTE\x02");
 

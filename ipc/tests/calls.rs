@@ -2,15 +2,12 @@
 #![cfg(not(loom))]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
 
-#[path = "../shm/tests/support/mod.rs"]
-mod support;
-
 use std::time::{Duration, Instant};
 
 use ipc::{CallFailed, Client, ConnectError, CreateError, JoinError, ParameterError, ReplyError, Server, SessionEnd};
 use shm::region::{OpenError, Region};
 use shm::sync::{AtomicU32, Ordering};
-use support::Scratch;
+use shm_testing::helpers::Scratch;
 
 type S = Server<u64, u64>;
 type C = Client<u64, u64, u64>;

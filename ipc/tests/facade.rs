@@ -2,13 +2,9 @@
 #![cfg(not(loom))]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
 
-#[path = "../shm/tests/support/facade.rs"]
-#[macro_use]
-mod facade;
-
 use ipc::{AskError, CallFailed, Client, ConnectError, Server, SessionEnd};
 
-facade!(Server<u64, u64>, Client<u64, u64, ()>);
+shm_testing::facade!(Server<u64, u64>, Client<u64, u64, ()>);
 
 #[test]
 fn requests_that_were_received_before_a_step_are_answered_after_it() {

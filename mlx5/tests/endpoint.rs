@@ -1,13 +1,11 @@
 //! Endpoints: a connection with all it needs. `MLX5_TEST_DEVICE=mlx5_0` runs this on that device.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "a test")]
 
-#[path = "../../ipc/shm/tests/support/limits.rs"]
-mod limits;
-
 use std::time::Duration;
 
 use mlx5::verbs::VerbsOptions;
 use mlx5::*;
+use shm_testing::limits;
 
 const WATCHDOG: Duration = Duration::from_secs(120);
 /// Long enough for a machine with more to do.

@@ -4,8 +4,6 @@
 
 #[path = "support/end.rs"]
 mod end;
-#[path = "../../ipc/shm/tests/support/limits.rs"]
-mod limits;
 #[path = "support/time.rs"]
 mod time;
 
@@ -13,6 +11,7 @@ use std::time::Duration;
 
 use end::*;
 use mlx5::*;
+use shm_testing::limits;
 use time::Net;
 
 const ROUNDS: u32 = 20;

@@ -18,8 +18,6 @@ mod stepped;
 mod support;
 #[path = "support/time.rs"]
 mod time;
-#[path = "../../ipc/shm/tests/support/tracee.rs"]
-mod tracee;
 
 use std::path::Path;
 use std::ptr::NonNull;
@@ -28,9 +26,9 @@ use std::time::Duration;
 
 use fabric::{new_dir, remove_dir};
 use mlx5::*;
+use shm_testing::tracee::Points;
 use stepped::{End, Kind, RECEIVES, Stepped, WRITE, run_process};
 use support::{scale, watchdog};
-use tracee::Points;
 
 /// Nothing here takes long; this only ends a hang.
 const WATCHDOG: Duration = Duration::from_secs(240);

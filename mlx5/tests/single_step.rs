@@ -18,17 +18,15 @@ mod stepped;
 mod support;
 #[path = "support/time.rs"]
 mod time;
-#[path = "../../ipc/shm/tests/support/tracee.rs"]
-mod tracee;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use fabric::{new_dir, remove_dir};
+use shm_testing::tracee::{Helper, Points, on_one_core};
 use stepped::{End, Kind, RECEIVES, Stepped, run_process};
 use support::{scale, watchdog};
-use tracee::{Helper, Points, on_one_core};
 
 /// Nothing here takes long; this only ends a hang.
 const WATCHDOG: Duration = Duration::from_secs(240);

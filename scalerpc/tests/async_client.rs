@@ -2,9 +2,6 @@
 //! core while it waits.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
-#[path = "../../ipc/shm/tests/support/limits.rs"]
-mod limits;
-
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -23,6 +20,7 @@ use scalerpc::{
     AsyncCall, AsyncClient, CallFailure, ClientError, ClientOptions, Handlers, HeldRequest, ReplyMode, Server, ServerConfig, ServerOptions,
     StopHandle,
 };
+use shm_testing::limits;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 

@@ -1,15 +1,13 @@
 //! Regions and their owners' deaths, with real processes: each helper is this test binary, run again with a role in its environment.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
 
-mod support;
-
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use shm::dir::Dir;
 use shm::memfd::{Memfd, MemfdId};
 use shm::region::{CreateError, OpenError, OwnerState, Region};
-use support::{Helper, Scratch, next_word, say, wait_for};
+use shm_testing::helpers::{self, Helper, Scratch, next_word, say, wait_for};
 
 const KIND: u64 = 0x7465_7374;
 fn create(dir: &Dir, name: &str) -> Region {
@@ -19,7 +17,7 @@ fn create(dir: &Dir, name: &str) -> Region {
 /// The other side of every test below. Run as a test, without a role, it has nothing to check.
 #[test]
 fn helper_process() {
-    let Some((role, dir)) = support::role() else { return };
+    let Some((role, dir)) = helpers::role() else { return };
     match role.as_str() {
         "own" => {
             let region = create(&dir, "r");

@@ -1,8 +1,6 @@
 //! What regions, directories, locks and memfds refuse, and what they promise within one process.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
 
-mod support;
-
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,7 +8,7 @@ use shm::clock::Clock;
 use shm::dir::{Dir, DirError};
 use shm::memfd::{Memfd, MemfdAttachError, MemfdCreateError, MemfdId, MemfdRangeError};
 use shm::region::{CreateError, OpenError, OwnerState, Region, RegionView};
-use support::Scratch;
+use shm_testing::helpers::Scratch;
 
 const KIND: u64 = 0x7275_6c65;
 

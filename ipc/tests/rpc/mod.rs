@@ -1,109 +1,16 @@
 //! The crate as the tests of all shared-memory RPCs see it.
 
-use std::time::Duration;
+use ipc::ReadyWords;
+use shm_testing::typed::{Sizes, Typed};
 
-use ipc::{CallError, CallToken, Client, ConnectError, CreateError, Dir, JoinError, ReplyError, Server, SessionEnd, Token};
-use shm::region::{self, OpenError, Region};
+pub(crate) struct Bits;
 
-use crate::conformance::{Outcome, Refused, Rpc};
-use crate::support::{Block, seal, unseal};
+impl Sizes for Bits {
+    type Announced = ReadyWords;
 
-pub(crate) struct Ipc;
-
-impl Rpc for Ipc {
-    type Server = Server<Block, Block>;
-    type Client = Client<Block, Block, u64>;
-    type Held = Token;
-
-    fn try_create(dir: &Dir, clients: usize, depth: usize) -> Option<Self::Server> {
-        match Server::bind_in(dir, "s", clients, depth, 1) {
-            Err(CreateError::Region(region::CreateError::Exists { .. } | region::CreateError::Busy { .. })) => None,
-            created => Some(created.unwrap()),
-        }
-    }
-
-    fn connect(dir: &Dir) -> Option<Self::Client> {
-        match Client::connect_in(dir, "s", 1) {
-            Err(
-                ConnectError::Join(JoinError::Full { .. }) | ConnectError::Region(OpenError::NotFound { .. } | OpenError::OwnerGone { .. }),
-            ) => None,
-            connected => Some(connected.unwrap()),
-        }
-    }
-
-    fn serve_poll(server: &mut Self::Server) -> usize {
-        server.poll()
-    }
-
-    fn serve_wait(server: &mut Self::Server, timeout: Option<Duration>) -> bool {
-        server.wait(timeout)
-    }
-
-    fn recv(server: &mut Self::Server) -> Option<(Self::Held, u64)> {
-        server.recv().map(|(token, request)| (token, unseal(&request)))
-    }
-
-    fn reply(server: &mut Self::Server, held: Self::Held, response: u64) -> bool {
-        match server.reply(held, seal(response)) {
-            Ok(()) => true,
-            Err(ReplyError::ClientGone { .. }) => false,
-            Err(other) => panic!("{other}"),
-        }
-    }
-
-    fn reject(server: &mut Self::Server, held: Self::Held) {
-        server.reject(held).unwrap();
-    }
-
-    fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<CallToken, Refused> {
-        client.call(seal(request), user_data).map_err(refused)
-    }
-
-    fn call_within(client: &mut Self::Client, request: u64, user_data: u64, timeout: Duration) -> Result<CallToken, Refused> {
-        client.call_within(seal(request), user_data, timeout).map_err(refused)
-    }
-
-    fn cancel(client: &mut Self::Client, call: CallToken) -> Option<u64> {
-        client.cancel(call)
-    }
-
-    fn poll(client: &mut Self::Client, mut f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd> {
-        client.poll(|user_data, outcome| f(user_data, outcome.map(|block| unseal(&block))))
-    }
-
-    fn wait(client: &mut Self::Client, timeout: Option<Duration>) -> bool {
-        client.wait(timeout)
-    }
-
-    fn id(client: &Self::Client) -> usize {
-        client.id()
-    }
-
-    const WAKES: usize = 128;
-
-    fn create_refused(dir: &Dir, clients: usize, depth: usize) -> region::CreateError {
-        match Self::Server::bind_in(dir, "s", clients, depth, 1) {
-            Err(CreateError::Region(error)) => error,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn connect_refused(dir: &Dir) -> OpenError {
-        match Self::Client::connect_in(dir, "s", 1) {
-            Err(ConnectError::Region(error)) => error,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn seats(dir: &Dir, _: usize) -> (Region, usize) {
-        (Region::open(dir, "s", u64::from_be_bytes(*b"ipcLANE\x02"), 128).unwrap(), 192)
+    fn words(clients: usize, _: usize) -> usize {
+        ReadyWords::words(clients)
     }
 }
 
-fn refused(error: CallError<Block, u64>) -> Refused {
-    match error {
-        CallError::Full { request, user_data, .. } => Refused::Full(unseal(&request), user_data),
-        CallError::Disconnected { request, user_data, end } => Refused::Ended(unseal(&request), user_data, end),
-        CallError::TooLarge { .. } => panic!("{error:?}"),
-    }
-}
+pub(crate) type Ipc = Typed<Bits>;

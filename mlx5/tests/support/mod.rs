@@ -1,11 +1,8 @@
 //! What the tests with several processes share.
 
-#[path = "../../../ipc/shm/tests/support/limits.rs"]
-mod limits;
-
 use mlx5::QpAddress;
 
-pub(crate) use limits::watchdog;
+pub(crate) use shm_testing::limits::watchdog;
 
 /// A line that one process tells another: LID, QPN and epoch of a queue pair, address and rkey of a region.
 pub(crate) fn describe(qp: &QpAddress, addr: u64, rkey: u32) -> String {
@@ -20,5 +17,5 @@ pub(crate) fn parse(line: &str) -> (QpAddress, u64, u32) {
 
 /// `MLX5_TEST_SCALE`: how much longer than by default the tests with several processes run.
 pub(crate) fn scale() -> u32 {
-    limits::scale_of("MLX5_TEST_SCALE")
+    shm_testing::limits::scale_of("MLX5_TEST_SCALE")
 }

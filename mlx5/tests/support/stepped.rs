@@ -8,7 +8,7 @@ use mlx5::*;
 
 use super::fabric::options;
 use super::support::{describe, parse};
-use super::tracee::{Helper, Tracee, again_and_again, hello, marker};
+use shm_testing::tracee::{Helper, Tracee, again_and_again, hello, marker};
 
 const DIR: &str = "MLX5_TEST_STEPPED_DIR";
 const KIND: &str = "MLX5_TEST_STEPPED_KIND";

@@ -6,7 +6,7 @@ use scalerpc::mlx5::Device;
 
 use crate::desk::{LARGE_ARENA, SMALL_ARENA, device_in, socket_in};
 use crate::guest::Guest;
-use crate::helpers::is_over;
+use shm_testing::helpers::is_over;
 
 /// Clients at a time.
 pub(crate) const SIZE: usize = 100;

@@ -13,11 +13,11 @@ use scalerpc::rdma::exchange::MeetError;
 use scalerpc::{Handlers, JoinError, RdmaServer, ServerConfig};
 
 use crate::guest::Guest;
-use crate::helpers::Scratch;
 use crate::support::books::{Books, handlers};
 use crate::support::connect;
 use crate::support::plan::SLOT_BYTES;
 use crate::time::{Mode, Net, mode};
+use shm_testing::helpers::Scratch;
 
 /// Requests answered in a step.
 const BUDGET: usize = 64;

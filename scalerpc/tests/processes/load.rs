@@ -6,8 +6,8 @@ use scalerpc::ServerConfig;
 
 use crate::crowd::SIZE;
 use crate::desk::Desk;
-use crate::helpers::{Helper, Scratch, limited, scale};
 use crate::support::plan::SLOT_BYTES;
+use shm_testing::helpers::{Helper, Scratch, limited, scale};
 
 /// Entries beside those of the clients of both processes: for clients that have left, until the server notices.
 const SPARE: usize = 32;

@@ -14,8 +14,6 @@
 mod crowd;
 mod desk;
 mod guest;
-#[path = "../../../ipc/shm/tests/support/mod.rs"]
-mod helpers;
 mod load;
 mod states;
 #[path = "../support/mod.rs"]
@@ -28,7 +26,7 @@ mod time;
 fn helper_process() {
     let Ok(role) = std::env::var("SHM_TEST_ROLE") else { return };
     // Sets the watchdog.
-    let _dir = helpers::role();
+    let _dir = shm_testing::helpers::role();
     match role.split(' ').collect::<Vec<_>>()[..] {
         ["crowd"] => crowd::run(crowd::SIZE, false),
         ["crowd", size] => crowd::run(size.parse().unwrap(), true),

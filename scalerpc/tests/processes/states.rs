@@ -5,9 +5,9 @@ use scalerpc::{ServerConfig, State};
 
 use crate::desk::{Desk, SMALL_ARENA, device_in, socket_in};
 use crate::guest::Guest;
-use crate::helpers::{Helper, Scratch, limited, say, scale};
 use crate::support::plan::SLOT_BYTES;
 use crate::time::{Mode, mode};
+use shm_testing::helpers::{Helper, Scratch, limited, say, scale};
 
 const STATES: [&str; 3] = ["idle", "warmup", "process"];
 /// Clients of the test's own process.

@@ -11,8 +11,6 @@ mod owner;
 mod process;
 mod requester;
 mod support;
-#[path = "../../../../ipc/shm/tests/support/tracee.rs"]
-mod tracee;
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -21,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use driver::{ALL, Done, ENTRIES, End, World};
 use mlx5_hca::wire::*;
+use shm_testing::tracee::{Helper, Points, Tracee, again_and_again, on_one_core};
 use support::{scale, watchdog};
-use tracee::{Helper, Points, Tracee, again_and_again, on_one_core};
 
 const DIR: &str = "MLX5_TEST_HCA_DIR";
 const ROLE: &str = "MLX5_TEST_HCA_ROLE";

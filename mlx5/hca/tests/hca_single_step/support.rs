@@ -1,11 +1,8 @@
 //! How long the test runs.
 
-#[path = "../../../../ipc/shm/tests/support/limits.rs"]
-mod limits;
-
-pub(crate) use limits::watchdog;
+pub(crate) use shm_testing::limits::watchdog;
 
 /// `MLX5_TEST_SCALE`: how much longer than by default.
 pub(crate) fn scale() -> u32 {
-    limits::scale_of("MLX5_TEST_SCALE")
+    shm_testing::limits::scale_of("MLX5_TEST_SCALE")
 }

@@ -1,5 +1,4 @@
 //! A process that is single-stepped from one of its markers to the next.
-#![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write as _};
@@ -7,24 +6,29 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::support::scale;
+use crate::limits::scale_of;
+
+/// How much longer than by default the tests of whichever crate this is run.
+fn scale() -> u32 {
+    ["SHM_TEST_SCALE", "MLX5_TEST_SCALE"].map(scale_of).into_iter().fold(1, u32::max)
+}
 
 /// In the helper: what it says first, and the thread that says it is the one to be stepped.
-pub(crate) fn hello(words: &str) {
+pub fn hello(words: &str) {
     // SAFETY: gettid takes no arguments.
     let tid = unsafe { libc::syscall(libc::SYS_gettid) };
     println!("\nstepped {tid} {words}");
 }
 
 /// In the helper: where stepping begins and ends.
-pub(crate) fn marker() {
+pub fn marker() {
     // SAFETY: raise sends a signal to this thread; the tracer sees it and takes it away.
     unsafe { libc::raise(libc::SIGUSR1) };
 }
 
 /// In the helper: does `work` in a child whenever its tracer [asks for one](Helper::fork), until that hangs up. A child has one thread, so it
 /// starts much faster than a program: the kernel need not wait for all cores to register it for barriers. It neither hangs nor outlives the helper.
-pub(crate) fn again_and_again(mut work: impl FnMut()) {
+pub fn again_and_again(mut work: impl FnMut()) {
     while is_asked_for_a_child() {
         // SAFETY: the helper's other threads do nothing but wait for this one.
         let child = unsafe { libc::fork() };
@@ -65,14 +69,14 @@ const FORK: u8 = 1;
 
 /// What a step is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unit {
+pub enum Unit {
     Instruction,
     /// To the beginning, or to the end, of the next system call.
     SystemCall,
 }
 
 /// A process that forks those which are stepped, one at a time.
-pub(crate) struct Helper {
+pub struct Helper {
     process: Child,
     /// `None` when it is to hear no more.
     stdin: Option<ChildStdin>,
@@ -80,7 +84,7 @@ pub(crate) struct Helper {
 }
 
 /// A child of the helper, seen by its tracer.
-pub(crate) struct Tracee {
+pub struct Tracee {
     unit: Unit,
     helper: Helper,
     tid: libc::pid_t,
@@ -94,7 +98,7 @@ enum Stop {
 
 impl Helper {
     /// Starts the test called `stepped_process`, which is not a test of its own, with these variables. It works [`again_and_again`].
-    pub(crate) fn start(variables: &[(&str, &OsStr)]) -> Self {
+    pub fn start(variables: &[(&str, &OsStr)]) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "stepped_process", "--ignored", "--nocapture"])
             .envs(variables.iter().copied())
@@ -107,7 +111,7 @@ impl Helper {
     }
 
     /// A child, not attached yet, and what it says in its first [`hello`].
-    pub(crate) fn fork(mut self) -> (Tracee, String) {
+    pub fn fork(mut self) -> (Tracee, String) {
         let (tid, words) = self.child();
         (Tracee { unit: Unit::Instruction, tid, helper: self }, words)
     }
@@ -143,24 +147,24 @@ impl Drop for Helper {
 
 impl Tracee {
     /// Waits for its next [`hello`], not attached yet.
-    pub(crate) fn wait_for(&mut self, words: &str) {
+    pub fn wait_for(&mut self, words: &str) {
         let line = self.helper.line();
         assert!(line.ends_with(words), "{line}");
     }
 
     /// The words of its next [`hello`].
-    pub(crate) fn hear(&mut self) -> String {
+    pub fn hear(&mut self) -> String {
         let line = self.helper.line();
         line.split_once(' ').unwrap().1.to_owned()
     }
 
     /// Writes it a line.
-    pub(crate) fn tell(&mut self, line: &str) {
+    pub fn tell(&mut self, line: &str) {
         writeln!(self.helper.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
     /// From now on it can be stepped.
-    pub(crate) fn attach(&self) {
+    pub fn attach(&self) {
         self.ptrace(libc::PTRACE_SEIZE, 0);
     }
 
@@ -184,18 +188,18 @@ impl Tracee {
     }
 
     /// Tells it something, upon which it comes to its first marker.
-    pub(crate) fn stand(&mut self, line: &str) {
+    pub fn stand(&mut self, line: &str) {
         self.tell(line);
         assert_eq!(self.wait(), Stop::Marker);
     }
 
     /// What its steps are from now on; instructions at first.
-    pub(crate) fn step_by(&mut self, unit: Unit) {
+    pub fn step_by(&mut self, unit: Unit) {
         self.unit = unit;
     }
 
     /// Executes up to `n` steps; false if the second marker came before.
-    pub(crate) fn step(&self, n: usize) -> bool {
+    pub fn step(&self, n: usize) -> bool {
         let request = match self.unit {
             Unit::Instruction => libc::PTRACE_SINGLESTEP,
             Unit::SystemCall => libc::PTRACE_SYSCALL,
@@ -207,36 +211,36 @@ impl Tracee {
     }
 
     /// The steps to the second marker, where it stands then.
-    pub(crate) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         (0..).find(|_| !self.step(1)).unwrap()
     }
 
     /// Tells it something that is done between its markers, and lets it go on.
-    pub(crate) fn through(&mut self, line: &str) {
+    pub fn through(&mut self, line: &str) {
         self.stand(line);
         self.finish();
         self.resume();
     }
 
     /// From between the markers to the second.
-    pub(crate) fn finish(&self) {
+    pub fn finish(&self) {
         self.ptrace(libc::PTRACE_CONT, 0);
         assert_eq!(self.wait(), Stop::Marker);
     }
 
     /// From the second marker on.
-    pub(crate) fn resume(&self) {
+    pub fn resume(&self) {
         self.ptrace(libc::PTRACE_CONT, 0);
     }
 
     /// Kills it. Its helper can fork another one.
-    pub(crate) fn kill(self) -> Helper {
+    pub fn kill(self) -> Helper {
         self.end();
         self.helper
     }
 
     /// Kills it. Another one of the same helper, attached as this one was, takes its place.
-    pub(crate) fn replace(&mut self) {
+    pub fn replace(&mut self) {
         self.end();
         self.tid = self.helper.child().0;
         self.attach();
@@ -255,7 +259,7 @@ impl Tracee {
 }
 
 /// Runs a test on one core, which its processes inherit: to switch between two that go by turns is cheaper than to wake another core.
-pub(crate) fn on_one_core<R>(test: impl FnOnce() -> R) -> R {
+pub fn on_one_core<R>(test: impl FnOnce() -> R) -> R {
     static TAKEN: Mutex<Vec<usize>> = Mutex::new(vec![]);
     // SAFETY: zeroed bytes are an empty set of cores; both calls are about this thread, with a valid set of that size.
     let set = |cores: &[usize]| unsafe {
@@ -285,21 +289,21 @@ pub(crate) fn on_one_core<R>(test: impl FnOnce() -> R) -> R {
 
 /// The steps `0..n` in an order in which every beginning is evenly spread, from a place that differs from run to run; as many as
 /// `seconds` allow, times [`scale`], and each once.
-pub(crate) struct Points {
+pub struct Points {
     n: usize,
     step: usize,
     next: usize,
-    pub(crate) taken: usize,
+    pub taken: usize,
     end: Instant,
 }
 
 impl Points {
-    pub(crate) fn new(n: usize, seconds: u64) -> Self {
+    pub fn new(n: usize, seconds: u64) -> Self {
         Self::within(n, Duration::from_secs(seconds))
     }
 
     /// As [`new`](Self::new), for a time other than whole seconds.
-    pub(crate) fn within(n: usize, time: Duration) -> Self {
+    pub fn within(n: usize, time: Duration) -> Self {
         let gcd = |mut a: usize, mut b: usize| {
             while b > 0 {
                 (a, b) = (b, a % b);
@@ -315,7 +319,7 @@ impl Points {
     }
 
     /// In words: how many were taken, of how many.
-    pub(crate) fn of(&self, unit: Unit) -> String {
+    pub fn of(&self, unit: Unit) -> String {
         let unit = match unit {
             Unit::Instruction => "instructions",
             Unit::SystemCall => "beginnings and ends of system calls",

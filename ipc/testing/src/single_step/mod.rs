@@ -3,7 +3,6 @@
 //! a request of a killed client is there whole or not at all; seats, and the name of a server, can be taken again.
 //!
 //! A test file calls `single_step!` with its implementation of [`Rpc`](crate::conformance::Rpc).
-#![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 pub mod client;
 pub mod server;
@@ -17,7 +16,7 @@ use shm::region::Region;
 use shm::sync::{AtomicU32, Ordering};
 
 use crate::conformance::{Outcome, Rpc};
-use crate::support::{self, Scratch};
+use crate::helpers::{self, Scratch};
 use crate::tracee::{Helper, Points, Tracee, Unit, again_and_again};
 
 pub const DEPTH: usize = 8;
@@ -81,7 +80,7 @@ pub fn start(role: &str, scratch: &Scratch, unit: Unit) -> Tracee {
 /// The stepped process. It is told, line by line, a verb and a number.
 pub fn stepped_process<R: Rpc>() {
     again_and_again(|| {
-        let (role, dir) = support::role().expect("started by the tests");
+        let (role, dir) = helpers::role().expect("started by the tests");
         match role.as_str() {
             "client" => client::process::<R>(&dir),
             "server" => server::process::<R>(&dir),
@@ -105,9 +104,10 @@ fn words(ended: &[(u64, Outcome)]) -> String {
 }
 
 /// Makes the tests.
+#[macro_export]
 macro_rules! single_step {
     ($rpc:ty) => {
-        single_step! {
+        $crate::single_step! {
             $rpc,
             client_stopped_anywhere_in_call client::stop(Call, Instruction)
             client_killed_anywhere_in_call client::kill(Call, Instruction)
@@ -161,15 +161,15 @@ macro_rules! single_step {
         #[test]
         #[ignore = "helper process of the other tests, started by them"]
         fn stepped_process() {
-            single_step::stepped_process::<$rpc>();
+            $crate::single_step::stepped_process::<$rpc>();
         }
 
         $(
             #[test]
             fn $test() {
-                use single_step::$role::{$how, Verb};
+                use $crate::single_step::$role::{$how, Verb};
                 let name = concat!(env!("CARGO_CRATE_NAME"), "-", stringify!($test));
-                support::limited(|| tracee::on_one_core(|| $how::<$rpc>(Verb::$verb, tracee::Unit::$unit, name)));
+                $crate::helpers::limited(|| $crate::tracee::on_one_core(|| $how::<$rpc>(Verb::$verb, $crate::tracee::Unit::$unit, name)));
             }
         )*
     };

@@ -1,5 +1,4 @@
 //! A server and all its clients in one thread, by a seed and a clock that is set by hand.
-#![allow(unreachable_pub, missing_docs, clippy::unwrap_used, clippy::panic, reason = "a test says what failed by panicking")]
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -134,11 +133,12 @@ pub fn run<R: Rpc>(seed: u64) -> Run {
 }
 
 /// Makes the test for an implementation of [`Rpc`].
+#[macro_export]
 macro_rules! simulated {
     ($rpc:ty) => {
         #[test]
         fn a_server_and_its_clients_run_in_one_thread_by_a_seed_and_without_files() {
-            one_thread::check(simulated::run::<$rpc>);
+            $crate::one_thread::check($crate::simulated::run::<$rpc>);
         }
     };
 }

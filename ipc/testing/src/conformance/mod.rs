@@ -1,14 +1,5 @@
 //! What every shared-memory RPC of the workspace promises, whatever its rings look like: one suite, run by `ipc` and by `delegationrpc`.
 //! A test file implements [`Rpc`] and calls `conformance!` with its type.
-#![allow(
-    unreachable_pub,
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test says what failed by panicking"
-)]
 
 mod deadlines;
 mod processes;
@@ -23,7 +14,7 @@ use shm::dir::Dir;
 use shm::region::{self, Region};
 use shm::sleep::Sleeper;
 
-use crate::support::{self, PATIENCE, Scratch, wait_for};
+use crate::helpers::{self, PATIENCE, Scratch, wait_for};
 
 pub use deadlines::*;
 pub use processes::*;
@@ -39,8 +30,7 @@ pub enum Refused {
 /// The end of a call, as a client sees it.
 pub type Outcome = Result<u64, CallFailed>;
 
-#[allow(dead_code, reason = "some is for bad_input only")]
-/// An RPC from `u64` to `u64` (as a [`Block`](support::Block)), with `u64` as user data.
+/// An RPC from `u64` to `u64`, with `u64` as user data.
 pub trait Rpc {
     type Server: Sleeper;
     type Client: Send + Sleeper;
@@ -66,7 +56,7 @@ pub trait Rpc {
     fn poll(client: &mut Self::Client, f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd>;
     fn wait(client: &mut Self::Client, timeout: Option<Duration>) -> bool;
     fn id(client: &Self::Client) -> usize;
-    /// The region of a server for at most 512 clients with so many calls together, and where its seats begin.
+    /// The region of a server for at most 448 clients with so many calls together, and where its seats begin.
     fn seats(dir: &Dir, calls: usize) -> (Region, usize);
     /// Where the words begin by which clients tell that server that they call. They reach to the seats.
     const WAKES: usize;
@@ -257,7 +247,7 @@ pub fn answer_that_a_former_client_did_not_take_reaches_nobody<R: Rpc>(name: &st
 pub fn seats_are_reused_without_end<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let mut server = R::create(&scratch.dir(), 2, 2);
-    let cycles = 50_000 * u64::from(support::scale()).min(20);
+    let cycles = 50_000 * u64::from(helpers::scale()).min(20);
     for n in 0..cycles {
         R::serve_poll(&mut server);
         let mut client = connect::<R>(&scratch);
@@ -385,17 +375,18 @@ fn call_until_done<R: Rpc>(mut client: R::Client, calls: u64) {
 }
 
 /// Makes the suite's tests for an implementation of [`Rpc`].
+#[macro_export]
 macro_rules! conformance {
     ($rpc:ty, $($test:ident)*) => {
         $(
             #[test]
             fn $test() {
-                conformance::$test::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-", stringify!($test)));
+                $crate::conformance::$test::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-", stringify!($test)));
             }
         )*
     };
     ($rpc:ty) => {
-        conformance! {
+        $crate::conformance! {
             $rpc,
             helper_process
             full_queue_gives_everything_back_and_a_reply_makes_room

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use calls::CallFailed;
 
 use super::{Refused, Rpc, ends, pair, take_all};
-use crate::support::{PATIENCE, Scratch};
+use crate::helpers::{PATIENCE, Scratch};
 
 const SOON: Duration = Duration::from_millis(2);
 const LATE: Duration = Duration::from_secs(3600);

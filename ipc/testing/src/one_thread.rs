@@ -1,5 +1,4 @@
 //! Many peers in one thread, by a seed and a clock that is set by hand.
-#![allow(unreachable_pub, missing_docs, clippy::unwrap_used, reason = "a test says what failed by panicking")]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

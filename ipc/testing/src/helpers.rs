@@ -1,10 +1,5 @@
 //! What tests with several processes share: a scratch directory and helper processes, each this test binary run again with a role. A test
 //! file that uses helpers has a test `helper_process` that plays the role [`role`] names, and does nothing without one.
-#![allow(unreachable_pub, dead_code, reason = "not every test file uses all of it")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "helper processes talk to their test through it")]
-
-mod limits;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -15,23 +10,11 @@ use std::time::{Duration, Instant};
 
 use shm::dir::Dir;
 
+use crate::limits::scale_of;
+
 /// `SHM_TEST_SCALE`: how much longer than by default the tests with several processes run.
-pub(crate) fn scale() -> u32 {
-    limits::scale_of("SHM_TEST_SCALE")
-}
-
-/// A payload of more than one word, which shows whether it is whole: a number, and words that follow from it.
-pub type Block = [u64; 7];
-
-/// The block of a number.
-pub fn seal(number: u64) -> Block {
-    std::array::from_fn(|i| number.rotate_left(9 * i as u32) ^ i as u64)
-}
-
-/// The number of a block, which must be whole.
-pub fn unseal(block: &Block) -> u64 {
-    assert_eq!(*block, seal(block[0]), "a torn payload");
-    block[0]
+pub fn scale() -> u32 {
+    scale_of("SHM_TEST_SCALE")
 }
 
 /// How long a test waits for something that takes milliseconds. Nothing is asserted about time but this.

@@ -2,7 +2,6 @@
 //! survivors neither hang nor lose an answer nor get one twice; seats can be taken again; the next server starts; nothing is left.
 //!
 //! A test file calls `storm!` with its implementation of [`Rpc`].
-#![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -12,7 +11,7 @@ use shm::dir::Dir;
 
 use crate::caller::{Caller, answer};
 use crate::conformance::Rpc;
-use crate::support::{self, Helper, PATIENCE, Scratch, is_over, next_word, say, scale, wait_for};
+use crate::helpers::{self, Helper, PATIENCE, Scratch, is_over, next_word, say, scale, wait_for};
 
 const DEPTH: usize = 8;
 const CLIENTS: usize = 6;
@@ -28,7 +27,7 @@ const CALL_BITS: u32 = 40;
 
 /// The other side of the tests. Run as a test, without a role, it has nothing to check.
 pub fn helper_process<R: Rpc>() {
-    let Some((role, dir)) = support::role() else { return };
+    let Some((role, dir)) = helpers::role() else { return };
     match role.as_str() {
         "client" => client::<R>(&dir),
         "server" => server::<R>(&dir),
@@ -306,24 +305,25 @@ pub fn servers_killed_at_random_moments_are_replaced<R: Rpc>(name: &str) {
 }
 
 /// Makes the tests.
+#[macro_export]
 macro_rules! storm {
     ($rpc:ty) => {
         #[test]
         fn helper_process() {
-            storm::helper_process::<$rpc>();
+            $crate::storm::helper_process::<$rpc>();
         }
 
         #[test]
         fn clients_killed_at_random_moments_disturb_nobody() {
-            support::limited(|| {
-                storm::clients_killed_at_random_moments_disturb_nobody::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-clients"))
+            $crate::helpers::limited(|| {
+                $crate::storm::clients_killed_at_random_moments_disturb_nobody::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-clients"))
             });
         }
 
         #[test]
         fn servers_killed_at_random_moments_are_replaced() {
-            support::limited(|| {
-                storm::servers_killed_at_random_moments_are_replaced::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-servers"))
+            $crate::helpers::limited(|| {
+                $crate::storm::servers_killed_at_random_moments_are_replaced::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-servers"))
             });
         }
     };

@@ -1,6 +1,5 @@
 //! What every shared-memory RPC of the workspace refuses, and what it survives: files, directories and memory that are not what they should be.
 //! A test file implements [`Rpc`](crate::conformance::Rpc) and calls `bad_input!` with its type.
-#![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -13,7 +12,7 @@ use shm::region::{CreateError, OpenError, Region};
 use shm::sync::{AtomicU32, AtomicU64, Ordering};
 
 use crate::conformance::Rpc;
-use crate::support::{self, Helper, Scratch, next_word, say, wait_for};
+use crate::helpers::{self, Helper, Scratch, next_word, say, wait_for};
 
 /// As many calls as [`Rpc::seats`] knows the place of.
 const CLIENTS: usize = 8;
@@ -119,7 +118,7 @@ pub fn directory_that_is_gone_is_an_error<R: Rpc>(name: &str) {
 
 /// The other side of the tests below. Run as a test, without a role, it has nothing to check.
 pub fn helper_process<R: Rpc>(_: &str) {
-    let Some((role, dir)) = support::role() else { return };
+    let Some((role, dir)) = helpers::role() else { return };
     match role.as_str() {
         "limited" => {
             let limit = libc::rlimit { rlim_cur: 100_000, rlim_max: 100_000 };
@@ -261,9 +260,10 @@ pub fn overwritten_seat_costs_its_own_session_only<R: Rpc>(name: &str) {
 }
 
 /// Makes the tests.
+#[macro_export]
 macro_rules! bad_input {
     ($rpc:ty) => {
-        bad_input! {
+        $crate::bad_input! {
             $rpc,
             helper_process
             files_that_are_no_server_are_refused_and_left_alone
@@ -277,14 +277,14 @@ macro_rules! bad_input {
         #[test]
         #[ignore = "needs user namespaces"]
         fn full_directory_is_named_and_leaves_nothing() {
-            bad_input::full_directory_is_named_and_leaves_nothing::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-full"));
+            $crate::bad_input::full_directory_is_named_and_leaves_nothing::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-full"));
         }
     };
     ($rpc:ty, $($test:ident)*) => {
         $(
             #[test]
             fn $test() {
-                bad_input::$test::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-", stringify!($test)));
+                $crate::bad_input::$test::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-", stringify!($test)));
             }
         )*
     };

@@ -8,7 +8,7 @@ use shm::ready::{ARMED, HOT};
 use shm::sync::AtomicU32;
 
 use super::{Rpc, connect, ends, pair, take_all};
-use crate::support::{self, Helper, PATIENCE, Scratch, wait_for};
+use crate::helpers::{self, Helper, PATIENCE, Scratch, wait_for};
 
 pub fn wait_ends_with_something_to_poll_for_or_with_its_time<R: Rpc>(name: &str) {
     const SHORT: Option<Duration> = Some(Duration::from_millis(3));
@@ -75,11 +75,11 @@ pub fn idle_sleepers_hardly_run<R: Rpc>(name: &str) {
     let (request, _) = take_all::<R>(&mut server).remove(0);
     assert!(R::reply(&mut server, request, 1));
     assert_eq!(ends::<R>(&mut client).len(), 1);
-    let before = support::voluntary_switches();
+    let before = helpers::voluntary_switches();
     assert!(!R::serve_wait(&mut server, LONG));
-    let between = support::voluntary_switches();
+    let between = helpers::voluntary_switches();
     assert!(!R::wait(&mut client, LONG));
-    let after = support::voluntary_switches();
+    let after = helpers::voluntary_switches();
     for switches in [between - before, after - between] {
         assert!((1..=40).contains(&switches), "{switches} context switches");
     }

@@ -3,11 +3,11 @@
 use calls::{CallFailed, SessionEnd};
 
 use super::{Refused, Rpc, connect, ends, take_all};
-use crate::support::{self, Helper, Scratch, next_word, say, wait_for};
+use crate::helpers::{self, Helper, Scratch, next_word, say, wait_for};
 
 /// The other side of the tests below. Run as a test, without a role, it has nothing to check.
 pub fn helper_process<R: Rpc>(_: &str) {
-    let Some((role, dir)) = support::role() else { return };
+    let Some((role, dir)) = helpers::role() else { return };
     match role.as_str() {
         // Answers even numbers only, until it is killed.
         "server" => {

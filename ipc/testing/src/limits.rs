@@ -1,11 +1,9 @@
 //! How long tests with several processes run.
-#![allow(dead_code, reason = "not every test uses all of it")]
-#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test")]
 
 use std::time::Duration;
 
 /// Ends the test process, and so the test, if it hangs.
-pub(crate) fn watchdog(limit: Duration) {
+pub fn watchdog(limit: Duration) {
     std::thread::spawn(move || {
         std::thread::sleep(limit);
         eprintln!("watchdog: the test hangs");
@@ -14,6 +12,6 @@ pub(crate) fn watchdog(limit: Duration) {
 }
 
 /// How much longer than by default the tests run: the number in the environment variable, or 1.
-pub(crate) fn scale_of(variable: &str) -> u32 {
+pub fn scale_of(variable: &str) -> u32 {
     std::env::var(variable).map_or(1, |s| s.parse().unwrap())
 }

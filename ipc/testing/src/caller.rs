@@ -1,12 +1,11 @@
 //! A client that makes sure that each of its calls ends once, and ends well.
-#![allow(unreachable_pub, dead_code, clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::collections::BTreeSet;
 
 use calls::{CallFailed, SessionEnd};
 
 use crate::conformance::{Refused, Rpc};
-use crate::support::PATIENCE;
+use crate::helpers::PATIENCE;
 
 /// The right answer.
 pub fn answer(number: u64) -> u64 {

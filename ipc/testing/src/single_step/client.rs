@@ -7,7 +7,7 @@ use shm::dir::Dir;
 use super::{DEPTH, SEATS, STEPPED, Words, orders, points, start, words};
 use crate::caller::{Caller, answer};
 use crate::conformance::{Outcome, Rpc};
-use crate::support::{Scratch, wait_for};
+use crate::helpers::{Scratch, wait_for};
 use crate::tracee::{Tracee, Unit, hello, marker};
 
 /// What is stepped.

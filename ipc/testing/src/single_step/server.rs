@@ -9,7 +9,7 @@ use shm::dir::Dir;
 use super::{DEPTH, SEATS, Words, orders, points, start};
 use crate::caller::{Caller, answer};
 use crate::conformance::Rpc;
-use crate::support::{Scratch, wait_for};
+use crate::helpers::{Scratch, wait_for};
 use crate::tracee::{Tracee, Unit, hello, marker};
 
 /// The request after which the server serves no more for now. Its low bits are free.
