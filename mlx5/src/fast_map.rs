@@ -1,26 +1,31 @@
-//! A map from QPN to value: two loads, no hash.
+//! A map from QPN to value: one load and no hash.
 
 use core::fmt;
+use core::mem;
 
-const LEAF_BITS: u32 = 12;
-const LEAF: usize = 1 << LEAF_BITS;
-const ROOT: usize = 1 << (24 - LEAF_BITS);
+/// Number of no queue pair: they have 24 bits.
+const VACANT: u32 = u32::MAX;
+const MAX_QPN: u32 = (1 << 24) - 1;
+const MIN_PLACES: usize = 8;
+/// Places that an insertion looks at before it makes the table larger.
+const MAX_PROBES: usize = 16;
+/// Places for each value, at most, that are made for the sake of shorter ways.
+const MAX_PLACES_PER_VALUE: usize = 64;
 
-type Leaf<T> = Box<[Option<T>; LEAF]>;
-
-/// Makes an empty leaf in place: a leaf may be too large for the stack.
-fn empty_leaf<T>() -> Leaf<T> {
-    let entries: Box<[Option<T>]> = (0..LEAF).map(|_| None).collect();
-    // SAFETY: a slice of `LEAF` entries has the layout of the array.
-    unsafe { Box::from_raw(Box::into_raw(entries).cast()) }
+#[derive(Clone)]
+struct Place<T> {
+    qpn: u32,
+    /// `None` where the place is vacant.
+    value: Option<T>,
 }
 
-/// A map from 24-bit queue pair numbers to values, as a two-level table. Sparse numbers (a device may give any) cost one leaf of 4,096
-/// entries each while the leaf holds a value. A look-up is two dependent loads.
+/// A map from 24-bit queue pair numbers to values: a table in which each number has its place by its low bits, or the next one that is free. Numbers
+/// that a device hands out one after the other have places of their own. So do those of the software HCA, in which the low bits are the place of a queue
+/// pair in the device, and the others tell which of those that had the place it is. Places are 2 to 16 for each value, or 8, unless numbers meet in
+/// their low bits.
 pub struct FastMap<T> {
-    root: Box<[Option<Leaf<T>>; ROOT]>,
-    /// Number of values in each leaf, stored outside the leaves so that a look-up does not read it.
-    used: Box<[u16; ROOT]>,
+    /// A power of two.
+    places: Box<[Place<T>]>,
     len: usize,
 }
 
@@ -32,16 +37,16 @@ impl<T> fmt::Debug for FastMap<T> {
 
 impl<T> Default for FastMap<T> {
     fn default() -> Self {
-        Self { root: Box::new([const { None }; ROOT]), used: Box::new([0; ROOT]), len: 0 }
+        Self { places: vacant(MIN_PLACES), len: 0 }
     }
 }
 
-const fn split(qpn: u32) -> (usize, usize) {
-    ((qpn >> LEAF_BITS) as usize, qpn as usize & (LEAF - 1))
+fn vacant<T>(places: usize) -> Box<[Place<T>]> {
+    (0..places).map(|_| Place { qpn: VACANT, value: None }).collect()
 }
 
 impl<T> FastMap<T> {
-    /// Makes an empty map (40 KiB: 4,096 leaf pointers and counts).
+    /// Makes an empty map.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -63,8 +68,18 @@ impl<T> FastMap<T> {
     #[must_use]
     #[inline(always)]
     pub fn get(&self, qpn: u32) -> Option<&T> {
-        let (root, leaf) = split(qpn);
-        self.root.get(root)?.as_ref()?[leaf].as_ref()
+        // SAFETY: a home is a place: their number is a power of two.
+        let place = unsafe { self.places.get_unchecked(self.home(qpn)) };
+        if place.qpn == qpn && qpn != VACANT {
+            // SAFETY: a place that is not vacant has a value.
+            return Some(unsafe { place.value.as_ref().unwrap_unchecked() });
+        }
+        self.get_further(qpn)
+    }
+
+    #[cold]
+    fn get_further(&self, qpn: u32) -> Option<&T> {
+        self.places[self.find(qpn)].value.as_ref()
     }
 
     /// Sets the value of `qpn` and returns the previous one.
@@ -72,35 +87,82 @@ impl<T> FastMap<T> {
     /// # Errors
     /// Returns `value` if `qpn` has more than 24 bits.
     pub fn insert(&mut self, qpn: u32, value: T) -> Result<Option<T>, T> {
-        let (root, leaf) = split(qpn);
-        let Some(slot) = self.root.get_mut(root) else { return Err(value) };
-        let table = slot.get_or_insert_with(empty_leaf);
-        let old = table[leaf].replace(value);
-        if old.is_none() {
-            self.used[root] += 1;
+        if qpn > MAX_QPN {
+            return Err(value);
+        }
+        let mut at = self.find(qpn);
+        if self.places[at].qpn == VACANT {
+            if (self.len + 1) * 2 > self.places.len() {
+                self.resize(2 * self.places.len());
+            }
+            at = self.find(qpn);
+            while self.distance(self.home(qpn), at) >= MAX_PROBES && self.places.len() < MAX_PLACES_PER_VALUE * self.len {
+                self.resize(2 * self.places.len());
+                at = self.find(qpn);
+            }
             self.len += 1;
         }
-        Ok(old)
+        self.places[at].qpn = qpn;
+        Ok(self.places[at].value.replace(value))
     }
 
-    /// Removes the value of `qpn`, and returns it. A leaf without values is freed.
+    /// Removes the value of `qpn`, and returns it. The table shrinks with its values.
     pub fn remove(&mut self, qpn: u32) -> Option<T> {
-        let (root, leaf) = split(qpn);
-        let slot = self.root.get_mut(root)?;
-        let old = slot.as_mut()?[leaf].take()?;
-        self.used[root] -= 1;
+        let mut hole = self.find(qpn);
+        let old = self.places[hole].value.take()?;
+        self.places[hole].qpn = VACANT;
         self.len -= 1;
-        if self.used[root] == 0 {
-            *slot = None;
+        // No vacant place may lie between a number's home and its place.
+        let mut next = self.behind(hole);
+        while self.places[next].qpn != VACANT {
+            if self.distance(self.home(self.places[next].qpn), next) >= self.distance(hole, next) {
+                self.places.swap(hole, next);
+                hole = next;
+            }
+            next = self.behind(next);
+        }
+        if self.places.len() > MIN_PLACES && self.len * 16 < self.places.len() {
+            self.resize(self.places.len() / 4);
         }
         Some(old)
     }
 
     /// Returns all values, in the order of their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        self.root.iter().enumerate().filter_map(|(r, leaf)| Some((r, leaf.as_ref()?))).flat_map(|(r, leaf)| {
-            leaf.iter().enumerate().filter_map(move |(l, value)| Some(((r << LEAF_BITS | l) as u32, value.as_ref()?)))
-        })
+        let mut values: Vec<_> = self.places.iter().filter_map(|place| Some((place.qpn, place.value.as_ref()?))).collect();
+        values.sort_unstable_by_key(|(qpn, _)| *qpn);
+        values.into_iter()
+    }
+
+    /// Where a number is, if no other has its place.
+    #[inline(always)]
+    const fn home(&self, qpn: u32) -> usize {
+        qpn as usize & (self.places.len() - 1)
+    }
+
+    const fn behind(&self, at: usize) -> usize {
+        (at + 1) & (self.places.len() - 1)
+    }
+
+    const fn distance(&self, from: usize, to: usize) -> usize {
+        to.wrapping_sub(from) & (self.places.len() - 1)
+    }
+
+    /// Where a number is, or else would be. There is a vacant place: half of them are, at least.
+    fn find(&self, qpn: u32) -> usize {
+        let mut at = self.home(qpn);
+        while self.places[at].qpn != qpn && self.places[at].qpn != VACANT {
+            at = self.behind(at);
+        }
+        at
+    }
+
+    fn resize(&mut self, places: usize) {
+        let old = mem::replace(&mut self.places, vacant(places.max(MIN_PLACES)));
+        for place in old.into_iter().filter(|place| place.value.is_some()) {
+            let at = self.find(place.qpn);
+            self.places[at] = place;
+        }
     }
 }
 
@@ -128,25 +190,32 @@ mod tests {
     }
 
     #[test]
-    fn a_leaf_lives_exactly_as_long_as_it_has_values() {
-        let leaves = |map: &FastMap<u32>| map.root.iter().flatten().count();
+    fn the_table_is_as_large_as_its_values() {
         let mut map = FastMap::new();
-        for round in 0..3 {
-            for qpn in [0xff_fffe, 0xff_ffff, 5] {
-                assert_eq!(map.insert(qpn, round), Ok(None));
-            }
-            assert_eq!(map.insert(0xff_fffe, 7), Ok(Some(round)), "a replaced value counts once");
-            assert_eq!(leaves(&map), 2);
-            assert_eq!(map.remove(0xff_fffe), Some(7));
-            assert_eq!((leaves(&map), map.get(0xff_ffff)), (2, Some(&round)));
-            assert_eq!(map.remove(0xff_fffe), None);
-            assert_eq!((leaves(&map), map.get(0xff_ffff)), (2, Some(&round)));
-            assert_eq!(map.remove(0xff_ffff), Some(round));
-            assert_eq!((leaves(&map), map.len()), (1, 1));
-            assert_eq!(map.get(0xff_ffff), None);
-            assert_eq!(map.remove(0xff_fffe), None);
-            assert_eq!(map.remove(5), Some(round));
-            assert_eq!((leaves(&map), map.is_empty()), (0, true));
+        // As of the software HCA: places below 2,000, each had by another number of queue pairs.
+        let qpn = |place: u32, generation: u32| (generation % 1021 + 1) << 14 | place;
+        for place in 0..2_000 {
+            assert_eq!(map.insert(qpn(place, place * 7), place), Ok(None));
+        }
+        assert_eq!(map.places.len(), 4096);
+        assert!((0..2_000).all(|place| map.places[place as usize].qpn == qpn(place, place * 7)), "each is at home");
+        (10..2_000).for_each(|place| assert_eq!(map.remove(qpn(place, place * 7)), Some(place)));
+        assert!(map.places.len() <= 16 * 10, "{}", map.places.len());
+        (0..10).for_each(|place| assert_eq!(map.remove(qpn(place, place * 7)), Some(place)));
+        assert_eq!((map.places.len(), map.is_empty()), (MIN_PLACES, true));
+    }
+
+    #[test]
+    fn numbers_that_meet_in_their_low_bits_make_the_table_larger_within_bounds() {
+        for shift in [4, 8, 12] {
+            let mut map = FastMap::new();
+            (0..1_000).for_each(|nth| assert_eq!(map.insert(nth << shift, nth), Ok(None)));
+            assert!(map.places.len() <= 2 * MAX_PLACES_PER_VALUE * 1_000, "{}", map.places.len());
+            let longest = (0..1_000).map(|nth| map.distance(map.home(nth << shift), map.find(nth << shift))).max();
+            assert!(shift > 6 || longest < Some(MAX_PROBES), "{longest:?}");
+            (0..1_000).for_each(|nth| assert_eq!(map.get(nth << shift), Some(&nth)));
+            (0..1_000).for_each(|nth| assert_eq!(map.remove(nth << shift), Some(nth)));
+            assert_eq!(map.places.len(), MIN_PLACES);
         }
     }
 
@@ -156,9 +225,9 @@ mod tests {
             let mut random = Random::new(seed);
             let (mut map, mut model) = (FastMap::new(), std::collections::BTreeMap::new());
             for step in 0..4_000 {
-                // Few leaves with few places each, so that every case occurs often.
-                let qpn = random.below(3) << LEAF_BITS | random.below(4) | if random.one_in(2) { 0xff_0000 } else { 0 };
-                if random.one_in(2) {
+                // Few places, the last ones among them, so that every case is met often: many values at times, and few at others.
+                let qpn = random.below(3) << 12 | random.below(4) | if random.one_in(2) { 0xff_00fc } else { 0 };
+                if random.one_in(if step / 500 % 2 == 0 { 2 } else { 8 }) {
                     assert_eq!(map.insert(qpn, step), Ok(model.insert(qpn, step)));
                 } else {
                     assert_eq!(map.remove(qpn), model.remove(&qpn));

@@ -11,26 +11,39 @@ use crate::wire::{BLUEFLAME_BYTES, CQE_BYTES, CQE128_BYTES, MAX_CQE, MAX_INLINE,
 
 const PAGE: usize = 4096;
 
+/// What the system's allocator aligns to by itself.
+const UNASKED_ALIGN: usize = 8;
+
 /// Zeroed memory, as a driver would map it for a queue.
+///
+/// It is aligned here and not by the allocator: glibc looks for more room than an aligned block takes, so it does not find the place of a queue that is
+/// gone, and a process whose peers come and go holds twice the memory that is in use.
 pub(crate) struct PrivateMemory {
-    base: NonNull<u8>,
+    /// As allocated.
+    whole: NonNull<u8>,
     layout: Layout,
+    /// At the multiple, and the bytes from there on.
+    base: NonNull<u8>,
+    bytes: usize,
 }
 
 impl PrivateMemory {
     /// Allocates `bytes` at a multiple of `align`, a power of two, for `what`.
     pub(crate) fn new(what: &'static str, bytes: usize, align: usize) -> Result<Self, CreateError> {
         let no_memory = |source| CreateError::Memory { what, source };
-        let layout = Layout::from_size_align(bytes.max(1), align).map_err(|error| no_memory(std::io::Error::other(error)))?;
+        let whole_bytes = bytes.saturating_add(align).max(1);
+        let layout = Layout::from_size_align(whole_bytes, UNASKED_ALIGN).map_err(|error| no_memory(std::io::Error::other(error)))?;
         // SAFETY: the layout's size is not 0.
-        let base = unsafe { alloc_zeroed(layout) };
-        let base = NonNull::new(base).ok_or_else(|| no_memory(std::io::ErrorKind::OutOfMemory.into()))?;
-        Ok(Self { base, layout })
+        let whole = unsafe { alloc_zeroed(layout) };
+        let whole = NonNull::new(whole).ok_or_else(|| no_memory(std::io::ErrorKind::OutOfMemory.into()))?;
+        // SAFETY: less than `align` bytes further, which were allocated beside `bytes`.
+        let base = unsafe { whole.add(whole.align_offset(align)) };
+        Ok(Self { whole, layout, base, bytes })
     }
 
     /// Returns the address of byte `offset`, which must be inside.
     pub(crate) fn at<T>(&self, offset: usize) -> NonNull<T> {
-        debug_assert!(offset + size_of::<T>() <= self.layout.size());
+        debug_assert!(offset + size_of::<T>() <= self.bytes);
         // SAFETY: inside the allocation.
         unsafe { self.base.add(offset).cast() }
     }
@@ -39,7 +52,7 @@ impl PrivateMemory {
 impl Drop for PrivateMemory {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) };
+        unsafe { dealloc(self.whole.as_ptr(), self.layout) };
     }
 }
 

@@ -118,7 +118,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "poll_mono",
-        bound: Some(42),
+        bound: Some(40),
         counts: (4_096, 12_288),
         collect: "all",
         what: "one SRQ receive from MonoCq::poll(16), look-up and callback included",

@@ -146,7 +146,6 @@ fn two_thousand_clients_of_four_processes_take_constant_memory_and_descriptors()
         eprintln!("{} requests, {} clients left; {before:?}, then {after:?}", desk.executed(), desk.farewells);
         assert!(desk.executed() > executed, "nothing ran");
         assert!(after.descriptors <= before.descriptors + SPARE, "descriptors: {before:?}, {after:?}");
-        // Memory of its own grows by some KiB for each client that left, which is not explained; what it shares does not.
         let [first, last] = [before, after].map(|held| held.own + held.shared - held.books);
         assert!(last < first + first / 10 + 4096, "memory in KiB: {before:?}, {after:?}");
         crowds.iter_mut().for_each(Helper::hang_up);
