@@ -1,8 +1,9 @@
 //! A client that makes sure that each of its calls ends once, and ends well.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-use calls::{CallFailed, SessionEnd};
+use calls::{CallFailed, SessionEnd, Tag};
 
 use crate::conformance::{Refused, Rpc};
 use crate::helpers::PATIENCE;
@@ -15,30 +16,51 @@ pub fn answer(number: u64) -> u64 {
 /// A client that knows which of its calls have not ended.
 pub struct Caller<R: Rpc> {
     client: R::Client,
-    waiting: BTreeSet<u64>,
+    /// The names of the calls, and the times before which they do not end late.
+    waiting: BTreeMap<u64, (Tag, Option<Instant>)>,
+    /// One that has ended.
+    ended: Option<Tag>,
     pub answered: u64,
     pub dropped: u64,
     pub gone: u64,
+    pub late: u64,
+    pub cancelled: u64,
 }
 
 impl<R: Rpc> Caller<R> {
     pub fn new(client: R::Client) -> Self {
-        Self { client, waiting: BTreeSet::new(), answered: 0, dropped: 0, gone: 0 }
+        Self { client, waiting: BTreeMap::new(), ended: None, answered: 0, dropped: 0, gone: 0, late: 0, cancelled: 0 }
     }
 
     pub fn call(&mut self, number: u64) {
-        R::call(&mut self.client, number, number).unwrap();
-        assert!(self.waiting.insert(number));
+        assert!(self.try_call(number, None));
     }
 
-    /// As [`call`](Self::call), if there is room and a server.
-    pub fn try_call(&mut self, number: u64) -> bool {
-        let called = R::call(&mut self.client, number, number);
-        assert!(called.is_err() || self.waiting.insert(number));
+    /// As [`call`](Self::call), if there is room and a server. With a timeout the call may end late.
+    pub fn try_call(&mut self, number: u64, timeout: Option<Duration>) -> bool {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let called = match timeout {
+            Some(timeout) => R::call_within(&mut self.client, number, number, timeout),
+            None => R::call(&mut self.client, number, number),
+        };
         match called {
-            Ok(_) => true,
+            Ok(call) => {
+                assert!(self.waiting.insert(number, (call, deadline)).is_none());
+                true
+            }
             Err(Refused::Full(..) | Refused::Ended(_, _, SessionEnd::PeerGone)) => false,
             Err(other) => panic!("call {number}: {other:?}"),
+        }
+    }
+
+    /// Gives the oldest call up. One that has ended cannot be.
+    pub fn cancel(&mut self) {
+        let ended = self.ended.and_then(|call| R::cancel(&mut self.client, call));
+        assert_eq!(ended, None, "a call that has ended is given up");
+        if let Some((number, (call, _))) = self.waiting.pop_first() {
+            assert_eq!(R::cancel(&mut self.client, call), Some(number), "call {number} has ended, and was not heard of");
+            self.ended = Some(call);
+            self.cancelled += 1;
         }
     }
 
@@ -57,15 +79,20 @@ impl<R: Rpc> Caller<R> {
 
     /// Polls once. A call that ends has not ended before, and ends as it may.
     pub fn poll(&mut self) -> Result<usize, SessionEnd> {
-        let Self { client, waiting, answered, dropped, gone } = self;
+        let Self { client, waiting, ended, answered, dropped, gone, late, .. } = self;
         R::poll(client, |number, outcome| {
-            assert!(waiting.remove(&number), "call {number} ends twice");
+            let (call, deadline) = waiting.remove(&number).unwrap_or_else(|| panic!("call {number} ends twice"));
+            *ended = Some(call);
             match outcome {
                 Ok(response) => {
                     assert_eq!(response, answer(number), "the answer to another call than {number}");
                     *answered += 1;
                 }
                 Err(CallFailed::Rejected) => *dropped += 1,
+                Err(CallFailed::TimedOut) => {
+                    assert!(deadline.is_some_and(|at| at <= Instant::now()), "call {number} ends before its time");
+                    *late += 1;
+                }
                 Err(CallFailed::Disconnected(SessionEnd::PeerGone)) => *gone += 1,
                 Err(other) => panic!("call {number}: {other}"),
             }

@@ -1,9 +1,11 @@
 //! Processes that poll and sleep by turns, killed at random moments, and stopped and continued: clients of a server that lives, and servers with clients that live. The
-//! survivors neither hang nor lose an answer nor get one twice; seats can be taken again; the next server starts; nothing is left.
+//! survivors neither hang nor lose an answer nor get one twice, whatever they give up or do not wait for; seats can be taken again; the next
+//! server starts; nothing is left.
 //!
 //! A test file calls `storm!` with its implementation of [`Rpc`].
 
 use std::collections::HashMap;
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use calls::SessionEnd;
@@ -20,6 +22,8 @@ const SEATS: usize = 8;
 const CLIENT_KILLS: u32 = 500;
 /// Servers killed, times `SHM_TEST_SCALE`.
 const SERVER_KILLS: u32 = 50;
+/// Calls of a client that is not killed, at least.
+const CALLS_MIN: u64 = 1000;
 /// Requests that wait long for their answers.
 const SHELF: usize = 8;
 /// A request's number: which client, and which of its calls.
@@ -35,50 +39,71 @@ pub fn helper_process<R: Rpc>() {
     }
 }
 
-/// How the calls of a client ended.
+/// How the calls of a client ended: answered, dropped by the server, too late, given up, and because the server was gone.
 #[derive(Default)]
-struct Tally {
-    answered: u64,
-    gone: u64,
+struct Tally([u64; 5]);
+
+impl Tally {
+    fn add(&mut self, ended: [u64; 5]) {
+        self.0.iter_mut().zip(ended).for_each(|(sum, ended)| *sum += ended);
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [answered, dropped, late, cancelled, gone] = self.0;
+        write!(f, "{answered} answered, {dropped} dropped, {late} late, {cancelled} given up, {gone} ended, 0 lost, 0 duplicated")
+    }
 }
 
 /// Calls until the test hangs up, and connects again whenever the server is gone.
 fn client<R: Rpc>(dir: &Dir) {
-    let mut number = next_word().parse::<u64>().unwrap() << CALL_BITS;
-    let mut random = fastrand::Rng::with_seed(number);
+    let first = next_word().parse::<u64>().unwrap() << CALL_BITS;
+    let (mut number, mut random) = (first, fastrand::Rng::with_seed(first));
     let mut tally = Tally::default();
-    while !is_over() {
+    while !is_over() || number < first + CALLS_MIN {
         let Some(connected) = R::connect(dir) else {
             std::thread::yield_now();
             continue;
         };
         let mut caller = Caller::<R>::new(connected);
-        session(&mut caller, &mut number, &mut random);
+        session(&mut caller, &mut number, first + CALLS_MIN, &mut random);
         assert!(caller.is_idle(), "calls that did not end");
-        assert_eq!(caller.dropped, 0);
-        tally.answered += caller.answered;
-        tally.gone += caller.gone;
+        tally.add([caller.answered, caller.dropped, caller.late, caller.cancelled, caller.gone]);
     }
-    say(format_args!("{} {}", tally.answered, tally.gone));
+    assert_eq!(tally.0.iter().sum::<u64>(), number - first, "every call ends once");
+    say(tally.0.map(|ended| ended.to_string()).join(" "));
 }
 
-/// Until the server is gone, or the test hung up and all answers are there.
-fn session<R: Rpc>(caller: &mut Caller<R>, number: &mut u64, random: &mut fastrand::Rng) {
+/// How long a call may take: mostly without end; sometimes no time, or about as long as it takes.
+fn timeout(random: &mut fastrand::Rng) -> Option<Duration> {
+    (random.u8(..4) == 0).then(|| Duration::from_micros(if random.bool() { random.u64(..300) } else { random.u64(..100_000) }))
+}
+
+/// Until the server is gone, or the test hung up, `enough` calls were made and all have ended.
+fn session<R: Rpc>(caller: &mut Caller<R>, number: &mut u64, enough: u64, random: &mut fastrand::Rng) {
     let (mut depth, mut sleeps, mut ends, mut progress) = (1, false, false, Instant::now());
     for round in 0u64.. {
         if round % 64 == 0 {
-            ends = ends || is_over();
+            ends = ends || *number >= enough && is_over();
             depth = random.usize(1..=DEPTH);
             sleeps = random.bool();
         }
-        while !ends && caller.waiting() < depth && caller.try_call(*number) {
+        let first = *number;
+        // Calls that were given up keep their places.
+        while !ends && caller.waiting() < depth && caller.try_call(*number, timeout(random)) {
             *number += 1;
         }
+        if random.u8(..16) == 0 {
+            caller.cancel();
+        }
         match caller.poll() {
-            Ok(0) if caller.is_idle() => {}
+            Ok(0) if ends && caller.is_idle() => return,
+            Ok(0) if *number > first => {}
             Ok(0) => {
                 assert!(progress.elapsed() < PATIENCE, "{} calls hang", caller.waiting());
-                if sleeps {
+                // One whose call was given up just now may have nothing to wait for.
+                if sleeps && !caller.is_idle() {
                     assert!(caller.sleep(), "{} calls hang", caller.waiting());
                 } else {
                     std::thread::yield_now();
@@ -90,9 +115,6 @@ fn session<R: Rpc>(caller: &mut Caller<R>, number: &mut u64, random: &mut fastra
             Err(other) => panic!("{other}"),
         }
         progress = Instant::now();
-        if ends && caller.is_idle() {
-            return;
-        }
     }
 }
 
@@ -120,6 +142,11 @@ impl<R: Rpc> Serving<R> {
             let last = self.last.insert(number >> CALL_BITS, number);
             assert!(last.is_none_or(|last| number == last + 1), "{number:#x} after {last:#x?}");
             self.executed += 1;
+            if self.random.u8(..128) == 0 {
+                // Which rejects it.
+                drop(request);
+                continue;
+            }
             let to = if self.random.u8(..32) == 0 { &mut self.shelf } else { &mut self.held };
             to.push((request, number));
         }
@@ -218,10 +245,8 @@ impl Crowd {
                 meanwhile();
                 client.has_ended()
             });
-            let line = client.hear();
-            let (answered, gone) = line.split_once(' ').unwrap();
-            tally.answered += answered.parse::<u64>().unwrap();
-            tally.gone += gone.parse::<u64>().unwrap();
+            let ended: Vec<u64> = client.hear().split(' ').map(|ended| ended.parse().unwrap()).collect();
+            tally.add(ended.try_into().unwrap());
             client.wait();
         }
         tally
@@ -256,11 +281,11 @@ pub fn clients_killed_at_random_moments_disturb_nobody<R: Rpc>(name: &str) {
         seats.len() == SEATS
     });
     println!(
-        "{kills} clients killed, {stops} stopped, {} calls executed, {} of them for the dead; survivors: {} answered, {} ended, 0 lost, \
-         0 duplicated; all {SEATS} seats recovered",
-        serving.executed, serving.late, tally.answered, tally.gone
+        "{kills} clients killed, {stops} stopped, {} calls executed, {} of them for the dead; survivors: {tally}; all {SEATS} seats recovered",
+        serving.executed, serving.late
     );
-    assert_eq!(tally.gone, 0);
+    let [ended @ .., gone] = tally.0;
+    assert!(gone == 0 && !ended.contains(&0), "{tally}");
     drop((serving, seats));
     assert!(scratch.names().is_empty());
 }
@@ -295,9 +320,7 @@ pub fn servers_killed_at_random_moments_are_replaced<R: Rpc>(name: &str) {
     let (client_kills, stops) = (crowd.kills, crowd.stops);
     let tally = crowd.end(std::thread::yield_now);
     println!(
-        "{kills} servers killed, {ready} of them serving, all replaced; {client_kills} clients killed, {stops} stopped; survivors: {} answered, \
-         {} ended, 0 lost, 0 duplicated",
-        tally.answered, tally.gone
+        "{kills} servers killed, {ready} of them serving, all replaced; {client_kills} clients killed, {stops} stopped; survivors: {tally}"
     );
     server.hang_up();
     server.wait();
