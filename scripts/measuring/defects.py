@@ -1,11 +1,11 @@
 """Puts known defects back, one at a time, and counts the random jobs in virtual time that it takes to find each.
 
-  scripts/defects               all that such jobs can find: fails where one is not found
-  scripts/defects --only NAME   one; several times: several
-  scripts/defects --check       only that each can still be put back; takes no time
+  scripts/defects               all defects that such jobs can find; fails if one is not found
+  scripts/defects --only NAME   one defect; may be repeated
+  scripts/defects --check       only checks that each can still be put back; takes no time
 
-Each is a change of the sources, made in a copy of them under the target folder. A defect that cannot be put back, because the code it is in has
-changed, has to be written anew here.
+Each defect is a change of the sources, made in a copy of them under the target folder. A defect that cannot be put back, because its code has
+changed, must be rewritten here.
 """
 
 import argparse
@@ -21,11 +21,11 @@ from . import tools
 # Seeds after which a defect counts as not found.
 MOST_SEEDS = 2000
 CORE, COPYRPC, MLX5 = "benchkv/core/src", "copyrpc/src", "mlx5/src"
-# These jobs do not find it, for the reason that docs/study.md gives: it is put back only where it is named.
+# Defects that these jobs do not find, for the reason in docs/study.md: they are put back only if named.
 NOT_SHOWN = ["idle-credit"]
 LOST_CREDIT = "            self.starved = true;\n            self.stats.{} += 1;"
 
-# By name: what it was, and the changes that bring it back: file, text, text in its place.
+# By name: the defect, and the changes that put it back: file, text, replacement.
 DEFECTS = {
     "no-refill": (
         "receives are not posted again, and nobody hears of it",
@@ -113,7 +113,7 @@ def put_back(root, changes):
 
 
 def copy(root):
-    """Copies the sources to `root`; files that are the same already keep their times, so that cargo builds what has changed."""
+    """Copies the sources to `root`; unchanged files keep their times, so that cargo builds only the changes."""
     listed = tools.output(["git", "-C", str(tools.ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"])
     for path in filter(None, listed.split("\0")):
         source, target = tools.ROOT / path, root / path
@@ -134,7 +134,7 @@ def built(root):
 
 
 def hunt(program):
-    """Runs random jobs until one fails: how many did not, and how that one failed. `None`: none did."""
+    """Runs random jobs until one fails. Returns the number that did not, and the failure; `None` if none failed."""
     environment = {**os.environ, "SWARM_SEED": "1", "SWARM_SEEDS": str(MOST_SEEDS), "RUST_BACKTRACE": "0"}
     done = subprocess.run([program, "swarm", "--nocapture"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment, check=False)
     if done.returncode == 0:
@@ -148,7 +148,7 @@ def hunt(program):
 
 
 def main():
-    """The script."""
+    """Runs the script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--only", action="append", metavar="NAME", default=[])

@@ -1,21 +1,22 @@
 """Counts the instructions of the data path exactly.
 
-The program benches/instructions of each crate does an operation so many times and so many times more under callgrind, in one thread; the
-difference divided by the operations is what one costs, without set-up. What lies in one function, with all it calls, is counted in one run.
+The program benches/instructions of each crate runs an operation two numbers of times under callgrind, in one thread. The difference of the two
+counts, divided by the additional operations, is the cost of one, without set-up. The instructions of one function and of all that it calls are
+counted in one run.
 
-  scripts/instructions             a table
-  scripts/instructions --of NAME   of one crate only; several times for several
+  scripts/instructions             prints a table
+  scripts/instructions --of NAME   of one crate only; may be repeated
   scripts/instructions --json -    one JSON object on stdout and nothing else (or a file name instead of -): instructions by name
   scripts/instructions --check     the table; fails if a count is above its bound
   scripts/instructions --against FILE
-                                   the table, beside the counts in FILE (of --json) and the change in per cent
+                                   the table, with the counts in FILE (of --json) and the change in per cent
   scripts/instructions --vs-libmlx5 [--json -]
-                                   beside each operation the same through libibverbs and libmlx5, and the ratio. libmlx5 runs on the device
-                                   of mlx5-run (or of the launcher that MLX5_RUN names), which executes nothing of it: its queue pairs are
-                                   ready as far as libmlx5 knows, and not as far as the device does. Counted is what the measuring thread
-                                   does inside the loops of mlx5/benches/instructions/loops.c, in three runs: the count must be linear.
-                                   "locked" is how programs get it; "one" is libmlx5 at its best, without locks: a thread domain, a CQ
-                                   of one thread, MLX5_SINGLE_THREADED=1. No other variable of libmlx5's is set.
+                                   also counts each operation through libibverbs and libmlx5, and prints the ratio. libmlx5 runs on the
+                                   device of mlx5-run (or of the launcher that MLX5_RUN names), which executes none of its operations: its
+                                   queue pairs are ready to libmlx5, but not to the device. The count is that of the measuring thread inside
+                                   the loops of mlx5/benches/instructions/loops.c, in three runs: it must be linear. "locked" is the
+                                   default of programs; "one" is libmlx5 at its best, without locks: a thread domain, a CQ of one thread,
+                                   MLX5_SINGLE_THREADED=1. No other variable of libmlx5 is set.
 """
 
 import argparse
@@ -30,16 +31,16 @@ from typing import NamedTuple, Optional
 from . import tools
 from .tools import Failure
 
-# The crates whose benchmark `instructions` is counted: each in the folder of its name.
+# The crates with a benchmark `instructions`, each in the folder of its name.
 CRATES = ["mlx5", "copyrpc", "scalerpc", "ipc", "delegationrpc", "flux", "benchkv"]
 # Their counts include the driver's copy to BlueFlame.
 ON_THE_DRIVER = {"mlx5", "copyrpc", "scalerpc"}
-# The software HCA's two entry points, with all they call.
+# The software HCA's two entry points, with all functions they call.
 HCA = ["--toggle-collect=mlx5_hca::Hca::ring", "--toggle-collect=mlx5_hca::Hca::empty_poll"]
 
 
 class Operation(NamedTuple):
-    """A line of what the program `--list`s."""
+    """A line of the program's `--list`."""
 
     name: str
     bound: Optional[int]
@@ -50,14 +51,14 @@ class Operation(NamedTuple):
 
 
 def operations(program):
-    """The operations that `program` knows, in its order."""
+    """Returns the operations that `program` knows, in its order."""
     for line in tools.output([program, "--list"]).splitlines():
         name, bound, first, second, collect, what = line.split("|")
         yield Operation(name, None if bound == "-" else int(bound), int(first), int(second), collect, what)
 
 
 def callgrind(command, environment=None):
-    """Instructions collected while `command`, which is callgrind's options and a program, runs."""
+    """Returns the instructions collected while `command` runs: callgrind's options and a program."""
     valgrind = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *command]
     launcher = environment.pop("LAUNCHER") if environment else None
     words = ([launcher] if launcher else []) + [str(word) for word in valgrind]
@@ -70,16 +71,16 @@ def callgrind(command, environment=None):
 
 
 def of_one(program, operation, *options):
-    """Instructions of one operation, by the difference of two runs."""
+    """Returns the instructions of one operation, by the difference of two runs."""
     name, first, second = operation.name, operation.first, operation.second
     less, more = (callgrind([*options, program, name, count]) for count in (first, second))
     return (more - less) / (second - first)
 
 
 def count(program, operation):
-    """Instructions of one operation, of the part of the program that it says."""
+    """Returns the instructions of one operation, in the part of the program that the operation names."""
     collect, _, but = operation.collect.partition(" but ")
-    # What the clock decides about is counted by no operation: the slower the machine, the more often it is done.
+    # No operation counts work that depends on the clock: a slower machine does it more often.
     without = [f"--toggle-collect=*::{but}", "--collect-atstart=yes"] if but else []
     kind, _, function = collect.partition(" ")
     toggle = f"--toggle-collect=*::{function}"
@@ -90,11 +91,11 @@ def count(program, operation):
     elif collect == "nohca":
         each = of_one(program, operation, *HCA, "--collect-atstart=yes", *without)
     elif kind == "in":
-        # The toggle leaves the set-up out.
+        # The toggle excludes the set-up.
         each = callgrind([toggle, program, operation.name, operation.second]) / operation.second
     elif kind == "part":
-        # Toggles add up: with both, collected are the part without the HCA, and the HCA outside of the part. Parts have no set-up, and
-        # the HCA's cancels out.
+        # Toggles combine: with both, callgrind collects the part without the HCA, and the HCA outside the part. Parts have no set-up, and
+        # that of the HCA cancels out.
         part, both, hca = (callgrind([*options, program, operation.name, operation.second]) for options in ([toggle], [toggle, *HCA], HCA))
         each = (part + both - hca) / 2 / operation.second
     else:
@@ -105,7 +106,7 @@ def count(program, operation):
 
 
 def linear(count_of, first, second):
-    """Instructions of one operation where `count_of` n of them is known. Fails if the count is not linear."""
+    """Returns the instructions of one operation from `count_of`, the count of n of them. Fails if the count is not linear."""
     middle = (first + second) // 2
     least, half, most = (count_of(count) for count in (first, middle, second))
     a, b = (half - least) / (middle - first), (most - half) / (second - middle)
@@ -115,7 +116,7 @@ def linear(count_of, first, second):
 
 
 def of_libmlx5(program, launcher, name, api, threads, count):
-    """Instructions of operation `name` through the functions `api`, `count` times, in libmlx5."""
+    """Returns the instructions of `count` operations `name` in libmlx5, through the functions `api`."""
     ours = {"MLX5_SINGLE_THREADED", "MLX5_SHUT_UP_BF", "MLX5_POST_SEND_PREFER_BF"}
     environment = {variable: value for variable, value in os.environ.items() if variable not in ours}
     environment["LAUNCHER"] = launcher
@@ -125,7 +126,7 @@ def of_libmlx5(program, launcher, name, api, threads, count):
 
 
 def in_parallel(function, jobs):
-    """`function` of each of `jobs`, in their order; counts do not depend on what else the machine does."""
+    """Returns `function` of each of `jobs`, in their order. They run in parallel: counts do not depend on the machine's load."""
     with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         futures = [pool.submit(function, *job) for job in jobs]
         try:
@@ -136,7 +137,7 @@ def in_parallel(function, jobs):
 
 
 def programs(crates):
-    """The benchmark program of each crate, and how the driver copies to BlueFlame where that counts (or None)."""
+    """Returns the benchmark program of each crate, and the routine by which the driver copies to BlueFlame if it matters (or None)."""
     found = {crate: tools.built(crate, "bench", "instructions") for crate in crates}
     copy = None
     if ON_THE_DRIVER & set(crates):
@@ -146,7 +147,7 @@ def programs(crates):
 
 
 def versus(json_file):
-    """The comparison with libmlx5."""
+    """Compares with libmlx5."""
     found, copy = programs(["mlx5"])
     program = found["mlx5"]
     launcher = os.environ.get("MLX5_RUN") or tools.built("mlx5/preload", "bin", "mlx5-run")
@@ -159,7 +160,7 @@ def versus(json_file):
         lambda name, first, second: linear(lambda count: callgrind([program, name, count]), first, second),
         [(name, first, second) for name, _, _, first, second, _ in known],
     )
-    # Several of our operations have the same one beside them.
+    # Several operations here are compared with the same one of libmlx5.
     rivals = dict.fromkeys(
         (theirs, api, threads, first, second) for _, theirs, apis, first, second, _ in known for api in apis for threads in ("locked", "one")
     )
@@ -190,7 +191,7 @@ def versus(json_file):
 
 
 def counted(crates, checked_only=False):
-    """Counts the operations of `crates`: pairs of an operation and its instructions; and how the driver copies to BlueFlame."""
+    """Counts the operations of `crates`. Returns pairs of an operation and its instructions, and the routine that copies to BlueFlame."""
     found, copy = programs(crates)
     jobs = [(found[crate], operation) for crate in crates for operation in operations(found[crate])]
     if checked_only:
@@ -199,12 +200,12 @@ def counted(crates, checked_only=False):
 
 
 def document(rows, copy):
-    """The JSON object of counted operations."""
+    """Returns the JSON object of counted operations."""
     return {**{operation.name: each for operation, each in rows}, **({"blueflame_copy": copy} if copy else {})}
 
 
 def main():
-    """The script."""
+    """Runs the script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--of", action="append", choices=CRATES, metavar="CRATE", help=f"one of {', '.join(CRATES)}; all")
     parser.add_argument("--json", metavar="FILE", help="- for stdout")

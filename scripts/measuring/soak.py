@@ -1,15 +1,15 @@
 """Runs the long forms of the tests, part by part, and keeps the totals of all runs.
 
-  scripts/soak                        names the parts, and what each has counted so far
-  scripts/soak PART [--minutes N]     runs rounds of a part until N minutes are over (60, the maximum); run it again to go on
+  scripts/soak                        lists the parts with their totals so far
+  scripts/soak PART [--minutes N]     runs rounds of a part until N minutes are over (default and maximum 60); run it again to continue
   scripts/soak all [--minutes N]      each part for N minutes
-  scripts/soak seed=SEED              repeats one job of the part `storm`, as it was printed
-  scripts/soak page                   only writes the table of docs/reliability.md anew
+  scripts/soak seed=SEED              repeats one job of the part `storm`, by its printed seed
+  scripts/soak page                   only rewrites the table of docs/reliability.md
 
-A round is some minutes of one part: what a test counts in it (kills, stops, operations, points) is added to docs/results/soak.json when all tests of
-the round have passed, so a run that is ended loses a round, and no more. copyrpc's core and the swarm take seeds that no round had before; storms and
-points begin elsewhere each time; scalerpc's worlds are the same in each round. A round that fails is in the record as a finding; its output is kept in
-target/soak, and nothing else is run.
+A round is some minutes of one part. Its counts (kills, stops, operations, points) are added to docs/results/soak.json when all tests of the round have
+passed, so a run that is ended early loses at most one round. copyrpc's core and the swarm take seeds that no earlier round had; storms and points start
+at a different place each time; scalerpc's worlds are the same in each round. A round that fails is recorded as a finding; its output is kept in
+target/soak, and no further round is run.
 """
 
 import argparse
@@ -28,10 +28,10 @@ RECORD = ROOT / "docs/results/soak.json"
 PAGE = ROOT / "docs/reliability.md"
 OUTPUT = ROOT / "target/soak"
 MAX_MINUTES = 60
-# Of one command, in seconds: a hang is a finding.
+# Time limit of one command, in seconds: a hang is a finding.
 LIMIT = 45 * 60
 
-# What tests print, and what it counts. A pattern without a group counts its lines.
+# The counters and the lines of tests that feed them. A pattern without a group counts its lines.
 COUNTERS = {
     "kills": [r"(\d+) kills\b", r"(\d+) clients killed", r"(\d+) servers killed", r"(\d+) processes killed", r"TEST_SEED=\d+: (?:Rank|Client|Launcher)\b"],
     "stops": [r"(\d+) stops\b", r"(\d+) stopped\b", r"(\d+) times stopped", r"TEST_SEED=\d+: Pause\b"],
@@ -48,13 +48,13 @@ COUNTERS = {
 
 
 def test(package, *arguments, release=False, **environment):
-    """A command: cargo test of a package, with variables set."""
+    """Returns a command: cargo test of a package, with variables set."""
     words = ["cargo", "test", "--locked", *(["--release"] if release else []), "-p", package, *arguments, "--nocapture"]
     return " ".join([*(f"{name}={value}" for name, value in environment.items()), shlex.join(words)])
 
 
 ONE = ["--", "--test-threads=1"]
-# By part: what it is, and the commands of a round. {seed} is a number that grows by 10,000,000 with each round.
+# By part: a description, and the commands of a round. {seed} is a number that grows by 10,000,000 with each round.
 PARTS = {
     "rdma": ("processes on the software HCA killed and stopped at random", [
         test("mlx5", "--test", name, *ONE, MLX5_TEST_SCALE=5, MLX5_TEST_TIME=when)
@@ -110,12 +110,12 @@ SEEDS_A_ROUND = 10_000_000
 
 
 def read_record():
-    """What was run so far, by part."""
+    """The totals of all runs, by part."""
     return json.loads(RECORD.read_text()) if RECORD.exists() else {}
 
 
 def entry(record, part):
-    """What was run of a part."""
+    """Returns the totals of a part."""
     return record.setdefault(part, {"rounds": 0, "seconds": 0, "counted": {}, "findings": [], "commits": [], "last": None})
 
 
@@ -126,7 +126,7 @@ def write_record(record):
 
 
 def write_page(record):
-    """The table of docs/reliability.md, between its marks."""
+    """Writes the table of docs/reliability.md, between its marks."""
     lines = ["| part | what | rounds | hours | counted | findings | last run, commit |", "|---|---|---|---|---|---|---|"]
     for part, (what, _) in PARTS.items():
         ran = record.get(part)
@@ -145,7 +145,7 @@ def write_page(record):
 
 
 def count(output):
-    """What a test's output counts."""
+    """Returns the counts in a test's output."""
     counted = {}
     for name, patterns in COUNTERS.items():
         for pattern in patterns:
@@ -155,12 +155,12 @@ def count(output):
 
 
 def commit():
-    """The commit at hand, marked if files differ from it."""
+    """Returns the current commit, marked if files differ from it."""
     return tools.output(["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=ROOT).strip()
 
 
 def run_round(part, ran):
-    """One round. Returns what it counted; a failure is a finding."""
+    """Runs one round. Returns its counts; a failure is a finding."""
     counted, output = {}, ""
     for command in PARTS[part][1]:
         command = command.format(seed=1 + ran["rounds"] * SEEDS_A_ROUND)
@@ -184,7 +184,7 @@ def run_round(part, ran):
 
 
 def soak(part, minutes):
-    """Rounds of a part, and their totals in the record."""
+    """Runs rounds of a part, and adds their totals to the record."""
     begin, longest = time.monotonic(), 0
     while time.monotonic() - begin + longest < minutes * 60 or not longest:
         record = read_record()
@@ -209,7 +209,7 @@ def soak(part, minutes):
 
 
 def main():
-    """The script."""
+    """Runs the script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", metavar="PART", help=f"{', '.join(PARTS)}, all, page, or seed=SEED")
     parser.add_argument("--minutes", type=float, default=MAX_MINUTES, metavar="N", help="above 0 to 60 [60]")

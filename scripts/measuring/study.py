@@ -1,10 +1,10 @@
 """Repeats the study of docs/study.md: jobs in virtual time, their tables and their plot.
 
-  scripts/study                 all of it: writes the tables into docs/study.md, and docs/images/study.svg
-  scripts/study --only NAME     one table (no plot); several times: several
+  scripts/study                 the whole study: writes the tables into docs/study.md, and docs/images/study.svg
+  scripts/study --only NAME     one table (no plot); may be repeated
   scripts/study --check         the cheaper half of the figures; fails where one differs from the page by more than 5 %
 
-A table stands in the page between <!-- NAME --> and <!-- end -->. The same options and seed give the same figures on every machine.
+A table is in the page between <!-- NAME --> and <!-- end -->. The same options and seed give the same figures on every machine.
 """
 
 import argparse
@@ -21,10 +21,10 @@ PLOT = tools.ROOT / "docs" / "images" / "study.svg"
 CLIENTS = 46
 # Receives of one queue: 1.9 million per second.
 CEILING = 526
-# Until figures are steady, and as long again.
+# The time until figures are steady, and the same time again.
 WINDOW = {1: "1ms", 32: "2ms"}
 TOLERANCE = 0.05
-# What the memos published, in million operations per second, depth 1.
+# The memos' published figures, in million operations per second, depth 1.
 PUBLISHED = {
     "hold, published": {2: 14.9, 4: 21.1, 8: 11.2, 16: 19.6, 32: 39.2},
     "direct, published": {2: 2.8, 4: 7.4, 8: 15.4, 16: 29.7, 32: 62.7},
@@ -45,11 +45,11 @@ class Point:
         self.ranks, self.is_direct = ranks, "direct" in args
 
     def key(self):
-        """Points with the same key are the same."""
+        """Returns the key of a point; points with the same key are equal."""
         return " ".join(self.args)
 
     def is_cheap(self):
-        """Whether --check runs it."""
+        """Returns whether --check runs this point."""
         return self.ranks <= 8 and "-d 32" not in self.key() and not self.is_direct
 
 
@@ -104,7 +104,7 @@ DOUBLED = {
 
 
 def sensitivity():
-    """Every assumption, halved and doubled."""
+    """Returns the points with each assumption halved and doubled."""
     rows = {"as it is": {}}
     for model, values in DOUBLED.items():
         for name, value in values.items():
@@ -114,23 +114,23 @@ def sensitivity():
 
 
 def rate(result):
-    """Million operations per second."""
+    """Returns million operations per second."""
     return f"{result['total_rps'] / 1e6:.1f}"
 
 
 def detail(result):
-    """Rate, operations per WRITE, mean latency."""
+    """Returns rate, operations per WRITE, mean latency."""
     mean_us = result["latency_ns"]["mean"] / 1e3
     return f"{rate(result)} ({result['activity']['messages_per_write']:.1f} a WRITE, {mean_us:.0f} us)"
 
 
 def grid(rows, columns, point, show=rate):
-    """A table: for each row and column a point, and how it is shown."""
+    """A table: for each row and column a point, and its format."""
     return {row: {column: (point(row, column), show) for column in columns} for row in rows}
 
 
 def tables():
-    """All tables by name: rows of columns, each a point or a number as text."""
+    """Returns all tables by name: rows of columns, each a point or a number as text."""
     nodes = {f"NP {ranks}": ranks for ranks in RANKS}
     by_nodes = lambda rows, **world: grid(rows, nodes, lambda row, column: Point(nodes[column], *rows[row], **world))
     ceiling = by_nodes({name: VARIANTS[name] for name in ("hold", "direct", "two-sided", "delegation", "window")})
@@ -158,7 +158,7 @@ def tables():
 def run(program, points):
     """Runs the points, as many at a time as there are cores."""
     todo = {point.key(): point for point in points}
-    # The dearest first.
+    # The longest jobs first.
     order = sorted(todo.values(), key=lambda point: -point.ranks)
     results = {}
 
@@ -174,7 +174,7 @@ def run(program, points):
 
 
 def text_of(cell, results):
-    """What a cell says."""
+    """Returns the text of a cell."""
     if isinstance(cell, str):
         return cell
     point, show = cell
@@ -182,7 +182,7 @@ def text_of(cell, results):
 
 
 def markdown(table, results):
-    """A table as Markdown."""
+    """Returns a table as Markdown."""
     columns = list(next(iter(table.values())))
     lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     lines += [f"| {row} | " + " | ".join(text_of(cell, results) for cell in cells.values()) + " |" for row, cells in table.items()]
@@ -190,12 +190,12 @@ def markdown(table, results):
 
 
 def points_of(table):
-    """Its jobs."""
+    """Returns its jobs."""
     return [cell[0] for cells in table.values() for cell in cells.values() if not isinstance(cell, str)]
 
 
 def said(page, name):
-    """The figures of a table as they stand in the page: by row and column."""
+    """Returns the figures of a table in the page, by row and column."""
     found = re.search(rf"<!-- {name} -->\n(.*?)\n<!-- end -->", page, re.S)
     if not found:
         raise tools.Failure(f"{PAGE} has no table {name}")
@@ -205,7 +205,7 @@ def said(page, name):
 
 
 def check(page, named, program):
-    """Fails where the page says something else."""
+    """Fails if a figure of the page differs."""
     cheap = {name: {row: {c: cell for c, cell in cells.items() if not isinstance(cell, str) and cell[0].is_cheap()} for row, cells in table.items()} for name, table in named.items()}
     results = run(program, [point for table in cheap.values() for point in points_of(table)])
     wrong = []
@@ -224,7 +224,7 @@ def check(page, named, program):
 
 
 def plot(table, results):
-    """Throughput against nodes, as an SVG."""
+    """Draws throughput against nodes, as an SVG."""
     series = {"hold": "#4269d0", "direct": "#ff725c", "two-sided": "#6cc5b0", "window": "#3ca951", "hold, published": "#4269d0", "direct, published": "#ff725c", "UCX, published": "#6cc5b0"}
     width, height, left, bottom, top = 720, 400, 56, 40, 16
     most = 80.0
@@ -247,7 +247,7 @@ def plot(table, results):
 
 
 def main():
-    """The script."""
+    """Runs the script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--only", action="append", metavar="NAME", default=[])
@@ -269,7 +269,7 @@ def main():
     for name, table in named.items():
         print(name, flush=True)
         results = run(program, points_of(table))
-        # As soon as it is there: the whole takes long.
+        # Written table by table: the whole study takes long.
         page = re.sub(rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", lambda found: found[1] + markdown(table, results) + found[2], PAGE.read_text(), flags=re.S)
         PAGE.write_text(page)
         if name == "ceiling":

@@ -1,10 +1,10 @@
-"""Measures benchkv at every point of a grid and makes one page of it. A sweep that was ended in the middle goes on where it was.
+"""Measures benchkv at every point of a grid and makes one page of the results. A sweep that was ended early continues where it was.
 
   scripts/sweep --name NAME [options] [-- options of benchkv for every point]
 
-RESULTS/NAME/ has POINT.json for each job (BACKEND-rRANKS-dDEPTH-POLICY-N), POINT.log of its last attempt, conditions (what was asked for:
-a sweep of this name with other options for its points is refused) and report.html. A point with a valid result of as many ranks as asked for
-is not run again; one whose file is broken, of another version, or of an interrupted job, is. The grid of a sweep may grow.
+RESULTS/NAME/ has POINT.json for each job (BACKEND-rRANKS-dDEPTH-POLICY-N), POINT.log of its last attempt, conditions (the options: a sweep
+of this name with other options for its points is refused) and report.html. A point with a valid result of the requested number of ranks is not
+run again; a point whose file is broken, of another version, or of an interrupted job, is. The grid of a sweep may grow.
 
 Exit status: 0 all points are measured, 1 some failed, 2 bad arguments, 130 interrupted.
 """
@@ -35,7 +35,7 @@ def refuse(message):
 
 
 def parsed(words):
-    """The arguments, checked."""
+    """Parses and checks the arguments."""
     flags = []
     if "--" in words:
         words, flags = words[: words.index("--")], words[words.index("--") + 1 :]
@@ -61,7 +61,7 @@ def parsed(words):
     how.add_argument("--time-limit", default="600", metavar="S", help="seconds that one job may take [600]")
     how.add_argument("--nodes", default="2", metavar="N", help="for --launcher slurm: nodes [2]")
     how.add_argument("--cpus", default="8", metavar="N", help="for --launcher slurm: cores of each rank [8]")
-    how.add_argument("--dry-run", action="store_true", help="say what would be run, and run nothing")
+    how.add_argument("--dry-run", action="store_true", help="print the commands, and run nothing")
     # A value may begin with dashes: the flags of a policy.
     options = [action.option_strings[0] for action in parser._actions if action.nargs is None]
     joined = []
@@ -102,7 +102,7 @@ def parsed(words):
 
 
 def program(asked):
-    """Path of benchkv, built if need be."""
+    """Returns the path of benchkv, which it builds if necessary."""
     benchkv = asked.benchkv
     if benchkv is None:
         target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or tools.ROOT / "target")
@@ -115,7 +115,7 @@ def program(asked):
 
 
 class Conditions:
-    """What all points of a sweep have in common, and what the names of policies stand for, in a file of its directory."""
+    """The options that all points of a sweep share, and the flags of its policies, in a file of its directory."""
 
     def __init__(self, asked, directory):
         self.path = directory / "conditions"
@@ -124,7 +124,7 @@ class Conditions:
         self.policies = [f"policy {policy}" for policy in asked.policies]
 
     def known_policies(self):
-        """The policies of what was measured before."""
+        """Returns the policies of earlier measurements."""
         return [line for line in self.lines() if line.startswith("policy ")]
 
     def lines(self):
@@ -148,14 +148,14 @@ class Conditions:
                     refuse(f"{self.path.parent} has results of '{known}', which is another than '{policy}'; give it another name")
 
     def write(self):
-        """Notes them, with the policies of before."""
+        """Writes them, with the earlier policies."""
         new = self.path.with_suffix(".new")
         new.write_text("\n".join(self.common + sorted({*self.known_policies(), *self.policies})) + "\n")
         new.replace(self.path)
 
 
 def batch_script(asked, directory):
-    """The Slurm job that does the whole sweep."""
+    """Returns the Slurm job that runs the whole sweep."""
     again = [str(tools.ROOT / "scripts" / "sweep"), "--launcher", "srun"]
     for option, value in (
         ("name", asked.name), ("backends", " ".join(asked.backends)), ("ranks", " ".join(map(str, asked.ranks))),
@@ -176,20 +176,20 @@ def batch_script(asked, directory):
 
 
 def command_of(asked, benchkv, backend, ranks, depth, policy, repeat):
-    """The command of a point."""
+    """Returns the command of a point."""
     flags = {variable: shlex.split(os.environ.get(variable, "")) for variable in ("MPIRUN_FLAGS", "SRUN_FLAGS")}
     start = {
         "local": [],
         "mpirun": ["mpirun", "-n", str(ranks), *flags["MPIRUN_FLAGS"]],
         "srun": ["srun", "-n", str(ranks), *flags["SRUN_FLAGS"]],
     }[asked.launcher]
-    # What a policy says comes last: it outweighs what holds for all points.
+    # The flags of a policy come last: they override those of all points.
     of_policy = [flag for flag in policy.partition("=")[2].split(",") if flag]
     return [*start, benchkv, "--ranks", str(ranks), "--backend", backend, "--queue-depth", str(depth), "--seed", str(repeat), *asked.flags, *of_policy]
 
 
 def is_valid(benchkv, result, ranks=None):
-    """Whether the file has a whole result, of `ranks` ranks: under a launcher that is not benchkv's MPI there would be several of one rank."""
+    """Returns whether the file has a complete result of `ranks` ranks: a launcher of another MPI would start several jobs of one rank."""
     if not result.exists() or result.stat().st_size == 0:
         return False
     if subprocess.run([benchkv, "report", "--check", result], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode != 0:
@@ -200,7 +200,7 @@ def is_valid(benchkv, result, ranks=None):
 def measure(command, log, time_limit, lock):
     """Runs a job and returns its exit status; None if it took too long. Interrupted, it ends the job first."""
     with log.open("w") as out:
-        # The job inherits the lock: one that outlives a killed sweep still measures.
+        # The job inherits the lock: a job that outlives a killed sweep is still measuring.
         job = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, pass_fds=[lock.fileno()], start_new_session=True
         )
@@ -219,12 +219,12 @@ def measure(command, log, time_limit, lock):
 
 
 def interrupted(*_):
-    """SIGTERM ends a sweep as Ctrl-C does."""
+    """Ends a sweep on SIGTERM as on Ctrl-C."""
     raise KeyboardInterrupt
 
 
 def main():
-    """The script."""
+    """Runs the script."""
     asked = parsed(sys.argv[1:])
     benchkv = program(asked)
     directory = asked.results / asked.name
@@ -277,7 +277,7 @@ def sweep(asked, benchkv, directory, points, lock):
         result.unlink(missing_ok=True)
         status = measure(command, log, asked.time_limit, lock)
         shown = f"status {status}" if status is not None else f"no end within {asked.time_limit} s"
-        # An unsound result is one, and is not measured away.
+        # An unsound result is a result too, and is not measured again.
         if is_valid(benchkv, result, ranks):
             measured += 1
             print(f"measured ({shown})", flush=True)

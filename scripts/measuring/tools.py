@@ -28,7 +28,7 @@ def run(name, main):
     except KeyboardInterrupt:
         status = 130
     except BrokenPipeError:
-        # The reader of the table has left; nothing is written at exit either.
+        # The reader of the table has closed the pipe; nothing is written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 141
     sys.exit(status)
@@ -41,7 +41,7 @@ def need(program, how="scripts/install-deps installs it"):
 
 
 def output(command, **options):
-    """Returns what `command` prints on standard output. Fails with what it printed if its status is not 0."""
+    """Returns the standard output of `command`. Fails with its output if its status is not 0."""
     try:
         done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False, **options)
     except subprocess.TimeoutExpired as error:

@@ -1,16 +1,16 @@
-"""Measures this repository beside its rivals, in one run and by turns, on this machine.
+"""Measures this repository and its rivals, in one run, in turn, on this machine.
 
   scripts/peers copyrpc [--runs N] [--json FILE|-]
   scripts/peers scalerpc [--runs N] [--json FILE|-]
   scripts/peers shm [--runs N] [--json FILE|-]
   scripts/peers kv [--runs N] [--json FILE|-]
-  scripts/peers all [--runs N]     all four, 3 rounds unless told, and their rows as docs/results/peers.md
+  scripts/peers all [--runs N]     all four, by default 3 rounds; writes their rows to docs/results/peers.md
 
-What is measured, and how, is said in the modules of scripts/measuring/peers. N rounds (11), each of them everything once, on two pinned cores.
-A ratio is the median of the rounds' ratios, ours / theirs in the unit of what it names. Nothing else may run on the machine.
+The modules of scripts/measuring/peers describe the measurements. There are N rounds (11); each measures everything once, on two pinned cores.
+A ratio is the median of the rounds' ratios, this repository / rival in the unit of its name. Nothing else may run on the machine.
 
-With --json - there is one JSON object on stdout and nothing else. Misses of the targets are told, and are no failure: the exit status is 0
-unless something could not be measured.
+With --json - there is one JSON object on stdout and nothing else. Missed targets are reported, but are not a failure: the exit status is 0
+unless a measurement failed.
 """
 
 import argparse
@@ -28,12 +28,12 @@ from ..tools import Failure
 
 MEASURED = ["copyrpc", "scalerpc", "shm", "kv"]
 PAGE = tools.ROOT / "docs/results/peers.md"
-# The rows printed, for the page: what, value, target, verdict.
+# The rows printed, for the page: name, value, target, verdict.
 ROWS = []
 
 
 class Samples:
-    """One number a round."""
+    """One number for each round."""
 
     def __init__(self, values=()):
         self.values = list(values)
@@ -50,26 +50,26 @@ class Samples:
         return statistics.median(self.values)
 
     def object(self):
-        """Median, least and most, for a JSON document."""
+        """Returns median, minimum and maximum, for a JSON document."""
         return {"median": self.median, "min": min(self.values), "max": max(self.values)}
 
     def figures(self, digits):
-        """The same in words."""
+        """Returns the same as text."""
         return figures(self.object(), digits)
 
 
 def figures(spread, digits):
-    """Median, least and most in words."""
+    """Returns median, minimum and maximum as text."""
     return f"{spread['median']:.{digits}f} ({spread['min']:.{digits}f} to {spread['max']:.{digits}f})"
 
 
 def value_of(value, digits):
-    """A number, or the median of a spread with least and most, in words."""
+    """Returns a number, or the median of a spread with minimum and maximum, as text."""
     return figures(value, digits) if isinstance(value, dict) else f"{value:.{digits}f}"
 
 
 def row(what, value="", target="", more="", verdict="", on_page=True):
-    """Prints a row of the table. What is no ratio and no count differs from machine to machine, and is not for the page."""
+    """Prints a row of the table. A value other than a ratio or a count differs from machine to machine, and is not for the page."""
     if what and on_page:
         ROWS.append((what, value, target, verdict))
     print(f"{what:58} {value!s:>24} {target!s:>10}   {'; '.join(part for part in (verdict, more) if part)}")
@@ -83,7 +83,7 @@ def target(what, value, sign, bound, digits, more=""):
 
 
 def at(document, path):
-    """What the JSON document has at the path, whose keys are separated by dots."""
+    """Returns the JSON document's value at the path, whose keys are separated by dots."""
     for key in path.split("."):
         if not isinstance(document, dict) or document.get(key) is None:
             raise Failure(f"nothing was measured of {path}")
@@ -92,7 +92,7 @@ def at(document, path):
 
 
 class Bench:
-    """What every comparison needs: rounds, cores, a scratch directory."""
+    """The setting of every comparison: rounds, cores, a scratch directory."""
 
     def __init__(self, rounds, work, quiet):
         self.rounds = rounds
@@ -120,26 +120,26 @@ class Bench:
             yield number
 
     def document_of(self, command, **options):
-        """Runs a program of ours, which is given --json FILE, and returns the document that it wrote."""
+        """Runs a program of this repository with --json FILE, and returns the document that it wrote."""
         file = self.work / "ours.json"
         tools.output([*command, "--json", file], **options)
         return json.loads(file.read_text())
 
     def count(self, *crates):
-        """The instruction counts of `crates`, by name."""
+        """Returns the instruction counts of `crates`, by name."""
         self.log("instructions")
         return instructions.document(*instructions.counted(crates))
 
 
 def measured(what, rounds, quiet):
-    """The result of one comparison, and its module."""
+    """Returns the result of one comparison, and its module."""
     module = importlib.import_module(f".{what}", __name__)
     with tempfile.TemporaryDirectory() as work:
         return module.measure(Bench(rounds, work, quiet)), module
 
 
 def write_page(sections, rounds, minutes):
-    """docs/results/peers.md, between its marks: a table for each comparison."""
+    """Writes docs/results/peers.md, between its marks: a table for each comparison."""
     conditions = next(result["conditions"] for what, result, _ in sections if what == "copyrpc")
     lines = [
         f"{time.strftime('%Y-%m-%d')}, commit {conditions['commit']}, {conditions['cpu']}, {conditions['kernel']}, cores {conditions['cores']}, {rounds} "
@@ -156,7 +156,7 @@ def write_page(sections, rounds, minutes):
 
 
 def measure_all(rounds):
-    """All four, and the page."""
+    """Runs all four, and writes the page."""
     sections, begin, load = [], time.monotonic(), os.getloadavg()[0]
     for what in MEASURED:
         result, module = measured(what, rounds, quiet=False)
@@ -169,7 +169,7 @@ def measure_all(rounds):
 
 
 def main():
-    """The script."""
+    """Runs the script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measured", choices=[*MEASURED, "all"])
     parser.add_argument("--runs", type=int, metavar="N", choices=range(1, 100), help="1 to 99 [11; all: 3]")

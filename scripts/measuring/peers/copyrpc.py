@@ -1,10 +1,10 @@
-"""copyrpc beside UCX active messages and a bare cache line.
+"""Compares copyrpc with UCX active messages and a bare cache line.
 
-Two processes pinned to two cores, on the software HCA, beside UCX active messages over shared memory (ucx_perftest of Debian's ucx-utils) and
-beside a bare cache line that goes back and forth. Beside UCX, times and rates are means over a run on both sides; the medians of both are
-given too (p50). Beside the cache line, and of idle endpoints, times are medians of blocks of calls. A round trip of UCX is twice its one-way
+Two processes pinned to two cores, on the software HCA, are compared with UCX active messages over shared memory (ucx_perftest of Debian's
+ucx-utils) and with a bare cache line that goes back and forth. Compared with UCX, times and rates are means over a run on both sides; the medians
+of both are printed too (p50). Compared with the cache line, and for idle endpoints, times are medians of blocks of calls. A round trip of UCX is twice its one-way
 time, its rate of requests with replies half of its one-way message rate. Payloads are verified once before the rounds, and not in them, since
-ucx_perftest does not. Then, by turns, one active endpoint alone and among 1,024; instructions by callgrind; and memory.
+ucx_perftest does not. Then follow one active endpoint alone and among 1,024, in turn; instructions by callgrind; and memory.
 """
 
 import os
@@ -28,7 +28,7 @@ class Ucx:
         self.environment = {**os.environ, "UCX_TLS": UCX_TLS}
 
     def run(self, test, messages, **more):
-        """What the client of `test` prints; the server is on the other core."""
+        """Returns the output of the client of `test`; the server is on the other core."""
         server_command = ["taskset", "-c", str(self.cores[1]), "timeout", "60", "ucx_perftest", "-p", str(self.port)]
         client_command = ["taskset", "-c", str(self.cores[0]), "timeout", "60", "ucx_perftest", "127.0.0.1", "-p", str(self.port)]
         client_command += ["-t", test, "-s", "32", "-n", str(messages), "-w", "20000", "-f", "-v"]
@@ -51,7 +51,7 @@ class Ucx:
         raise Failure(f"ucx_perftest -t {test}: {client.stdout}")
 
     def figures(self, test, messages):
-        """Average one-way latency in us, its median, and messages per second."""
+        """Returns average one-way latency in us, its median, and messages per second."""
         last = self.run(test, messages).splitlines()[-1].split(",")
         # Iterations; percentile, average and overall latency; average and overall bandwidth; average and overall message rate.
         try:
@@ -61,13 +61,13 @@ class Ucx:
         return overall, percentile, rate
 
     def transport(self):
-        """The transports that UCX chose, as it says itself."""
+        """Returns the transports that UCX chose, as it reports them."""
         found = re.search(r"ep_cfg\[\d+\]: (.*)", self.run("ucp_am_lat", 1000, UCX_LOG_LEVEL="info"))
         return found.group(1) if found else "unknown"
 
 
 def measure(bench):
-    """By turns."""
+    """Measures in turn."""
     tools.need("ucx_perftest")
     program, memory = (tools.built("copyrpc/bench", "bin", name) for name in ("copyrpc_bench", "copyrpc_memory"))
 
@@ -99,7 +99,7 @@ def measure(bench):
     bench.log("messages per WRITE")
     last = rate(64, "--runs", "5")
 
-    # The same queues and rings, so that nothing but the idle endpoints differs.
+    # The same queues and rings, so that only the idle endpoints differ.
     same = ["--ring-size", "65536", "--batches", "21", "--srq-size", "32767", "--cq-size", "32768"]
     for _ in bench.each_round("idle endpoints, round", 5):
         samples["alone"].append(at(rate(1, *same), "ns_per_call_of_blocks"))
@@ -147,7 +147,7 @@ def measure(bench):
 
 
 def table(result):
-    """The same in words."""
+    """Prints the result."""
     raw, conditions = result["raw"], result["conditions"]
     counts = raw["instructions"]
 

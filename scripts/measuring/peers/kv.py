@@ -1,4 +1,4 @@
-"""benchkv beside Redis, beside ipc alone, and its topologies beside each other; 50 % gets of 100,000 keys, benchkv with --verify.
+"""Compares benchkv with Redis, with ipc alone, and its topologies with each other; 50 % gets of 100,000 keys, benchkv with --verify.
 
 Local: one rank, one daemon and one client on a core each, 32 operations outstanding. Redis has the same cores: redis-server the daemon's,
 redis-benchmark the client's, over a Unix socket, 50 connections (its default; with fewer it is slower) with a pipeline of 64, without
@@ -7,8 +7,8 @@ harmonic mean of their rates. ipc alone is its benchmark `calls` at depth 32, by
 
 Remote: instructions without the software HCA, and messages passed from thread to thread, are those of one operation in a job that is stepped
 in one thread (benchkv/benches/instructions.rs); rates are those of the same jobs with a process for each rank. The default run is
-`benchkv` without further arguments; the echo beside it is the one it measures itself, before the job. p50 is set beside the tick of the
-scheduler, 1 / CONFIG_HZ; where the kernel does not say, beside that of 1000 Hz.
+`benchkv` without further arguments; the echo is the one it measures itself, before the job. p50 is compared with the tick of the
+scheduler, 1 / CONFIG_HZ; where the kernel does not tell it, with that of 1000 Hz.
 """
 
 import csv
@@ -30,7 +30,7 @@ REMOTE = ["--ranks", "2", "--server-threads", "2", "--client-threads", "1", "--q
 
 
 class Redis:
-    """redis-server on a core; a context manager."""
+    """A redis-server on a core; a context manager."""
 
     def __init__(self, directory, cores):
         self.directory = directory / "redis"
@@ -56,7 +56,7 @@ class Redis:
         self.server.wait()
 
     def rate(self):
-        """SETs and GETs per second, half of each."""
+        """Returns SETs and GETs per second, half of each."""
         command = ["redis-benchmark", "-s", self.socket, "-P", "64", "-r", "100000", "-d", "8", "-n", "500000", "-t", "set,get", "--csv"]
         printed = tools.output(["taskset", "-c", self.cores[1], *command], timeout=120)
         rates = {line[0]: float(line[1]) for line in csv.reader(printed.splitlines()) if line[0] in ("SET", "GET")}
@@ -66,7 +66,7 @@ class Redis:
 
 
 def tick_ns():
-    """The scheduler's tick."""
+    """Returns the scheduler's tick."""
     for path, opened in (("/proc/config.gz", gzip.open), (f"/boot/config-{platform.release()}", open)):
         try:
             with opened(path, "rt") as config:
@@ -79,7 +79,7 @@ def tick_ns():
 
 
 def measure(bench):
-    """By turns."""
+    """Measures in turn."""
     tools.need("redis-server")
     tools.need("redis-benchmark")
     bench.log("building")
@@ -160,13 +160,13 @@ def measure(bench):
 
 
 def table(result):
-    """The same in words."""
+    """Prints the result."""
     raw, conditions = result["raw"], result["conditions"]
 
     def shown(name, digits=0):
         return figures(raw[name], digits)
 
-    # A row of two topologies: `name` is what the figure of each is called, `bound` that of their ratio.
+    # A row of two topologies: `name` names the figure of each, `bound` that of their ratio.
     def beside(what, ours, theirs, name, bound, digits):
         a, b = result[f"{name}_{ours}"], result[f"{name}_{theirs}"]
         target(f"{what}, {ours} / {theirs}", a / b, "<=", bound, 3, f"{a:.{digits}f} / {b:.{digits}f}")

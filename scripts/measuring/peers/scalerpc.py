@@ -1,8 +1,8 @@
-"""ScaleRPC beside copyrpc, SEND on reliable connections and SEND on datagrams, and its READs of replies beside its WRITEs.
+"""Compares ScaleRPC with copyrpc, SEND on reliable connections and SEND on datagrams, and its READs of replies with its WRITEs.
 
 Two processes pinned to two cores, on the software HCA, all by scalerpc_bench, under one and the same load, every payload checked. Round trips
 are medians of blocks of 64 calls; rates are means over 0.4 s. With 8 clients ScaleRPC has one group, which never switches; with 64 two, which
-take turns. There are no targets: the software HCA has no cache of contexts, which is what grouping is for, and a verb costs its poster the work
+take turns. There are no targets: the software HCA has no cache of contexts, for which grouping exists, and a verb costs its poster the work
 that a NIC does.
 """
 
@@ -14,7 +14,7 @@ RIVALS = ["scalerpc-read", "copyrpc", "rc-send", "ud-send"]
 
 
 def measure(bench):
-    """All by one program."""
+    """Measures, all by one program."""
     bench.log("building")
     program = tools.built("scalerpc/bench", "bin", "scalerpc_bench")
     bench.log("measuring")
@@ -35,7 +35,7 @@ def measure(bench):
 
 
 def table(result):
-    """The same in words."""
+    """Prints the result."""
     raw = result["raw"]
 
     def figure(load, name):

@@ -1,19 +1,19 @@
-"""ipc, delegationrpc and flux beside crossbeam's ArrayQueue and bounded channel, rtrb's rings, iceoryx2's request/response, an echo over a Unix
+"""Compares ipc, delegationrpc and flux with crossbeam's ArrayQueue and bounded channel, rtrb's rings, iceoryx2's request/response, an echo over a Unix
 socket, and a bare cache line that goes back and forth.
 
-All by `shm-peers`, one program of a workspace of its own (benchkv/peers), under one and the same load, replies checked before anything is
-measured.
+`shm-peers`, one program of a workspace of its own (benchkv/peers), makes all measurements, under one and the same load; replies are checked
+before anything is measured.
 
 Round trips are medians of blocks of 64. Between the two processes, rates are those of a whole window of 120 ms; between two threads
-(delegationrpc, flux and what is beside them) they are, on both sides, by the median of blocks of 1,024 calls, which a thread that loses its
-core for a moment does not change; `..._of_windows` in the JSON document is the same over whole windows. The echo runs on one core, where it
+(delegationrpc, flux and their rivals) they are, on both sides, by the median of blocks of 1,024 calls, which does not change when a thread
+loses its core for a moment; `..._of_windows` in the JSON document is the same over whole windows. The echo runs on one core, where it
 is fastest. The bare cache line is the faster of two fixed lines and 32 that take turns.
 
 Several clients: windows of 480 ms, five rounds, medians. Clients stream 32 calls each, share one core and yield; the server has the other
 core, or shares theirs too. "Never below half of the rate of a single client" is decided by the latter: there the single client is as
-over-subscribed as eight are, and nothing but the number of clients differs. With two cores, one client never has to give its core away.
+over-subscribed as eight are, and only the number of clients differs. With two cores, one client never has to give up its core.
 
-Takes about three minutes, and with --runs 1 half a minute; the first time the rivals are built in addition, for a minute or two. That is
+It takes about three minutes, and half a minute with --runs 1; the first run also builds the rivals, for a minute or two. That is
 too long for CI, which checks the format of benchkv/peers only.
 """
 
@@ -37,11 +37,11 @@ CRATES = {"ipc": "ipc", "delegation": "delegationrpc"}
 
 
 def measure(bench):
-    """All by one program."""
+    """Measures, all by one program."""
     bench.log("building")
     program = tools.built("", "bin", "shm-peers", workspace=tools.ROOT / "benchkv/peers")
     bench.log("measuring")
-    # What iceoryx2 leaves behind has this in its name.
+    # Files that iceoryx2 leaves have this in their names.
     prefix = f"copyrpc-peers-{os.getpid()}-"
     try:
         run = bench.document_of([program, "--rounds", bench.rounds, "--cores", bench.pin, "--iceoryx2-prefix", prefix])
@@ -49,7 +49,7 @@ def measure(bench):
         shutil.rmtree(pathlib.Path(tempfile.gettempdir()) / prefix, ignore_errors=True)
         for left in pathlib.Path("/dev/shm").glob(f"{prefix}*"):
             left.unlink(missing_ok=True)
-    # How far the two cores were from each other, which on a virtual machine changes from time to time.
+    # The distance of the two cores, which on a virtual machine changes from time to time.
     line = at(run, "figures.raw_cacheline_rtt_ns")
     mode = "close to each other" if line["max"] <= 200 else "far from each other" if line["min"] > 200 else "now close to each other, now far"
     return {
@@ -64,7 +64,7 @@ def measure(bench):
 
 
 def table(result):
-    """The same in words."""
+    """Prints the result."""
     raw = result["raw"]
 
     def millions(name, digits=1):
