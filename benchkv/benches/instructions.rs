@@ -100,7 +100,7 @@ fn main() -> ExitCode {
     let (mut cluster, moved) = remote(topology, COUNTS.1);
     let mut between_ranks = 0;
     let count = |_, end: &mut dyn Endpoints| {
-        between_ranks += end.transport().map_or(0, |report| report.messages);
+        between_ranks += end.transport().map_or(0, |report| report.counted.of("messages"));
         Ok(())
     };
     cluster.endpoints(count).unwrap();

@@ -137,9 +137,9 @@ fn simulate(args: &SimArgs) -> ExitCode {
     match sim::run(args, &options) {
         Ok(result) => {
             let (seconds, turns) = (began.elapsed().as_secs_f64(), result.simulation.as_ref().map_or(0, |done| done.summary.turns));
-            let (ops, turns) = (rate(result.completed as f64 / seconds), rate(turns as f64 / seconds));
+            let (ops, turns) = (rate(result.fate.completed as f64 / seconds), rate(turns as f64 / seconds));
             let broken = result.simulation.as_ref().map_or(&[][..], |done| &done.summary.violations);
-            say(&format!("simulated {} operations in {seconds:.1} s: {ops}, {turns} turns", result.completed));
+            say(&format!("simulated {} operations in {seconds:.1} s: {ops}, {turns} turns", result.fate.completed));
             let shown = show(&options, &result);
             broken.iter().fold(shown, |_, rule| fail(EXIT_UNSOUND, rule))
         }
@@ -301,7 +301,7 @@ fn show(options: &Options, result: &JobResult) -> ExitCode {
     unwritten.extend(table.err().map(|error| format!("--output: {error}")));
     unwritten.extend(percentiles.err().map(|error| format!("--hgrm: {error}")));
     unwritten.extend(result.trace_failure.as_ref().map(|failure| format!("--trace: {failure}")));
-    let (lost, failures) = (result.lost, result.verify_failures.unwrap_or(0));
+    let (lost, failures) = (result.fate.lost, result.verify_failures.unwrap_or(0));
     let unsound = (!result.is_sound()).then(|| format!("the result is unsound: {lost} operations lost, {failures} verify failures"));
     let nothing = (result.measured_ops() == 0)
         .then(|| "nothing was measured: no operation ended in a run; measure for longer (--duration), or ask for more (--rate)".to_owned());

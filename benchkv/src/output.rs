@@ -8,7 +8,7 @@ use harness::report::JsonSink;
 use thiserror::Error;
 
 use self::file::{Format, OutputFile};
-use crate::result::{Cell, JobResult, columns, rows};
+use crate::result::{JobResult, Value, columns, rows};
 use crate::trace::TraceFile;
 
 pub mod file;
@@ -69,12 +69,12 @@ pub fn check_apart(json: Option<&JsonSink>, output: Option<&OutputFile>, hgrm: O
 /// RFC 4180 with a header. A cell without a value is empty; numbers read back as they were.
 fn csv(result: &JobResult) -> Result<Vec<u8>, OutputError> {
     let mut writer = csv::Writer::from_writer(Vec::new());
-    writer.write_record(columns().map(|column| column.name)).map_err(OutputError::encode)?;
+    writer.write_record(columns().map(|column| column.name.into_owned())).map_err(OutputError::encode)?;
     for row in rows(result) {
-        let cells = columns().map(|column| match column.cell {
-            Cell::Text(get) => get(&row),
-            Cell::Count(get) => get(&row).map(|count| count.to_string()),
-            Cell::Number(get) => get(&row).map(|number| number.to_string()),
+        let cells = columns().map(|column| match column.cell.of(&row)? {
+            Value::Text(text) => Some(text),
+            Value::Count(count) => Some(count.to_string()),
+            Value::Number(number) => Some(number.to_string()),
         });
         writer.write_record(cells.map(Option::unwrap_or_default)).map_err(OutputError::encode)?;
     }

@@ -20,6 +20,7 @@ use crate::launcher::Launcher;
 use crate::memory::Memory;
 use crate::sim::options::SimulationRecord;
 use engine::activity::{ActivityRates, WorkerReport};
+use engine::client::Counts;
 use engine::job::Sizes;
 use engine::topology::{Routing, Transport};
 
@@ -32,7 +33,7 @@ mod table;
 pub use open_loop::OpenLoop;
 pub use read::ReadError;
 pub use reduce::{Conditions, Course, RankReport, ReduceError};
-pub use rows::{Cell, Column, Row, columns, rows};
+pub use rows::{Cell, Column, Row, Value, columns, rows};
 
 /// What [`JobResult::schema`] says.
 pub const SCHEMA: &str = "benchkv-result";
@@ -92,18 +93,9 @@ pub struct JobResult {
     pub measured: Measured,
     /// How far the runs are apart.
     pub over_runs: SpreadOverRuns,
-    /// Operations of the whole job, warm-up and drain included: `issued = completed + errors + lost + unfinished`.
-    pub issued: u64,
-    /// Answered by a store.
-    pub completed: u64,
-    /// Ended with an error.
-    pub errors: u64,
-    /// Had not ended when nothing moved any more.
-    pub lost: u64,
-    /// Had not ended when the drain was cut, because it took too long or the user interrupted it.
-    pub unfinished: u64,
-    /// Of the completed: gets that found no value.
-    pub not_found: u64,
+    /// Operations of the whole job.
+    #[serde(flatten)]
+    pub fate: Counts,
     /// Checks of `--verify` that failed; null when values were not checked.
     pub verify_failures: Option<u64>,
     /// The first of them, in words.
@@ -294,17 +286,8 @@ pub struct RankResult {
     /// Digest of the accesses its clients had to make, in order, as 16 hexadecimal digits: equal for equal options and seed.
     pub pattern_hash: String,
     /// Operations of the whole job.
-    pub issued: u64,
-    /// Answered by a store.
-    pub completed: u64,
-    /// Ended with an error.
-    pub errors: u64,
-    /// Had not ended when nothing moved any more.
-    pub lost: u64,
-    /// Had not ended when the drain was cut.
-    pub unfinished: u64,
-    /// Of the completed: gets that found no value.
-    pub not_found: u64,
+    #[serde(flatten)]
+    pub fate: Counts,
     /// Checks of `--verify` that failed; null when values were not checked.
     pub verify_failures: Option<u64>,
     /// Its daemons.
@@ -334,7 +317,7 @@ impl JobResult {
     /// Whether no operation was lost and every check passed.
     #[must_use]
     pub fn is_sound(&self) -> bool {
-        self.lost == 0 && self.verify_failures.unwrap_or(0) == 0
+        self.fate.lost == 0 && self.verify_failures.unwrap_or(0) == 0
     }
 }
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::backend::Endpoints;
-use crate::counters::{Round, TransportReport};
+use crate::counters::{Figures, Round, TransportReport};
 use crate::phase::Phase;
 use crate::policy::PolicyReport;
 use crate::trace::recorder::TraceReport;
@@ -189,7 +189,7 @@ impl Activity {
 }
 
 /// The same as rates and means: of a rank, or of a run. A time in which there was none of something counts as 0 of it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ActivityRates {
     /// Rounds of a daemon per second, mean over daemons.
     pub loops_per_s: f64,
@@ -220,23 +220,36 @@ pub struct ActivityRates {
     pub outstanding_mean: f64,
     /// The most of them, and when.
     pub outstanding_peak: Burst,
-    /// WRITEs posted to other ranks per second, by daemons and clients together.
-    pub writes_per_s: f64,
     /// Messages in a WRITE.
     pub messages_per_write: f64,
-    /// READs posted per second.
-    pub reads_per_s: f64,
-    /// Calls per second that had to wait for ring space or credit; each try counts.
-    pub waits_per_s: f64,
-    /// Of these: for credit.
-    pub credit_waits_per_s: f64,
-    /// Flushes per second that posted nothing because the batch window was full.
-    pub window_stalls_per_s: f64,
-    /// Times per second that a device found no receive posted at a target; `None`: devices do not count them.
-    pub rnr_naks_per_s: Option<f64>,
     /// The maximum number of requests that waited in one thread at a time.
     pub backlog_peak: u64,
+    /// What carriers count, per second, by daemons and clients together: `writes_per_s`, `reads_per_s` and so on; what nobody counts is missing.
+    #[serde(flatten)]
+    pub per_s: Figures<f64>,
 }
+
+/// A figure of daemons: its name, with the unit in it, and how it is read.
+pub type Figure = (&'static str, fn(&ActivityRates) -> f64);
+
+/// Those that are columns of the flat table.
+pub const FIGURES: &[Figure] = &[
+    ("loops_per_s", |of| of.loops_per_s),
+    ("empty_loops_ratio", |of| of.empty_loops),
+    ("messages_per_loop", |of| of.messages_per_loop),
+    ("cqes_per_loop", |of| of.cqes_per_loop),
+    ("loops_of_0_cqes_ratio", |of| of.loops_by_cqes[0]),
+    ("loops_of_1_cqe_ratio", |of| of.loops_by_cqes[1]),
+    ("loops_of_2_to_10_cqes_ratio", |of| of.loops_by_cqes[2]),
+    ("loops_of_11_to_100_cqes_ratio", |of| of.loops_by_cqes[3]),
+    ("loops_of_more_cqes_ratio", |of| of.loops_by_cqes[4]),
+    ("loop_ns", |of| of.loop_ns),
+    ("rtt_ns", |of| of.rtt_ns),
+    ("rho_ratio", |of| of.rho),
+    ("message_ns", |of| of.message_ns),
+    ("outstanding_mean", |of| of.outstanding_mean),
+    ("messages_per_write", |of| of.messages_per_write),
+];
 
 impl ActivityRates {
     /// Of threads observed side by side: `daemons` and `clients` each with what they did in windows that are `seconds` long in all.
@@ -255,11 +268,10 @@ impl ActivityRates {
         let loops = stepped.loops.max(1) as f64;
         let loops_by_messages = stepped.loops_by_messages.map(|count| count as f64 / loops);
         let carrier_loops = carriers.loops.max(1) as f64;
-        let per_s = |count: u64| count as f64 / seconds;
         let ratio = |one: f64, other: f64| if other > 0.0 { one / other } else { 0.0 };
         let (loop_ns, outstanding_mean) = (carriers.span_ns as f64 / carrier_loops, carriers.outstanding_sum as f64 / carrier_loops);
         // Half of what daemons send are requests, the other half answers.
-        let requests = carriers.transport.as_ref().map_or(0, |sent| sent.messages) as f64 / 2.0;
+        let requests = carriers.transport.as_ref().map_or(0, |sent| sent.counted.of("messages")) as f64 / 2.0;
         let rtt_ns = ratio(outstanding_mean * carriers.span_ns as f64, requests);
         Self {
             loops_per_s: stepped.loops as f64 * 1e9 / stepped.span_ns.max(1) as f64,
@@ -274,14 +286,9 @@ impl ActivityRates {
             message_ns: ratio(stepped.span_ns as f64, stepped.moved as f64),
             outstanding_mean,
             outstanding_peak: carriers.outstanding_peak,
-            writes_per_s: per_s(transport.writes),
-            messages_per_write: transport.messages as f64 / transport.writes.max(1) as f64,
-            reads_per_s: per_s(transport.reads),
-            waits_per_s: per_s(transport.waits),
-            credit_waits_per_s: per_s(transport.credit_waits),
-            window_stalls_per_s: per_s(transport.window_stalls),
-            rnr_naks_per_s: transport.rnr_naks.map(per_s),
+            messages_per_write: transport.counted.of("messages") as f64 / transport.counted.of("writes").max(1) as f64,
             backlog_peak: transport.backlog_peak,
+            per_s: transport.counted.iter().map(|(name, count)| (format!("{name}_per_s"), count as f64 / seconds)).collect(),
         }
     }
 }
@@ -300,7 +307,11 @@ mod tests {
         fn transport(&mut self) -> Option<TransportReport> {
             self.looks += 1;
             let (writes, backlog_peak) = (10 * self.looks, 100 - self.looks);
-            Some(TransportReport { writes, messages: 3 * writes, backlog_peak, ..TransportReport::default() })
+            Some(TransportReport {
+                counted: [("writes", writes), ("messages", 3 * writes)].into(),
+                backlog_peak,
+                ..TransportReport::default()
+            })
         }
     }
 
@@ -316,12 +327,19 @@ mod tests {
         }
         let report = log.report(3300, &mut endpoints);
         assert_eq!((report.loops, report.empty_loops), (8, 2));
-        assert_eq!(report.transport.as_ref().map(|all| (all.writes, all.messages, all.backlog_peak)), Some((50, 150, 99)));
+        assert_eq!(
+            report.transport.as_ref().map(|all| (all.counted.of("writes"), all.counted.of("messages"), all.backlog_peak)),
+            Some((50, 150, 99))
+        );
         let [first, second] = &report.windows[..] else { panic!("two windows: {report:?}") };
         assert_eq!((first.span_ns, first.loops, first.moved, first.loops_by_messages), (1000, 2, 0, [2, 0, 0, 0, 0]));
         assert_eq!((second.span_ns, second.loops, second.moved, second.loops_by_messages), (2000, 2, 400, [0, 0, 0, 0, 2]));
         let transport = second.transport.as_ref().unwrap();
-        assert_eq!((transport.writes, transport.messages, transport.backlog_peak), (10, 30, 95), "between two looks");
+        assert_eq!(
+            (transport.counted.of("writes"), transport.counted.of("messages"), transport.backlog_peak),
+            (10, 30, 95),
+            "between two looks"
+        );
     }
 
     #[test]
@@ -352,8 +370,13 @@ mod tests {
 
     #[test]
     fn rates_are_per_second_and_daemon_and_writes_those_of_all_threads() {
-        let transport =
-            |writes, backlog_peak| Some(TransportReport { writes, messages: 4 * writes, backlog_peak, ..TransportReport::default() });
+        let transport = |writes, backlog_peak| {
+            Some(TransportReport {
+                counted: [("writes", writes), ("messages", 4 * writes)].into(),
+                backlog_peak,
+                ..TransportReport::default()
+            })
+        };
         let daemon = Activity {
             span_ns: 2_000_000_000,
             loops: 100,
@@ -365,7 +388,7 @@ mod tests {
         let client = Activity { transport: transport(10, 9), ..daemon.clone() };
         let rates = ActivityRates::new([&daemon, &daemon].into_iter(), [&client].into_iter(), 2.0);
         assert_eq!((rates.loops_per_s, rates.empty_loops, rates.messages_per_loop), (50.0, 0.25, 0.75));
-        assert_eq!((rates.writes_per_s, rates.messages_per_write, rates.backlog_peak), (35.0, 4.0, 9));
+        assert_eq!((rates.per_s.of("writes_per_s"), rates.messages_per_write, rates.backlog_peak), (35.0, 4.0, 9));
         let none = ActivityRates::new([].into_iter(), [].into_iter(), 1.0);
         assert_eq!(none, ActivityRates::default());
     }

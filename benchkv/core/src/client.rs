@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::activity::WorkerReport;
 use crate::backend::{BackendError, Ending, IssueError, Paths};
+use crate::counters;
 use crate::message::{Outcome, Request};
 use crate::pace::Schedule;
 use crate::phase::Phase;
@@ -84,19 +85,24 @@ pub struct OpenWindow {
     pub held_ns: u128,
 }
 
-/// The fate of every operation of a client, warm-up and drain included.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counts {
-    /// Accepted by the transport.
-    pub issued: u64,
-    /// Ended with the answer of a store.
-    pub completed: u64,
-    /// Ended with an error or a refusal.
-    pub errors: u64,
-    /// Of the completed: gets that found no value.
-    pub not_found: u64,
-    /// Endings that no outstanding operation waited for: a fault of the transport.
-    pub strays: u64,
+counters! {
+    /// The fate of every operation of a client, or of several, warm-up and drain included: `issued = completed + errors + lost + unfinished`.
+    pub struct Counts {
+        /// Accepted by the transport.
+        sum issued,
+        /// Ended with the answer of a store.
+        sum completed,
+        /// Ended with an error or a refusal.
+        sum errors,
+        /// Had not ended when nothing moved any more.
+        sum lost,
+        /// Had not ended when the drain was cut, because it took too long or the user interrupted it.
+        sum unfinished,
+        /// Of the completed: gets that found no value.
+        sum not_found,
+        /// Endings that no outstanding operation waited for: a fault of the transport.
+        sum strays,
+    }
 }
 
 impl Counts {

@@ -1,6 +1,97 @@
-//! What rounds and connections count.
+//! What rounds, clients, policies and connections count.
+//!
+//! A counter is declared once: a field of a struct made by [`counters!`](crate::counters!), or a line in a carrier's list
+//! (`COUNTERS` of `backend/remote`). Sums, differences, the document, the columns of the flat table are derived from that.
 
+use std::collections::BTreeMap;
+use std::iter::Sum;
+use std::ops::{AddAssign, Sub};
+
+use mlx5::DeviceInfo;
 use serde::{Deserialize, Serialize};
+
+/// Makes a struct of counters that says how each is put together with that of another thread: `sum`, or `max`.
+#[macro_export]
+macro_rules! counters {
+    ($(#[$meta:meta])* pub struct $name:ident { $($(#[$doc:meta])* $merge:ident $field:ident),+ $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+        pub struct $name { $($(#[$doc])* #[serde(default)] pub $field: u64),+ }
+
+        impl $name {
+            /// Each counter with its name.
+            pub const LIST: &'static [(&'static str, fn(&Self) -> u64)] = &[$((stringify!($field), |of| of.$field)),+];
+
+            /// Puts what another thread counted together with this.
+            pub fn add(&mut self, other: &Self) {
+                $($crate::counters!(@$merge self.$field, other.$field);)+
+            }
+        }
+    };
+    (@sum $to:expr, $from:expr) => { $to += $from };
+    (@max $to:expr, $from:expr) => { $to = $to.max($from) };
+}
+
+/// Figures by name, where each kind of a thing has its own. What a document says is not known is left out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "BTreeMap<String, Option<T>>", bound(deserialize = "T: Deserialize<'de>"))]
+pub struct Figures<T>(BTreeMap<String, T>);
+
+impl<T> Default for Figures<T> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<T> From<BTreeMap<String, Option<T>>> for Figures<T> {
+    fn from(all: BTreeMap<String, Option<T>>) -> Self {
+        Self(all.into_iter().filter_map(|(name, figure)| Some((name, figure?))).collect())
+    }
+}
+
+impl<T, const N: usize> From<[(&str, T); N]> for Figures<T> {
+    fn from(all: [(&str, T); N]) -> Self {
+        all.into_iter().map(|(name, figure)| (name.to_owned(), figure)).collect()
+    }
+}
+
+impl<T> FromIterator<(String, T)> for Figures<T> {
+    fn from_iter<I: IntoIterator<Item = (String, T)>>(all: I) -> Self {
+        Self(all.into_iter().collect())
+    }
+}
+
+impl<T: Copy + Default + AddAssign + Sub<Output = T> + Sum> Figures<T> {
+    /// The figure of this name; `None`: nobody counts it.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<T> {
+        self.0.get(name).copied()
+    }
+
+    /// The same, 0 where nobody counts it.
+    #[must_use]
+    pub fn of(&self, name: &str) -> T {
+        self.get(name).unwrap_or_default()
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, T)> {
+        self.0.iter().map(|(name, figure)| (name.as_str(), *figure))
+    }
+
+    /// What was counted since `before`.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        self.iter().map(|(name, figure)| (name.to_owned(), figure - before.of(name))).collect()
+    }
+
+    /// Adds those of others.
+    pub fn add(&mut self, other: &Self) {
+        for (name, figure) in other.iter() {
+            *self.0.entry(name.to_owned()).or_default() += figure;
+        }
+    }
+}
 
 /// What one round of a daemon did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -24,39 +115,27 @@ pub struct TransportReport {
     pub modes: String,
     /// How its peers are reached.
     pub reached_by: String,
-    /// RDMA WRITEs with immediate posted; of `rc-send` SENDs, of `ucx-am` active messages.
-    pub writes: u64,
-    /// Messages in them.
-    pub messages: u64,
-    /// READs of a peer's published record.
-    pub reads: u64,
-    /// Calls that had to wait for ring space, credit, or a place in the window.
-    pub waits: u64,
-    /// Of these: for credit.
-    pub credit_waits: u64,
-    /// Flushes that posted nothing because the batch window was full.
-    pub window_stalls: u64,
-    /// Times that the device found no receive posted at a target and tried again; `None`: it does not count them.
-    pub rnr_naks: Option<u64>,
-    /// The maximum number of requests that waited at a time, for one of these, or for room on the way to another daemon.
+    /// The maximum number of requests that waited at a time, for room or credit, or for room on the way to another daemon.
     pub backlog_peak: u64,
+    /// What the carrier counts, all of which adds up; `writes` (WRITEs with immediate, SENDs, active messages) and `messages` (in them) each does.
+    #[serde(flatten)]
+    pub counted: Figures<u64>,
 }
 
 impl TransportReport {
+    /// Of connections on a device: nothing but what that says and counts.
+    #[must_use]
+    pub fn on(device: DeviceInfo) -> Self {
+        let DeviceInfo { name, modes, transport, rnr_naks, .. } = device;
+        let counted = rnr_naks.map(|naks| ("rnr_naks".to_owned(), naks)).into_iter().collect();
+        Self { device: name, modes, reached_by: transport, counted, ..Self::default() }
+    }
+
     /// What was done since `before`, or since the start.
     #[must_use]
     pub fn since(&self, before: Option<&Self>) -> Self {
         let Some(before) = before else { return self.clone() };
-        Self {
-            writes: self.writes - before.writes,
-            messages: self.messages - before.messages,
-            reads: self.reads - before.reads,
-            waits: self.waits - before.waits,
-            credit_waits: self.credit_waits - before.credit_waits,
-            window_stalls: self.window_stalls - before.window_stalls,
-            rnr_naks: self.rnr_naks.map(|naks| naks.saturating_sub(before.rnr_naks.unwrap_or(0))),
-            ..self.clone()
-        }
+        Self { counted: self.counted.since(&before.counted), ..self.clone() }
     }
 
     /// Adds what other connections did.
@@ -66,15 +145,7 @@ impl TransportReport {
             self.modes.clone_from(&other.modes);
             self.reached_by.clone_from(&other.reached_by);
         }
-        self.writes += other.writes;
-        self.messages += other.messages;
-        self.reads += other.reads;
-        self.waits += other.waits;
-        self.credit_waits += other.credit_waits;
-        self.window_stalls += other.window_stalls;
-        if let Some(naks) = other.rnr_naks {
-            *self.rnr_naks.get_or_insert(0) += naks;
-        }
+        self.counted.add(&other.counted);
         self.backlog_peak = self.backlog_peak.max(other.backlog_peak);
     }
 }
@@ -82,13 +153,12 @@ impl TransportReport {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::PolicyReport;
 
     #[test]
     fn counters_of_connections_are_differences_and_sums() {
         let at = |count: u64| TransportReport {
-            credit_waits: count,
-            window_stalls: 2 * count,
-            rnr_naks: Some(3 * count),
+            counted: [("credit_waits", count), ("rnr_naks", 3 * count)].into(),
             ..TransportReport::default()
         };
         let mut sum = at(10).since(Some(&at(4)));
@@ -97,5 +167,14 @@ mod tests {
         assert_eq!(sum, at(7));
         sum.add(&TransportReport::default());
         assert_eq!(sum, at(7), "a device that does not count adds nothing");
+        assert_eq!((sum.counted.get("rnr_naks"), sum.counted.get("reads"), sum.counted.of("reads")), (Some(21), None, 0));
+    }
+
+    #[test]
+    fn a_struct_of_counters_adds_up_or_compares_each() {
+        let mut report = PolicyReport { held: 1, hold_ns: 5, ..PolicyReport::default() };
+        report.add(&PolicyReport { held: 2, hold_ns: 3, ..PolicyReport::default() });
+        assert_eq!(report, PolicyReport { held: 3, hold_ns: 5, ..PolicyReport::default() });
+        assert_eq!(PolicyReport::LIST.iter().find(|(name, _)| *name == "held").map(|(_, get)| get(&report)), Some(3));
     }
 }

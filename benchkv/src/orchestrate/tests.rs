@@ -368,17 +368,20 @@ fn a_whole_job_ends_with_nothing_lost_and_every_value_right() {
         // Long enough that a loaded machine gives each thread its turn in some window.
         let result = result(&format!("{args} --duration 0.3"), Flaw::None);
         assert!(result.is_sound(), "{args}: {:?}", result.first_verify_failure);
-        assert_eq!((result.errors, result.issued), (0, result.completed), "{args}");
+        assert_eq!((result.fate.errors, result.fate.issued), (0, result.fate.completed), "{args}");
         assert_eq!(result.measured.remote_ops > 0, result.ranks > 1, "{args}");
         assert!(result.measured.local_ops > 0, "{args}");
-        assert!(result.measured.local_ops + result.measured.remote_ops < result.completed, "{args}: warm-up and drain are not measured");
+        assert!(
+            result.measured.local_ops + result.measured.remote_ops < result.fate.completed,
+            "{args}: warm-up and drain are not measured"
+        );
     }
 }
 
 #[test]
 fn a_window_never_includes_a_barrier() {
     let result = reduce(run_as("--ranks 1 --runs 3", Flaw::None, Some(Arc::default()), &[]));
-    assert!(result.completed as usize >= 3 * Gate::ANSWERS, "load goes on while ranks meet");
+    assert!(result.fate.completed as usize >= 3 * Gate::ANSWERS, "load goes on while ranks meet");
     // What was answered as a barrier ended may be collected in the window that follows, or in one step more of the window before.
     assert!(
         result.measured.local_ops <= 3 * 3 * 4,
@@ -393,7 +396,7 @@ fn an_interrupted_job_ends_together_with_what_it_has() {
     let windows = |interrupts: &[Option<usize>]| {
         let result = reduce(run_as("--ranks 2 --runs 3 --duration 0.1", Flaw::None, None, interrupts));
         assert!(result.is_sound() && result.interrupted, "{:?}", result.first_verify_failure);
-        assert_eq!((result.issued, result.errors), (result.completed, 0));
+        assert_eq!((result.fate.issued, result.fate.errors), (result.fate.completed, 0));
         assert!(result.runs.iter().all(|run| run.duration_s > 0.0), "{:?}", result.runs);
         result.runs.len()
     };
@@ -416,15 +419,15 @@ fn a_corrupted_value_makes_the_result_unsound() {
 fn what_is_never_answered_is_counted_as_lost_after_a_bounded_drain() {
     // Long enough that the daemon gets to the step from which it forgets.
     let result = result("--ranks 2 --duration 0.5", Flaw::DaemonForgetsReplies);
-    assert!(result.lost > 0 && !result.is_sound());
-    assert_eq!(result.issued, result.completed + result.errors + result.lost);
+    assert!(result.fate.lost > 0 && !result.is_sound());
+    assert_eq!(result.fate.issued, result.fate.completed + result.fate.errors + result.fate.lost);
 }
 
 /// A job on a loaded machine once reported 27 of 32 operations as lost.
 #[test]
 fn what_a_daemon_did_not_look_at_because_it_did_not_run_is_not_lost() {
     let result = result("--ranks 1 --duration 0.1 --runs 1 --warmup 0", Flaw::DaemonStandsStill);
-    assert_eq!((result.lost, result.errors), (0, 0));
+    assert_eq!((result.fate.lost, result.fate.errors), (0, 0));
     assert!(result.is_sound());
 }
 

@@ -10,11 +10,11 @@ use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::Type;
 
-use crate::result::{Cell, Column, JobResult, Row, columns, rows};
+use crate::result::{Cell, Column, JobResult, Row, Value, columns, rows};
 
 /// The bytes of the file.
 pub(super) fn encode(result: &JobResult) -> Result<Vec<u8>, ParquetError> {
-    let fields = columns().map(field).collect::<Result<_, _>>()?;
+    let fields = columns().map(|column| field(&column)).collect::<Result<_, _>>()?;
     let schema = Type::group_type_builder("benchkv_result").with_fields(fields).build()?;
     let mut bytes = Vec::new();
     let mut writer = SerializedFileWriter::new(&mut bytes, Arc::new(schema), Arc::new(WriterProperties::new()))?;
@@ -22,7 +22,7 @@ pub(super) fn encode(result: &JobResult) -> Result<Vec<u8>, ParquetError> {
     let rows = rows(result);
     for column in columns() {
         let Some(mut place) = group.next_column()? else { break };
-        write(column, &rows, place.untyped())?;
+        write(&column, &rows, place.untyped())?;
         place.close()?;
     }
     group.close()?;
@@ -33,26 +33,28 @@ pub(super) fn encode(result: &JobResult) -> Result<Vec<u8>, ParquetError> {
 fn field(column: &Column) -> Result<Arc<Type>, ParquetError> {
     let (physical, logical) = match column.cell {
         Cell::Text(_) => (Physical::BYTE_ARRAY, Some(LogicalType::String)),
-        Cell::Count(_) => (Physical::INT64, Some(LogicalType::integer(64, false))),
-        Cell::Number(_) => (Physical::DOUBLE, None),
+        Cell::Count(_) | Cell::Fate(..) => (Physical::INT64, Some(LogicalType::integer(64, false))),
+        Cell::Number(_) | Cell::Figure(_) | Cell::Rate(_) => (Physical::DOUBLE, None),
     };
-    let field = Type::primitive_type_builder(column.name, physical).with_repetition(Repetition::OPTIONAL).with_logical_type(logical);
+    let field = Type::primitive_type_builder(&column.name, physical).with_repetition(Repetition::OPTIONAL).with_logical_type(logical);
     Ok(Arc::new(field.build()?))
 }
 
 fn write(column: &Column, rows: &[Row<'_>], place: &mut ColumnWriter<'_>) -> Result<(), ParquetError> {
-    match (column.cell, place) {
-        (Cell::Text(get), ColumnWriter::ByteArrayColumnWriter(place)) => {
-            let (values, levels) = split(rows, |row| get(row).map(|text| ByteArray::from(text.into_bytes())));
+    let cells = || rows.iter().map(|row| column.cell.of(row));
+    match place {
+        ColumnWriter::ByteArrayColumnWriter(place) => {
+            let text = |value| if let Value::Text(text) = value { Some(ByteArray::from(text.into_bytes())) } else { None };
+            let (values, levels) = split(cells(), text);
             place.write_batch(&values, Some(&levels), None)?;
         }
-        (Cell::Count(get), ColumnWriter::Int64ColumnWriter(place)) => {
+        ColumnWriter::Int64ColumnWriter(place) => {
             // The column is declared unsigned: the same 64 bits.
-            let (values, levels) = split(rows, |row| get(row).map(|count| count as i64));
+            let (values, levels) = split(cells(), |value| if let Value::Count(count) = value { Some(count as i64) } else { None });
             place.write_batch(&values, Some(&levels), None)?;
         }
-        (Cell::Number(get), ColumnWriter::DoubleColumnWriter(place)) => {
-            let (values, levels) = split(rows, get);
+        ColumnWriter::DoubleColumnWriter(place) => {
+            let (values, levels) = split(cells(), |value| if let Value::Number(number) = value { Some(number) } else { None });
             place.write_batch(&values, Some(&levels), None)?;
         }
         _ => return Err(ParquetError::General(format!("column {} has another type than its schema", column.name))),
@@ -61,8 +63,8 @@ fn write(column: &Column, rows: &[Row<'_>], place: &mut ColumnWriter<'_>) -> Res
 }
 
 /// The values that rows have, and for each row whether it has one.
-fn split<T>(rows: &[Row<'_>], get: impl Fn(&Row<'_>) -> Option<T>) -> (Vec<T>, Vec<i16>) {
-    let cells: Vec<Option<T>> = rows.iter().map(get).collect();
+fn split<T>(cells: impl Iterator<Item = Option<Value>>, get: impl Fn(Value) -> Option<T>) -> (Vec<T>, Vec<i16>) {
+    let cells: Vec<Option<T>> = cells.map(|cell| cell.and_then(&get)).collect();
     let levels = cells.iter().map(|cell| i16::from(cell.is_some())).collect();
     (cells.into_iter().flatten().collect(), levels)
 }

@@ -177,7 +177,7 @@ fn warnings(names: &[String], results: &[JobResult]) -> Vec<String> {
     let checks: [(&str, Is); 10] = [
         ("Operations were lost, or values were wrong", |result| !result.is_sound()),
         ("Nothing was measured: no operation ended in a run", |result| result.measured_ops() == 0),
-        ("Operations were under way when the drain was cut", |result| result.unfinished > 0),
+        ("Operations were under way when the drain was cut", |result| result.fate.unfinished > 0),
         ("The job was interrupted: there are fewer runs, or a shorter one", |result| result.interrupted),
         ("The rate that was asked for was not reached: requests were late, and the latencies are of a queue that grew", |result| {
             result.open_loop.as_ref().is_some_and(|open| !open.kept_up)
@@ -282,8 +282,8 @@ fn table(names: &[String], results: &[JobResult], comparison: &Comparison) -> (V
             format!("{:.0} %", 100.0 * of.activity.empty_loops),
             completions(of),
             format!("{:.3}", of.activity.rho),
-            result.lost.to_string(),
-            result.not_found.to_string(),
+            result.fate.lost.to_string(),
+            result.fate.not_found.to_string(),
             threads_on_cores(result),
         ];
         Some([text(label)].into_iter().chain(figures.map(Cell::Figure)).chain([text(name)]).collect())

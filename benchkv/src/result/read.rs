@@ -120,7 +120,8 @@ impl JobResult {
     fn contradiction(&self) -> Option<&'static str> {
         let parts = self.runs.iter().map(|run| &run.measured).chain(self.per_rank.iter().map(|rank| &rank.measured));
         let measured: Vec<&Measured> = parts.chain([&self.measured]).collect();
-        let ended = [self.completed, self.errors, self.lost, self.unfinished].into_iter().fold(0, u64::saturating_add);
+        let fate = &self.fate;
+        let ended = [fate.completed, fate.errors, fate.lost, fate.unfinished].into_iter().fold(0, u64::saturating_add);
         let is_share = |share: f64| (0.0..=1.0).contains(&share);
         let is_in_order = |of: &LatencySummary| [of.min, of.p50, of.p99, of.p999, of.max].is_sorted();
         let contradictions = [
@@ -128,7 +129,7 @@ impl JobResult {
             (self.runs.is_empty() || self.runs.len() > self.options.runs, "it has no run, or more than in options"),
             (self.runs.iter().any(|run| run.duration_s <= 0.0), "a run took no time"),
             (self.placement.usable_cores.is_empty() || self.placement.threads == 0, "it ran without threads or cores"),
-            (ended > self.issued || self.not_found > self.completed, "more operations ended than were issued"),
+            (ended > fate.issued || fate.not_found > fate.completed, "more operations ended than were issued"),
             (measured.iter().any(|of| [of.total_rps, of.local_rps, of.remote_rps].iter().any(|rate| *rate < 0.0)), "a rate is below 0"),
             (
                 measured.iter().any(|of| ![of.latency_ns, of.local_latency_ns, of.remote_latency_ns].iter().all(is_in_order)),

@@ -19,19 +19,15 @@ use crate::cli::{ClientKind, SHORTEST_RUN_S};
 use crate::options::Options;
 use crate::trace::TraceError;
 use engine::activity::{ActivityRates, WorkerReport};
-use engine::client::{ClientReport, RoundTrips, Window};
+use engine::client::{ClientReport, Counts, RoundTrips, Window};
 use engine::verify::never_issued;
 
 /// What one rank measured, as it travels to the others.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RankReport {
     rank: usize,
-    issued: u64,
-    completed: u64,
-    errors: u64,
-    lost: u64,
-    unfinished: u64,
-    not_found: u64,
+    #[serde(flatten)]
+    fate: Counts,
     trace_failure: Option<String>,
     course: Course,
     windows: Vec<Tally>,
@@ -94,12 +90,7 @@ impl RankReport {
     pub fn new(rank: usize, course: Course, clients: Vec<ClientReport>, daemons: Vec<WorkerReport>) -> Self {
         let mut report = Self {
             rank,
-            issued: 0,
-            completed: 0,
-            errors: 0,
-            lost: 0,
-            unfinished: 0,
-            not_found: 0,
+            fate: Counts::default(),
             trace_failure: None,
             windows: vec![Tally::default(); course.windows_s.len()],
             course,
@@ -113,11 +104,8 @@ impl RankReport {
         for client in clients {
             // The order of clients matters.
             report.pattern_hash = report.pattern_hash.rotate_left(1) ^ client.pattern_hash;
-            report.issued += client.counts.issued;
-            report.completed += client.counts.completed;
-            report.errors += client.counts.errors;
-            report.not_found += client.counts.not_found;
-            *(if report.course.is_cut { &mut report.unfinished } else { &mut report.lost }) += client.outstanding;
+            report.fate.add(&client.counts);
+            *(if report.course.is_cut { &mut report.fate.unfinished } else { &mut report.fate.lost }) += client.outstanding;
             report.windows.iter_mut().zip(&client.windows).for_each(|(window, client)| window.add(client));
             report.clients.push(client.worker);
             report.peak_rss_bytes += client.process_rss_bytes;
@@ -167,12 +155,7 @@ impl RankReport {
             rank: self.rank,
             measured: Tally::sum(self.weighted())?.measured(activity)?,
             pattern_hash: format!("{:016x}", self.pattern_hash),
-            issued: self.issued,
-            completed: self.completed,
-            errors: self.errors,
-            lost: self.lost,
-            unfinished: self.unfinished,
-            not_found: self.not_found,
+            fate: self.fate,
             verify_failures: self.verdict.as_ref().map(|verdict| verdict.failures),
             daemons: self.daemons.clone(),
             clients: self.clients.clone(),
@@ -349,7 +332,8 @@ impl JobResult {
         let measured_ops = measured.local_ops + measured.remote_ops;
         let per_rank = reports.iter().map(RankReport::result).collect::<Result<_, HistogramError>>()?;
         let (failures, first_verify_failure) = judge(&reports);
-        let total = |field: fn(&RankReport) -> u64| reports.iter().map(field).sum();
+        let mut fate = Counts::default();
+        reports.iter().for_each(|report| fate.add(&report.fate));
         let baseline = |echo: EchoResult| EchoBaseline { echo, remote_ratio: measured.remote_rps / echo.rps.max(1e-9) };
         let unix_echo = conditions.unix_echo.into_iter().map(baseline).collect();
         let counters: Vec<HardwareCounters> = reports.iter().flat_map(|report| &report.hardware_counters).cloned().collect();
@@ -376,12 +360,7 @@ impl JobResult {
             interrupted: reports.iter().any(|report| report.course.is_interrupted),
             measured,
             over_runs: SpreadOverRuns::of(&runs),
-            issued: total(|report| report.issued),
-            completed: total(|report| report.completed),
-            errors: total(|report| report.errors),
-            lost: total(|report| report.lost),
-            unfinished: total(|report| report.unfinished),
-            not_found: total(|report| report.not_found),
+            fate,
             verify_failures: options.job.workload.verify.then_some(failures),
             first_verify_failure,
             trace_failure: reports.iter().find_map(|report| report.trace_failure.clone()),

@@ -1,6 +1,11 @@
 //! The result as a flat table: a row for the job, one for each run, one for each rank; the options repeated on each, so that a row stands alone
 //! and tables of several jobs can be put below one another.
 
+use std::borrow::Cow;
+
+use engine::activity::{ActivityRates, FIGURES};
+use engine::backend::counter_names;
+use engine::client::Counts;
 use harness::hist::LatencySummary;
 
 use super::{HardwareCounters, JobResult, Measured, OpenLoop, RankResult, RunResult};
@@ -20,10 +25,10 @@ enum Scope<'a> {
 }
 
 /// A column: its name, with the unit in it, its type, and how a row has it. A row that has no such value has none, which is not zero.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Column {
     /// The name.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// The type, and the value in a row.
     pub cell: Cell,
 }
@@ -37,6 +42,38 @@ pub enum Cell {
     Count(fn(&Row<'_>) -> Option<u64>),
     /// Any other number.
     Number(fn(&Row<'_>) -> Option<f64>),
+    /// A whole number out of a list of counters.
+    Fate(&'static str, fn(&Counts) -> u64),
+    /// Any other number, out of a list of figures.
+    Figure(fn(&ActivityRates) -> f64),
+    /// The rate of what a carrier counts.
+    Rate(&'static str),
+}
+
+/// A value of a cell.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// Of [`Cell::Text`].
+    Text(String),
+    /// A whole number.
+    Count(u64),
+    /// Any other number.
+    Number(f64),
+}
+
+impl Cell {
+    /// The value in a row.
+    #[must_use]
+    pub fn of(&self, row: &Row<'_>) -> Option<Value> {
+        match self {
+            Self::Text(get) => get(row).map(Value::Text),
+            Self::Count(get) => get(row).map(Value::Count),
+            Self::Fate(name, get) => row.fate(name, *get).map(Value::Count),
+            Self::Number(get) => get(row).map(Value::Number),
+            Self::Figure(get) => Some(Value::Number(get(&row.measured().activity))),
+            Self::Rate(name) => Some(Value::Number(row.measured().activity.per_s.of(&format!("{name}_per_s")))),
+        }
+    }
 }
 
 /// The rows of a job: the job, its runs, its ranks.
@@ -64,12 +101,12 @@ impl Row<'_> {
         }
     }
 
-    /// What is counted over the whole job, drain included, has no value in a run: of all ranks, or of one.
-    fn fate(&self, job: fn(&JobResult) -> u64, rank: fn(&RankResult) -> u64) -> Option<u64> {
+    /// What is counted over the whole job, drain included, has no value in a run, but for errors.
+    fn fate(&self, name: &str, get: fn(&Counts) -> u64) -> Option<u64> {
         match self.scope {
-            Scope::Job => Some(job(self.job)),
-            Scope::Rank(this) => Some(rank(this)),
-            Scope::Run(..) => None,
+            Scope::Job => Some(get(&self.job.fate)),
+            Scope::Rank(rank) => Some(get(&rank.fate)),
+            Scope::Run(_, run) => (name == "errors").then_some(run.errors),
         }
     }
 
@@ -100,7 +137,7 @@ fn latency(summary: &LatencySummary, figure: fn(&LatencySummary) -> f64) -> Opti
 }
 
 macro_rules! columns {
-    ($($kind:ident $name:literal: $get:expr;)*) => { &[$(Column { name: $name, cell: Cell::$kind($get) }),*] };
+    ($($kind:ident $name:literal: $get:expr;)*) => { &[$(Column { name: Cow::Borrowed($name), cell: Cell::$kind($get) }),*] };
 }
 
 macro_rules! options {
@@ -176,38 +213,12 @@ const LATENCIES: &[Column] = latencies! {
     remote_latency_ns: "remote_mean_ns" "remote_min_ns" "remote_p50_ns" "remote_p99_ns" "remote_p999_ns" "remote_max_ns";
 };
 
-const ACTIVITY: &[Column] = measured! {
-    Number "loops_per_s": |of| of.activity.loops_per_s;
-    Number "empty_loops_ratio": |of| of.activity.empty_loops;
-    Number "messages_per_loop": |of| of.activity.messages_per_loop;
-    Number "cqes_per_loop": |of| of.activity.cqes_per_loop;
-    Number "loops_of_0_cqes_ratio": |of| of.activity.loops_by_cqes[0];
-    Number "loops_of_1_cqe_ratio": |of| of.activity.loops_by_cqes[1];
-    Number "loops_of_2_to_10_cqes_ratio": |of| of.activity.loops_by_cqes[2];
-    Number "loops_of_11_to_100_cqes_ratio": |of| of.activity.loops_by_cqes[3];
-    Number "loops_of_more_cqes_ratio": |of| of.activity.loops_by_cqes[4];
-    Number "loop_ns": |of| of.activity.loop_ns;
-    Number "rtt_ns": |of| of.activity.rtt_ns;
-    Number "rho_ratio": |of| of.activity.rho;
-    Number "message_ns": |of| of.activity.message_ns;
-    Number "outstanding_mean": |of| of.activity.outstanding_mean;
+const PEAKS: &[Column] = measured! {
     Count "outstanding_peak": |of| of.activity.outstanding_peak.outstanding;
-    Number "writes_per_s": |of| of.activity.writes_per_s;
-    Number "messages_per_write": |of| of.activity.messages_per_write;
-    Number "reads_per_s": |of| of.activity.reads_per_s;
-    Number "waits_per_s": |of| of.activity.waits_per_s;
-    Number "credit_waits_per_s": |of| of.activity.credit_waits_per_s;
-    Number "window_stalls_per_s": |of| of.activity.window_stalls_per_s;
     Count "backlog_peak": |of| of.activity.backlog_peak;
 };
 
-const FATE: &[Column] = columns! {
-    Count "issued": |row| row.fate(|job| job.issued, |rank| rank.issued);
-    Count "completed": |row| row.fate(|job| job.completed, |rank| rank.completed);
-    Count "errors": |row| match row.scope { Scope::Run(_, run) => Some(run.errors), _ => row.fate(|job| job.errors, |rank| rank.errors) };
-    Count "lost": |row| row.fate(|job| job.lost, |rank| rank.lost);
-    Count "unfinished": |row| row.fate(|job| job.unfinished, |rank| rank.unfinished);
-    Count "not_found": |row| row.fate(|job| job.not_found, |rank| rank.not_found);
+const REST: &[Column] = columns! {
     Count "verify_failures": |row| match row.scope {
         Scope::Job => row.job.verify_failures,
         Scope::Rank(rank) => rank.verify_failures,
@@ -238,9 +249,15 @@ const COURSE: &[Column] = columns! {
     Number "issue_delay_ns": |row| row.open_loop().map(|open| open.issue_delay_ns);
 };
 
-/// All columns, in their order.
-pub fn columns() -> impl Iterator<Item = &'static Column> {
-    [ABOUT, OPTIONS, COURSE, RATES, LATENCIES, ACTIVITY, FATE].into_iter().flatten()
+/// All columns, in their order. What is counted is a column by being counted.
+pub fn columns() -> impl Iterator<Item = Column> {
+    let of = |name: &'static str, cell: Cell| Column { name: name.into(), cell };
+    let rates = counter_names().filter(|name| *name != "messages");
+    let counted = FIGURES.iter().map(move |(name, get)| of(name, Cell::Figure(*get)));
+    let counted = counted.chain(rates.map(|name| Column { name: format!("{name}_per_s").into(), cell: Cell::Rate(name) }));
+    let fates = Counts::LIST.iter().map(move |(name, get)| of(name, Cell::Fate(name, *get)));
+    let fixed = |lists: &'static [&[Column]]| lists.iter().copied().flatten().cloned();
+    fixed(&[ABOUT, OPTIONS, COURSE, RATES, LATENCIES]).chain(counted).chain(fixed(&[PEAKS])).chain(fates).chain(fixed(&[REST]))
 }
 
 #[cfg(test)]
@@ -252,7 +269,7 @@ mod tests {
     #[test]
     fn every_column_has_a_name_of_its_own_and_is_documented() {
         let guide = include_str!("../../../docs/benchmarking/reference.md");
-        let names: Vec<&str> = columns().map(|column| column.name).collect();
+        let names: Vec<String> = columns().map(|column| column.name.into_owned()).collect();
         assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len(), "{names:?}");
         for name in names {
             assert!(guide.contains(&format!("`{name}`")), "docs/benchmarking/reference.md does not explain the column {name}");

@@ -6,7 +6,6 @@ use harness::report::{Table, bytes, nanos, plural, rate};
 
 use super::{EchoBaseline, JobResult, NO_DEVICE, Spread};
 use engine::activity::{ActivityRates, WorkerReport};
-use engine::counters::TransportReport;
 use engine::policy::PolicyReport;
 
 /// The table a person reads.
@@ -28,8 +27,9 @@ impl fmt::Display for JobResult {
         }
         writeln!(f, "\n{}", self.rank_table())?;
         writeln!(f, "{}", self.latency_table())?;
-        if self.unfinished > 0 {
-            let (operations, were) = (plural(self.unfinished as usize, "operation"), if self.unfinished == 1 { "was" } else { "were" });
+        if self.fate.unfinished > 0 {
+            let (operations, were) =
+                (plural(self.fate.unfinished as usize, "operation"), if self.fate.unfinished == 1 { "was" } else { "were" });
             writeln!(f, "{operations} {were} under way when the drain was cut: neither completed nor lost")?;
         }
         if self.measured_ops() == 0 {
@@ -94,10 +94,10 @@ impl JobResult {
                 rate(rank.measured.local_rps),
                 rate(rank.measured.remote_rps),
                 rate(rank.measured.total_rps),
-                rank.issued.to_string(),
-                rank.not_found.to_string(),
-                rank.errors.to_string(),
-                rank.lost.to_string(),
+                rank.fate.issued.to_string(),
+                rank.fate.not_found.to_string(),
+                rank.fate.errors.to_string(),
+                rank.fate.lost.to_string(),
                 failures(rank.verify_failures),
                 format!("{:.0} %", 100.0 * empty as f64 / loops.max(1) as f64),
                 bytes(rank.peak_rss_bytes),
@@ -105,10 +105,10 @@ impl JobResult {
         }
         let rates = [rate(self.measured.local_rps), rate(self.measured.remote_rps), rate(self.measured.total_rps)];
         let counts = [
-            self.issued.to_string(),
-            self.not_found.to_string(),
-            self.errors.to_string(),
-            self.lost.to_string(),
+            self.fate.issued.to_string(),
+            self.fate.not_found.to_string(),
+            self.fate.errors.to_string(),
+            self.fate.lost.to_string(),
             failures(self.verify_failures),
         ];
         table.row(["all".to_owned()].into_iter().chain(rates).chain(counts));
@@ -146,18 +146,19 @@ impl JobResult {
     fn transport_line(&self) -> Option<String> {
         let workers = || self.per_rank.iter().flat_map(|rank| rank.daemons.iter().chain(&rank.clients));
         let all = || workers().filter_map(|worker| worker.transport.as_ref());
-        let (sum, first) = (|field: fn(&TransportReport) -> u64| all().map(field).sum::<u64>(), all().next()?);
-        let (writes, messages) = (sum(|t| t.writes), sum(|t| t.messages));
+        let (sum, first) = (|name: &str| all().map(|one| one.counted.of(name)).sum::<u64>(), all().next()?);
+        let (writes, messages) = (sum("writes"), sum("messages"));
         let per_write = messages as f64 / writes.max(1) as f64;
         let peak = all().map(|t| t.backlog_peak).max().unwrap_or(0);
-        let (waits, reads, reached_by) = (sum(|t| t.waits), sum(|t| t.reads), &first.reached_by);
+        let (waits, reads, reached_by) = (sum("waits"), sum("reads"), &first.reached_by);
         let operations = self.carrier.traits().operations;
         Some(format!("{writes} {operations} of {per_write:.1} messages, {waits} waits, backlog peak {peak}, {reads} READs; {reached_by}"))
     }
 
     /// One line about the rounds of the daemons that have connections: what they found, and how long they are beside a round trip.
     fn loop_line(&self) -> Option<String> {
-        let ActivityRates { cqes_per_loop, loops_by_cqes, loop_ns, rtt_ns, rho, message_ns, .. } = self.measured.activity;
+        let ActivityRates { cqes_per_loop, loops_by_cqes, loop_ns, rtt_ns, rho, message_ns, .. } = &self.measured.activity;
+        let [cqes_per_loop, loop_ns, rtt_ns, rho, message_ns] = [*cqes_per_loop, *loop_ns, *rtt_ns, *rho, *message_ns];
         if loop_ns == 0.0 {
             return None;
         }

@@ -46,7 +46,7 @@ fn client(local: u64, remote: u64, verdict: Option<Verdict>) -> ClientReport {
     };
     let completed = 2 * (local + remote) + 10;
     ClientReport {
-        counts: Counts { issued: completed + 3, completed, errors: 2, not_found: 4, strays: 0 },
+        counts: Counts { issued: completed + 3, completed, errors: 2, not_found: 4, ..Counts::default() },
         outstanding: 1,
         windows: vec![window; 2],
         verdict,
@@ -72,7 +72,11 @@ fn reduced(verdicts: [Verdict; 2]) -> JobResult {
         .into_iter()
         .enumerate()
         .map(|(rank, client)| {
-            let transport = TransportReport { device: format!("soft:lid={rank}"), writes: 10, messages: 25, ..TransportReport::default() };
+            let transport = TransportReport {
+                device: format!("soft:lid={rank}"),
+                counted: [("writes", 10), ("messages", 25)].into(),
+                ..TransportReport::default()
+            };
             let window = Activity { span_ns: SECOND, loops: 4, moved: 2, transport: Some(transport.clone()), ..Activity::default() };
             let daemon =
                 WorkerReport { loops: 10, empty_loops: 5, transport: Some(transport), windows: vec![window; 2], ..WorkerReport::default() };
@@ -91,14 +95,17 @@ fn figures_add_up_over_ranks_and_average_over_runs() {
         result.runs.iter().map(|run| (run.measured.local_ops, run.measured.remote_ops, run.errors)).collect::<Vec<_>>(),
         [(300, 700, 2); 2]
     );
-    assert_eq!(result.issued, result.completed + result.errors + result.lost);
-    assert_eq!((result.errors, result.lost, result.unfinished, result.not_found, result.verify_failures), (4, 2, 0, 8, Some(0)));
+    assert_eq!(result.fate.issued, result.fate.completed + result.fate.errors + result.fate.lost);
+    assert_eq!(
+        (result.fate.errors, result.fate.lost, result.fate.unfinished, result.fate.not_found, result.verify_failures),
+        (4, 2, 0, 8, Some(0))
+    );
     assert_eq!(result.per_rank.iter().map(|rank| rank.measured.remote_ops).collect::<Vec<_>>(), [600, 800]);
-    let run = result.runs[1].measured.activity;
-    assert_eq!((run.loops_per_s, run.messages_per_loop, run.writes_per_s, run.messages_per_write), (4.0, 0.5, 20.0, 2.5));
-    let rank = result.per_rank[1].measured.activity;
-    assert_eq!((rank.loops_per_s, rank.messages_per_loop, rank.writes_per_s, rank.messages_per_write), (4.0, 0.5, 10.0, 2.5));
-    assert_eq!(result.measured.activity.writes_per_s, 20.0, "of all ranks, over all runs");
+    let run = &result.runs[1].measured.activity;
+    assert_eq!((run.loops_per_s, run.messages_per_loop, run.per_s.of("writes_per_s"), run.messages_per_write), (4.0, 0.5, 20.0, 2.5));
+    let rank = &result.per_rank[1].measured.activity;
+    assert_eq!((rank.loops_per_s, rank.messages_per_loop, rank.per_s.of("writes_per_s"), rank.messages_per_write), (4.0, 0.5, 10.0, 2.5));
+    assert_eq!(result.measured.activity.per_s.of("writes_per_s"), 20.0, "of all ranks, over all runs");
     let [first, second] = &result.per_rank[..] else { panic!("two ranks: {result:?}") };
     assert_ne!(first.pattern_hash, second.pattern_hash);
     let merged = |of: fn(&Measured) -> &LatencyHistogram| {
@@ -175,8 +182,8 @@ fn a_document_of_version_3_is_read() {
 #[test]
 fn what_a_cut_drain_leaves_is_unfinished_and_not_lost() {
     let result = measured("", Course { windows_s: vec![1.0, 1.0], is_cut: true, ..Course::default() }, |_| ());
-    assert_eq!((result.lost, result.unfinished, result.is_sound()), (0, 1, true));
-    assert_eq!(result.issued, result.completed + result.errors + result.unfinished);
+    assert_eq!((result.fate.lost, result.fate.unfinished, result.is_sound()), (0, 1, true));
+    assert_eq!(result.fate.issued, result.fate.completed + result.fate.errors + result.fate.unfinished);
     assert!(result.to_string().contains("1 operation was under way when the drain was cut"), "{result}");
 }
 

@@ -169,7 +169,7 @@ fn an_interrupted_job_tells_what_it_has_measured_and_leaves_nothing() {
         ended.assert_failed(code, &["1 of 1 run, interrupted", &format!("benchkv: interrupted by signal {signal} (SIG")]);
         assert!(ranks.iter().all(|rank| rank.has_ended()));
         let result: JobResult = serde_json::from_str(&ended.stdout).unwrap();
-        assert!(result.interrupted && result.is_sound() && result.issued == result.completed, "{}", ended.stdout);
+        assert!(result.interrupted && result.is_sound() && result.fate.issued == result.fate.completed, "{}", ended.stdout);
         let [run] = &result.runs[..] else { panic!("one run: {}", ended.stdout) };
         assert!(run.duration_s < 60.0 && run.measured.local_ops > 0 && run.measured.remote_ops > 0, "{}", ended.stdout);
         dir.assert_empty();

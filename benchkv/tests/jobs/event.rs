@@ -90,7 +90,7 @@ fn ctrl_c_wakes_who_sleeps() {
         ended.assert_failed(130, &["1 of 1 run, interrupted"]);
         assert!(ranks.iter().all(|rank| rank.has_ended()));
         let result: JobResult = serde_json::from_str(&ended.stdout).unwrap();
-        assert!(result.interrupted && result.is_sound() && result.issued == result.completed, "{}", ended.stdout);
+        assert!(result.interrupted && result.is_sound() && result.fate.issued == result.fate.completed, "{}", ended.stdout);
         dir.assert_empty();
     }
 }

@@ -108,9 +108,9 @@ impl Story {
 /// What is there is whole and sound.
 fn assert_result(text: &str, ended: &Ended) {
     let result: JobResult = serde_json::from_str(text).unwrap();
-    assert!(result.is_sound(), "{} lost: {}", result.lost, ended.stderr);
-    assert_eq!(result.issued, result.completed + result.errors + result.unfinished);
-    assert!(result.interrupted || (result.runs.len(), result.unfinished) == (3, 0), "{} runs", result.runs.len());
+    assert!(result.is_sound(), "{} lost: {}", result.fate.lost, ended.stderr);
+    assert_eq!(result.fate.issued, result.fate.completed + result.fate.errors + result.fate.unfinished);
+    assert!(result.interrupted || (result.runs.len(), result.fate.unfinished) == (3, 0), "{} runs", result.runs.len());
 }
 
 fn play(seed: u64) {

@@ -15,14 +15,14 @@ fn read_csv(path: &Path) -> Table {
     let mut reader = csv::Reader::from_path(path).unwrap();
     let names = reader.headers().unwrap().clone();
     assert_eq!(names.iter().collect::<Vec<_>>(), columns().map(|column| column.name).collect::<Vec<_>>());
-    let typed = |(column, text): (&benchkv::result::Column, &str)| {
+    let typed = |(column, text): (benchkv::result::Column, &str)| {
         let value = match column.cell {
             _ if text.is_empty() => Value::Null,
             Cell::Text(_) => text.into(),
-            Cell::Count(_) => text.parse::<u64>().unwrap().into(),
-            Cell::Number(_) => text.parse::<f64>().unwrap().into(),
+            Cell::Count(_) | Cell::Fate(..) => text.parse::<u64>().unwrap().into(),
+            Cell::Number(_) | Cell::Figure(_) | Cell::Rate(_) => text.parse::<f64>().unwrap().into(),
         };
-        (column.name.to_owned(), value)
+        (column.name.into_owned(), value)
     };
     reader.records().map(|row| columns().zip(&row.unwrap()).map(typed).collect()).collect()
 }

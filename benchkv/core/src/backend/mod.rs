@@ -13,6 +13,8 @@ pub mod plan;
 mod remote;
 mod shards;
 
+pub use remote::counter_names;
+
 use std::task::Waker;
 use std::time::Duration;
 

@@ -198,7 +198,7 @@ fn judge(ended: &Ended, faults: &Faults, tally: &mut Tally) {
             }
         }
     }
-    let naks = ranks.iter().flat_map(|rank| &rank.daemons).filter_map(|daemon| daemon.transport.as_ref()?.rnr_naks);
+    let naks = ranks.iter().flat_map(|rank| &rank.daemons).filter_map(|daemon| daemon.transport.as_ref()?.counted.get("rnr_naks"));
     tally.rnr_naks += naks.sum::<u64>();
     assert!(summary.violations.is_empty(), "{:?}", summary.violations);
     if *faults == (Faults { seed: faults.seed, ..Faults::default() }) {

@@ -2,13 +2,12 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
-
 use super::budget::{BudgetController, Observed};
 use super::defer::{Coalesce, FlushEvery, SkipIdle, Stagger};
 use super::hold::{Hold, HoldRule, Release};
 use super::options::{DEFAULT_HOLD_US, PolicyOptions, nanos};
 use super::rtt::RttProbe;
+use crate::counters;
 use crate::trace::Sample;
 
 /// Weight of the newest round trip: in what the hold is a multiple of, and in what the budget is chosen by.
@@ -42,50 +41,33 @@ pub struct Governor {
     report: PolicyReport,
 }
 
-/// What the policies of a daemon did in the whole job.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PolicyReport {
-    /// Answers held back.
-    pub held: u64,
-    /// Releases because enough were held.
-    pub full_releases: u64,
-    /// Releases because their time had come.
-    pub late_releases: u64,
-    /// How long answers are held at most, at the end; 0: not.
-    pub hold_ns: u64,
-    /// Polls added to rounds.
-    pub extra_polls: u64,
-    /// How many may be added, at the end.
-    pub poll_budget: u32,
-    /// The most that could be.
-    pub poll_budget_peak: u32,
-    /// Rounds that took nothing but answers.
-    pub gathering_rounds: u64,
-    /// Rounds that left what they gathered for a later flush.
-    pub delayed_flushes: u64,
-    /// Rounds that did not look at clients.
-    pub skipped_looks: u64,
-    /// Rounds before all connections could send.
-    pub staggered_rounds: u64,
-    /// From a flush to the next completion, smoothed; 0: not measured.
-    pub rtt_ns: u64,
-}
-
-impl PolicyReport {
-    /// Adds what another daemon did; of what can be compared only, the larger.
-    pub fn add(&mut self, other: &Self) {
-        self.held += other.held;
-        self.full_releases += other.full_releases;
-        self.late_releases += other.late_releases;
-        self.hold_ns = self.hold_ns.max(other.hold_ns);
-        self.extra_polls += other.extra_polls;
-        self.poll_budget = self.poll_budget.max(other.poll_budget);
-        self.poll_budget_peak = self.poll_budget_peak.max(other.poll_budget_peak);
-        self.gathering_rounds += other.gathering_rounds;
-        self.delayed_flushes += other.delayed_flushes;
-        self.skipped_looks += other.skipped_looks;
-        self.staggered_rounds += other.staggered_rounds;
-        self.rtt_ns = self.rtt_ns.max(other.rtt_ns);
+counters! {
+    /// What the policies of a daemon did in the whole job; of several, of what can be compared only, the larger.
+    pub struct PolicyReport {
+        /// Answers held back.
+        sum held,
+        /// Releases because enough were held.
+        sum full_releases,
+        /// Releases because their time had come.
+        sum late_releases,
+        /// How long answers are held at most, at the end; 0: not.
+        max hold_ns,
+        /// Polls added to rounds.
+        sum extra_polls,
+        /// How many may be added, at the end.
+        max poll_budget,
+        /// The most that could be.
+        max poll_budget_peak,
+        /// Rounds that took nothing but answers.
+        sum gathering_rounds,
+        /// Rounds that left what they gathered for a later flush.
+        sum delayed_flushes,
+        /// Rounds that did not look at clients.
+        sum skipped_looks,
+        /// Rounds before all connections could send.
+        sum staggered_rounds,
+        /// From a flush to the next completion, smoothed; 0: not measured.
+        max rtt_ns,
     }
 }
 
@@ -154,7 +136,7 @@ impl Governor {
     #[must_use]
     pub fn report(&self) -> PolicyReport {
         let (hold_ns, rtt_ns) = (self.hold_ns(), self.rtt_ns());
-        PolicyReport { hold_ns, rtt_ns, poll_budget: self.extra_polls(), ..self.report }
+        PolicyReport { hold_ns, rtt_ns, poll_budget: self.extra_polls().into(), ..self.report }
     }
 
     /// How its controllers stand, for the series of the daemon.
@@ -222,7 +204,7 @@ impl Governor {
             let rtt_ns = self.rtt.as_ref().and_then(RttProbe::rtt_ns);
             controller.note(Observed { cqes, round_ns: self.now_ns.saturating_sub(last_ns), rtt_ns });
         }
-        self.report.poll_budget_peak = self.report.poll_budget_peak.max(self.extra_polls());
+        self.report.poll_budget_peak = self.report.poll_budget_peak.max(self.extra_polls().into());
     }
 
     pub(super) fn releases(&mut self) -> bool {

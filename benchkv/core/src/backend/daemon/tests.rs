@@ -250,5 +250,5 @@ fn the_batch_window_is_that_of_the_connections() {
     }
     let Sample { window_stalls, writes, .. } = job.asking.gauges();
     assert!(window_stalls > 0 && writes == 1, "{window_stalls} stalls, {writes} writes");
-    assert!(job.asking.transport().unwrap().window_stalls > 0);
+    assert!(job.asking.transport().unwrap().counted.of("window_stalls") > 0);
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use copyrpc::{
     CallError, CallFailure, Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, PendingEndpoint, RecvBytes, RecvHandle,
+    Stats,
 };
 use mlx5::Device;
 use shm::sleep::{Sleeper, Watch};
@@ -11,11 +12,10 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::BackendError;
 use super::super::plan::Plan;
-use super::{Carrier, Polled, SendError};
+use super::{Carrier, Counter, Polled, SendError};
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
 use crate::topology::{Peer, Routing};
-use crate::trace::Sample;
 use crate::values::{Values, copy};
 
 /// Batches in flight of a connection that carries those of one client only, at least.
@@ -196,27 +196,23 @@ impl<C> Carrier<C> for Links<C> {
         self.context.idle_for()
     }
 
-    fn counters(&self) -> Sample {
-        let stats = self.context.stats();
-        let (messages, writes, window_stalls) = (stats.messages_sent, stats.batches_sent, stats.window_stalls);
-        Sample { messages, writes, window_stalls, ..Sample::default() }
+    type Stats = Stats;
+
+    const COUNTERS: &'static [Counter<Stats>] = &[
+        ("writes", |stats| stats.batches_sent),
+        ("messages", |stats| stats.messages_sent),
+        ("reads", |stats| stats.reads),
+        ("waits", |stats| stats.ring_full + stats.insufficient_credit),
+        ("credit_waits", |stats| stats.insufficient_credit),
+        ("window_stalls", |stats| stats.window_stalls),
+    ];
+
+    fn stats(&self) -> Stats {
+        self.context.stats()
     }
 
     fn report(&self) -> TransportReport {
-        let (info, stats) = (self.context.device_info(), self.context.stats());
-        TransportReport {
-            device: info.name,
-            modes: info.modes,
-            reached_by: info.transport,
-            writes: stats.batches_sent,
-            messages: stats.messages_sent,
-            reads: stats.reads,
-            waits: stats.ring_full + stats.insufficient_credit,
-            credit_waits: stats.insufficient_credit,
-            window_stalls: stats.window_stalls,
-            rnr_naks: info.rnr_naks,
-            backlog_peak: 0,
-        }
+        TransportReport::on(self.context.device_info())
     }
 }
 

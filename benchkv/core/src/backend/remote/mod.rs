@@ -13,7 +13,7 @@ mod rc_send;
 mod tests;
 mod ucx_am;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use shm::sleep::{Sleeper, Watch};
 
 use super::plan::Plan;
 use super::{BackendError, Records};
-use crate::counters::TransportReport;
+use crate::counters::{Figures, TransportReport};
 use crate::message::{Request, Response};
 use crate::topology::{Peer, Worker};
 use crate::topology::{Topology, Transport};
@@ -59,6 +59,9 @@ pub(super) struct Polled {
     /// Completions.
     pub(super) cqes: usize,
 }
+
+/// A counter of a carrier: its name, and how it is read.
+type Counter<Stats> = (&'static str, fn(&Stats) -> u64);
 
 /// What carries the requests and responses of a thread: its links to peers, by number. What has no body here has a meaning that fits most.
 trait Carrier<C>: Sized {
@@ -117,11 +120,30 @@ trait Carrier<C>: Sized {
     /// See [`Remote::abort`].
     fn abort(&mut self) {}
 
-    /// See [`Remote::counters`].
-    fn counters(&self) -> Sample;
+    /// What its counters are read from.
+    type Stats: 'static;
 
-    /// Counters since the start, but for those that [`Remote`] keeps.
+    /// Its counters since the start, `writes` and `messages` among them.
+    const COUNTERS: &'static [Counter<Self::Stats>];
+
+    /// The counters as they stand.
+    fn stats(&self) -> Self::Stats;
+
+    /// Device, modes and way to the peers, and what the device counts, if it does.
     fn report(&self) -> TransportReport;
+
+    /// The counters that the series of a daemon has.
+    fn counters(&self) -> Sample {
+        let stats = self.stats();
+        let count = |name: &str| Self::COUNTERS.iter().find(|(known, _)| *known == name).map_or(0, |(_, get)| get(&stats));
+        Sample { messages: count("messages"), writes: count("writes"), window_stalls: count("window_stalls"), ..Sample::default() }
+    }
+
+    /// All counters.
+    fn counted(&self) -> Figures<u64> {
+        let stats = self.stats();
+        Self::COUNTERS.iter().map(|(name, get)| ((*name).to_owned(), get(&stats))).collect()
+    }
 }
 
 /// The carriers, each a value of [`Transport`] and the module whose `Links` are its [`Carrier`]. The step of a thread chooses between them once for each
@@ -154,6 +176,13 @@ macro_rules! carriers {
                     _ => {}
                 }
             }
+        }
+
+        /// The names of what carriers count, each once.
+        pub fn counter_names() -> impl Iterator<Item = &'static str> {
+            let names = [$(<$module::Links<()> as Carrier<()>>::COUNTERS.iter().map(|(name, _)| *name).collect::<Vec<_>>()),+];
+            let mut known = HashSet::new();
+            names.into_iter().flatten().filter(move |name| known.insert(*name))
         }
 
         /// The same for whichever carrier it is.
@@ -409,7 +438,13 @@ impl<C> Remote<C> {
     /// Counters since the start, and the most that waited since the last report.
     pub(super) fn report(&mut self) -> TransportReport {
         let backlog_peak = std::mem::replace(&mut self.backlog_peak, self.backlogged) as u64;
-        TransportReport { backlog_peak, ..each!(&self.carrier, links => links.report()) }
+        let mut report = each!(&self.carrier, links => {
+            let mut report = links.report();
+            report.counted.add(&links.counted());
+            report
+        });
+        report.backlog_peak = backlog_peak;
+        report
     }
 }
 

@@ -16,11 +16,10 @@ use super::super::BackendError;
 use super::super::plan::Plan;
 use super::dialogue::{Arrival, Dialogue};
 use super::frame::{Frame, FrameBytes};
-use super::{Arrived, Carrier, Polled, SendError, Ticket};
+use super::{Arrived, Carrier, Counter, Polled, SendError, Ticket};
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
 use crate::topology::Peer;
-use crate::trace::Sample;
 use crate::values::Values;
 
 /// Bytes of a receive: a message with a tail, at an address that no other shares a cache line with.
@@ -67,8 +66,9 @@ struct Receives {
     bytes: usize,
 }
 
-#[derive(Default)]
-struct Counters {
+/// SENDs, and messages that found no room.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Counters {
     sends: u64,
     waits: u64,
 }
@@ -260,23 +260,17 @@ impl<C> Carrier<C> for Links<C> {
         !self.arrived.is_empty() || self.recv_cq.has_completion() || self.send_cq.has_completion() || !self.unflushed.is_empty()
     }
 
-    fn counters(&self) -> Sample {
-        Sample { messages: self.counters.sends, writes: self.counters.sends, ..Sample::default() }
+    type Stats = Counters;
+
+    const COUNTERS: &'static [Counter<Counters>] =
+        &[("writes", |counters| counters.sends), ("messages", |counters| counters.sends), ("waits", |counters| counters.waits)];
+
+    fn stats(&self) -> Counters {
+        self.counters
     }
 
     fn report(&self) -> TransportReport {
-        let info = self.device.info();
-        let Counters { sends, waits } = self.counters;
-        TransportReport {
-            device: info.name,
-            modes: info.modes,
-            reached_by: info.transport,
-            writes: sends,
-            messages: sends,
-            waits,
-            rnr_naks: info.rnr_naks,
-            ..TransportReport::default()
-        }
+        TransportReport::on(self.device.info())
     }
 }
 

@@ -11,11 +11,10 @@ use super::super::BackendError;
 use super::super::plan::Plan;
 use super::dialogue::{Arrival, Dialogue};
 use super::frame::{Frame, FrameBytes};
-use super::{Arrived, Carrier, Polled, SendError, Ticket};
+use super::{Arrived, Carrier, Counter, Polled, SendError, Ticket};
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
 use crate::topology::Peer;
-use crate::trace::Sample;
 use crate::ucx::UcxError;
 use crate::ucx::worker::{Message, Worker};
 use crate::values::Values;
@@ -167,8 +166,14 @@ impl<C> Carrier<C> for Links<C> {
         then(&mut Due(POLL_SLICE));
     }
 
-    fn counters(&self) -> Sample {
-        Sample { messages: self.messages, writes: self.messages, ..Sample::default() }
+    /// Messages sent, and those that found no room.
+    type Stats = (u64, u64);
+
+    const COUNTERS: &'static [Counter<(u64, u64)>] =
+        &[("writes", |(messages, _)| *messages), ("messages", |(messages, _)| *messages), ("waits", |(_, waits)| *waits)];
+
+    fn stats(&self) -> (u64, u64) {
+        (self.messages, self.waits)
     }
 
     fn report(&self) -> TransportReport {
@@ -177,9 +182,6 @@ impl<C> Carrier<C> for Links<C> {
         TransportReport {
             device: format!("ucx:{}", self.worker.version()),
             reached_by: format!("UCX {} by {transports}; {}, {}", self.worker.version(), setting("UCX_TLS"), setting("UCX_NET_DEVICES")),
-            writes: self.messages,
-            messages: self.messages,
-            waits: self.waits,
             ..TransportReport::default()
         }
     }
