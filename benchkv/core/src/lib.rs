@@ -12,7 +12,7 @@
 //! - [`policy`]: what daemons leave for later, so that batches become larger.
 //! - [`phase`]: what clients do at a time; [`drain`]: when they give up at the end.
 //! - [`drive`]: all ranks of a job in one thread.
-//! - [`activity`]: how the threads spent their time, out of [`counters`]; [`trace`]: what a daemon was doing, over time.
+//! - [`activity`]: how the threads spent their time, out of [`counters`](mod@counters); [`trace`]: what a daemon was doing, over time.
 
 pub mod activity;
 pub mod backend;

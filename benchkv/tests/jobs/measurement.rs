@@ -380,7 +380,7 @@ fn values_of_any_size_are_sound_whatever_clients_are() {
         }
         let args = ["--backend", backend, "--carrier", carrier, "--value-size", "5000", "--queue-depth", "4", "--server-threads", "2"];
         for clients in ["threads", "processes"] {
-            let result = measure(&[&args[..], &["--clients", clients, "--key-range", "50"]].concat());
+            let result = measure(&[&args[..], &["--clients", clients, "--key-range", "10"]].concat());
             assert_eq!(result["options"]["value_size"], 5000);
             assert!(count(&result, "not_found") < count(&result, "completed") / 4, "{result}");
         }
