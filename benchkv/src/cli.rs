@@ -75,6 +75,11 @@ pub struct SimArgs {
     #[allow(missing_docs, reason = "clap would show it as help of all options")]
     pub world: WorldArgs,
 
+    /// Run no job: measure for some seconds what a daemon and a client of one rank take on this machine, and write the model of its CPUs to FILE,
+    /// for --cpu. Two cores have to be free meanwhile.
+    #[arg(long, value_name = "FILE")]
+    pub calibrate: Option<PathBuf>,
+
     #[command(flatten)]
     #[allow(missing_docs, reason = "clap would show it as help of all options")]
     pub job: JobArgs,

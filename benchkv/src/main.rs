@@ -8,7 +8,7 @@ use std::error::Error;
 use std::fmt::Display;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use benchkv::agreement::{AgreementError, agree};
 use benchkv::cli::{Cli, Command, DoctorArgs, ReportArgs, SimArgs};
@@ -27,12 +27,12 @@ use engine::values::HEAD_BYTES;
 use harness::clock::Clock;
 use harness::counters::{self, PortCounters};
 use harness::echo::{self, Echo, EchoError, EchoResult};
-use harness::environment::Environment;
+use harness::environment::{Environment, cpu_seconds, peak_rss_bytes};
 use harness::exchange::{Exchange, ExchangeError};
 use harness::hosts::Hosts;
 use harness::launcher::{EXIT_FOLLOWS, Launch};
 use harness::machine::allow_open_files;
-use harness::report::{JsonSink, rate, say, to_stdout};
+use harness::report::{JsonSink, bytes, rate, say, to_stdout};
 use harness::role::{Role, foreign_launcher, role};
 use serde::Serialize;
 use shm::dir::Dir;
@@ -124,6 +124,12 @@ fn report(args: &ReportArgs) -> ExitCode {
 
 /// A job in virtual time.
 fn simulate(args: &SimArgs) -> ExitCode {
+    if let Some(file) = &args.calibrate {
+        return match sim::calibrate::calibrate(file) {
+            Ok(model) => to_stdout(model.as_bytes()).map_or_else(|error| fail(EXIT_FAILED, &error), |()| ExitCode::SUCCESS),
+            Err(error) => fail(EXIT_FAILED, &error),
+        };
+    }
     let options = match sim::resolve(args).map_err(|error| error.to_string()).and_then(|options| check_output(&options).map(|()| options)) {
         Ok(options) => options,
         Err(error) => return fail(EXIT_OPTIONS, &error),
@@ -133,13 +139,16 @@ fn simulate(args: &SimArgs) -> ExitCode {
     if let Err(few) = allow_open_files(3 * options.job.topology.ranks as u64 + 64) {
         say(&few.to_string());
     }
-    let began = Instant::now();
     match sim::run(args, &options) {
         Ok(result) => {
-            let (seconds, turns) = (began.elapsed().as_secs_f64(), result.simulation.as_ref().map_or(0, |done| done.summary.turns));
+            let (seconds, turns) = (cpu_seconds(), result.simulation.as_ref().map_or(0, |done| done.summary.turns));
             let (ops, turns) = (rate(result.fate.completed as f64 / seconds), rate(turns as f64 / seconds));
             let broken = result.simulation.as_ref().map_or(&[][..], |done| &done.summary.violations);
-            say(&format!("simulated {} operations in {seconds:.1} s: {ops}, {turns} turns", result.fate.completed));
+            let most = bytes(peak_rss_bytes());
+            say(&format!(
+                "simulated {} operations in {seconds:.1} s of CPU time: {ops}, {turns} turns; {most} of memory at most",
+                result.fate.completed
+            ));
             let shown = show(&options, &result);
             broken.iter().fold(shown, |_, rule| fail(EXIT_UNSOUND, rule))
         }

@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::cli::ClientKind;
-use engine::job::Sizes;
+use engine::job::Job;
 use engine::topology::Topology;
 use engine::trace::recorder::Recorder;
 use engine::transport::Connection;
 use engine::values::Places;
 use engine::verify::Verifier;
-use engine::workload::{Access, Workload};
+use engine::workload::Access;
 
 /// A message of the shared-memory crates: 16 bytes and a payload of at most 48.
 const SLOT_BYTES: u64 = 64;
@@ -26,8 +26,14 @@ const FLUX_CALL_BYTES: u64 = 36 + 36 + 56;
 /// An operation that a client has outstanding: its entry in the books of the client and of the paths it may take, and in those of the daemons
 /// where it may wait.
 const BYTES_PER_OPERATION: u64 = 256;
-/// A histogram of latencies; a client has two for each run.
+/// A histogram of latencies; a client has four for each run: of gets and puts, on its own rank and others.
 const HISTOGRAM_BYTES: u64 = 240 << 10;
+/// One that has grown to what virtual time is usually run for, latencies below 2 ms.
+const GROWN_HISTOGRAM_BYTES: u64 = 96 << 10;
+/// What a rank of a simulated job has in the place of a process: a device, and actors. Once its part is done, its report.
+const SIMULATED_RANK_BYTES: u64 = 4 << 20;
+/// A client of a simulated job, beside what all clients have: its ends of channels, and itself as an actor.
+const SIMULATED_CLIENT_BYTES: u64 = 16 << 10;
 /// Code, stacks and allocator of a rank or client process.
 const PROCESS_BYTES: u64 = 8 << 20;
 
@@ -88,7 +94,9 @@ pub struct OverLimit {
 impl Memory {
     /// For one rank of the job.
     #[must_use]
-    pub fn of_rank(topology: &Topology, sizes: &Sizes, workload: &Workload, queue_depth: usize, runs: usize) -> Self {
+    pub fn of_rank(job: &Job) -> Self {
+        let Job { topology, sizes, workload, queue_depth, runs, is_frugal, .. } = job;
+        let (queue_depth, is_frugal) = (*queue_depth, *is_frugal);
         let [daemons, clients] = [topology.daemons, topology.clients].map(|count| count as u64);
         let slots = clients * queue_depth.next_power_of_two() as u64 * 2;
         let channels = daemons * slots * SLOT_BYTES
@@ -97,7 +105,8 @@ impl Memory {
         let verifier = if workload.verify { Verifier::bytes(topology.ranks * topology.clients, workload.accesses) } else { 0 };
         let client = (workload.accesses * size_of::<Access>()) as u64
             + verifier
-            + 2 * runs as u64 * HISTOGRAM_BYTES
+            + 4 * *runs as u64 * if is_frugal { GROWN_HISTOGRAM_BYTES } else { HISTOGRAM_BYTES }
+            + if is_frugal { SIMULATED_CLIENT_BYTES } else { 0 }
             + queue_depth as u64 * BYTES_PER_OPERATION;
         let places = Places::new(workload.value_bytes, topology.clients, queue_depth, topology.passing_daemons());
         let (endpoints, carrier) = (topology.endpoints(), topology.transport.traits());
@@ -113,7 +122,8 @@ impl Memory {
             total_bytes: 0,
         };
         let parts = [memory.connections_bytes, memory.stores_bytes, memory.channels_bytes, memory.clients_bytes];
-        Self { total_bytes: PROCESS_BYTES + parts.iter().sum::<u64>(), ..memory }
+        let rank_bytes = if is_frugal { SIMULATED_RANK_BYTES } else { PROCESS_BYTES };
+        Self { total_bytes: rank_bytes + parts.iter().sum::<u64>(), ..memory }
     }
 
     /// The same with what the processes of clients take, where they have some.

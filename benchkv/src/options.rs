@@ -134,28 +134,27 @@ impl Options {
         asked.trace.check()?;
         let workload = asked.workload;
         let sizes = Sizes::compute(asked.ring_size.bytes(), &topology, asked.queue_depth, workload.value_bytes);
-        let ranks_here = launcher.ranks_here.len();
-        let memory = Memory::of_rank(&topology, &sizes, &workload, asked.queue_depth, asked.runs)
-            .with_clients(asked.clients, &topology)
-            .with_traces(asked.traced.is_some(), &topology)
-            .times(ranks_here);
-        memory.check(MemoryLimit::new(asked.memory_limit))?;
-        let threads = Threads { ranks: ranks_here, daemons: asked.server_threads, clients: asked.client_threads };
-        let plan = Plan::new(&asked.pin, hosts.cores_here(asked.server_threads + asked.client_threads), threads)?;
-        let wait = asked.wait.strategy(WaitStrategy::auto(threads.total(), plan.usable_cores.len()));
-        asked.wait = wait.into();
         let job = Job {
             topology,
             queue_depth: asked.queue_depth,
             ops: asked.ops,
             pace,
             runs: asked.runs,
+            is_frugal: false,
             workload,
             sizes,
             policies: asked.policies.clone(),
             ucx_errors: asked.ucx_errors,
             corrupts_value: asked.fault.is_some(),
         };
+        let ranks_here = launcher.ranks_here.len();
+        let memory =
+            Memory::of_rank(&job).with_clients(asked.clients, &topology).with_traces(asked.traced.is_some(), &topology).times(ranks_here);
+        memory.check(MemoryLimit::new(asked.memory_limit))?;
+        let threads = Threads { ranks: ranks_here, daemons: asked.server_threads, clients: asked.client_threads };
+        let plan = Plan::new(&asked.pin, hosts.cores_here(asked.server_threads + asked.client_threads), threads)?;
+        let wait = asked.wait.strategy(WaitStrategy::auto(threads.total(), plan.usable_cores.len()));
+        asked.wait = wait.into();
         Ok(Self { asked, job, memory, wait, launcher, hosts: hosts.clone(), plan })
     }
 

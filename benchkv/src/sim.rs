@@ -16,6 +16,7 @@ use crate::options::{OptionError, Options};
 use crate::port::PortOptions;
 use crate::result::{Conditions, Course, JobResult, RankReport, ReduceError};
 
+pub mod calibrate;
 pub mod options;
 
 /// Accesses of a client's pattern. They repeat sooner than in a job that measures, which nothing but its keys can notice.
@@ -78,12 +79,13 @@ pub fn resolve(args: &SimArgs) -> Result<Options, SimError> {
         (options.asked.duration, options.asked.warmup) = (duration, warmup);
     }
     (options.asked.wait, options.wait, options.job.workload.accesses) = (WaitChoice::Busy, WaitStrategy::Busy, ACCESSES);
+    options.job.is_frugal = true;
     let job = &options.job;
     if job.topology.transport.traits().library.is_some() {
         let given = job.topology.transport;
         return Err(range("--carrier", given, "it has no meaning in virtual time", "copyrpc or rc-send".to_owned()).into());
     }
-    options.memory = Memory::of_rank(&job.topology, &job.sizes, &job.workload, job.queue_depth, job.runs).times(options.job.topology.ranks);
+    options.memory = Memory::of_rank(job).times(options.job.topology.ranks);
     options.memory.check(limit).map_err(OptionError::from)?;
     Ok(options)
 }

@@ -1,8 +1,9 @@
-"""Repeats the study of docs/study.md: jobs in virtual time, their tables and their plot.
+"""Repeats the study of docs/study.md: jobs in virtual time, their tables and their plots.
 
-  scripts/study                 the whole study: writes the tables into docs/study.md, and docs/images/study.svg
-  scripts/study --only NAME     one table (no plot); may be repeated
-  scripts/study --check         the cheaper half of the figures; fails where one differs from the page by more than 5 %
+  scripts/study                 the whole study: writes the tables into docs/study.md, and the plots next to it
+  scripts/study --only NAME     one table and its plot; may be repeated
+  scripts/study --check         the cheaper half of the figures; fails where one differs from the page by more than 5 %. And that one job has the
+                                same document in two runs of the release build and one of the debug build
 
 A table is in the page between <!-- NAME --> and <!-- end -->. The same options and seed give the same figures on every machine.
 """
@@ -17,7 +18,7 @@ import sys
 from . import tools
 
 PAGE = tools.ROOT / "docs" / "study.md"
-PLOT = tools.ROOT / "docs" / "images" / "study.svg"
+IMAGES = tools.ROOT / "docs" / "images"
 CLIENTS = 46
 # Receives of one queue: 1.9 million per second.
 CEILING = 526
@@ -30,7 +31,19 @@ PUBLISHED = {
     "direct, published": {2: 2.8, 4: 7.4, 8: 15.4, 16: 29.7, 32: 62.7},
     "UCX, published": {2: 3.4, 4: 6.7, 8: 14.4, 16: 46.8, 32: 66.5},
 }
+# By row: what was published of the jobs of one table each, in million operations per second by nodes; with the depth.
+COMPARED = {
+    "delegation": (1, {2: 13.79, 4: 21.72, 8: 8.16, 16: 14.38, 32: 27.24}),
+    "hold 10 us": (1, {2: 14.85, 4: 21.08, 8: 11.17, 16: 20.01, 32: 31.69}),
+    "adaptive hold": (1, {2: 14.73, 4: 20.91, 8: 11.11, 16: 19.49, 32: 38.93}),
+    "hold 2 round trips": (1, {8: 9.45}),
+    "direct": (1, {2: 2.75, 4: 6.59, 8: 13.55, 16: 26.31, 32: 54.27}),
+    "delegation, depth 32": (32, {2: 15.26, 8: 8.79, 16: 110.04}),
+    "poll budget 16, depth 32": (32, {8: 58.4, 16: 24.7}),
+}
 RANKS = [2, 4, 8, 16, 32]
+# A job that must have the same document whenever and by whichever build it is run.
+SAME = ["-n", "4", "-d", "2", "--client-threads", "8", "--strict", "-t", "300us"]
 
 
 class Point:
@@ -113,6 +126,18 @@ def sensitivity():
     return rows
 
 
+def beside(published):
+    """Rate, what was published, and the ratio of the two."""
+    return lambda result: f"{rate(result)} / {published:.1f} = {result['total_rps'] / 1e6 / published:.2f}"
+
+
+def compared(nodes):
+    """The table of what was published."""
+    options = {**POLICIES, "delegation": (), "direct": VARIANTS["direct"], "delegation, depth 32": (), "poll budget 16, depth 32": POLICIES["poll budget 16"]}
+    cell = lambda row, depth, ranks, figures: (Point(ranks, *options[row], depth=depth), beside(figures[ranks])) if ranks in figures else "-"
+    return {row: {name: cell(row, depth, ranks, figures) for name, ranks in nodes.items()} for row, (depth, figures) in COMPARED.items()}
+
+
 def rate(result):
     """Returns million operations per second."""
     return f"{result['total_rps'] / 1e6:.1f}"
@@ -139,13 +164,13 @@ def tables():
     causes = grid(CAUSES, nodes, lambda row, column: Point(nodes[column], **CAUSES[row]))
     ways = {"delegation": (), "window": WINDOWED, "direct": VARIANTS["direct"]}
     halves = sensitivity()
-    few = {f"NP {ranks}": ranks for ranks in RANKS[:-1]}
     large = {f"NP {ranks}": ranks for ranks in (48, 64)}
     at_scale = {"delegation": (), "window": WINDOWED, "sharded, 2 daemons, window": TOPOLOGIES["sharded, 2 daemons, window"], "meta, 2 daemons, window": TOPOLOGIES["meta, 2 daemons, window"]}
     return {
         "ceiling": ceiling,
+        "compared": compared(nodes),
         "no-ceiling": by_nodes(VARIANTS, **NO_CEILING),
-        "depth-32": grid(VARIANTS, few, lambda row, column: Point(few[column], *VARIANTS[row], depth=32)),
+        "depth-32": by_nodes(VARIANTS, depth=32),
         "causes": causes,
         "states": grid({"delegation": (), "window": WINDOWED}, nodes, lambda row, column: Point(nodes[column], *ways[row]), detail),
         "policies": by_nodes(POLICIES),
@@ -218,32 +243,73 @@ def check(page, named, program):
                 is_same = all(numbers) and abs(float(numbers[0][0]) - float(numbers[1][0])) <= max(0.11, TOLERANCE * float(numbers[1][0]))
                 if not is_same:
                     wrong.append(f"{name}, {row}, {column}: {now}; the page says {before}")
+    wrong += same(program)
     if wrong:
         raise tools.Failure("\n".join(["figures of docs/study.md are not those of this code: run scripts/study, and read the page again", *wrong]))
     print("the page's figures are those of this code")
 
 
-def plot(table, results):
+def same(program):
+    """Says which builds and runs of one job have another document than the first."""
+    debug = tools.built("benchkv", "bin", "benchkv", release=False)
+    first, wrong = None, []
+    for name, binary in (("release", program), ("release again", program), ("debug", debug)):
+        document = json.loads(tools.output([binary, "sim", "--json", "-", *SAME]))
+        document.pop("environment")
+        first = first or document
+        if document != first:
+            wrong.append(f"benchkv sim {' '.join(SAME)}, {name}: another document")
+    return wrong
+
+
+# By table: what it is called in the plot of that name, and its lines with their colours; dashed where figures were published.
+PLOTS = {
+    "ceiling": (
+        "study",
+        "nodes, 46 clients each, one operation each",
+        {"hold": "#4269d0", "direct": "#ff725c", "two-sided": "#6cc5b0", "window": "#3ca951", "hold, published": "#4269d0", "direct, published": "#ff725c", "UCX, published": "#6cc5b0"},
+    ),
+    "topologies": (
+        "study-topologies",
+        "nodes, 46 clients each, one operation each",
+        {"delegation, 1 daemon": "#9c6b4e", "delegation, 1 daemon, window": "#3ca951", "meta, 2 daemons, window": "#4269d0", "sharded, 2 daemons, window": "#a463f2", "direct": "#ff725c"},
+    ),
+    "depth-32": (
+        "study-depth-32",
+        "nodes, 46 clients each, 32 operations each",
+        {"delegation": "#9c6b4e", "hold": "#4269d0", "window": "#3ca951", "direct": "#ff725c", "two-sided": "#6cc5b0"},
+    ),
+    "scale": (
+        "study-scale",
+        "nodes, 46 clients each, one operation each",
+        {"delegation": "#9c6b4e", "window": "#3ca951", "meta, 2 daemons, window": "#4269d0", "sharded, 2 daemons, window": "#a463f2"},
+    ),
+}
+
+
+def plot(name, table, results):
     """Draws throughput against nodes, as an SVG."""
-    series = {"hold": "#4269d0", "direct": "#ff725c", "two-sided": "#6cc5b0", "window": "#3ca951", "hold, published": "#4269d0", "direct, published": "#ff725c", "UCX, published": "#6cc5b0"}
-    width, height, left, bottom, top = 720, 400, 56, 40, 16
-    most = 80.0
-    x = lambda index: left + index * (width - left - 170) / (len(RANKS) - 1)
+    file, title, series = PLOTS[name]
+    width, height, left, bottom, top = 760, 400, 56, 40, 24
+    ranks_shown = list(next(iter(table.values())))
+    rates = {row: [float(text_of(cell, results).split()[0]) for cell in table[row].values()] for row in series}
+    tick = next(tick for tick in (10, 20, 50, 100, 200, 500) if max(map(max, rates.values())) <= 5 * tick)
+    most = 5.0 * tick
+    x = lambda index: left + index * (width - left - 230) / (len(ranks_shown) - 1)
     y = lambda value: height - bottom - value / most * (height - bottom - top)
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">', '<rect width="100%" height="100%" fill="#ffffff"/>']
-    for value in range(0, int(most) + 1, 20):
-        parts.append(f'<line x1="{left}" x2="{x(len(RANKS) - 1):.0f}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#dddddd"/><text x="{left - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value}</text>')
-    for index, ranks in enumerate(RANKS):
-        parts.append(f'<text x="{x(index):.1f}" y="{height - bottom + 18}" text-anchor="middle">{ranks}</text>')
-    parts.append(f'<text x="{x(2):.0f}" y="{height - 6}" text-anchor="middle">nodes, 46 clients each, one operation each</text><text x="{left}" y="12">million operations per second</text>')
+    for value in range(0, int(most) + 1, tick):
+        parts.append(f'<line x1="{left}" x2="{x(len(ranks_shown) - 1):.0f}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#dddddd"/><text x="{left - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value}</text>')
+    for index, ranks in enumerate(ranks_shown):
+        parts.append(f'<text x="{x(index):.1f}" y="{height - bottom + 18}" text-anchor="middle">{ranks.removeprefix("NP ")}</text>')
+    parts.append(f'<text x="{x((len(ranks_shown) - 1) / 2):.0f}" y="{height - 6}" text-anchor="middle">{title}</text><text x="{left}" y="12">million operations per second</text>')
     for number, (name, colour) in enumerate(series.items()):
-        values = [float(text_of(cell, results)) for cell in table[name].values()]
         dash = ' stroke-dasharray="5 4"' if "published" in name else ""
-        line = " ".join(f"{x(index):.1f},{y(value):.1f}" for index, value in enumerate(values))
+        line = " ".join(f"{x(index):.1f},{y(value):.1f}" for index, value in enumerate(rates[name]))
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
         label = top + 16 + number * 18
-        parts.append(f'<line x1="{width - 158}" x2="{width - 130}" y1="{label}" y2="{label}" stroke="{colour}" stroke-width="2"{dash}/><text x="{width - 124}" y="{label + 4}">{name}</text>')
-    PLOT.write_text("\n".join([*parts, "</svg>"]) + "\n")
+        parts.append(f'<line x1="{width - 218}" x2="{width - 190}" y1="{label}" y2="{label}" stroke="{colour}" stroke-width="2"{dash}/><text x="{width - 184}" y="{label + 4}">{name}</text>')
+    (IMAGES / f"{file}.svg").write_text("\n".join([*parts, "</svg>"]) + "\n")
 
 
 def main():
@@ -272,6 +338,6 @@ def main():
         # Written table by table: the whole study takes long.
         page = re.sub(rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", lambda found: found[1] + markdown(table, results) + found[2], PAGE.read_text(), flags=re.S)
         PAGE.write_text(page)
-        if name == "ceiling":
-            plot(table, results)
+        if name in PLOTS:
+            plot(name, table, results)
     return 0

@@ -52,6 +52,12 @@ pub struct RoundTrips {
 }
 
 impl RoundTrips {
+    /// None. Their histograms are allocated as a whole, or, if they are to grow, as they are needed.
+    fn none(grow: bool) -> Self {
+        let histogram = || if grow { LatencyHistogram::growing() } else { LatencyHistogram::new() };
+        Self { gets: histogram(), puts: histogram() }
+    }
+
     /// How many there are.
     #[must_use]
     pub fn count(&self) -> u64 {
@@ -70,7 +76,7 @@ impl RoundTrips {
     /// Their sum in nanoseconds, as the histograms have them.
     #[must_use]
     pub fn sum_ns(&self) -> f64 {
-        [&self.gets, &self.puts].map(LatencyHistogram::summary).map(|all| all.mean * all.count as f64).iter().sum()
+        [&self.gets, &self.puts].map(LatencyHistogram::sum_ns).iter().sum()
     }
 }
 
@@ -153,6 +159,8 @@ pub struct ClientSpec {
     pub ops: Option<u64>,
     /// Measured runs.
     pub runs: usize,
+    /// See [`Job::is_frugal`](crate::job::Job::is_frugal).
+    pub is_frugal: bool,
     /// The accesses, at least one.
     pub pattern: Pattern,
     /// When operations start; `None`: closed loop.
@@ -230,7 +238,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 const NOT_ISSUED: u64 = 0;
 
 impl<P: Paths> Client<P> {
-    /// A client that has issued nothing. All memory it needs is allocated here.
+    /// A client that has issued nothing. All memory it needs is allocated here, unless it is frugal.
     #[must_use]
     pub fn new(spec: ClientSpec, paths: P) -> Self {
         let depth = spec.queue_depth;
@@ -239,8 +247,8 @@ impl<P: Paths> Client<P> {
             ended_ns: 0,
             outstanding_ns: 0,
             carried_ns: 0,
-            local: RoundTrips::default(),
-            remote: RoundTrips::default(),
+            local: RoundTrips::none(spec.is_frugal),
+            remote: RoundTrips::none(spec.is_frugal),
             not_found: 0,
             errors: 0,
             open_loop: OpenWindow::default(),

@@ -88,6 +88,8 @@ pub struct Job {
     pub pace: Option<Pace>,
     /// Measured runs.
     pub runs: usize,
+    /// Memory matters more than when it is allocated: all ranks are in one process, in no time that is measured.
+    pub is_frugal: bool,
     /// Ranks, clients per rank, keys, ratios, seed, verification.
     pub workload: Workload,
     /// Computed sizes.
@@ -122,6 +124,7 @@ impl Job {
             queue_depth: self.queue_depth,
             ops: self.ops,
             runs: self.runs,
+            is_frugal: self.is_frugal,
             schedule: self.pace.map(|pace| pace.schedule(writer, clients, workload.seed)),
             verifier: workload.verify.then(|| verifier(writer as u16, clients)),
             corrupt_one: self.corrupts_value && writer == 0,

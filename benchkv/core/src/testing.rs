@@ -70,6 +70,7 @@ pub(crate) fn job(topology: Topology) -> Job {
         ops: None,
         pace: None,
         runs: 1,
+        is_frugal: false,
         sizes: Sizes::compute(None, &topology, 32, 8),
         workload,
         policies: PolicyOptions::default(),

@@ -149,7 +149,7 @@ pub enum AccessKind {
 pub struct Access {
     /// The key.
     pub key: u64,
-    /// [`AccessKind::Read`]: number of the key among those this pattern reads. [`AccessKind::Private`]: number of the private key. Else 0.
+    /// [`AccessKind::Read`]: number of the key among those this pattern reads, if results are verified. [`AccessKind::Private`]: number of the private key. Else 0.
     pub slot: u32,
     /// The rank whose store is meant.
     pub rank: u16,
@@ -164,7 +164,7 @@ const _: () = assert!(size_of::<Access>() == 16);
 pub struct Pattern {
     /// As many as [`Workload::accesses`] says.
     pub accesses: Vec<Access>,
-    /// Different keys among those read; every [`AccessKind::Read`] slot is below it.
+    /// Different keys among those read, if results are verified; every [`AccessKind::Read`] slot is below it then.
     pub read_keys: usize,
 }
 
@@ -234,7 +234,8 @@ impl Workload {
                     return Access { key, slot: 0, rank: target, kind: AccessKind::Write };
                 }
                 let next = slots.len() as u32;
-                let slot = *slots.entry((target, key)).or_insert(next);
+                // Nobody else asks.
+                let slot = if self.verify { *slots.entry((target, key)).or_insert(next) } else { 0 };
                 Access { key, slot, rank: target, kind: AccessKind::Read }
             })
             .collect();

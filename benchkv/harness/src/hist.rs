@@ -15,7 +15,8 @@ pub const MAX_NS: u64 = 60_000_000_000;
 /// Of three significant digits: the power of two not below 2 x 10^3.
 const SUB_BUCKETS: u32 = 2048;
 
-/// A histogram of nanoseconds, 1 ns to [`MAX_NS`], to three significant digits. About 220 KiB, all of it allocated by [`new`](Self::new).
+/// A histogram of nanoseconds, 1 ns to [`MAX_NS`], to three significant digits. About 220 KiB, all of it allocated by [`new`](Self::new), but for one
+/// that [grows](Self::growing).
 #[derive(Clone, PartialEq)]
 pub struct LatencyHistogram(Histogram<u64>);
 
@@ -68,16 +69,31 @@ impl LatencyHistogram {
         Self(histogram.unwrap_or_else(|_| unreachable!("constant histogram bounds are valid")))
     }
 
+    /// An empty histogram that allocates room for the latencies that are recorded, in [`record`](Self::record): 16 KiB, and 8 more for each doubling
+    /// of the largest above 2 us. For many of them in one process that is not measured.
+    #[must_use]
+    pub fn growing() -> Self {
+        let histogram = Histogram::new(3);
+        Self(histogram.unwrap_or_else(|_| unreachable!("3 digits are valid")))
+    }
+
     /// Counts one latency. Zero counts as 1 ns, more than [`MAX_NS`] as `MAX_NS`.
     #[inline]
     pub fn record(&mut self, latency_ns: u64) {
-        self.0.saturating_record(latency_ns);
+        self.record_many(latency_ns, 1);
     }
 
     /// Counts `count` latencies of the same length, as [`record`](Self::record) counts each.
     #[inline]
     pub fn record_many(&mut self, latency_ns: u64, count: u64) {
-        self.0.saturating_record_n(latency_ns, count);
+        let in_range = self.0.record_n(latency_ns.clamp(1, MAX_NS), count);
+        debug_assert!(in_range.is_ok(), "the range is that of all histograms");
+    }
+
+    /// The sum of all latencies, each as exact as it was recorded.
+    #[must_use]
+    pub fn sum_ns(&self) -> f64 {
+        self.0.mean() * self.0.len() as f64
     }
 
     /// Values recorded.

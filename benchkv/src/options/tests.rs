@@ -140,7 +140,7 @@ fn illegal_values_are_refused_with_reason_and_range() {
 #[test]
 fn values_at_the_borders_are_legal() {
     for args in [
-        "--ranks 256 --client-threads 255 --memory-limit 1099511627776",
+        "--ranks 256 --client-threads 255 --memory-limit 2199023255552",
         "--duration 0.01 --warmup 0",
         "--ring-size 4096",
         "--ring-size 268435456",

@@ -26,8 +26,9 @@ pub struct SimulationRecord {
 pub struct WorldArgs {
     /// What CPUs take, as KEY=NS,...: a round of a daemon that finds nothing (round), a poll that a policy adds to it (poll), a message that it
     /// moves (message), a completion (completion), a WRITE or SEND posted (write), a step of a client that finds nothing (client), an
-    /// operation that it issues or that ends (operation).
-    #[arg(long, value_name = "KEY=NS,...", default_value = "")]
+    /// operation that it issues or that ends (operation), until one that polls sees what another core has written (line). Or a FILE with
+    /// such values, a line each, as --calibrate writes it.
+    #[arg(long, value_name = "KEY=NS,...|FILE", default_value = "")]
     pub cpu: CpuModel,
 
     /// What NICs take, as KEY=NUMBER,...: in ns, doorbell, send (per message), link (one way), receive (per WRITE with immediate or SEND that
@@ -66,7 +67,7 @@ pub trait Named {
 
 impl Named for Cpu {
     fn named(&mut self) -> Vec<(&'static str, &mut u64)> {
-        let Self { round_ns, poll_ns, message_ns, completion_ns, write_ns, client_ns, operation_ns } = self;
+        let Self { round_ns, poll_ns, message_ns, completion_ns, write_ns, client_ns, operation_ns, line_ns } = self;
         vec![
             ("round", round_ns),
             ("poll", poll_ns),
@@ -75,6 +76,7 @@ impl Named for Cpu {
             ("write", write_ns),
             ("client", client_ns),
             ("operation", operation_ns),
+            ("line", line_ns),
         ]
     }
 }
@@ -136,7 +138,12 @@ impl FromStr for CpuModel {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut cpu = Cpu::default();
-        set(&mut cpu, text)?;
+        if text.is_empty() || text.contains('=') {
+            set(&mut cpu, text)?;
+        } else {
+            let model = std::fs::read_to_string(text).map_err(|error| format!("the file {text}: {error}"))?;
+            model.lines().filter(|line| !line.starts_with('#')).try_for_each(|line| set(&mut cpu, line.trim()))?;
+        }
         Ok(Self(cpu))
     }
 }

@@ -60,3 +60,33 @@ fn what_has_no_meaning_in_virtual_time_or_no_room_is_refused_by_name() {
         assert!(status == Some(2) && said.contains(says), "{args:?}: {status:?} {said}");
     }
 }
+
+/// Bytes that a simulation says it has taken at most.
+fn taken(said: &str) -> f64 {
+    let (number, unit) = said.split(" of memory at most").next().and_then(|text| text.rsplit("; ").next()?.split_once(' ')).unwrap();
+    let unit = ["KiB", "MiB", "GiB"].iter().position(|known| *known == unit).unwrap();
+    number.parse::<f64>().unwrap() * f64::from(1 << (10 * (unit + 1)))
+}
+
+/// A refusal has to come before the memory is gone, and not while there is plenty.
+#[test]
+fn a_job_takes_no_more_memory_than_is_reckoned_before() {
+    for args in [
+        "-n 8 --client-threads 46",
+        "-n 16 --client-threads 46 --no-verify",
+        "-n 32 --client-threads 46 --no-verify",
+        "-n 16 --client-threads 46 --server-threads 2 --backend sharded --batch-window completion:1 --no-verify",
+        "-n 16 --client-threads 46 --server-threads 2 --backend meta --no-verify",
+        "-n 4 --client-threads 46 --backend direct --no-verify",
+        "-n 8 --client-threads 46 -d 32 --backend rc-send --no-verify",
+        "-n 8 --client-threads 8 -d 32 --value-size 4096 --runs 2",
+    ] {
+        let args: Vec<_> = args.split(' ').chain(["-t", "40us", "--warmup", "20us"]).collect();
+        let (status, document, said) = sim(&args);
+        let (reckoned, taken) = (document.unwrap()["memory"]["total_bytes"].as_f64().unwrap(), taken(&said));
+        assert!(
+            status == Some(0) && taken < reckoned && taken > reckoned / 8.0,
+            "{args:?}: {taken} bytes taken, {reckoned} reckoned: {said}"
+        );
+    }
+}

@@ -1,6 +1,6 @@
 //! The queue-pair contexts that a NIC holds on its chip.
 
-use std::collections::HashMap;
+use super::numbered::ByNumber;
 
 /// No entry.
 const NONE: usize = usize::MAX;
@@ -16,7 +16,7 @@ struct Entry {
 #[derive(Default)]
 pub(crate) struct ContextCache {
     entries: Vec<Entry>,
-    places: HashMap<u32, usize>,
+    places: ByNumber<u32, usize>,
     newest: usize,
     oldest: usize,
 }

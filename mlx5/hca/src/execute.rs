@@ -58,7 +58,8 @@ fn rung_for_later(hca: &Hca, state: &mut State, index: usize) {
     if hca.strict {
         local::remember(hca, qp, from, qp.sq_producer());
     }
-    hca.timing.announce(qp, hca.membership.lid(), hca.clock.now_ns(), &mut state.deferred);
+    let sends = hca.timing.announce(qp, hca.membership.lid(), hca.clock.now_ns(), &mut state.deferred);
+    hca.sends.set(hca.sends.get() + sends);
 }
 
 /// Everything up to the record is as good as announced; for a queue pair that broke a rule, or is in the error state.

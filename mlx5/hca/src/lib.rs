@@ -74,6 +74,7 @@ mod look;
 mod memory;
 mod mirror;
 mod nic;
+mod numbered;
 mod objects;
 mod options;
 mod outcome;
@@ -194,6 +195,8 @@ pub struct Hca {
     events: RefCell<VecDeque<AsyncEvent>>,
     /// Times that a WQE found no receive at its target.
     rnr_naks: Cell<u64>,
+    /// WRITEs and SENDs announced, counted with a model of NICs only.
+    sends: Cell<u64>,
     state: RefCell<State>,
 }
 
@@ -344,6 +347,12 @@ impl Hca {
     pub(crate) fn produced(&self) -> u32 {
         let state = self.state.borrow();
         state.cqs.iter().flatten().fold(state.produced, |sum, cq| sum.wrapping_add(cq.produced()))
+    }
+
+    /// WRITEs and SENDs that its doorbells have announced so far. 0 but in a [`Simulation`], whose models of CPUs ask.
+    #[must_use]
+    pub fn sends(&self) -> u64 {
+        self.sends.get()
     }
 
     /// For a simulation: peers find this device gone from now on.

@@ -1,10 +1,10 @@
 //! What a network of NICs costs: when each WQE has its effect, and when its poster can know.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::contexts::ContextCache;
+use super::numbered::ByNumber;
 use super::random::Random;
 use super::receive::Receives;
 
@@ -75,7 +75,7 @@ impl fmt::Debug for NicModel {
 
 struct Nics {
     /// Asked for one LID at a time, so that its order decides nothing.
-    by_lid: HashMap<u16, Nic>,
+    by_lid: ByNumber<u16, Nic>,
     random: Random,
 }
 
@@ -102,7 +102,7 @@ struct Nic {
     contexts: ContextCache,
     uses: ContextUses,
     /// By receive queue.
-    receives: HashMap<u32, NextReceive>,
+    receives: ByNumber<u32, NextReceive>,
 }
 
 /// The receive that the next message will find: of those under way, each takes one.
@@ -198,7 +198,7 @@ impl NicModel {
     /// A network of NICs that have just been switched on.
     #[must_use]
     pub fn new(parameters: NicParameters) -> Self {
-        let nics = Nics { by_lid: HashMap::new(), random: Random::new(parameters.seed) };
+        let nics = Nics { by_lid: ByNumber::default(), random: Random::new(parameters.seed) };
         Self { parameters, nics: Arc::new(Mutex::new(nics)) }
     }
 

@@ -112,6 +112,7 @@ impl Hca {
             is_port_up: Cell::new(true),
             events: RefCell::default(),
             rnr_naks: Cell::new(0),
+            sends: Cell::new(0),
             state: RefCell::new(State::new(arena_bytes, &options.faults)),
         })
     }

@@ -1,17 +1,16 @@
 //! [`Simulation`]: a network of software HCAs and the programs that drive them, in one thread and in virtual time.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
 use std::fmt;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 
 mod due;
 
-use self::due::DueTimes;
+use self::due::{DueTimes, NEVER};
 use super::complete::EVERY_LID;
+use super::numbered::ByNumber;
 use super::options::{FabricSpec, SoftOptions};
 use super::trace::hash_of;
 use super::{Clock, ContextUses, Hca, LocalFabric, NicModel, NicParameters, Timing};
@@ -50,6 +49,13 @@ pub trait Actor {
     fn has_news(&mut self) -> bool {
         true
     }
+
+    /// When it takes its turn, if it is idle and woken at `now_ns`: at once, or when a loop that had polled on would have noticed. `is_rung`: by
+    /// a [`Bell`], and not by a device.
+    fn notices_ns(&self, now_ns: u64, is_rung: bool) -> u64 {
+        let _ = is_rung;
+        now_ns
+    }
 }
 
 /// The number of an actor in its [`Simulation`], in the order in which they were added.
@@ -58,12 +64,22 @@ pub struct ActorId(usize);
 
 /// Ends the sleep of actors from inside the steps of others, which have a way to them that is no device: see [`Simulation::bell`].
 #[derive(Clone, Debug, Default)]
-pub struct Bell(Arc<Mutex<Vec<usize>>>);
+pub struct Bell(Arc<Rung>);
+
+/// Actors it was rung for.
+#[derive(Debug, Default)]
+struct Rung {
+    actors: Mutex<Vec<usize>>,
+    /// There are some: most steps ring for nobody.
+    is_any: AtomicBool,
+}
 
 impl Bell {
     /// If it is idle, this actor is stepped at the time of the step that is going on, after it. If not, nothing happens.
     pub fn ring(&self, actor: ActorId) {
         self.rung().push(actor.0);
+        // After the actor: a thread that sees this sees the actor.
+        self.0.is_any.store(true, Ordering::Release);
     }
 
     /// What rings it for this actor when it is woken.
@@ -73,7 +89,7 @@ impl Bell {
     }
 
     fn rung(&self) -> MutexGuard<'_, Vec<usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.actors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -103,6 +119,9 @@ impl<F: FnMut(u64) -> Did> Actor for F {
 #[error("the device was not opened with the options of this simulation")]
 pub struct ForeignDevice;
 
+/// Of a time in `Simulation::turns`, below it: the number of the turn.
+const TURN_BITS: u32 = 64;
+
 struct Node {
     hca: Rc<Hca>,
     /// CQEs it had written then.
@@ -116,8 +135,6 @@ struct Bound<'a> {
     /// By LID.
     devices: Vec<u16>,
     is_idle: bool,
-    /// Number of its turn; others with its name are out of date. 0: it has none.
-    turn: u64,
 }
 
 /// A network of software HCAs and the actors that drive them, in one thread: the simulation owns the clock and the model of the NICs, and
@@ -161,10 +178,10 @@ pub struct Simulation<'a> {
     /// When each of them has something to do, as of its last look.
     due: DueTimes,
     /// Where a LID is in `nodes`. Asked for single keys only.
-    places: HashMap<u16, usize>,
+    places: ByNumber<u16, usize>,
     actors: Vec<Bound<'a>>,
-    /// Time, number of the turn, actor.
-    turns: BinaryHeap<Reverse<(u64, u64, usize)>>,
+    /// When each of them takes its turn, by number; of turns at the same time, the one that was decided first.
+    turns: DueTimes,
     last_turn: u64,
     steps: u64,
     /// LIDs to be looked at; empty in between.
@@ -192,9 +209,9 @@ impl<'a> Simulation<'a> {
             model: NicModel::new(parameters),
             nodes: Vec::new(),
             due: DueTimes::default(),
-            places: HashMap::new(),
+            places: ByNumber::default(),
             actors: Vec::new(),
-            turns: BinaryHeap::new(),
+            turns: DueTimes::default(),
             last_turn: 0,
             steps: 0,
             touched: Vec::new(),
@@ -295,7 +312,8 @@ impl<'a> Simulation<'a> {
                 self.nodes[place].actors.push(number);
             }
         }
-        self.actors.push(Bound { actor: Box::new(actor), devices: lids, is_idle: false, turn: 0 });
+        self.actors.push(Bound { actor: Box::new(actor), devices: lids, is_idle: false });
+        self.turns.push();
         self.decide_turn(number, self.now_ns());
         Ok(ActorId(number))
     }
@@ -365,32 +383,33 @@ impl<'a> Simulation<'a> {
 
     /// Ends the sleep of the actors the bell was rung for, in that order.
     fn follow_bell(&mut self) {
-        let bell = self.bell.clone();
-        bell.rung().drain(..).for_each(|number| self.end_sleep(number));
-    }
-
-    fn end_sleep(&mut self, number: usize) {
-        if self.actors.get(number).is_some_and(|bound| bound.is_idle) {
-            self.actors[number].is_idle = false;
-            self.decide_turn(number, self.now_ns());
+        // A ring of another thread that is missed here is heard with the next event.
+        if self.bell.0.is_any.load(Ordering::Acquire) {
+            self.bell.0.is_any.store(false, Ordering::Relaxed);
+            let bell = self.bell.clone();
+            bell.rung().drain(..).for_each(|number| self.end_sleep(number, true));
         }
     }
 
-    fn next_ns(&mut self) -> Option<u64> {
-        while let Some(&Reverse((_, turn, number))) = self.turns.peek() {
-            if self.actors[number].turn == turn {
-                break;
-            }
-            self.turns.pop();
+    fn end_sleep(&mut self, number: usize, is_rung: bool) {
+        let now_ns = self.now_ns();
+        if let Some(bound) = self.actors.get_mut(number).filter(|bound| bound.is_idle) {
+            bound.is_idle = false;
+            let at_ns = bound.actor.notices_ns(now_ns, is_rung).max(now_ns);
+            self.decide_turn(number, at_ns);
         }
+    }
+
+    fn next_ns(&self) -> Option<u64> {
         // The end of time does not come.
-        let actor = self.turns.peek().map(|&Reverse((at_ns, ..))| at_ns).filter(|&at_ns| at_ns < u64::MAX);
-        [actor, self.due.first_ns()].into_iter().flatten().min().map(|at_ns| at_ns.max(self.now_ns()))
+        let actor = u64::try_from(self.turns.first() >> TURN_BITS).ok().filter(|at_ns| *at_ns < u64::MAX);
+        let device = u64::try_from(self.due.first()).ok();
+        [actor, device].into_iter().flatten().min().map(|at_ns| at_ns.max(self.now_ns()))
     }
 
     fn run_at(&mut self, at_ns: u64) {
         self.now_ns.fetch_max(at_ns, Ordering::Relaxed);
-        match self.due.first_due(at_ns) {
+        match self.due.first_due(at_ns.into()) {
             Some(place) => self.look(place, None),
             None => self.step_actor(),
         }
@@ -399,18 +418,19 @@ impl<'a> Simulation<'a> {
     }
 
     fn step_actor(&mut self) {
-        let Some(Reverse((_, _, number))) = self.turns.pop() else { return };
+        let Some(number) = self.turns.first_due(self.turns.first()) else { return };
         let now_ns = self.now_ns();
         self.steps += 1;
         let bound = &mut self.actors[number];
-        (bound.turn, bound.is_idle) = (0, false);
+        bound.is_idle = false;
         let did = bound.actor.step(now_ns);
         match did {
             Did::Cost(ns) => self.decide_turn(number, now_ns.saturating_add(ns.max(1))),
             Did::IdleUntil(until_ns) => {
                 self.actors[number].is_idle = true;
-                if let Some(until_ns) = until_ns {
-                    self.decide_turn(number, until_ns.max(now_ns.saturating_add(1)));
+                match until_ns {
+                    Some(until_ns) => self.decide_turn(number, until_ns.max(now_ns.saturating_add(1))),
+                    None => self.turns.set(number, NEVER),
                 }
             }
         }
@@ -428,7 +448,7 @@ impl<'a> Simulation<'a> {
         let after = node.hca.advance(&mut self.touched);
         let (is_news, is_own) = (after != node.produced, after == before);
         node.produced = after;
-        self.due.set(place, node.hca.next_event_ns());
+        self.due.set(place, node.hca.next_event_ns().map_or(NEVER, u128::from));
         if is_news {
             self.wake(place, stepped.filter(|_| is_own));
         }
@@ -455,14 +475,13 @@ impl<'a> Simulation<'a> {
             let number = self.nodes[place].actors[i];
             let bound = &mut self.actors[number];
             if bound.is_idle && Some(number) != but && bound.actor.has_news() {
-                self.end_sleep(number);
+                self.end_sleep(number, false);
             }
         }
     }
 
     fn decide_turn(&mut self, number: usize, at_ns: u64) {
         self.last_turn += 1;
-        self.actors[number].turn = self.last_turn;
-        self.turns.push(Reverse((at_ns, self.last_turn, number)));
+        self.turns.set(number, u128::from(at_ns) << TURN_BITS | u128::from(self.last_turn));
     }
 }

@@ -35,9 +35,11 @@ impl Timing {
         matches!(self, Self::Model(_))
     }
 
-    /// The doorbell of `qp` rang: says when what it announced is to be executed. `lid` is this device's.
+    /// The doorbell of `qp` rang: says when what it announced is to be executed. `lid` is this device's. Returns how many WRITEs and SENDs a model
+    /// has counted in it.
     #[cold]
-    pub(crate) fn announce(&self, qp: &mut SoftQp, lid: u16, now_ns: u64, deferred: &mut Deferred) {
+    pub(crate) fn announce(&self, qp: &mut SoftQp, lid: u16, now_ns: u64, deferred: &mut Deferred) -> u64 {
+        let mut sends = 0;
         let producer = qp.sq_producer();
         let mut counter = qp.under_way.announced.back().map_or(qp.sq_limit, |last| last.end);
         match self {
@@ -51,6 +53,7 @@ impl Timing {
                 while counter != producer {
                     let load = Load::of(qp, counter, producer.wrapping_sub(counter));
                     counter = counter.wrapping_add(load.blocks);
+                    sends += u64::from(!load.is_nop && load.response.is_none());
                     let Times { effect_ns, acknowledged_ns } = if load.is_nop {
                         let ns = qp.under_way.last_effect_ns.max(now_ns);
                         Times { effect_ns: ns, acknowledged_ns: ns }
@@ -70,6 +73,7 @@ impl Timing {
                 }
             }
         }
+        sends
     }
 }
 

@@ -393,6 +393,10 @@ impl Restful for KvDaemon {
         Some(remote.min(sleep::rest(parts, waker)?))
     }
 
+    fn has_connections(&self) -> bool {
+        self.remote.is_some()
+    }
+
     fn has_news(&self) -> bool {
         self.remote.as_ref().is_some_and(Remote::has_work)
     }

@@ -114,6 +114,9 @@ pub trait Restful {
     /// gets a completion; `None`: there is something now.
     fn rest(&mut self, waker: &Waker) -> Option<Duration>;
 
+    /// Whether it has connections to other ranks, and so something to hear from its device.
+    fn has_connections(&self) -> bool;
+
     /// Whether the device has something for it, asked while it rests.
     fn has_news(&self) -> bool;
 

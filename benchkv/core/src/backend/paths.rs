@@ -98,6 +98,10 @@ impl Restful for ClientPaths {
         Some(remote.min(sleep::rest(shards.chain(rings), waker)?))
     }
 
+    fn has_connections(&self) -> bool {
+        self.remote.is_some()
+    }
+
     fn has_news(&self) -> bool {
         self.remote.as_ref().is_some_and(Remote::has_work)
     }

@@ -105,7 +105,7 @@ fn of_spec(paths: Loopback, corrupt_one: bool, pace: Option<Pace>, ops: Option<u
     let schedule = pace.map(|pace| pace.schedule(0, 1, WORKLOAD.seed));
     let pattern = WORKLOAD.pattern(0, 0);
     let verifier = Some(Verifier::new(0, 2, WORKLOAD.accesses, pattern.read_keys));
-    Client::new(ClientSpec { rank: 0, queue_depth: 8, ops, runs: 2, pattern, schedule, verifier, corrupt_one }, paths)
+    Client::new(ClientSpec { rank: 0, queue_depth: 8, ops, runs: 2, is_frugal: false, pattern, schedule, verifier, corrupt_one }, paths)
 }
 
 /// Steps in a phase with a clock that ticks 100 ns per reading.

@@ -340,9 +340,10 @@ impl Spawner<'_> {
     where
         W: Turns + 'static,
     {
-        let thread = Thread::new(worker, self.shared, self.runs, (self.rank, number), series);
+        let mut thread = Thread::new(worker, self.device.soft(), self.shared, self.runs, (self.rank, number), series);
+        let devices: &[&dyn mlx5::hca::Simulated] = if thread.worker.restful().has_connections() { &[self.device] } else { &[] };
         let thread = Rc::new(RefCell::new(thread));
-        let actor = self.simulation.spawn(&[self.device], Handle(Rc::clone(&thread)));
+        let actor = self.simulation.spawn(devices, Handle(Rc::clone(&thread)));
         let actor = actor.map_err(|e| SimulationError::Setup(BackendError::setup("an actor of the simulation", e)))?;
         let waker = self.bell.waker(actor);
         thread.borrow_mut().waker = waker.clone();

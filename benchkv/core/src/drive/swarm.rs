@@ -61,6 +61,7 @@ fn world(rng: &mut Rng) -> World {
         write_ns: ns(400),
         client_ns: ns(100),
         operation_ns: ns(300),
+        line_ns: 0,
     };
     World { cpu, nic, strict: true, on_turn: Some(look_at), ..World::default() }
 }
@@ -142,6 +143,7 @@ fn job(rng: &mut Rng) -> Job {
         queue_depth: depth,
         pace,
         runs: RUNS,
+        is_frugal: true,
         sizes: Sizes::compute(ring_bytes, &topology, depth, 8),
         policies: policies(rng, &topology),
         ..job

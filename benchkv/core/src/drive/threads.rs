@@ -6,6 +6,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use fastrand::Rng;
+use mlx5::hca::Hca;
 use mlx5::{Actor, Did};
 
 use super::faults::Faults;
@@ -51,7 +52,9 @@ pub(super) struct Thread<W> {
     lost: Rng,
     /// Since when it rests.
     rests_since_ns: Option<u64>,
-    /// WRITEs and SENDs of a daemon so far.
+    /// The device of its rank, if it is simulated.
+    hca: Option<Rc<Hca>>,
+    /// WRITEs and SENDs that a daemon posted when it went to rest: the next round takes the time of these too.
     writes: u64,
     /// Of the last turn.
     moved: usize,
@@ -77,7 +80,14 @@ pub(super) trait Turns: Sized {
 pub(super) struct Handle<W>(pub(super) Rc<RefCell<Thread<W>>>);
 
 impl<W> Thread<W> {
-    pub(super) fn new(worker: W, shared: &Rc<Shared>, runs: usize, (rank, number): (usize, usize), series: Option<Recorder>) -> Self {
+    pub(super) fn new(
+        worker: W,
+        hca: Option<&Rc<Hca>>,
+        shared: &Rc<Shared>,
+        runs: usize,
+        (rank, number): (usize, usize),
+        series: Option<Recorder>,
+    ) -> Self {
         let faults = &shared.faults;
         Self {
             worker,
@@ -90,6 +100,7 @@ impl<W> Thread<W> {
             lost: Rng::with_seed(faults.seed ^ (rank as u64) << 32 ^ number as u64),
             shared: Rc::clone(shared),
             rests_since_ns: None,
+            hca: hca.cloned(),
             writes: 0,
             moved: 0,
             rank,
@@ -97,13 +108,25 @@ impl<W> Thread<W> {
         }
     }
 
-    /// One that rested notices what there is when a loop that polls every `round_ns` would have: after so long, if not now.
-    fn wake(&mut self, now_ns: u64, round_ns: u64) -> Option<u64> {
-        let since_ns = self.rests_since_ns.take()?;
+    /// What all threads of its rank have sent so far. A difference over a turn of its own is what it has sent itself.
+    fn sends(&self) -> u64 {
+        self.hca.as_ref().map_or(0, |hca| hca.sends())
+    }
+
+    /// A rest ends after whole rounds, as it would for a loop that polls every `round_ns`: how many there will have been, and when.
+    fn end_of_rest(&self, now_ns: u64, round_ns: u64) -> Option<(u64, u64)> {
+        let since_ns = self.rests_since_ns?;
         let round_ns = round_ns.max(1);
         let rounds = (now_ns - since_ns).div_ceil(round_ns);
+        Some((rounds, since_ns + rounds * round_ns))
+    }
+
+    /// Ends a rest. After so long, if not now.
+    fn wake(&mut self, now_ns: u64, round_ns: u64) -> Option<u64> {
+        let (rounds, end_ns) = self.end_of_rest(now_ns, round_ns)?;
+        self.rests_since_ns = None;
         self.log.note_empty(rounds);
-        Some(since_ns + rounds * round_ns - now_ns).filter(|ns| *ns > 0)
+        Some(end_ns - now_ns).filter(|ns| *ns > 0)
     }
 
     /// A step found nothing to do, and took `round_ns`.
@@ -156,6 +179,12 @@ impl<W: Turns> Actor for Handle<W> {
         let permille = shared.faults.lost_permille;
         worker.restful().has_news() && !(permille > 0 && lost.u16(..1000) < permille)
     }
+
+    fn notices_ns(&self, now_ns: u64, is_rung: bool) -> u64 {
+        let thread = self.0.borrow();
+        let now_ns = if is_rung { now_ns.saturating_add(thread.cpu.line_ns) } else { now_ns };
+        thread.end_of_rest(now_ns, W::round_ns(&thread.cpu)).map_or(now_ns, |(_, end_ns)| end_ns)
+    }
 }
 
 impl Turns for KvDaemon {
@@ -164,22 +193,25 @@ impl Turns for KvDaemon {
     fn turn(thread: &mut Thread<Self>, now_ns: u64) -> Result<Did, BackendError> {
         let (cpu, phase) = (thread.cpu, thread.shared.phase.get());
         thread.log.enter(phase, || now_ns, &mut thread.worker);
+        let before = thread.sends();
         let round = thread.worker.step(|| now_ns)?;
         thread.moved = round.moved;
         if round.is_part {
+            thread.writes += thread.sends() - before;
             return Ok(Did::Cost(cpu.poll_ns));
         }
         thread.log.note_round(round, || now_ns);
         if let Some(series) = &mut thread.series {
             series.note(phase, round, || now_ns, || thread.worker.gauges());
         }
-        let writes = thread.worker.gauges().writes;
-        let writes = writes - std::mem::replace(&mut thread.writes, writes);
+        let now = thread.sends();
+        let writes = now - before + std::mem::take(&mut thread.writes);
         if round.moved + round.cqes > 0 || writes > 0 {
             let ns = [round.moved as u64 * cpu.message_ns, round.cqes as u64 * cpu.completion_ns, writes * cpu.write_ns];
             return Ok(Did::Cost(cpu.round_ns + ns.iter().sum::<u64>()));
         }
         let rest = thread.worker.rest(&thread.waker);
+        thread.writes = thread.sends() - now;
         Ok(thread.rest(rest, Duration::MAX, now_ns, cpu.round_ns))
     }
 

@@ -4,7 +4,9 @@
 //! the waker in the place of the kernel. Both are in one thread, so no barrier is needed, and nobody else finds the waker.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -16,7 +18,32 @@ pub(super) const RESTING: u32 = 2;
 
 thread_local! {
     /// By the address of the word.
-    static WAKERS: RefCell<BTreeMap<usize, Vec<Waker>>> = const { RefCell::new(BTreeMap::new()) };
+    static WAKERS: RefCell<HashMap<usize, Left, BuildHasherDefault<Spread>>> = RefCell::default();
+}
+
+/// Who rests on a word: nearly always one.
+struct Left {
+    waker: Waker,
+    others: Vec<Waker>,
+}
+
+/// Addresses of this process, which nobody chooses.
+#[derive(Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_usize(usize::from(*byte)));
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        // 2^64 / golden ratio; the bits of all come together in the upper half.
+        self.0 = (self.0 ^ number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    }
 }
 
 fn address(word: &AtomicU32) -> usize {
@@ -47,26 +74,35 @@ fn rest_on(watch: &mut dyn Watch, waker: &Waker) -> Option<Duration> {
 impl Word<'_> {
     /// Has `waker` called when the word is changed. A [`Sleep`](super::Sleep) has one consumer, a [`Bell`](super::Bell) any number.
     fn leave(&self, waker: &Waker) {
-        let is_shared = self.sleeping.is_none();
-        let waker = waker.clone();
-        // Wakers are cloned before the borrow and dropped behind it: they may be anything.
-        let _before = WAKERS.try_with(|wakers| {
-            let mut wakers = wakers.borrow_mut();
-            let of_word = wakers.entry(address(self.wakes)).or_default();
-            let (mut kept, before): (Vec<_>, Vec<_>) =
-                std::mem::take(of_word).into_iter().partition(|known| is_shared && !known.will_wake(&waker));
-            kept.push(waker);
-            *of_word = kept;
-            before
-        });
+        let (is_shared, address) = (self.sleeping.is_none(), address(self.wakes));
+        let is_known = |left: &Left| left.waker.will_wake(waker) || is_shared && left.others.iter().any(|known| known.will_wake(waker));
+        let is_left = WAKERS.try_with(|wakers| wakers.borrow().get(&address).is_some_and(is_known));
+        if is_left == Ok(false) {
+            // Wakers are cloned before the borrow and dropped behind it: they may be anything.
+            let waker = waker.clone();
+            let _before = WAKERS.try_with(|wakers| match wakers.borrow_mut().entry(address) {
+                Entry::Occupied(mut left) if is_shared => {
+                    left.get_mut().others.push(waker);
+                    None
+                }
+                Entry::Occupied(mut left) => Some(left.insert(Left { waker, others: Vec::new() })),
+                Entry::Vacant(place) => {
+                    place.insert(Left { waker, others: Vec::new() });
+                    None
+                }
+            });
+        }
         self.raise(RESTING);
     }
 }
 
 /// Calls the wakers that were left at a word. Whether there were any.
 pub(super) fn wake(word: &AtomicU32) -> bool {
-    let wakers = WAKERS.try_with(|wakers| wakers.borrow_mut().remove(&address(word))).ok().flatten();
-    let is_anyone = wakers.is_some();
-    wakers.into_iter().flatten().for_each(Waker::wake);
+    let left = WAKERS.try_with(|wakers| wakers.borrow_mut().remove(&address(word))).ok().flatten();
+    let is_anyone = left.is_some();
+    if let Some(Left { waker, others }) = left {
+        waker.wake();
+        others.into_iter().for_each(Waker::wake);
+    }
     is_anyone
 }

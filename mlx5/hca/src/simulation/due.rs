@@ -1,11 +1,10 @@
-//! When each device of a simulation has something to do: the earliest is found, and one is changed, in a time that grows with the logarithm of
-//! their number.
+//! What of a simulation is due first: the earliest is found, and one is changed, in a time that grows with the logarithm of their number.
 
-/// Nothing to do: behind all times, of which the last is a legal one.
-const NEVER: u128 = 1 << 64;
+/// Nothing to do.
+pub(super) const NEVER: u128 = u128::MAX;
 
-/// A time for each place, in ns. A tree in an array: the node `i` holds the smaller one of nodes `2 i` and `2 i + 1`, the root is 1, and the
-/// leaves are the second half, place by place, filled up with [`NEVER`].
+/// A time for each place: what is compared first, and below it whatever decides between equal times. A tree in an array: the node `i` holds the
+/// smaller one of nodes `2 i` and `2 i + 1`, the root is 1, and the leaves are the second half, place by place, filled up with [`NEVER`].
 #[derive(Debug, Default)]
 pub(super) struct DueTimes {
     tree: Vec<u128>,
@@ -31,30 +30,36 @@ impl DueTimes {
     }
 
     /// Sets the time of a place.
-    pub(super) fn set(&mut self, place: usize, at_ns: Option<u64>) {
+    pub(super) fn set(&mut self, place: usize, time: u128) {
         let mut node = self.tree.len() / 2 + place;
-        self.tree[node] = at_ns.map_or(NEVER, u128::from);
+        if std::mem::replace(&mut self.tree[node], time) == time {
+            return;
+        }
         while node > 1 {
             node /= 2;
-            self.tree[node] = self.tree[2 * node].min(self.tree[2 * node + 1]);
+            let first = self.tree[2 * node].min(self.tree[2 * node + 1]);
+            if std::mem::replace(&mut self.tree[node], first) == first {
+                break;
+            }
         }
     }
 
-    /// The earliest time.
-    pub(super) fn first_ns(&self) -> Option<u64> {
-        self.tree.get(1).and_then(|at_ns| u64::try_from(*at_ns).ok())
+    /// The earliest time, [`NEVER`] if there is none.
+    pub(super) fn first(&self) -> u128 {
+        self.tree.get(1).copied().unwrap_or(NEVER)
     }
 
-    /// The first place with something to do at `now_ns` or before.
-    pub(super) fn first_due(&self, now_ns: u64) -> Option<usize> {
-        self.first_ns().filter(|at_ns| *at_ns <= now_ns)?;
+    /// The first place with something to do at `time` or before.
+    pub(super) fn first_due(&self, time: u128) -> Option<usize> {
+        let time = time.min(NEVER - 1);
+        if self.first() > time {
+            return None;
+        }
         let leaves = self.tree.len() / 2;
         let mut node = 1;
         while node < leaves {
             node *= 2;
-            if self.tree[node] > u128::from(now_ns) {
-                node += 1;
-            }
+            node += usize::from(self.tree[node] > time);
         }
         Some(node - leaves)
     }
@@ -81,12 +86,12 @@ mod tests {
     #[test]
     fn it_finds_what_a_scan_of_a_plain_list_finds() {
         let mut random = Random::new(1);
-        let (mut due, mut list) = (DueTimes::default(), Vec::<Option<u64>>::new());
+        let (mut due, mut list) = (DueTimes::default(), Vec::<u128>::new());
         for _ in 0..20_000 {
             match random.below(16) {
                 0 if list.len() < 40 => {
                     due.push();
-                    list.push(None);
+                    list.push(NEVER);
                 }
                 1 if !list.is_empty() => {
                     let place = random.below(list.len() as u64) as usize;
@@ -95,14 +100,15 @@ mod tests {
                 }
                 _ if !list.is_empty() => {
                     let place = random.below(list.len() as u64) as usize;
-                    list[place] = (random.below(4) > 0).then(|| if random.below(50) == 0 { u64::MAX } else { random.below(100) });
+                    let time = if random.below(50) == 0 { NEVER - 1 } else { random.below(100).into() };
+                    list[place] = if random.below(4) == 0 { NEVER } else { time };
                     due.set(place, list[place]);
                 }
                 _ => {}
             }
-            assert_eq!(due.first_ns(), list.iter().flatten().min().copied());
-            let now_ns = if random.below(20) == 0 { u64::MAX } else { random.below(100) };
-            assert_eq!(due.first_due(now_ns), list.iter().position(|at_ns| at_ns.is_some_and(|at_ns| at_ns <= now_ns)));
+            assert_eq!(due.first(), list.iter().min().copied().unwrap_or(NEVER));
+            let now = if random.below(20) == 0 { NEVER } else { random.below(100).into() };
+            assert_eq!(due.first_due(now), list.iter().position(|time| *time != NEVER && *time <= now));
         }
     }
 }
