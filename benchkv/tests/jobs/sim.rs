@@ -79,7 +79,7 @@ fn a_job_takes_no_more_memory_than_is_reckoned_before() {
         "-n 16 --client-threads 46 --server-threads 2 --backend meta --no-verify",
         "-n 4 --client-threads 46 --backend direct --no-verify",
         "-n 8 --client-threads 46 -d 32 --backend rc-send --no-verify",
-        "-n 8 --client-threads 8 -d 32 --value-size 4096 --runs 2",
+        "-n 8 --client-threads 8 -d 32 --value-size 4096 --runs 2 --key-range 100 --ring-size 65536",
     ] {
         let args: Vec<_> = args.split(' ').chain(["-t", "40us", "--warmup", "20us"]).collect();
         let (status, document, said) = sim(&args);
