@@ -1,4 +1,4 @@
-//! The program whose instructions `scripts/instructions` counts: whole jobs, the daemons and clients of all ranks stepped by turns in one
+//! The program whose instructions `scripts/instructions` counts: whole jobs, the daemons and clients of all ranks stepped in turn in one
 //! thread, so that nothing waits and the counts are exact.
 //!
 //! Counted is what the threads of a job do for an operation, all of them together, but for the loop around their steps. Reads and writes are

@@ -30,7 +30,7 @@ use crate::port::PortOptions;
 use engine::drain;
 use engine::policy::PolicyOptions;
 
-/// Ranks that the local launcher starts unless told.
+/// Default number of ranks that the local launcher starts.
 const DEFAULT_RANKS: usize = 2;
 /// Smallest and largest ring of a connection between ranks, those of copyrpc.
 const RING_BYTES: std::ops::RangeInclusive<u64> = MIN_RING_SIZE..=MAX_RING_SIZE;

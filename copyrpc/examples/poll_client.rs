@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let (mut sent, mut ended, mut failure) = (0, 0, None);
     while ended < words.len() {
-        // The number of the word comes back with its answer. A call that is refused for want of room is made after the next poll.
+        // The number of the word comes back with its answer. A call that is refused for lack of room is made after the next poll.
         while let Some(word) = words.get(sent) {
             match endpoint.call_within(word.as_bytes(), sent, ANSWER, Duration::from_secs(5)) {
                 Ok(_) => sent += 1,

@@ -1,4 +1,4 @@
-//! As `server.rs`, with a loop of its own: it polls, answers when it likes, and says what becomes of its clients.
+//! Like `server.rs`, with a loop of its own: it polls, answers at a time of its choice, and reports the ends of its clients.
 //!
 //! In two terminals: `cargo run -p copyrpc --example poll_server`, and `poll_client` in place of `poll_server`; both take an `ADDRESS:PORT`. The socket
 //! there only swaps the records of the endpoints. With a second argument, the server ends after so many clients.

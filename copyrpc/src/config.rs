@@ -81,7 +81,7 @@ impl EndpointConfig {
         self.max_send_wr.unwrap_or_else(|| {
             // A READ or WRITE of the application has one, and so has the READ of the peer's record.
             let in_flight = self.batches_in_flight.saturating_mul(BATCH_WQEBBS).saturating_add(self.raw_operations).saturating_add(1);
-            // NOPs in front of the ring's end, where the largest WQE does not fit.
+            // NOPs before the ring's end, where the largest WQE does not fit.
             let needed = u64::from(in_flight) + u64::from(BATCH_WQEBBS) - 1;
             // One completion in a quarter of the queue: so much may be done without this end being told.
             (needed * 4).div_ceil(3).min(MAX_COMPUTED_SEND_WR) as u32

@@ -414,7 +414,7 @@ impl<U> Connection<U> {
         }
     }
 
-    /// As [`Connection::close`], nothing is left to be done for a connection that has ended: its number may be another's.
+    /// Like [`Connection::close`], nothing is left to be done for a connection that has ended: its number may be another's.
     pub(crate) fn abort(self: &Rc<Self>) {
         if !self.is_closed() {
             self.end(CloseReason::ClosedHere);

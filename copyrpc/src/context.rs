@@ -97,7 +97,7 @@ impl ContextBuilder {
         self
     }
 
-    /// As [`ContextBuilder::endpoints`], of endpoints that are made with `config`: the fewer their
+    /// Like [`ContextBuilder::endpoints`], of endpoints that are made with `config`: the fewer their
     /// [`batches_in_flight`](EndpointConfig::batches_in_flight), the more of them fit a queue.
     #[must_use]
     pub const fn endpoints_with(mut self, count: u32, config: &EndpointConfig) -> Self {
@@ -299,9 +299,9 @@ impl<U> Context<U> {
         Ok(taken)
     }
 
-    /// As [`Context::poll`], and answers requests while it takes them, which costs less than [`Context::recv`]: `on_request` gets the bytes of
-    /// each and the [`Reply`] to it, those first that arrived before. Returns how many completions, calls out of time and such older requests
-    /// there were.
+    /// Like [`Context::poll`], and answers requests while it takes them, which costs less than [`Context::recv`]: `on_request` gets the
+    /// bytes of each and the [`Reply`] to it, those first that arrived before. Returns how many completions, calls out of time and such
+    /// older requests there were.
     ///
     /// ```no_run
     /// # fn serve(context: copyrpc::Context<()>) -> Result<(), Box<dyn std::error::Error>> {

@@ -76,13 +76,13 @@ impl<U> Endpoint<U> {
         self.note_call(outcome)
     }
 
-    /// As [`Endpoint::call`], but when there is no reply after `timeout` the call ends with
+    /// Like [`Endpoint::call`], but when there is no reply after `timeout` the call ends with
     /// [`CallFailure::DeadlineExceeded`](crate::CallFailure::DeadlineExceeded), in a later poll or drain: the first one without arrivals
     /// that comes after it, under load at the latest the 64th. A reply that arrives in that same poll wins. The peer is not told, and a
     /// reply that comes later reaches no call. Reads the clock; calls without a deadline do not.
     ///
     /// # Errors
-    /// As [`Endpoint::call`].
+    /// Like [`Endpoint::call`].
     pub fn call_within(
         &self,
         payload: &[u8],

@@ -7,7 +7,7 @@
 //!   It never sleeps, so it costs a core;
 //! - a loop of the user's own, of [`AsyncContext::poll`] and [`AsyncContext::wait`].
 //!
-//! What the plain facade refuses for want of room is awaited here: calls of an endpoint wait in the order of their first polls. A future
+//! What the plain facade refuses for lack of room is awaited here: calls of an endpoint wait in the order of their first polls. A future
 //! does nothing before its first poll and borrows its payload, which is copied into the ring once there is room; nothing leaves before
 //! the next poll of the context, so futures that are polled together share WRITEs. The reply is copied out into a `Vec`.
 //!
@@ -160,7 +160,7 @@ impl AsyncContext {
         self.context.stats()
     }
 
-    /// As [`Context::create_endpoint`]. What its connecting gives goes to [`AsyncContext::endpoint`], for calls.
+    /// Like [`Context::create_endpoint`]. What its connecting gives goes to [`AsyncContext::endpoint`], for calls.
     ///
     /// # Errors
     /// [`CreateEndpointError`] with the legal range.
@@ -168,7 +168,7 @@ impl AsyncContext {
         self.context.create_endpoint(config)
     }
 
-    /// As [`Context::alloc`].
+    /// Like [`Context::alloc`].
     ///
     /// # Errors
     /// No bytes are asked for, or there are none left.
@@ -316,7 +316,7 @@ impl AsyncEndpoint {
         CallFuture::new(self, payload, response_allowance)
     }
 
-    /// As [`AsyncEndpoint::call`], of the bytes of `request`, with a reply of the bytes of a [`Call::Reply`].
+    /// Like [`AsyncEndpoint::call`], of the bytes of `request`, with a reply of the bytes of a [`Call::Reply`].
     ///
     /// # Errors
     /// [`AsyncCallError`]; `Size` for a reply that is none.

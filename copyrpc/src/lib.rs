@@ -162,13 +162,13 @@
 //!
 //! ## Beside plain calls
 //!
-//! - **Waiting.** A poll that finds nothing costs about a hundred instructions, and a core if it is repeated for ever. [`Context::wait`] sleeps until there
-//!   is something to poll for, and wakes for deadlines and to watch peers; an idle server that waits does not poll at all.
-//!   A thread that polls other things as well sleeps on the context and on them with `shm::sleep::wait`.
+//! - **Waiting.** A poll that finds nothing costs about a hundred instructions, and a core if it is repeated forever. [`Context::wait`]
+//!   sleeps until there is something to poll for, and wakes for deadlines and to watch peers; an idle server that waits does not poll at
+//!   all. A thread that polls other things as well sleeps on the context and on them with `shm::sleep::wait`.
 //! - **Futures.** [`AsyncClient`] and [`AsyncServer`] have a thread that sleeps on the device, so that their futures are of any thread and executor.
 //!   Without that thread, and its hop, `future::AsyncContext` makes a future of each call, request and one-sided operation. There is no
 //!   executor in it: run one future with its `run_until`, which sleeps while there is nothing to do, or spawn its `drive` in the executor of
-//!   your choice. What is refused for want of room above is awaited there, and dropping a future cancels its call.
+//!   your choice. What is refused for lack of room above is awaited there, and dropping a future cancels its call.
 //! - **Types.** [`typed::Call`] binds a request to its reply. [`Client::call_typed`], [`Server::serve_typed`], [`Endpoint::call_typed`],
 //!   [`RecvHandle::read_as`] and [`RecvHandle::reply_typed`] send structs that derive the traits of
 //!   `zerocopy`: the same bytes, with the size checked.
@@ -179,7 +179,7 @@
 //! - **Fabric.** The device says how its peers are reached: [`DeviceSpec::Verbs`](mlx5::DeviceSpec::Verbs) takes the port, GID index, P_Key
 //!   index, service level, traffic class, MTU and READs in flight ([`VerbsOptions`](mlx5::verbs::VerbsOptions)).
 //!   [`EndpointConfig::connect`] has timeout, retries and RNR timer of one connection ([`ConnectOptions`](mlx5::ConnectOptions)). Values that
-//!   cannot be had are refused. Two ends of unequal MTUs use the smaller one ([`Endpoint::path_mtu`]).
+//!   the device lacks are refused. Two ends of unequal MTUs use the smaller one ([`Endpoint::path_mtu`]).
 //!
 //! ## What makes it fast
 //!

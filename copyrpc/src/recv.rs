@@ -10,7 +10,7 @@ use crate::ring::RecvBytes;
 use crate::wire::Status;
 
 /// A request to be answered, at any time and in any order. Its bytes stay in the receive ring, unharmed, until then; the ring behind
-/// the oldest unanswered request is not reused, so do not hold one for ever.
+/// the oldest unanswered request is not reused, so do not hold one forever.
 ///
 /// Dropped without a reply, it answers the caller with [`CallFailure::Dropped`](crate::error::CallFailure::Dropped).
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl<U> RecvHandle<U> {
         Endpoint::new(Rc::clone(&self.connection))
     }
 
-    /// Answers. Never fails for want of ring space or credit; as a call, it leaves with the next poll or flush.
+    /// Answers. Never fails for lack of ring space or credit; as a call, it leaves with the next poll or flush.
     ///
     /// # Errors
     /// [`ReplyError::TooLarge`] with this handle, or the connection has ended.
@@ -125,8 +125,8 @@ impl<'a, U> Reply<'a, U> {
         Endpoint::new(Rc::clone(self.connection))
     }
 
-    /// Answers: copies the payload to where the device sends it from. Never fails for want of ring space or credit; it leaves when the requests
-    /// that are there have been handled.
+    /// Answers: copies the payload to where the device sends it from. Never fails for lack of ring space or credit; it leaves when the
+    /// requests that are there have been handled.
     ///
     /// # Errors
     /// [`ReplyError::TooLarge`] with this reply, or the connection has ended.

@@ -98,7 +98,7 @@ impl<U> RecvHandle<U> {
     /// Answers with the bytes of `response`, as [`RecvHandle::reply`].
     ///
     /// # Errors
-    /// As [`RecvHandle::reply`]; `TooLarge` when the caller expects a smaller type.
+    /// Like [`RecvHandle::reply`]; `TooLarge` when the caller expects a smaller type.
     pub fn reply_typed<T: IntoBytes + Immutable>(self, response: &T) -> Result<(), ReplyError<Self>> {
         self.reply(response.as_bytes())
     }
@@ -109,7 +109,7 @@ impl<U> Endpoint<U> {
     /// [`Endpoint::call`].
     ///
     /// # Errors
-    /// As [`Endpoint::call`].
+    /// Like [`Endpoint::call`].
     pub fn call_typed<C: Call>(&self, request: &C, user_data: U) -> Result<CallToken, CallError<U>> {
         self.call(request.as_bytes(), user_data, size_of::<C::Reply>())
     }

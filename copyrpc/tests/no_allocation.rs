@@ -1,4 +1,4 @@
-//! No call allocates once as many were outstanding as ever will be: not at the caller, not at the server, not in the device below.
+//! No call allocates once the maximum number has been outstanding: not at the caller, not at the server, not in the device below.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
 #[path = "../../mlx5/tests/support/counting.rs"]
@@ -24,7 +24,7 @@ enum Kind {
     GivenUp,
 }
 
-/// What came of a round's calls.
+/// The outcomes of a round's calls.
 #[derive(Default, Debug)]
 struct Tally {
     taken: u64,

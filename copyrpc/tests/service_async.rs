@@ -286,7 +286,7 @@ fn a_server_that_comes_back_is_connected_to_again() {
     drop(call);
 }
 
-/// Connecting again takes for ever, by the options. One that was made meanwhile, and one without a time, behave as they should, too.
+/// Connecting again takes forever, by the options. One that was made meanwhile, and one without a time, behave as they should, too.
 #[test]
 fn calls_end_in_their_time_also_while_their_connection_is_made_again() {
     let net = Net::new();

@@ -64,7 +64,7 @@ fn see(word: u64, lap: u64) -> Seen {
     let laps_ahead = (word >> LAP_SHIFT).wrapping_sub(lap) & LAP_MASK;
     match laps_ahead {
         0 if word & FULL != 0 => Seen::Full((word & (FULL - 1)) as usize),
-        // The low bits of a free word are zero; anything else is no word of ours.
+        // The low bits of a free word are zero; any other word is garbage.
         0 if word == free(lap) => Seen::Free,
         0 => Seen::Earlier,
         n if n <= LAP_MASK / 2 => Seen::Later,

@@ -24,8 +24,8 @@
 //! - A call and a reply can be seen when the function that sends them returns. There is no flush.
 //! - Replies come in any order. A [`Token`] is the duty to answer one call: [`Node::reply`] uses it up, and dropping it, on any thread, rejects the
 //!   call. The rejection leaves with the node's next [`Node::poll`], for which [`Node::wait`] wakes.
-//! - **Back-pressure**: at most `in_flight` calls of one node to another are unanswered (256 unless told); one more is [`CallError::Full`], which
-//!   returns payload and user data. [`Node::reply`] is never refused for room.
+//! - **Back-pressure**: at most `in_flight` calls of one node to another are unanswered (default 256); one more is [`CallError::Full`],
+//!   which returns payload and user data. [`Node::reply`] is never refused for room.
 //! - Every call ends exactly once: with its reply, with [`CallFailed::Rejected`] when its token is dropped, with [`CallFailed::TimedOut`] after the time
 //!   that [`Node::call_within`] was given or by [`Node::cancel`] (it keeps its place until its late reply is there, which reaches nobody), or with
 //!   [`CallFailed::Disconnected`] when the other node is dropped. Another call whose token is kept waits.

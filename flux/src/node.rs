@@ -118,7 +118,7 @@ pub fn network<T: Copy + Send, U>(nodes: usize, config: Config) -> Result<Vec<No
     network_by(&Clock::default(), nodes, config)
 }
 
-/// As [`network`], whose calls end in time by `clock`.
+/// Like [`network`], whose calls end in time by `clock`.
 ///
 /// # Errors
 /// [`ConfigError`].
@@ -196,11 +196,11 @@ impl<T: Copy + Send, U> Node<T, U> {
         }
     }
 
-    /// As [`call`](Self::call), but without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`. It is then as one
-    /// that was [cancelled](Self::cancel).
+    /// Like [`call`](Self::call), but without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`. It is
+    /// then as one that was [cancelled](Self::cancel).
     ///
     /// # Errors
-    /// As [`call`](Self::call).
+    /// Like [`call`](Self::call).
     pub fn call_within(&mut self, to: usize, payload: T, user_data: U, timeout: Duration) -> Result<CallToken, CallError<T, U>> {
         let call = self.call(to, payload, user_data)?;
         if let Some(peer) = self.ends.peer(call.to) {
@@ -250,9 +250,9 @@ impl<T: Copy + Send, U> Node<T, U> {
         self.pass(f, Keep)
     }
 
-    /// As [`poll`](Self::poll), and answers every call that it takes with what `handler` makes of the caller's number and the payload. This takes the
-    /// fewest instructions; one who answers later, or in another order, polls and takes calls with [`try_recv_raw`](Self::try_recv_raw). Those
-    /// that a poll has found before are answered too. A call whose handler panics is rejected.
+    /// Like [`poll`](Self::poll), and answers every call that it takes with what `handler` makes of the caller's number and the payload.
+    /// This takes the fewest instructions; one who answers later, or in another order, polls and takes calls with
+    /// [`try_recv_raw`](Self::try_recv_raw). Those that a poll has found before are answered too. A call whose handler panics is rejected.
     #[inline(always)]
     pub fn step(&mut self, f: impl FnMut(U, Result<T, CallFailed>), mut handler: impl FnMut(usize, &T) -> T) -> usize {
         if !self.ends.inbox.is_empty() {
@@ -369,7 +369,7 @@ impl<T, U> Ends<T, U> {
     }
 }
 
-/// What becomes of the calls that a pass takes.
+/// The treatment of the calls that a pass takes.
 trait Handle<T> {
     /// The answer; `None`: the call waits in the inbox.
     fn handle(&mut self, from: usize, payload: &T) -> Option<T>;

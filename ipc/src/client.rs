@@ -48,10 +48,10 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         Self::connect_in(&Dir::open(None)?, name, 0)
     }
 
-    /// As [`connect`](Self::connect), to a server that may not be up yet, or have no place free yet: tries for as long as `patience`.
+    /// Like [`connect`](Self::connect), to a server that may not be up yet, or have no place free yet: tries for as long as `patience`.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
+    /// Like [`connect`](Self::connect).
     pub fn connect_within(name: &str, patience: Duration) -> Result<Self, ConnectError> {
         blocking::retry(patience, ConnectError::may_pass, || Self::connect(name))
     }
@@ -124,11 +124,11 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         }
     }
 
-    /// As [`call`](Self::call), but without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`. It is then as one
-    /// that was [cancelled](Self::cancel).
+    /// Like [`call`](Self::call), but without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`. It is
+    /// then as one that was [cancelled](Self::cancel).
     ///
     /// # Errors
-    /// As [`call`](Self::call).
+    /// Like [`call`](Self::call).
     pub fn call_within(&mut self, request: Req, user_data: U, timeout: Duration) -> Result<CallToken, CallError<Req, U>> {
         let call = self.call(request, user_data)?;
         self.end_within(call, timeout);
@@ -197,7 +197,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         self.poll_slots(|user_data, _, outcome| f(user_data, outcome))
     }
 
-    /// As [`poll`](Self::poll), with the slot of each call (0 if there is no reply).
+    /// Like [`poll`](Self::poll), with the slot of each call (0 if there is no reply).
     #[inline(always)]
     pub(crate) fn poll_slots(&mut self, mut f: impl FnMut(U, usize, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
         let ended = self.take_replies(&mut f);

@@ -108,7 +108,8 @@ impl Membership {
         self.session = None;
     }
 
-    /// As [`end`](Self::end), and as sure as the kernel is by now. For a client that has time: a system call, while the server may be gone.
+    /// Like [`end`](Self::end), and as sure as the kernel is by now. For a client that has time: a system call, while the server may be
+    /// gone.
     pub(crate) fn check(&mut self) -> Option<SessionEnd> {
         self.watch.look_next();
         self.end()

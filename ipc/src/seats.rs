@@ -108,7 +108,7 @@ impl Session {
     }
 }
 
-/// One holder's time in its seat, for those who look there with every message: to be had of [`Seats::held_by`].
+/// One holder's time in its seat, for callers that look there with every message; [`Seats::held_by`] returns it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Holding {
     seat: NonNull<Seat>,
@@ -141,7 +141,7 @@ impl Holding {
         self.word = NEVER;
     }
 
-    /// As [`Seats::armed`].
+    /// Like [`Seats::armed`].
     #[must_use]
     #[inline(always)]
     pub(crate) fn armed(&self) -> &AtomicU32 {
@@ -395,7 +395,7 @@ impl Patrol {
         now_ns.is_some_and(|now_ns| self.catch_up(file, now_ns, ROUNDS_PER_PASS, &mut bury))
     }
 
-    /// As [`pass`](Self::pass), of a server that has nothing to do: all the looks are made that have become due.
+    /// Like [`pass`](Self::pass), of a server that has nothing to do: all the looks are made that have become due.
     pub(crate) fn check(&mut self, file: &LockFile, now_ns: u64, mut bury: impl FnMut(usize, u32)) {
         self.pass(file, &mut bury);
         self.catch_up(file, now_ns, self.seats.count, &mut bury);

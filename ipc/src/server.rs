@@ -64,7 +64,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         Self::bind_with(dir, name, W::words_for(max_clients), max_clients, depth, type_tag)
     }
 
-    /// As [`bind_in`](Self::bind_in), with so many `words` for announcements, where `W` leaves a choice.
+    /// Like [`bind_in`](Self::bind_in), with so many `words` for announcements, where `W` leaves a choice.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
@@ -177,7 +177,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         if is_there { Ok(()) } else { Err(ReplyError::ClientGone { client: asker.client() }) }
     }
 
-    /// As [`recv`](Self::recv), of a message that `take` makes sense of; a client whose message it does not loses its session.
+    /// Like [`recv`](Self::recv), of a message that `take` makes sense of; a client whose message it does not loses its session.
     #[inline]
     pub(crate) fn recv_if(&mut self, mut take: impl FnMut(&Asker, Req) -> bool) -> Option<Token> {
         loop {

@@ -268,7 +268,8 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         });
     }
 
-    /// As [`pass`](Self::pass), answering each request with what `handler` makes of it. Returns how many. For when none is [waiting](Self::waiting).
+    /// Like [`pass`](Self::pass), answering each request with what `handler` makes of it. Returns how many. For when none is
+    /// [waiting](Self::waiting).
     #[inline(always)]
     pub(crate) fn pass_answering(&mut self, wakes: &mut impl Wakes, file: &LockFile, mut handler: impl FnMut(&Req) -> Resp) -> usize {
         self.pass_over(wakes, file, |table, client, budget| table.answer(client, budget, &mut handler))

@@ -63,7 +63,7 @@ pub(crate) unsafe fn seats(view: RegionView<'_>, layout: &Layout) -> Seats {
 }
 
 /// # Safety
-/// As [`seats`], and the layout was made for this `W`.
+/// Like [`seats`], and the layout was made for this `W`.
 pub(crate) unsafe fn announced<W: Announce>(view: RegionView<'_>, layout: &Layout) -> W {
     // SAFETY: contract of this function; the layout gives them their room, on a line.
     unsafe { W::new(address(view, Layout::ANNOUNCED), layout.max_clients, layout.words) }

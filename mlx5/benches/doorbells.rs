@@ -1,7 +1,7 @@
 //! How the device is told of new WQEs, and how it tells of what arrived: which is fastest? WRITEs with immediate of 28 bytes, each in one block of
 //! the send queue, go from a queue pair to another of the same device, in one thread: with a doorbell of 8 bytes, of the last WQE through
 //! BlueFlame, and of all of them through BlueFlame (`BlueflameBatch`, which is unproven on a NIC); one and four WQEs to a doorbell; into a
-//! completion queue with plain CQEs and into one with compressed ones, if the device has them. All by turns.
+//! completion queue with plain CQEs and into one with compressed ones, if the device has them. All in turn.
 //!
 //! `cargo bench -p mlx5 --bench doorbells -- [DEVICE] [ROUNDS]`: messages per second on DEVICE (`mlx5_0`, or `soft`, which is the default), medians
 //! of ROUNDS (11) rounds, each beside the first. What each costs the processor in instructions `scripts/instructions` counts. Without

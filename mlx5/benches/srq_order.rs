@@ -1,6 +1,6 @@
 //! Does it matter in which order the links of a shared receive queue lead through its memory? A NIC that finds the next WQE where it follows
 //! the one before can fetch several at a time; one that has to follow links cannot. WRITEs with immediate go from a queue pair to another
-//! of the same device, in one thread: once with a queue that is linked in order, once with one whose links were shuffled, by turns.
+//! of the same device, in one thread: once with a queue that is linked in order, once with one whose links were shuffled, in turn.
 //!
 //! `cargo bench -p mlx5 --bench srq_order -- [DEVICE] [ROUNDS]`: messages per second on DEVICE (`mlx5_0`, or `soft`, which is the default and to
 //! which the order means nothing), medians of ROUNDS (11) rounds, and the ratio. Without `--bench`, as `cargo test` runs it, or with

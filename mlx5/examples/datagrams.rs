@@ -1,4 +1,4 @@
-//! Unreliable datagrams: one queue pair talks to many, without connections. What a peer cannot take is lost without a word.
+//! Unreliable datagrams: one queue pair talks to many, without connections. A datagram that a peer cannot take is lost silently.
 //!
 //! `cargo run --release -p mlx5 --example datagrams [DEVICE]`: on the software HCA, or on DEVICE, for example `mlx5_0`.
 #![allow(clippy::print_stdout, reason = "an example")]

@@ -1,4 +1,4 @@
-//! Strict mode: three mistakes that a NIC punishes without a word, each made on purpose and named.
+//! Strict mode: three mistakes that a NIC punishes silently, each made on purpose and reported.
 //!
 //! They are mistakes of the program above the driver. Those of a driver (a doorbell not rung, a stale WQE, ...) are in `mlx5::Rule` too.
 //!

@@ -1,4 +1,4 @@
-//! Unreliable datagrams on the software HCA: what arrives, what is lost without a word, and what is an error.
+//! Unreliable datagrams on the software HCA: those that arrive, those that are lost silently, and the errors.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "a test")]
 
 #[path = "support/end.rs"]

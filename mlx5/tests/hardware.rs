@@ -287,7 +287,7 @@ fn next_event(device: &Device) -> AsyncEvent {
     }
 }
 
-/// Sends an empty message and waits for what becomes of it.
+/// Sends an empty message and waits for its outcome.
 fn result_of_a_send(device: &Device, qp: &mut RcQp, cq: &mut Cq, patience: std::time::Duration) -> Option<Result<(), CompletionError>> {
     qp.post(&Send { payload: () }, Signal::Always, 0).unwrap();
     qp.ring();

@@ -44,7 +44,7 @@ fn stepped_process() {
     run_process();
 }
 
-/// The tests stop and kill processes by turns.
+/// The tests stop and kill processes in turn.
 fn begin() -> MutexGuard<'static, ()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

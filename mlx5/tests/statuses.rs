@@ -236,7 +236,7 @@ fn an_error_of_another_queue_pairs_receive_changes_nothing() {
     assert_eq!((other.qp.state(), b.qp.state()), (QpState::ReadyToSend, QpState::Error));
 }
 
-/// What becomes of the second end once the first is connected to it; what is returned lives on.
+/// The action on the second end once the first is connected to it; a returned end stays alive.
 type How = fn(&Net, &mut End, End) -> Option<End>;
 
 #[test]

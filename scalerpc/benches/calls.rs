@@ -111,7 +111,7 @@ impl Room {
     }
 }
 
-/// What the calls of a round carry, and what becomes of their replies.
+/// The payloads of the calls of a round, and the use of their replies.
 trait Calls {
     const TYPE: u16;
     fn fill(&mut self, client: usize, payload: &mut [u8]);

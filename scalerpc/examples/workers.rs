@@ -1,4 +1,4 @@
-//! A server whose requests are answered by a pool of workers: the thread of the server takes them, and gives them to the workers by turns, a
+//! A server whose requests are answered by a pool of workers: the thread of the server takes them, and gives them to the workers in turn, a
 //! batch at a time; workers answer when they are done, in whatever order.
 //!
 //! `cargo run --release -p scalerpc --example workers -- [WORKERS [CALLS]]`

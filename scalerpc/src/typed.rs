@@ -81,7 +81,7 @@ impl Client {
 }
 
 impl AsyncClient {
-    /// As [`Client::call_typed`].
+    /// Like [`Client::call_typed`].
     ///
     /// # Errors
     /// [`ClientError`].

@@ -156,7 +156,7 @@ fn a_call_ends_when_its_time_is_over_and_a_late_response_is_nobody_elses() {
     server.stop();
 }
 
-/// It has the request, and goes without a word.
+/// The server has the request, and goes silently.
 #[test]
 fn a_client_that_waits_notices_that_its_server_is_gone() {
     let server = start_with("127.0.0.1:0", options(4), |server| {
@@ -256,7 +256,7 @@ fn typed_calls_have_the_types_of_both_and_other_sizes_are_refused() {
     server.stop();
 }
 
-/// Its one client calls from within the handler, so there is a request whenever the server looks: without a bound it would step for ever.
+/// Its one client calls from within the handler, so there is a request whenever the server looks: without a bound it would step forever.
 #[test]
 fn a_server_that_is_stopped_ends_although_each_of_its_steps_has_a_request() {
     // Many times what fits into the time that a server which was stopped takes.

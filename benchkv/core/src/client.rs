@@ -300,7 +300,7 @@ impl<P: Paths> Client<P> {
         })
     }
 
-    /// How long it has nothing to do, unless one of its operations ends. [`Duration::MAX`]: for ever.
+    /// How long it has nothing to do, unless one of its operations ends. [`Duration::MAX`]: forever.
     #[must_use]
     pub fn until_due(&self, now_ns: u64) -> Duration {
         let Book { spec, phase, free, refused, .. } = &self.book;

@@ -242,7 +242,7 @@ impl Workload {
         Pattern { accesses, read_keys: slots.len() }
     }
 
-    /// A private key lives on one rank for ever; the remote ones are spread evenly over the client's keys in the job's ratio.
+    /// A private key lives on one rank forever; the remote ones are spread evenly over the client's keys in the job's ratio.
     fn private_access(&self, rank: usize, client_number: u64, slot: usize) -> Access {
         let remote_before = |slots: usize| (slots as f64 * self.remote_ratio).ceil() as usize;
         let is_remote = remote_before(slot + 1) > remote_before(slot);

@@ -94,7 +94,7 @@ impl Held {
     /// What the program holds now.
     ///
     /// # Errors
-    /// As [`Memfds::now`].
+    /// Like [`Memfds::now`].
     pub fn now() -> io::Result<Self> {
         // The listing itself is given back before the heap is looked at.
         let device = Memfds::now()?.bytes() as f64;

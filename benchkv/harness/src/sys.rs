@@ -40,7 +40,7 @@ pub(crate) fn seqpacket_pair() -> io::Result<(UnixStream, UnixStream)> {
 
 /// A descriptor that becomes readable when process `pid`, a child not yet waited for, ends.
 pub(crate) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
-    // SAFETY: pidfd_open takes two integers and touches no memory of ours.
+    // SAFETY: pidfd_open takes two integers and touches no memory of this process.
     let fd = checked(unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) })?;
     // SAFETY: the call succeeded, so `fd` is an open descriptor that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })

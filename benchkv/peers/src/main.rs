@@ -1,4 +1,4 @@
-//! `shm-peers`: ipc, delegationrpc and flux beside their rivals, by turns in one run on one pair of cores. `scripts/peers shm` runs it.
+//! `shm-peers`: ipc, delegationrpc and flux beside their rivals, in turn in one run on one pair of cores. `scripts/peers shm` runs it.
 //!
 //! In the order a run uses the files: [`measures`] (the rounds: what is measured, in which order, by which of the two processes),
 //! [`crowd`] (ipc beside delegationrpc with several clients), [`ours`] and [`rivals`] (the ends that are put below the one load,

@@ -133,7 +133,7 @@ fn threads(options: &Options) -> (u64, Stores) {
     (ranks.iter().map(|(completed, _)| completed).sum(), ranks.into_iter().map(|(_, stores)| stores).collect())
 }
 
-/// All ranks in this thread, by turns.
+/// All ranks in this thread, in turn.
 fn lockstep(options: &Options) -> (u64, Stores) {
     let mut cluster = Cluster::new(&options.job, |rank| options.site(rank, std::process::id())).unwrap();
     let moved = cluster.run(u64::MAX, || 0).unwrap();

@@ -1,4 +1,4 @@
-//! Every backend on a device behind libibverbs: a NIC, or the software HCA below the real libraries.
+//! Every backend on a device behind libibverbs: a NIC, or the software HCA under the real libraries.
 //!
 //! `mlx5-run cargo test -p benchkv --test jobs -- --ignored hardware`; on a NIC without `mlx5-run`, and with `BENCHKV_TEST_DEVICE` where it is not
 //! mlx5_0.

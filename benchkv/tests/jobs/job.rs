@@ -298,7 +298,7 @@ fn nameless_file() -> File {
     file
 }
 
-/// All of a file, without moving the position at which a child of ours may be writing.
+/// All of a file, without moving the position at which a child process may be writing.
 fn content(file: &File) -> String {
     let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
     file.read_exact_at(&mut bytes, 0).unwrap();

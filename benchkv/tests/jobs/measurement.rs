@@ -177,7 +177,7 @@ fn a_ring_too_small_for_what_is_in_flight_makes_requests_wait_and_loses_none() {
     });
 }
 
-/// All-to-all far above the credit: daemons that wait for each other in a circle would stand still for ever.
+/// All-to-all far above the credit: daemons that wait for each other in a circle would stand still forever.
 #[test]
 fn many_ranks_that_overrun_their_rings_do_not_wait_for_each_other() {
     each_of(&WITH_RINGS, &["--ranks", "4", "--remote-ratio", "1", "--ring-size", "4096", "--queue-depth", "512"], |result| {

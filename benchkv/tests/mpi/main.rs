@@ -17,7 +17,7 @@ use serde_json::Value;
 /// Some ranks of a job, with arguments of their own.
 type Part<'a> = (usize, &'a [&'a str]);
 
-/// Directories of a job: shared memory of ours, and what MPI itself leaves behind when it is killed.
+/// Directories of a job: benchkv's shared memory, and that of MPI, which leaves files there when it is killed.
 struct Dirs {
     shm: Scratch,
     mpi: Scratch,

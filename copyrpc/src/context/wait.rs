@@ -39,8 +39,8 @@ impl<U> Context<U> {
     }
 
     /// Posts what gathered, as [`Context::flush_endpoints`], and says how long there is nothing to do unless a completion comes
-    /// ([`Duration::MAX`]: for ever); `None`: there is something now. For drivers that poll several contexts by turns, in virtual time or not.
-    /// Not inside a poll.
+    /// ([`Duration::MAX`]: forever); `None`: there is something now. For drivers that poll several contexts in turn, in virtual time or
+    /// not. Not inside a poll.
     #[must_use]
     pub fn idle_for(&self) -> Option<Duration> {
         self.inner.flush_all();

@@ -65,7 +65,7 @@ impl HeldRequests {
         self.next += 1;
     }
 
-    /// As [`push`](Self::push) and [`take`](Self::take) of a request with the application, which has all others. Returns its number.
+    /// Like [`push`](Self::push) and [`take`](Self::take) of a request with the application, which has all others. Returns its number.
     pub(super) fn push_taken(&mut self, request: HeldRequest) -> u64 {
         debug_assert!(!self.has_untaken());
         self.push(request);

@@ -197,10 +197,10 @@ impl<U> Link<U> {
         Self::with_past(send, recv, config, &Past::default())
     }
 
-    /// As [`Link::new`], with that much behind it. For tests.
+    /// Like [`Link::new`], with that much behind it. For tests.
     ///
     /// # Errors
-    /// As [`Link::new`].
+    /// Like [`Link::new`].
     #[doc(hidden)]
     pub(crate) fn with_past(send: RingView, recv: RingView, config: &LinkConfig, past: &Past) -> Result<Self, LinkConfigError> {
         config.check(send.size(), recv.size())?;

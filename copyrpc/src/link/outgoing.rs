@@ -23,11 +23,11 @@ impl<U> Link<U> {
         self.call_until(payload, user_data, response_allowance, NEVER)
     }
 
-    /// As [`Link::call`], but once `deadline_ns` has passed, in the clock of [`Link::expire`], the call ends there. `u64::MAX` is no
+    /// Like [`Link::call`], but once `deadline_ns` has passed, in the clock of [`Link::expire`], the call ends there. `u64::MAX` is no
     /// deadline.
     ///
     /// # Errors
-    /// As [`Link::call`].
+    /// Like [`Link::call`].
     #[inline(never)]
     pub(crate) fn call_until(
         &mut self,
@@ -183,7 +183,7 @@ fn fill_response(place: Place<'_>, reservation: &mut Reservation, stats: &mut St
 /// What tests answer by.
 #[cfg(test)]
 impl<U> Link<U> {
-    /// Answers a request; in any order, at any time. Never fails for want of ring space (S2).
+    /// Answers a request; in any order, at any time. Never fails for lack of ring space (S2).
     ///
     /// # Errors
     /// [`ReplyError`]; a payload above [`Request::max_reply`] gives the request back.

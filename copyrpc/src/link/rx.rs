@@ -174,7 +174,7 @@ impl RecvRing {
         self.messages_left == 0
     }
 
-    /// As [`is_between_batches`](Self::is_between_batches), and there are no more: all is delivered.
+    /// Like [`is_between_batches`](Self::is_between_batches), and there are no more: all is delivered.
     #[inline]
     pub(super) fn is_done(&mut self) -> bool {
         let is_done = self.is_parsed_but(0);

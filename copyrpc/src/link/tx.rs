@@ -355,7 +355,7 @@ impl SendRing {
         self.wrap.is_none() && self.open_count != 0 && self.may_post()
     }
 
-    /// As [`fill`](Self::fill), where there is an [easy batch](Self::has_easy_batch), and this end is not closing.
+    /// Like [`fill`](Self::fill), where there is an [easy batch](Self::has_easy_batch), and this end is not closing.
     #[inline(always)]
     pub(super) fn fill_easy_batch(&self, words: FlowWords) -> Emit {
         let metadata = FlowMetadata { words, message_count: self.open_count, is_closing: false };
@@ -364,7 +364,7 @@ impl SendRing {
         Emit { offset, bytes, imm: encode_imm(bytes), is_last: true, signal: false }
     }
 
-    /// As [`commit`](Self::commit), of that.
+    /// Like [`commit`](Self::commit), of that.
     #[inline(always)]
     pub(super) const fn commit_easy_batch(&mut self) {
         self.posted = self.next;

@@ -100,7 +100,7 @@ impl AsyncClient {
         Self::with_options(address, &ClientOptions::default()).await
     }
 
-    /// As [`connect`](Self::connect), with options.
+    /// Like [`connect`](Self::connect), with options.
     ///
     /// # Errors
     /// [`ClientError`]; nothing is left behind.
@@ -128,7 +128,7 @@ impl AsyncClient {
         self.call_for(request.into(), self.0.queue.limits.timeout)
     }
 
-    /// As [`call`](Self::call), but waits for so long at most, from the first poll on, for a connection that is made again, too.
+    /// Like [`call`](Self::call), but waits for so long at most, from the first poll on, for a connection that is made again, too.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -376,7 +376,7 @@ impl Worker {
             });
             let Err(error) = connected else { break None };
             end_late(waiting);
-            // It was not for want of time, or all of that is over.
+            // It was not for lack of time, or all of that is over.
             if waiting.is_empty() || attempt == left || began.elapsed() < attempt {
                 break Some(error);
             }

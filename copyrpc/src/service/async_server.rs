@@ -82,7 +82,7 @@ impl AsyncServer {
         Self::with_options(address, &ServerOptions::default()).await
     }
 
-    /// As [`bind`](Self::bind), with options.
+    /// Like [`bind`](Self::bind), with options.
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.

@@ -42,7 +42,7 @@ impl Client {
         Self::with_options(address, &ClientOptions::default())
     }
 
-    /// As [`connect`](Self::connect), with options.
+    /// Like [`connect`](Self::connect), with options.
     ///
     /// # Errors
     /// [`ClientError`]; nothing is left behind.
@@ -58,7 +58,7 @@ impl Client {
         self.call_for(request, self.caller.options.timeout)
     }
 
-    /// As [`call`](Self::call), but waits for so long at most, for a connection that is made again, too.
+    /// Like [`call`](Self::call), but waits for so long at most, for a connection that is made again, too.
     ///
     /// # Errors
     /// [`ClientError`].

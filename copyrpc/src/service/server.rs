@@ -153,7 +153,7 @@ impl Server {
         Self::with_options(address, &ServerOptions::default())
     }
 
-    /// As [`bind`](Self::bind), with options.
+    /// Like [`bind`](Self::bind), with options.
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
@@ -221,7 +221,7 @@ impl Server {
         }
     }
 
-    /// As [`serve`](Self::serve), for requests that are structs: one of another size is refused.
+    /// Like [`serve`](Self::serve), for requests that are structs: one of another size is refused.
     ///
     /// # Errors
     /// [`ServerError::Poll`].

@@ -1,4 +1,4 @@
-//! What callbacks may do, and what becomes of their panics.
+//! The actions that callbacks may take, and the effects of their panics.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,4 @@
-//! What is called, and what becomes of it.
+//! The calls, and their outcomes.
 
 use std::time::Duration;
 

@@ -98,8 +98,8 @@ impl Checked {
     }
 }
 
-/// Rings of 4 KiB, so that they wrap soon. A receive queue found empty is an error (B1) on the software HCA; below the real driver it copies
-/// what was posted at its next step, which the peer may hear of sooner, so that an RNR NAK proves nothing there.
+/// Rings of 4 KiB, so that they wrap soon. A receive queue found empty is an error (B1) on the software HCA; under the real driver it
+/// copies what was posted at its next step, which the peer may hear of sooner, so that an RNR NAK proves nothing there.
 pub(crate) fn small() -> EndpointConfig {
     let connect = ConnectOptions::default();
     let connect = ConnectOptions { rnr_retry: if mode() == Mode::Hardware { connect.rnr_retry } else { 0 }, ..connect };

@@ -29,8 +29,8 @@ impl Tag {
         (Self(word & !(0xff << 24)), (word >> 24) as u8)
     }
 
-    /// As [`unpack`](Self::unpack), of a word whose note should be 0. With another note it is a tag that names no call: its slot is beyond
-    /// [`CALLS_MAX`](crate::CALLS_MAX).
+    /// Like [`unpack`](Self::unpack), of a word whose note should be 0. With another note it is a tag that names no call: its slot is
+    /// beyond [`CALLS_MAX`](crate::CALLS_MAX).
     #[must_use]
     #[inline(always)]
     pub fn without_note(word: u64) -> Self {

@@ -14,7 +14,7 @@ pub fn prefetch(addr: usize) {
     let _ = addr;
 }
 
-/// As [`prefetch`], for a line that this core will write: no other core has it then.
+/// Like [`prefetch`], for a line that this core will write: no other core has it then.
 #[inline(always)]
 pub fn prefetch_to_write(addr: usize) {
     // By hand, because the compiler emits the instruction only for processors that are sure to have it; it does nothing on others.
@@ -49,7 +49,7 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
             to.add(last).cast::<T>().write_unaligned(d);
         }
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match len {
             32..=64 => four::<u128>(to, from, len),

@@ -89,7 +89,7 @@ enum Place {
     Memory(Memory),
 }
 
-/// What became of the file at a name.
+/// The outcome of removing the file at a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Removal {
     /// It was dead and is gone; by us or by somebody else.

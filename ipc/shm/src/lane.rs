@@ -203,7 +203,7 @@ impl<T: Copy> LaneTx<T> {
 }
 
 impl<T: Copy> LaneTx<Tagged<T>> {
-    /// As [`publish`](Self::publish), of a message that goes straight to its slot.
+    /// Like [`publish`](Self::publish), of a message that goes straight to its slot.
     #[inline(always)]
     pub fn publish_tagged(&mut self, tag: u64, payload: T) {
         let (slot, next) = (self.slots.at(self.next), self.next.wrapping_add(1));
@@ -242,7 +242,7 @@ impl<T: Copy> LaneRx<T> {
     /// The consuming end over `capacity` slots at `slots`, its first message being number `position`.
     ///
     /// # Safety
-    /// As [`LaneTx::new`], for the consuming end; and every bit pattern that the producer may write must be a valid `T` (a peer in
+    /// Like [`LaneTx::new`], for the consuming end; and every bit pattern that the producer may write must be a valid `T` (a peer in
     /// another process is not trusted: use types that are `FromBytes`).
     #[must_use]
     pub unsafe fn new(slots: NonNull<Slot<T>>, capacity: u64, position: u64) -> Self {
@@ -292,7 +292,7 @@ impl<T: Copy> LaneRx<T> {
 }
 
 impl<T: Copy> LaneRx<Tagged<T>> {
-    /// As [`pop`](Self::pop), with the tag alone at first: what is done with the message depends on it.
+    /// Like [`pop`](Self::pop), with the tag alone at first: what is done with the message depends on it.
     #[inline(always)]
     pub fn pop_tagged(&mut self) -> Option<(u64, Unread<'_, T>)> {
         let slot = self.slots.at(self.next);

@@ -378,7 +378,7 @@ fn prepare(map: &Mapping, kind: u64, user_bytes: usize, init: impl FnOnce(Region
 }
 
 fn view_of(map: &Mapping, user_bytes: usize) -> RegionView<'_> {
-    // SAFETY: every mapping of a region has a header in front of its user bytes.
+    // SAFETY: every mapping of a region has a header before its user bytes.
     let base = unsafe { map.base().add(HEADER_BYTES) };
     RegionView { base, len: user_bytes, _region: PhantomData }
 }

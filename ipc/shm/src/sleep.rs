@@ -64,7 +64,7 @@ impl Sleep {
         self.wake_if_asleep();
     }
 
-    /// As [`wake`](Self::wake), by one who has the barrier at hand.
+    /// Like [`wake`](Self::wake), by one who has the barrier at hand.
     #[inline(always)]
     pub fn wake_behind(&self, barrier: LightBarrier) {
         // W1

@@ -60,7 +60,7 @@ mod barrier {
     const CMD_REGISTER_GLOBAL_EXPEDITED: libc::c_int = 1 << 2;
 
     fn membarrier(command: libc::c_int) -> bool {
-        // SAFETY: membarrier(2) takes plain integers and touches no memory of ours.
+        // SAFETY: membarrier(2) takes plain integers and touches no memory of this process.
         unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
     }
 
@@ -116,8 +116,8 @@ mod barrier {
         }
     }
 
-    /// As [`light_barrier`], for a producer whose consumers are all in its process: it never costs anything. Where `membarrier(2)` does not work, no
-    /// [`heavy_barrier`] of theirs returns `true`, and they rely on no flag.
+    /// Like [`light_barrier`], for a producer whose consumers are all in its process: it never costs anything. Where `membarrier(2)` does
+    /// not work, no [`heavy_barrier`] of theirs returns `true`, and they rely on no flag.
     #[inline(always)]
     pub fn light_barrier_within_process() {
         compiler_fence(Ordering::SeqCst);

@@ -40,10 +40,10 @@ impl<U> Client<U> {
         Self::connect_in(&Dir::open(None)?, name, 0)
     }
 
-    /// As [`connect`](Self::connect), to a server that may not be up yet, or have no place free yet: tries for as long as `patience`.
+    /// Like [`connect`](Self::connect), to a server that may not be up yet, or have no place free yet: tries for as long as `patience`.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
+    /// Like [`connect`](Self::connect).
     pub fn connect_within(name: &str, patience: Duration) -> Result<Self, ConnectError> {
         blocking::retry(patience, ConnectError::may_pass, || Self::connect(name))
     }
@@ -110,11 +110,11 @@ impl<U> Client<U> {
         Ok(call)
     }
 
-    /// As [`call`](Self::call), but without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`. It is then as one
-    /// that was [cancelled](Self::cancel).
+    /// Like [`call`](Self::call), but without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`. It is
+    /// then as one that was [cancelled](Self::cancel).
     ///
     /// # Errors
-    /// As [`call`](Self::call).
+    /// Like [`call`](Self::call).
     pub fn call_within<'a>(&mut self, request: &'a [u8], user_data: U, timeout: Duration) -> Result<CallToken, CallError<&'a [u8], U>> {
         let call = self.call(request, user_data)?;
         self.inner.end_within(call, timeout);

@@ -36,7 +36,7 @@ impl<R: Rpc> Caller<R> {
         assert!(self.try_call(number, None));
     }
 
-    /// As [`call`](Self::call), if there is room and a server. With a timeout the call may end late.
+    /// Like [`call`](Self::call), if there is room and a server. With a timeout the call may end late.
     pub fn try_call(&mut self, number: u64, timeout: Option<Duration>) -> bool {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let called = match timeout {

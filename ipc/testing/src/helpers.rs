@@ -69,7 +69,7 @@ impl Helper {
         Self::start_with(role, scratch, |_| ())
     }
 
-    /// As [`start`](Self::start), with changes to its command.
+    /// Like [`start`](Self::start), with changes to its command.
     pub fn start_with(role: &str, scratch: &Scratch, change: impl FnOnce(&mut Command)) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command

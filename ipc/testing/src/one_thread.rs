@@ -78,7 +78,7 @@ impl World {
         let mut due: Vec<u64> = (0..actors).map(|_| self.now_ns() + self.random.u64(..TURN_NS)).collect();
         loop {
             let (actor, at) = due.iter().copied().enumerate().min_by_key(|&(actor, at)| (at, actor)).unwrap();
-            assert!(at < u64::MAX, "everybody rests for ever");
+            assert!(at < u64::MAX, "everybody rests forever");
             self.hands.fetch_max(at, Ordering::Relaxed);
             self.note(actor as u64);
             self.turns[0] += 1;

@@ -1,4 +1,4 @@
-//! Processes that poll and sleep by turns, killed at random moments, and stopped and continued: clients of a server that lives, and servers with clients that live. The
+//! Processes that poll and sleep in turn, killed at random moments, and stopped and continued: clients of a server that lives, and servers with clients that live. The
 //! survivors neither hang nor lose an answer nor get one twice, whatever they give up or do not wait for; seats can be taken again; the next
 //! server starts; nothing is left.
 //!

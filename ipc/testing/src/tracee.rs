@@ -258,7 +258,7 @@ impl Tracee {
     }
 }
 
-/// Runs a test on one core, which its processes inherit: to switch between two that go by turns is cheaper than to wake another core.
+/// Runs a test on one core, which its processes inherit: to switch between two that go in turn is cheaper than to wake another core.
 pub fn on_one_core<R>(test: impl FnOnce() -> R) -> R {
     static TAKEN: Mutex<Vec<usize>> = Mutex::new(vec![]);
     // SAFETY: zeroed bytes are an empty set of cores; both calls are about this thread, with a valid set of that size.
@@ -302,7 +302,7 @@ impl Points {
         Self::within(n, Duration::from_secs(seconds))
     }
 
-    /// As [`new`](Self::new), for a time other than whole seconds.
+    /// Like [`new`](Self::new), for a time other than whole seconds.
     pub fn within(n: usize, time: Duration) -> Self {
         let gcd = |mut a: usize, mut b: usize| {
             while b > 0 {

@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char, c_int};
 
 use crate::driver::Library;
 
-/// An operation of ours and its counterpart.
+/// An operation of this crate and its counterpart.
 pub(crate) struct Versus {
     /// Of ours.
     pub(crate) ours: &'static str,

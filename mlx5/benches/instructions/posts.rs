@@ -108,7 +108,7 @@ pub(crate) fn post4_inline28(n: usize, bell: Bell) {
     }
 }
 
-/// As [`post_inline`] with a length known when it is compiled, SENDs.
+/// Like [`post_inline`] with a length known when it is compiled, SENDs.
 pub(crate) fn post_send_inline28(n: usize) {
     let mut poster = Poster::new();
     let data = black_box([0x5a; 28]);

@@ -1,5 +1,5 @@
 //! What the software HCA adds to the cost of the cache lines it moves: two processes on two cores, one RC connection, and beside it, in
-//! the same run and by turns, the same exchange with nothing but shared memory.
+//! the same run and in turn, the same exchange with nothing but shared memory.
 //!
 //! | name | what one operation is |
 //! |---|---|

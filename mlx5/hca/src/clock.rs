@@ -33,7 +33,7 @@ impl Clock {
         }
     }
 
-    /// As [`now_ns`](Self::now_ns), but the system's clock may be some milliseconds behind, and costs a fifth: `CLOCK_MONOTONIC_COARSE`.
+    /// Like [`now_ns`](Self::now_ns), but the system's clock may be some milliseconds behind, and costs a fifth: `CLOCK_MONOTONIC_COARSE`.
     pub(crate) fn coarse_now_ns(&self) -> u64 {
         match self {
             Self::System => clock::coarse_ns(),

@@ -1,7 +1,7 @@
 //! Unreliable datagrams. The sender leaves a datagram in a lane of its *own* memory, one for each device it sends to; the receiver, told by
 //! a ready bit, maps the sender, takes a receive of its own and fills it. So many senders of one queue pair share no word but the ready
 //! bits, and one that dies leaves nothing half-done. What finds no room, no queue pair, no receive or a wrong Q_Key is dropped, as on a
-//! network; below another driver it waits for room, for a while.
+//! network; under another driver it waits for room, for a while.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -86,8 +86,8 @@ impl Grh {
     }
 }
 
-/// How long a datagram below another driver waits for the receiver's device to take earlier ones: the links of InfiniBand have flow control, and
-/// programs take it for granted that they lose nothing there. In ns.
+/// How long a datagram under another driver waits for the receiver's device to take earlier ones: the links of InfiniBand have flow
+/// control, and programs take it for granted that they lose nothing there. In ns.
 const LINK_WAIT_NS: u64 = 100_000_000;
 
 /// Who sends a datagram.

@@ -22,7 +22,7 @@ use super::{Hca, State, local, strict};
 
 /// A peer that does not answer is asked again this often.
 const PEER_RETRY_NS: u64 = 1_000_000;
-/// The RNR retry count that means "for ever".
+/// The RNR retry count that means "forever".
 const RNR_RETRY_WITHOUT_END: u8 = 7;
 /// Longest WQE, in bytes: `ds` has 6 bits.
 const MAX_WQE: usize = 16 * WQEBB;
@@ -241,7 +241,8 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u6
     Ok(waiting.again_ns)
 }
 
-/// What becomes of a WQE that is not simply run: it is flushed, was written wrongly, or has a fault in store. `None` if it is run after all.
+/// Returns the outcome of a WQE that is not executed normally: it is flushed, malformed, or gets a fault. `None` if it is executed after
+/// all.
 #[cold]
 fn odd(hca: &Hca, qp: &mut SoftQp, injector: &mut Option<Box<Injector>>, ctrl: CtrlWords) -> Option<Outcome> {
     if qp.failed {

@@ -27,7 +27,7 @@ pub struct Faults {
     pub drop_peers_after: Option<u64>,
 }
 
-/// What becomes of an operation.
+/// The fate of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Normal,

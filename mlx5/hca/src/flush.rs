@@ -1,5 +1,5 @@
-//! What becomes of what is posted when a queue pair goes to the error state: a send that waits does so no longer; receives of its own queue are
-//! flushed, those of a shared one stay.
+//! Flushes the work of a queue pair that goes to the error state: a send that waits stops waiting; receives of its own queue are flushed,
+//! those of a shared one stay.
 
 use mlx5_wire::{CqeOpcode, ErrorCqe, Syndrome};
 

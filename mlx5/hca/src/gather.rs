@@ -134,7 +134,7 @@ pub(crate) unsafe fn scatter(
         }
         Ok(())
     })?;
-    // What is in front of the data needs room also where there is no data.
+    // The bytes before the data need room even where there are no data.
     while skip > 0 {
         let Some(segment) = segments.next() else { return Err(too_short) };
         skip -= skip.min(pointer_bytes(&segment));

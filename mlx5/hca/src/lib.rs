@@ -366,7 +366,7 @@ impl Hca {
         self.clock.now_ns()
     }
 
-    /// As [`now_ns`](Self::now_ns), cheaper and behind.
+    /// Like [`now_ns`](Self::now_ns), cheaper and behind.
     #[must_use]
     pub fn coarse_now_ns(&self) -> u64 {
         self.clock.coarse_now_ns()

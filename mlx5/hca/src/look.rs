@@ -78,7 +78,7 @@ impl Hca {
         }
     }
 
-    /// RTR to RTS, or new options in RTS: its send queue is looked at from now on. A `timeout` of 0 waits for ever. The RNR timer is that of
+    /// RTR to RTS, or new options in RTS: its send queue is looked at from now on. A `timeout` of 0 waits forever. The RNR timer is that of
     /// this end, where a NIC's requester obeys that of the other.
     pub fn start_sending(&self, qpn: u32, options: &ConnectOptions) {
         self.with_qp(qpn, |qp| {

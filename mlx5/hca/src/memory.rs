@@ -213,7 +213,7 @@ impl DeviceMemory {
 /// that polls the end of a message, and not a CQE, relies on it.
 ///
 /// # Safety
-/// As [`copy`].
+/// Like [`copy`].
 #[inline(always)]
 pub(crate) unsafe fn place(to: *mut u8, from: *const u8, len: usize) {
     const LAST: usize = size_of::<u64>();

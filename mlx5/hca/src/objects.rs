@@ -176,7 +176,7 @@ impl Hca {
         if ![CQE_BYTES, CQE128_BYTES].contains(&(memory.cqe_bytes as usize)) {
             return Err(CreateError::Illegal { what: "the size of a CQE", value: memory.cqe_bytes.into(), legal: "64 or 128" });
         }
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let cq = unsafe { SoftCq::new(memory) };
         let cqs = &mut self.state.borrow_mut().cqs;
         let index = free_index(cqs, MAX_CQS, Option::is_none, || None)
@@ -227,20 +227,20 @@ impl Hca {
     /// A size outside the limits, or no memory.
     ///
     /// # Safety
-    /// As [`create_cq`](Self::create_cq).
+    /// Like [`create_cq`](Self::create_cq).
     pub unsafe fn create_srq(&self, pd: u32, memory: &RqMemory) -> Result<u32, CreateError> {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.copy_rq(&mut self.state.borrow_mut(), pd, memory, true) }
     }
 
     /// A receive queue whose WQEs are copied from the driver's.
     ///
     /// # Safety
-    /// As [`create_cq`](Self::create_cq).
+    /// Like [`create_cq`](Self::create_cq).
     unsafe fn copy_rq(&self, state: &mut State, pd: u32, memory: &RqMemory, is_linked: bool) -> Result<u32, CreateError> {
         check_rq(memory)?;
         let RqMemory { buffer, wqe_cnt, stride, record } = *memory;
-        // SAFETY: the caller's. Receives may be posted to a shared queue at once, to a queue pair's own from INIT on.
+        // SAFETY: guaranteed by the caller. Receives may be posted to a shared queue at once, to a queue pair's own from INIT on.
         let mirror = unsafe { Mirror::new(buffer, stride as usize, record, is_linked) };
         self.place_rq(state, pd, (wqe_cnt, stride), is_linked, Some(mirror)).map(|(rqn, _)| rqn)
     }
@@ -266,7 +266,7 @@ impl Hca {
     /// A size outside the limits, or no memory.
     ///
     /// # Safety
-    /// As [`create_cq`](Self::create_cq).
+    /// Like [`create_cq`](Self::create_cq).
     pub unsafe fn create_qp(&self, memory: &QpMemory) -> Result<u32, CreateError> {
         let sq = memory.sq;
         check("the WQEBBs of a send queue", sq.wqe_cnt.into(), 0, MAX_SEND_WR.into())?;
@@ -280,11 +280,11 @@ impl Hca {
         let (rqn, is_new) = match &memory.receives {
             Source::Shared(srqn) => (*srqn, false),
             Source::OwnInReach(rqn) => (*rqn, false),
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             Source::Own(rq) => (unsafe { self.copy_rq(state, memory.pd, rq, false) }?, true),
             Source::None => (self.place_rq(state, memory.pd, (1, SEGMENT as u32), false, None)?.0, true),
         };
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let place = unsafe { SqPlace::new(&SqMemory { wqe_cnt, ..sq }) };
         let result = self.place_qp(state, memory, rqn, place).map(|qp| {
             qp.has_sq = sq.wqe_cnt > 0;
@@ -308,7 +308,7 @@ impl Hca {
     /// It is committed and no peer accesses it.
     pub(crate) unsafe fn clear_lane(&self, index: usize, place: LanePlace) -> LaneRx<Message> {
         let slots = self.memory.lane_slots(place);
-        // SAFETY: the caller's. Zero bytes are empty slots.
+        // SAFETY: guaranteed by the caller. Zero bytes are empty slots.
         unsafe { self.memory.clear_lanes(slots.cast(), place.slots as usize * LANE_SLOT_BYTES) };
         self.memory.lane(index).intent.store(0, Ordering::Relaxed);
         // SAFETY: the slots live as long as the device, this is the only consuming end, and they are empty.

@@ -47,7 +47,7 @@ fn check(bytes: usize, access: Access) -> Result<(), RegisterError> {
 }
 
 impl Hca {
-    /// A region of zeroed memory that peers reach at the speed of memory, on huge pages if they are asked for and to be had.
+    /// Allocates a region of zeroed memory that peers access at memory speed, on huge pages if requested and available.
     ///
     /// # Errors
     /// See [`RegisterError`].

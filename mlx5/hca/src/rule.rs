@@ -18,7 +18,7 @@ pub enum Rule {
     RegisterNotWritten,
     /// The device may take the WQE from the register instead of the queue.
     RegisterBytes,
-    /// The two halves of a BlueFlame register are used by turns.
+    /// The two halves of a BlueFlame register are used in turn.
     RegisterHalf,
     /// A register names its queue pair.
     RegisterQueue,

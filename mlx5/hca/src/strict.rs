@@ -1,4 +1,4 @@
-//! Strict mode: what a driver must not do, and what a NIC would punish by doing nothing, or the wrong thing, without a word.
+//! Strict mode: detects mistakes of a driver that a NIC would punish silently, by doing nothing or the wrong thing.
 //!
 //! A doorbell's hook says only that *a* register was written; what, and whether the record and the WQEs fit it, is read here. Then the
 //! register is poisoned, so that the next store to it is seen for what it is. What nobody announces is found at the next progress.
@@ -177,7 +177,7 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes
     Ok(())
 }
 
-/// Whether queue pair `index` has posted what nobody announced: it fails, for nobody waits for ever.
+/// Whether queue pair `index` has posted what nobody announced: it fails, for nobody waits forever.
 #[cold]
 pub(crate) fn finds_unannounced(hca: &Hca, state: &mut State, index: usize) -> bool {
     let State { qps, violations, .. } = state;

@@ -43,11 +43,11 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 #![cfg_attr(
     test,
-    allow(dead_code, reason = "the test program must not stand in front of its own C library, so nothing calls what is exported")
+    allow(dead_code, reason = "the test program must not interpose its own C library, so nothing calls the exported functions")
 )]
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
-compile_error!("the front end is for 64-bit Linux, whose C library's calls it stands in front of");
+compile_error!("the front end is for 64-bit Linux, whose C library it interposes");
 
 // The interposed calls, and the check whether a call concerns this library.
 mod fds;

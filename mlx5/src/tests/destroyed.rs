@@ -48,7 +48,7 @@ impl Writer {
         self.due.extend(all);
     }
 
-    /// What becomes of the completions of `qpn` that are in the queue when it is destroyed.
+    /// Marks the completions of `qpn` that are in the queue when it is destroyed.
     fn destroyed(&mut self, qpn: u32) {
         self.due.iter_mut().filter(|due| due.0 == qpn).for_each(|due| due.0 = NO_QPN);
     }

@@ -103,7 +103,7 @@ enum Way {
     StartPoll,
 }
 
-/// A queue pair of ours.
+/// A queue pair of this crate.
 enum Ours {
     Connected(RcQp),
     Datagrams(UdQp),

@@ -147,7 +147,7 @@ impl Case {
     }
 }
 
-/// A queue pair of ours.
+/// A queue pair of this crate.
 pub(crate) enum Ours {
     Connected(RcQp),
     Datagrams(UdQp),

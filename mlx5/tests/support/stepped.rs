@@ -334,7 +334,7 @@ impl Stepped {
         stepped
     }
 
-    /// Has it post `n` messages; it stands in front of the doorbell then.
+    /// Makes it post `n` messages, and stop before the doorbell.
     pub(crate) fn go(&mut self, n: u32) {
         self.tracee.stand(&n.to_string());
     }

@@ -119,7 +119,7 @@ fn payloads_of_every_kind_of_length_are_right() {
     }
 }
 
-/// On a device behind libibverbs: a NIC, or the software HCA below the real libraries.
+/// On a device behind libibverbs: a NIC, or the software HCA under the real libraries.
 #[test]
 #[ignore = "needs an mlx5 device, or mlx5-run"]
 fn each_contestant_is_sound_on_hardware() {
@@ -155,7 +155,7 @@ fn options_that_cannot_be_honoured_are_refused_before_anything_starts() {
         let output = run(args);
         assert_eq!(output.status.code(), Some(2), "{args}");
         let said = stderr(&output);
-        assert!(said.contains(legal) && !said.contains("by turns"), "{args}: {said}");
+        assert!(said.contains(legal) && !said.contains("in turn"), "{args}: {said}");
     }
 }
 

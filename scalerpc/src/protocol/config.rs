@@ -5,15 +5,15 @@ use thiserror::Error;
 use crate::protocol::groups::{DEFAULT_GROUP_SIZE, MAX_ACTIVE_PER_GROUP, max_group_size};
 use crate::protocol::wire::{ENTRY_BYTES, EVENT_SLOT_BYTES, HEADER_BYTES, TRAILER_BYTES, ZoneId};
 
-/// Length of a time slice, in ns, unless told otherwise.
+/// Length of a time slice, in ns, by default.
 pub const DEFAULT_SLICE_NS: u64 = 100_000;
-/// How long a rotation may become by longer slices, in ns, unless told otherwise.
+/// How long a rotation may become by longer slices, in ns, by default.
 pub const DEFAULT_MAX_ROTATION_NS: u64 = 25_000_000;
-/// How long a call may take, and how long a zone is waited for before its client is evicted, in ns, unless told otherwise.
+/// How long a call may take, and how long a zone is waited for before its client is evicted, in ns, by default.
 pub const DEFAULT_TIMEOUT_NS: u64 = 5_000_000_000;
-/// Bytes of a slot unless told otherwise.
+/// Bytes of a slot by default.
 pub const DEFAULT_SLOT_BYTES: u32 = 4096;
-/// Slots of a client unless told otherwise.
+/// Slots of a client by default.
 pub const DEFAULT_DEPTH: u32 = 8;
 /// Most slots of a client: they are bits of a word.
 pub const MAX_DEPTH: u32 = 64;
@@ -139,7 +139,7 @@ impl ServerConfig {
     /// Where everything lies.
     ///
     /// # Errors
-    /// As [`check`](Self::check).
+    /// Like [`check`](Self::check).
     pub fn layout(&self) -> Result<Layout, ConfigError> {
         self.check()?;
         Ok(Layout {

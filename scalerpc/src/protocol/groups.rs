@@ -2,7 +2,7 @@
 
 use crate::protocol::mapping::ClientId;
 
-/// Clients of a group unless told otherwise.
+/// Clients of a group by default.
 pub const DEFAULT_GROUP_SIZE: u32 = 40;
 /// Largest configured group size.
 pub const MAX_ACTIVE_PER_GROUP: u32 = 50;

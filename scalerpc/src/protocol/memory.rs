@@ -37,7 +37,8 @@ pub trait Memory {
     }
     /// Copies bytes in.
     fn write(&self, offset: usize, from: &[u8]);
-    /// Puts a message in front of its trailer, which is at `trailer_at`, a multiple of 8: the header, the payload, and then the trailer; Release.
+    /// Puts a message before its trailer, which is at `trailer_at`, a multiple of 8: the header, the payload, and then the trailer;
+    /// Release.
     fn put_message(&self, trailer_at: usize, header: &[u8; HEADER_BYTES], payload: &[u8], trailer: u64) {
         let start = trailer_at - HEADER_BYTES - payload.len();
         self.write(start, header);

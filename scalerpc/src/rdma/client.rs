@@ -48,7 +48,7 @@ impl PendingClient {
         Self::on(&Device::open(device)?, offer, &RdmaOptions::default())
     }
 
-    /// As [`new`](Self::new), with options, and on a device that is open: many clients may share one.
+    /// Like [`new`](Self::new), with options, and on a device that is open: many clients may share one.
     ///
     /// # Errors
     /// [`SetupError`].
@@ -106,10 +106,10 @@ pub struct Permit<'a> {
 }
 
 impl Permit<'_> {
-    /// As [`RdmaClient::call`]; the request needs no READ by the server.
+    /// Like [`RdmaClient::call`]; the request needs no READ by the server.
     ///
     /// # Errors
-    /// As [`RdmaClient::call`].
+    /// Like [`RdmaClient::call`].
     pub fn call(&mut self, rpc_type: u16, payload: &[u8]) -> Result<CallHandle, CallError> {
         self.core.call(rpc_type, payload, self.port.now_ns(), self.ops)
     }
@@ -196,8 +196,9 @@ impl RdmaClient {
     }
 
     /// Sleeps until there may be something for a [`poll`](Self::poll): a response, an event, the end of a call's time; for `limit` at most, and until
-    /// the [waker](mlx5::Device::waker) of its [`device`](Self::device) is called. Whether it was not for want of time. Nothing is missed: what came
-    /// since the last poll ends it at once. While calls are outstanding it ends once in a second, to look whether the server lives (S20).
+    /// the [waker](mlx5::Device::waker) of its [`device`](Self::device) is called. Whether it was not for lack of time. Nothing is missed:
+    /// what came since the last poll ends it at once. While calls are outstanding it ends once in a second, to look whether the server
+    /// lives (S20).
     ///
     /// For clients with [`RdmaOptions::sleeps`], which have a device of their own; nothing else wakes others than their own operations.
     pub fn wait(&mut self, limit: Option<Duration>) -> bool {

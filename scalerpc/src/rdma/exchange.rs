@@ -278,7 +278,7 @@ impl RdmaClient {
         Self::connect_on(&Device::open(device).map_err(SetupError::from)?, &RdmaOptions::default(), channel)
     }
 
-    /// As [`connect_over`](Self::connect_over), with options, and on a device that is open: many clients may share one.
+    /// Like [`connect_over`](Self::connect_over), with options, and on a device that is open: many clients may share one.
     ///
     /// # Errors
     /// [`MeetError`].

@@ -112,7 +112,7 @@ impl RdmaServer {
         Self::on(&Device::open(device)?, config, &RdmaOptions::default())
     }
 
-    /// As [`new`](Self::new), with options, and on a device that is open.
+    /// Like [`new`](Self::new), with options, and on a device that is open.
     ///
     /// # Errors
     /// [`SetupError`].

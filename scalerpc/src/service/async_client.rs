@@ -109,7 +109,7 @@ impl AsyncClient {
         Self::with_options(address, &ClientOptions::default()).await
     }
 
-    /// As [`connect`](Self::connect), with options.
+    /// Like [`connect`](Self::connect), with options.
     ///
     /// # Errors
     /// [`ClientError`]; nothing is left behind.
@@ -138,7 +138,7 @@ impl AsyncClient {
         self.call_for(DEFAULT_TYPE, request.into(), self.0.queue.timeout)
     }
 
-    /// As [`call`](Self::call), but waits for so long at most, from the first poll on, for a connection that is made again, too.
+    /// Like [`call`](Self::call), but waits for so long at most, from the first poll on, for a connection that is made again, too.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -146,7 +146,7 @@ impl AsyncClient {
         self.call_for(DEFAULT_TYPE, request.into(), timeout)
     }
 
-    /// As [`call`](Self::call), for the handler of another type.
+    /// Like [`call`](Self::call), for the handler of another type.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -370,7 +370,7 @@ impl Worker {
                 }
                 Err(error) => {
                     end_late(waiting);
-                    // It was not for want of time, or all of that is over.
+                    // It was not for lack of time, or all of that is over.
                     if waiting.is_empty() || attempt == left || began.elapsed() < attempt {
                         break Some(error);
                     }

@@ -97,7 +97,7 @@ impl Client {
         Self::with_options(address, &ClientOptions::default())
     }
 
-    /// As [`connect`](Self::connect), with options.
+    /// Like [`connect`](Self::connect), with options.
     ///
     /// # Errors
     /// [`ClientError`]; nothing is left behind.
@@ -116,7 +116,7 @@ impl Client {
         self.call_for(DEFAULT_TYPE, request, self.options.timeout)
     }
 
-    /// As [`call`](Self::call), but waits for so long at most, for a connection that is made again, too.
+    /// Like [`call`](Self::call), but waits for so long at most, for a connection that is made again, too.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -124,7 +124,7 @@ impl Client {
         self.call_for(DEFAULT_TYPE, request, timeout)
     }
 
-    /// As [`call`](Self::call), for the handler of another type.
+    /// Like [`call`](Self::call), for the handler of another type.
     ///
     /// # Errors
     /// [`ClientError`].

@@ -169,7 +169,7 @@ impl Server {
         Self::with_options(address, &ServerOptions::default())
     }
 
-    /// As [`bind`](Self::bind), with options.
+    /// Like [`bind`](Self::bind), with options.
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.

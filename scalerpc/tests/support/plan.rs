@@ -14,7 +14,7 @@ pub(crate) fn request(name: u64, number: u64) -> Vec<u8> {
     message(name, number, 0)
 }
 
-/// Its response: the checksum of the request in front of other bytes of the same kind.
+/// Returns its response: the checksum of the request, followed by other bytes of the same kind.
 pub(crate) fn response(name: u64, number: u64) -> Vec<u8> {
     let mut bytes = message(name, number, checksum(&request(name, number)));
     bytes.rotate_left(1);

@@ -1,7 +1,7 @@
 //! A daemon: owner of a shard, carrier of requests, stepped through bounded phases.
 //!
-//! No phase waits for another: a request that cannot go on now joins a queue in front of its way, and the next steps try again. Answers are
-//! never held up for want of room, because every transport keeps room for them; a [`Policy`] may hold them, for a time.
+//! No phase waits for another: a request that cannot go on now joins a queue before its path, and the next steps try again. Answers are
+//! never held up for lack of room, because every transport keeps room for them; a [`Policy`] may hold them, for a time.
 
 use std::task::Waker;
 use std::time::Duration;

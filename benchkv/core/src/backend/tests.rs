@@ -136,7 +136,7 @@ fn ends((routing, transport): (Routing, Transport)) {
     let threads: Vec<_> = workers.flat_map(|worker| [(0, worker), (1, worker)]).map(start).collect();
     let began = Instant::now();
     while !threads.iter().all(|thread| thread.is_finished()) {
-        assert!(began.elapsed() < WATCHDOG, "{routing:?}, {transport:?}: somebody sleeps for ever");
+        assert!(began.elapsed() < WATCHDOG, "{routing:?}, {transport:?}: somebody sleeps forever");
         std::thread::sleep(Duration::from_millis(1));
     }
     assert!(threads.into_iter().all(|thread| thread.join().is_ok()), "{routing:?}, {transport:?}");

@@ -164,7 +164,7 @@ fn every_operation_ends_once_and_windows_hold_what_ended_in_them() {
     assert!(verdict.issued > 80_000);
 }
 
-/// Also where requests are refused for want of room, and where they have their times.
+/// Also where requests are refused for lack of room, and where they have their times.
 #[test]
 fn a_client_with_a_number_of_operations_ends_by_itself_when_they_have_ended() {
     for (ops, room, pace) in

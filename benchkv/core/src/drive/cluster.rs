@@ -92,8 +92,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Steps everybody by turns, rank after rank, clients before daemons, until `moves` operations were issued or ended; then until nothing is
-    /// outstanding. Nothing waits, so the same is done in every run.
+    /// Steps everybody in turn, rank after rank, clients before daemons, until `moves` operations were issued or ended; then until nothing
+    /// is outstanding. Nothing waits, so the same is done in every run.
     ///
     /// # Errors
     /// The first of a daemon or client.

@@ -43,7 +43,7 @@ pub struct Recorder {
     thinned: u64,
 }
 
-/// What became of a series.
+/// The outcome of a series.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceReport {
     /// Samples written.
@@ -144,7 +144,7 @@ impl Recorder {
         &self.samples
     }
 
-    /// What became of it.
+    /// Returns the outcome of the series.
     #[must_use]
     pub fn report(&self) -> TraceReport {
         TraceReport { samples: self.samples.len() as u64, thinned: self.thinned, interval: self.interval }

@@ -1,5 +1,5 @@
 /* What ucp/api/ucp.h says: the test adds a main that prints the values of expressions. Here the compiler checks the types of the functions
- * as ffi.rs has them, with pointers to the library's own structs in the place of ours. */
+ * as ffi.rs has them, with pointers to the library's own structs in their place. */
 #include <stddef.h>
 #include <stdio.h>
 #include <ucp/api/ucp.h>

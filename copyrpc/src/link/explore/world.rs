@@ -73,7 +73,7 @@ pub(super) enum Action {
     TakeRead,
 }
 
-/// What came of an [`Action`].
+/// The outcome of an [`Action`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// It cannot happen now; nothing changed.
@@ -224,7 +224,7 @@ impl World {
         let HeldRequest { position, len, internal_allowance, call_id } = held;
         let request = Request { number, payload: Payload::of_message(position, len), internal_allowance, call_id };
         let payload = if is_short { &[][..] } else { &vec![0; max_reply] };
-        assert!(link.reply(request, payload).is_ok(), "a reply never fails for want of space");
+        assert!(link.reply(request, payload).is_ok(), "a reply never fails for lack of space");
         Step::Done
     }
 

@@ -137,7 +137,7 @@ fn a_peer_that_answers_reads_and_does_nothing_else_is_given_up() {
     assert!(ends[0].link.stats().probes >= 50);
 }
 
-/// Otherwise a stopped peer would be called in vain for ever by a caller whose calls all have deadlines.
+/// Otherwise a stopped peer would be called in vain forever by a caller whose calls all have deadlines.
 #[test]
 fn a_stalled_peer_is_given_up_also_when_no_caller_waits_any_more() {
     let mut ends = pair(&LinkConfig { stall_ns: STALL_NS, ..config() });

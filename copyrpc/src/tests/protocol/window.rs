@@ -138,7 +138,7 @@ fn what_a_wrap_cuts_takes_one_place() {
 #[test]
 fn metadata_alone_waits_for_the_window_and_goes_then() {
     let mut ends = pair(&LinkConfig { local_credit: 0, ..completion(1) });
-    // A call that is refused for want of credit, so only metadata can bring it.
+    // A call that is refused for lack of credit, so only metadata can bring it.
     assert!(ends[1].link.call(&[], 1, 0).is_err());
     rounds_without_read(&mut ends, 1);
     assert_eq!(ends[0].link.stats().metadata_only, 1);

@@ -96,7 +96,7 @@ impl Word<'_> {
     }
 }
 
-/// Calls the wakers that were left at a word. Whether there were any.
+/// Calls the wakers that were left at a word. Returns whether there were any.
 pub(super) fn wake(word: &AtomicU32) -> bool {
     let left = WAKERS.try_with(|wakers| wakers.borrow_mut().remove(&address(word))).ok().flatten();
     let is_anyone = left.is_some();

@@ -122,7 +122,7 @@ fn stepped_process() {
 
 // ---- the others ----
 
-/// The tests stop and kill processes by turns.
+/// The tests stop and kill processes in turn.
 fn begin() -> MutexGuard<'static, ()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

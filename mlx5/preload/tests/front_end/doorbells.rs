@@ -144,7 +144,7 @@ fn a_register_that_announces_nothing_or_something_else_ends_its_queue_pair() {
     });
 }
 
-/// What became of the doorbells of all processes: seen, blocks, words, overtaken.
+/// Returns the outcomes of the doorbells of all processes: seen, blocks, words, overtaken.
 fn counts(log: &str) -> [u64; 4] {
     let mut sums = [0; 4];
     for (_, line) in log.lines().filter_map(|line| line.split_once("doorbells: ")) {

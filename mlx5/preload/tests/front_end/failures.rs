@@ -86,7 +86,7 @@ fn survivor_of(test: &str, program: &str) {
     client.wait_for(|| fs::read_to_string(&log).is_ok_and(|log| log.contains("-> ReadyToSend")));
     // Traffic, not only a connection.
     sleep(Duration::from_millis(500));
-    // SAFETY: a process of ours, which was not waited for.
+    // SAFETY: a child process that was not yet waited for.
     unsafe { libc::kill(server.id(), libc::SIGKILL) };
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&server.finish().status), Some(libc::SIGKILL));
     let client = client.finish();
@@ -131,7 +131,7 @@ fn signals_go_on_to_the_program() {
     let mut program = place.start(place.mlx5_run(&[]).args(["sh", "-c", script]));
     let output = place.file("output-0");
     program.wait_for(|| fs::read_to_string(&output).is_ok_and(|output| output.ends_with('\n')));
-    // SAFETY: a process of ours, which was not waited for.
+    // SAFETY: a child process that was not yet waited for.
     unsafe { libc::kill(program.id(), libc::SIGUSR1) };
     let finished = program.finish();
     assert_eq!(finished.status.code(), Some(9), "{finished:#?}");
@@ -145,7 +145,7 @@ fn a_killed_launcher_takes_its_program_with_it_and_the_next_one_cleans_up() {
     let mut program = place.start(place.mlx5_run(&[]).args(["sh", "-c", "echo $SYSFS_PATH; echo $$; exec sleep 1000"]));
     let output = place.file("output-0");
     program.wait_for(|| fs::read_to_string(&output).is_ok_and(|output| output.lines().count() == 2 && output.ends_with('\n')));
-    // SAFETY: a process of ours, which was not waited for.
+    // SAFETY: a child process that was not yet waited for.
     unsafe { libc::kill(program.id(), libc::SIGKILL) };
     let finished = program.finish();
     let sleeper: libc::pid_t = finished.output.lines().nth(1).unwrap().parse().unwrap();

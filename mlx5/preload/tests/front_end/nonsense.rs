@@ -68,7 +68,7 @@ unsafe impl Sync for Memory {}
 impl Memory {
     pub(crate) fn new() -> Self {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping, kept for ever.
+        // SAFETY: a new mapping, kept forever.
         unsafe {
             let start = libc::mmap(null_mut(), (PAGES + 3) * PAGE, libc::PROT_NONE, flags, -1, 0);
             assert_ne!(start, libc::MAP_FAILED);

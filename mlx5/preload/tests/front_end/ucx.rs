@@ -1,4 +1,4 @@
-//! UCX, unmodified, over its transports rc_mlx5 (`rc_x`) and ud_mlx5 (`ud_x`): its own benchmark, which looks at no data, and programs of ours
+//! UCX, unmodified, over its transports rc_mlx5 (`rc_x`) and ud_mlx5 (`ud_x`): its own benchmark, which checks no data, and programs here
 //! that check every byte and value.
 
 use std::fs;
@@ -215,7 +215,7 @@ fn survivor(test: &str, killed: usize, tls: &str) {
         end.wait_for(|| fs::read_to_string(&output).is_ok_and(|output| output.contains("there is traffic")));
     }
     let dead = ends.remove(killed);
-    // SAFETY: a process of ours, which was not waited for.
+    // SAFETY: a child process that was not yet waited for.
     unsafe { libc::kill(dead.id(), libc::SIGKILL) };
     drop(dead);
     ends.remove(0).finish().succeeded().said("the endpoint failed: Endpoint timeout");
@@ -254,7 +254,7 @@ fn the_survivor_of_a_killed_receiver_ends() {
     // The first line of results, of a second of traffic.
     let output = place.file("output-1");
     client.wait_for(|| fs::read_to_string(&output).is_ok_and(|output| output.contains("[thread 0]")));
-    // SAFETY: a process of ours, which was not waited for.
+    // SAFETY: a child process that was not yet waited for.
     unsafe { libc::kill(server.id(), libc::SIGKILL) };
     drop(server);
     let client = client.finish();

@@ -225,7 +225,7 @@ impl VerbsCq {
         self.producer & self.parts.entries != 0
     }
 
-    /// Writes the next entry as a device would; what is in front of the CQE in one of 128 bytes is `half`. Its op_own must be right.
+    /// Writes the next entry as a device would; `half` is the first half of an entry of 128 bytes. The op_own of `cqe` must be right.
     pub(crate) fn write(&mut self, half: &[u8; CQE_BYTES], cqe: &[u8; CQE_BYTES]) {
         let index = self.producer & (self.parts.entries - 1);
         let cqe_at = self.parts.cqe_bytes as usize - CQE_BYTES;

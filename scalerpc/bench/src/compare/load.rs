@@ -205,7 +205,7 @@ mod tests {
     use super::super::contestant::Kind;
     use super::*;
 
-    /// What becomes of the calls whose number is a multiple of ten; all others get their reply.
+    /// The fate of the calls whose number is a multiple of ten; all others get their reply.
     #[derive(Clone, Copy, PartialEq)]
     enum Tenth {
         Answered,

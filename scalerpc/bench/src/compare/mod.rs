@@ -1,4 +1,4 @@
-//! Round trip and rate of ScaleRPC, copyrpc, SEND on reliable connections and SEND on datagrams, by turns in one run.
+//! Round trip and rate of ScaleRPC, copyrpc, SEND on reliable connections and SEND on datagrams, in turn in one run.
 //!
 //! In the order a run uses the files: [`options`] (what to do), [`rank`] (the order of a job), [`contestant`] (the seam), [`scale_rpc`],
 //! [`copy_rpc`] and [`send`] (what is behind it), [`load`] (the one loop), [`result`] (what came out).

@@ -28,7 +28,7 @@ const MAX_DEPTH: usize = 32;
 /// Least and most payload: what names a call, and what fits a datagram with the header of either SEND, and a slot of 4 KiB of ScaleRPC.
 const PAYLOAD_BYTES: (usize, usize) = (8, 4056);
 
-/// Round trip and rate of ScaleRPC beside copyrpc, SEND on reliable connections and SEND on datagrams, by turns in one run.
+/// Round trip and rate of ScaleRPC beside copyrpc, SEND on reliable connections and SEND on datagrams, in turn in one run.
 ///
 /// Starts both processes itself and prints one table for each load. Exit status: 0 done and sound, 1 failed, 2 illegal options, 3 measured, but
 /// payloads were wrong, or calls executed more or less than once.
@@ -246,7 +246,7 @@ impl fmt::Display for Job {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let contestants: Vec<String> = self.contestants.iter().map(Kind::to_string).collect();
         let (rounds, loads) = (plural(self.rounds, "round"), plural(self.loads.len(), "load"));
-        writeln!(f, "{} by turns, {rounds} of {loads}, {} s each", contestants.join(", "), self.duration_s)?;
+        writeln!(f, "{} in turn, {rounds} of {loads}, {} s each", contestants.join(", "), self.duration_s)?;
         let payload = bytes(self.payload_bytes as u64);
         writeln!(f, "requests and replies of {payload}, groups of {}, {} device, wait {}", self.group_size, self.device, self.wait)?;
         write!(f, "{}", self.placement)

@@ -16,7 +16,7 @@ const ECHO: u16 = 1;
 /// Requests of one step at most.
 const BUDGET: usize = 64;
 
-/// The server's numbers: slots no larger than they must be; all else as scalerpc has it unless told otherwise.
+/// The server's numbers: slots no larger than they must be; all else as scalerpc has it by default.
 pub(crate) fn config(case: &Case) -> ServerConfig {
     let reply_mode = if case.kind == Kind::ScalerpcRead { ReplyMode::ClientReads } else { ReplyMode::ServerWrites };
     ServerConfig {

@@ -41,10 +41,10 @@ pub struct Permit<'a, M: Memory> {
 }
 
 impl<M: Memory> Permit<'_, M> {
-    /// As [`Client::call`]; the request leaves at once.
+    /// Like [`Client::call`]; the request leaves at once.
     ///
     /// # Errors
-    /// As [`Client::call`].
+    /// Like [`Client::call`].
     pub fn call(&mut self, rpc_type: u16, payload: &[u8], now_ns: u64, out: &mut VecDeque<ClientOp>) -> Result<CallHandle, CallError> {
         self.client.call(rpc_type, payload, now_ns, out)
     }

@@ -21,7 +21,7 @@ use crate::protocol::memory::Memory;
 use crate::protocol::wire::{Announcement, Release, ZoneId};
 use calls::Call;
 
-/// Time between looks at a response that the client READs, in ns, unless told otherwise.
+/// Time between looks at a response that the client READs, in ns, by default.
 pub const DEFAULT_READ_INTERVAL_NS: u64 = 2_000;
 
 /// The regions of a client. Their sizes: [`Layout::requests_bytes`], [`Layout::client_responses_bytes`].

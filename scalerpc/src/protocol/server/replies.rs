@@ -72,7 +72,7 @@ impl<M: Memory> Server<M> {
         let trailer_at = place * self.layout.slot_bytes + self.layout.trailer_at();
         let len = HEADER_BYTES + payload.len();
         if buffer.is_none() {
-            // A client that READs must not find the old trailer in front of a new message.
+            // A client that READs must not find the old trailer after a new message.
             self.memory.responses.store(trailer_at, 0);
         }
         let trailer = Trailer { len: len as u32, valid: valid(id.sequence) };

@@ -40,7 +40,7 @@ struct Setup {
     mortal: Option<usize>,
     /// Whose calls may run out of time.
     impatient: Option<usize>,
-    /// Slices at most: while a request is kept, groups may go on taking turns for ever.
+    /// Slices at most: while a request is kept, groups may go on taking turns forever.
     slices: u64,
     /// A worker may keep a request while other things happen; else each poll is followed by all answers.
     keeps_requests: bool,

@@ -216,7 +216,7 @@ struct Arrived {
 }
 
 impl Arrived {
-    /// As [`Carrier::recv`] gives it on.
+    /// Returns the request and the ticket as [`Carrier::recv`] does.
     fn unpack(self, tail: &mut [u8]) -> (Option<Request>, Ticket) {
         copy(tail, &self.tail);
         (Some(self.request), self.ticket)

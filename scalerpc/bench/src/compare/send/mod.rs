@@ -66,7 +66,7 @@ pub(crate) struct Arrival {
 
 /// A device and the queue pairs of one end.
 pub(crate) trait Port: Sized {
-    /// Bytes in a receive in front of the message.
+    /// Bytes in a receive before the message.
     const HEADROOM_BYTES: usize;
 
     /// Opens a device of its own.
