@@ -87,7 +87,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `service` | [`Server`], [`Client`], [`AsyncServer`], [`AsyncClient`]: everything below, for who wants requests answered |
+//! | `service` | [`Server`], [`Client`], [`AsyncServer`], [`AsyncClient`]: everything below in one, for programs that only want requests answered |
 //! | `context` | [`ContextBuilder`], [`Context`]: device and queues of one thread, and the poll that drives everything |
 //! | `config` | [`EndpointConfig`], and why an endpoint is refused |
 //! | `pending` | [`PendingEndpoint`]: made, exchanged, connected |

@@ -33,7 +33,7 @@ impl fmt::Debug for Membership {
 }
 
 impl Membership {
-    /// Takes a seat that `is_fit`. Gives others back to the server: a free seat that the server has not made fit was freed by garbage.
+    /// Takes a seat that `is_fit`. Gives others back to the server: a free seat that is not fit was not freed by the server, but by garbage.
     ///
     /// # Safety
     /// `seats` lie in `region`.

@@ -179,7 +179,7 @@ pub enum ConnectError {
         lid: u16,
     },
     /// The number names no queue pair of that device.
-    #[error("QPN {qpn:#x} is no queue pair of the device with LID {lid}")]
+    #[error("QPN {qpn:#x} is not a queue pair of the device with LID {lid}")]
     NoSuchQp {
         /// The LID of the device.
         lid: u16,

@@ -121,7 +121,7 @@ pub enum ConnectError {
         lid: u16,
     },
     /// The number names no queue pair there.
-    #[error("QPN {qpn:#x} is no queue pair of the device with LID {lid}")]
+    #[error("QPN {qpn:#x} is not a queue pair of the device with LID {lid}")]
     NoSuchQp {
         /// The LID asked for.
         lid: u16,

@@ -65,7 +65,7 @@ impl Link {
         match text {
             "ib" => Ok(Self::InfiniBand),
             "roce" => Ok(Self::Ethernet),
-            _ => Err(format!("`{text}` is no link; legal are ib and roce")),
+            _ => Err(format!("`{text}` is not a link; legal are ib and roce")),
         }
     }
 }

@@ -44,7 +44,7 @@ pub(crate) enum Fault {
 impl Fault {
     /// Parses `port=down`, `port=down@100+50`, `device=fatal@100`, `reg_mr=ENOMEM`, `create_qp=ENOMEM@3`, …
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let (key, value) = text.split_once('=').ok_or_else(|| format!("`{text}` is no KEY=VALUE"))?;
+        let (key, value) = text.split_once('=').ok_or_else(|| format!("`{text}` is not KEY=VALUE"))?;
         let fixed = |legal: &str, fault| if value == legal { Ok(fault) } else { Err(format!("{key} is `{value}`; legal is `{legal}`")) };
         match key {
             "devices" => fixed("none", Self::NoDevices),
@@ -65,10 +65,10 @@ impl Fault {
             _ => {
                 let number = names::number(key).ok_or_else(|| {
                     let commands: Vec<_> = names::all().collect();
-                    format!("`{key}` is no fault; legal are devices, device, gid, port, atomics, open, {}", commands.join(", "))
+                    format!("`{key}` is not a fault; legal are devices, device, gid, port, atomics, open, {}", commands.join(", "))
                 })?;
                 let (errno, after) = match value.split_once('@') {
-                    Some((errno, after)) => (errno, after.parse().map_err(|_| format!("`{after}` is no number of commands"))?),
+                    Some((errno, after)) => (errno, after.parse().map_err(|_| format!("`{after}` is not a number of commands"))?),
                     None => (value, 0),
                 };
                 Ok(Self::Command { number, errno: Errno::parse(errno)?, after })
@@ -78,7 +78,7 @@ impl Fault {
 }
 
 fn milliseconds(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| format!("`{text}` is no number of milliseconds"))
+    text.parse().map_err(|_| format!("`{text}` is not a number of milliseconds"))
 }
 
 impl fmt::Display for Fault {

@@ -87,7 +87,7 @@ pub enum VerbsError {
         there: Vec<String>,
     },
     /// A device of another vendor or kind.
-    #[error("{name} is no mlx5 device; mlx5 devices here: {}", if .mlx5.is_empty() { "none".to_owned() } else { .mlx5.join(", ") })]
+    #[error("{name} is not an mlx5 device; mlx5 devices here: {}", if .mlx5.is_empty() { "none".to_owned() } else { .mlx5.join(", ") })]
     NotMlx5 {
         /// The device.
         name: String,
