@@ -1,4 +1,4 @@
-//! What a software HCA leaves in a completion queue that takes compressed sessions.
+//! The entries that a software HCA writes to a completion queue that takes compressed sessions.
 
 use crate::wire::{CqeFormat, OP_OWN_OFFSET};
 use crate::{

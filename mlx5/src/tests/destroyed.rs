@@ -11,7 +11,7 @@ const QPNS: [u32; 3] = [0x4000, 0x12_3456, 0xff_fffe];
 /// QPN, WQE counter and byte count of a completion.
 type Completion = (u32, u16, u32);
 
-/// The device's end of a completion queue, and what its reader has yet to see.
+/// The device's end of a completion queue, and the completions that its reader has yet to see.
 struct Writer {
     null: NullDevice,
     cqn: u32,

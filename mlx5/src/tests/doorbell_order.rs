@@ -1,5 +1,5 @@
-//! The order in which a device learns of new WQEs, as recorded through the seam every doorbell goes through. That the barriers are in
-//! release code is checked in `tests/doorbell_order.rs`.
+//! The order in which a device learns of new WQEs, as recorded through [`Mmio`](crate::mmio::Mmio). `tests/doorbell_order.rs` checks that
+//! the barriers are in release code.
 
 use core::ptr::NonNull;
 use std::cell::{Cell, RefCell};
@@ -32,7 +32,7 @@ fn steps() -> Vec<Step> {
     STEPS.take()
 }
 
-/// Writes down what is asked of it. The register is not touched.
+/// Records the operations. The register is not touched.
 enum Recorder {}
 
 impl Recorder {
@@ -96,7 +96,7 @@ impl Bench {
         self.qp.post(&write(blocks), Signal::Reclaim, 0).unwrap();
     }
 
-    /// What the SQ holds.
+    /// Returns the bytes of the SQ.
     fn sq(&self, first: u16, blocks: u16) -> Vec<u8> {
         (first..first + blocks).flat_map(|i| self.device.send_queue(self.qp.qpn(), i).unwrap().1).collect()
     }

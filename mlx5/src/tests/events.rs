@@ -1,4 +1,4 @@
-//! No wake-up is lost. Here a sleeper never looks by itself, so one that is missed is a hang.
+//! No wake-up is lost. Here a sleeper never looks by itself, so a lost wake-up is a hang.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -21,7 +21,7 @@ fn stagger(round: u64) {
     }
 }
 
-/// What the sender sends, and how it waits for it to have been taken.
+/// The sender's messages, and its wait until they have been taken.
 struct Sender<'a> {
     device: &'a Device,
     taken: Arc<AtomicU64>,

@@ -1,4 +1,4 @@
-//! A peer that writes anything into everything it can write: ready words, pop words, intents, lanes. The owner may lose messages and
+//! A peer that writes garbage to everything it can write: ready words, pop words, intents, lanes. The owner may lose messages and
 //! connections; it does not panic (overflow checks are on), and does not hang.
 
 use super::random::Random;

@@ -1,4 +1,4 @@
-//! What peers that lie, or die, do to a device of this crate.
+//! The effect of lying or dying peers on a device of this crate.
 
 use crate::*;
 

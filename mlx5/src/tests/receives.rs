@@ -16,7 +16,7 @@ use crate::{MAX_MESSAGE_BYTES, Sge};
 
 const SEEDS: [u64; 3] = [5, 0xabcdef, 1 << 40];
 
-/// What the device sees of a queue: the WQEs and the record.
+/// The device's view of a queue: the WQEs and the record.
 struct Ring {
     buffer: NonNull<u8>,
     stride: usize,
@@ -55,7 +55,7 @@ fn buffers(random: &mut Random, max: usize, number: u64) -> Vec<Sge> {
     (0..n).map(|i| Sge { addr: number << 8 | u64::from(i), len: random.below(3) * 0x1234, lkey: number as u32 | 1 << 31 }).collect()
 }
 
-/// What the device must find of them.
+/// Returns the buffers that the device must find.
 fn not_empty(buffers: &[Sge]) -> Vec<Sge> {
     buffers.iter().copied().filter(|sge| sge.len != 0).collect()
 }
@@ -159,7 +159,7 @@ fn receives_of_an_srq_come_back_once_in_any_order_over_the_counter_wrap() {
     }
 }
 
-/// Both kinds of receive queue take and refuse the same, in the same words.
+/// Checks that both kinds of receive queue accept and refuse the same, with the same errors.
 fn check_limits(max: usize, ring: &Ring, first: usize, post: &mut dyn FnMut(&[Sge]) -> Result<(), PostReceiveError>) {
     let sge = |len| Sge { addr: 0x0102_0304_0506_0708, len, lkey: 0x1112_1314 };
     let many = vec![sge(1); max + 1];

@@ -1,4 +1,5 @@
-//! The send queue against a list of what was posted: wraps of the ring and of the 16-bit index, NOPs at the end, reclaiming, refusals.
+//! The send queue against a list of the posted operations: wraps of the ring and of the 16-bit index, NOPs at the end, reclaiming,
+//! refusals.
 
 use std::collections::VecDeque;
 
@@ -24,7 +25,7 @@ fn write(blocks: u16) -> Write<(Inline<'static>, Sge)> {
     Write { addr: 0x1000, rkey: 5, payload: (inline, Sge { addr: 0x2000, len: u32::from(blocks == 5), lkey: 6 }) }
 }
 
-/// What the model knows of a posted WQE.
+/// A posted WQE in the model.
 struct Expected {
     first: u16,
     end: u16,

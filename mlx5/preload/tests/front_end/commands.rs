@@ -1,4 +1,4 @@
-//! Commands written to the device file, and what they are refused with.
+//! Commands written to the device file, and the errors of refused ones.
 
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use crate::raw::{DEVICE, Device, INIT, Memory, RTR, RTS, errno, under_the_librar
 
 const ERROR: (u8, u32) = (6, 1);
 
-/// A LID, the only one, and a number that nobody has.
+/// The only LID, and a number that no queue pair has.
 const NOBODY: (u16, u32) = (1, 0x3fe << 14);
 
 #[test]
@@ -183,8 +183,7 @@ fn a_region_whose_access_changes_keeps_its_keys() {
     });
 }
 
-/// Posts a SEND on the way to `dlid` and a number, that of the queue pair itself unless another is given, and waits for the error state: the
-/// syndrome.
+/// Posts a SEND to `dlid` and `qpn` (default: the queue pair's own number), and waits for the error state. Returns the syndrome.
 fn failure_of(dlid: u16, qpn: Option<u32>) -> u8 {
     let (device, memory) = (Device::start(), Memory::new());
     let pd = device.alloc_pd().unwrap();

@@ -13,7 +13,7 @@ use crate::support::Place;
 const CHECKED: (&str, &str) = ("MLX5_PRELOAD_CHECK_DOORBELLS", "1");
 const NOP: u32 = 0;
 
-/// A driver with one queue pair, which rings for WQEs that do nothing.
+/// A driver with one queue pair, which rings for NOPs.
 struct Driver {
     device: Device,
     memory: Memory,
@@ -42,7 +42,7 @@ impl Driver {
         (index, self.memory.write_wqe(index, NOP, self.qp.qpn))
     }
 
-    /// Writes the record, and words to the half of the register whose turn it is.
+    /// Writes the record, and words to the next half of the register.
     fn ring(&self, words: &[u32]) {
         self.memory.announce(self.posted);
         let half = usize::from((self.posted + 1) % 2) * 64;
@@ -52,7 +52,7 @@ impl Driver {
         }
     }
 
-    /// Waits for the completion of everything posted, and until its doorbell was looked at for sure.
+    /// Waits for the completion of everything posted, and until its doorbell has certainly been checked.
     fn wait(&self) {
         let since = Instant::now();
         // SAFETY: owner and opcode of a CQE of this memory.
@@ -133,7 +133,7 @@ fn a_register_that_announces_nothing_or_something_else_ends_its_queue_pair() {
             driver.ring(&spoil(wqe));
             driver.fails();
         }
-        // One that nobody waits for any more.
+        // A doorbell that no call waits for any more.
         let mut driver = Driver::start();
         for is_announced in [true, true, true, true, false] {
             let (_, wqe) = driver.write_wqe();

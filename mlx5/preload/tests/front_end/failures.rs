@@ -1,4 +1,4 @@
-//! What programs are told when something is wrong, and what the launcher does about programs that end otherwise than well.
+//! The errors that programs get, and the launcher's treatment of programs that fail.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::support::{Place, built};
 
-/// The fault, and what ibv_rc_pingpong, alone, says about it.
+/// Checks the message of a lone ibv_rc_pingpong for a fault.
 fn refused(fault: &str, says: &str) {
     let finished = Place::new(&fault.replace(['=', '@'], "-")).run(&["--fault", fault], &["ibv_rc_pingpong"]);
     assert!(!finished.status.success(), "{finished:#?}");
@@ -106,7 +106,7 @@ fn the_survivor_of_a_killed_peer_gets_no_answer_to_its_reads() {
     survivor_of("killed-read", "ib_read_bw");
 }
 
-/// The tree of a run: the value of its variable.
+/// Returns the tree of a run: the value of its variable.
 fn tree(output: &str) -> PathBuf {
     PathBuf::from(output.lines().next().unwrap())
 }

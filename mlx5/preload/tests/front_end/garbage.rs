@@ -1,5 +1,5 @@
-//! Nonsense, and programs that treat their descriptors otherwise than most do: the program survives, with the error numbers that a kernel
-//! gives, and leaves nothing behind.
+//! Garbage commands, and programs that treat their descriptors in unusual ways: the program survives, with the error numbers of a kernel,
+//! and leaves no files.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,7 +14,7 @@ use crate::random::Random;
 use crate::support::{Place, scale};
 
 const WHAT: &str = "MLX5_TEST_GARBAGE";
-/// Of one test, times `MLX5_TEST_SCALE`.
+/// Length of one test, times `MLX5_TEST_SCALE`.
 const FOR: Duration = Duration::from_secs(4);
 
 /// Not a test of its own: the program that the tests below run.
@@ -40,7 +40,7 @@ const PROGRAMS: [(&str, fn()); 9] = [
     ("not-closed", || _ = Device::with_context(&Memory::new())),
 ];
 
-/// Runs one of them under the front end. Afterwards nothing is left.
+/// Runs one of the programs under the front end, and checks that nothing is left afterwards.
 fn survives(what: &str) {
     let place = Place::new(what);
     let mut command = place.mlx5_run(&[]);
@@ -90,7 +90,7 @@ tests! {
 
 // ---- the programs ----
 
-/// Right and wrong commands, until the time is over.
+/// Sends right and wrong commands, until the time is over.
 fn commands() {
     let memory = Memory::new();
     let end = Instant::now() + FOR * scale();
@@ -133,18 +133,18 @@ fn open_descriptors() -> Vec<i32> {
     (3..1024).filter(|&fd| unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0).collect()
 }
 
-/// Whether there was one. What others have open is what these tests are about.
+/// Closes a descriptor by number. Returns whether it was open; these tests close descriptors that other code opened.
 fn close_number(fd: i32) -> bool {
     // SAFETY: a plain number.
     unsafe { libc::close(fd) == 0 }
 }
 
-/// Events and completion channels of a round.
+/// Closes the event and completion channels of a round.
 fn close_others(before: &[i32]) {
     open_descriptors().iter().filter(|fd| !before.contains(fd)).for_each(|fd| _ = close_number(*fd));
 }
 
-/// Eight threads write to one device, which another closes and opens again.
+/// Lets eight threads write to one device, which another thread closes and opens again.
 fn threads() {
     let memory = &Memory::new();
     let end = Instant::now() + FOR * scale();
@@ -181,7 +181,7 @@ fn threads() {
     device.close();
 }
 
-/// Ends of a child: its status.
+/// Runs `body` in a child. Returns the child's status.
 fn in_child(body: impl FnOnce() -> i32) -> i32 {
     // SAFETY: the child calls `body`, which uses nothing that another thread may hold, and ends.
     unsafe {
@@ -220,7 +220,7 @@ fn forks() {
     device.close();
 }
 
-/// A file of the program's, and what it is.
+/// Makes files of the program, with their inodes.
 fn files(n: usize) -> Vec<(File, u64)> {
     use std::os::unix::fs::MetadataExt;
     let file = |_| {
@@ -296,7 +296,7 @@ fn contexts() {
     many.into_iter().for_each(Device::close);
 }
 
-/// Closed behind the front end's back.
+/// Closes the device without a call that the front end interposes.
 fn reuse() {
     let memory = Memory::new();
     let device = Device::with_context(&memory);

@@ -1,4 +1,4 @@
-//! uverbs commands as bytes: right ones, and ones that are wrong in every way.
+//! uverbs commands as bytes: valid ones, and ones that are invalid in every way.
 
 use std::ffi::CStr;
 use std::ptr::null_mut;
@@ -12,7 +12,7 @@ const PAGES: usize = 128;
 /// In a command's number.
 const EXTENDED: u32 = 1 << 31;
 
-/// What a kernel says of a command that it does not carry out. Above all not `EIO`: the software HCA broke down.
+/// The errors by which a kernel refuses a command. `EIO` is not among them: it means that the software HCA failed.
 pub(crate) const REFUSALS: [i32; 9] =
     [libc::EINVAL, libc::EFAULT, libc::EOPNOTSUPP, libc::ENOSPC, libc::EBUSY, libc::ENOMEM, libc::EMFILE, libc::EHOSTUNREACH, libc::EBADF];
 
@@ -42,7 +42,7 @@ impl Device {
         if n == bytes.len() as isize { Ok(()) } else { Err(std::io::Error::last_os_error().raw_os_error().unwrap()) }
     }
 
-    /// A protection domain is made and given back, or the device is out of order.
+    /// Returns whether the device can allocate and free a protection domain.
     pub(crate) fn is_well(&self, memory: &Memory) -> bool {
         // SAFETY: in `Memory`; nobody else writes there now.
         unsafe { (memory.at(0) as *mut u32).write_volatile(u32::MAX) };
@@ -59,7 +59,7 @@ impl Device {
     }
 }
 
-/// Memory that commands name: pages to read and write, one to read, and none before and behind.
+/// Memory that commands name: writable pages and a read-only one, with unmapped pages before and after.
 pub(crate) struct Memory(u64);
 
 // SAFETY: an address.
@@ -82,7 +82,7 @@ impl Memory {
         self.0 + offset as u64
     }
 
-    /// Behind what may be written.
+    /// Returns the end of the writable pages.
     pub(crate) fn end(&self) -> u64 {
         self.at(PAGES * PAGE)
     }
@@ -111,7 +111,7 @@ impl Memory {
         any[random.below(any.len() as u32) as usize]
     }
 
-    /// Some of it changes, as drivers change queues and doorbell records.
+    /// Changes some of it, as drivers change queues and doorbell records.
     pub(crate) fn stir(&self, random: &mut Random) {
         let at = random.below((PAGES * PAGE / 8 - 16) as u32) as usize;
         for i in 0..16 {
@@ -178,7 +178,7 @@ impl Command {
         self.u64(value)
     }
 
-    /// What follows is the driver's.
+    /// Begins the driver's part.
     pub(crate) fn driver(mut self) -> Self {
         self.in_driver = self.number & EXTENDED != 0;
         self
@@ -202,7 +202,7 @@ impl Command {
         [bytes, self.body.clone(), self.driver.clone()].concat()
     }
 
-    /// The bytes, something in them being wrong.
+    /// Returns the bytes with a fault in them.
     pub(crate) fn spoilt(&self, memory: &Memory, random: &mut Random) -> Vec<u8> {
         let mut bytes = self.bytes();
         let is_address = |at: usize| (8..16).contains(&at) || self.addresses.iter().any(|&start| (start..start + 8).contains(&at));
@@ -244,7 +244,7 @@ pub(crate) fn get_context(memory: &Memory) -> Command {
     Command::plain(0, 80, memory.at(0)).u32(16).u32(4).u64(0).u64(1).u64(0)
 }
 
-/// A command that could be right, with a few handles.
+/// Makes a command that could be valid, with a few handles.
 pub(crate) fn any(memory: &Memory, random: &mut Random) -> Command {
     let handle = random.below(4);
     let (response, buffer, record, user) = (memory.place(random), memory.place(random), memory.place(random), u64::from(random.below(4)));
@@ -296,7 +296,7 @@ fn create_qp(places: [u64; 3], pd: u32, cqs: [u32; 2], random: &mut Random) -> C
     qp.u32(sends).u32(receives).u32(4 + random.below(4)).u32(random.below(2) << 1).u32(random.below(8)).u32(0).u64(0).u64(0)
 }
 
-/// One step up, or anything.
+/// Makes a MODIFY_QP: the next transition, or any.
 fn modify_qp(handle: u32, random: &mut Random) -> Command {
     const STEPS: [(u32, u8); 5] = [(0x39, 1), (0x12_9181, 2), (0x1_2e01, 3), (1, 0), (1, 6)];
     let (mask, state) = STEPS[random.below(5) as usize];

@@ -1,4 +1,4 @@
-//! Other people's programs, unmodified, under `mlx5-run`.
+//! Unmodified programs of other projects under `mlx5-run`.
 
 use crate::support::{Finished, Place};
 

@@ -1,4 +1,4 @@
-//! The device file with no driver above it: a test runs itself again, under the library, and writes commands.
+//! The device file without a driver: a test runs itself again, under the library, and writes commands.
 
 use std::ffi::CStr;
 use std::fs::{self, File};
@@ -24,7 +24,7 @@ pub(crate) const INIT: (u8, u32) = (1, 0x39);
 pub(crate) const RTR: (u8, u32) = (2, 0x12_9181);
 pub(crate) const RTS: (u8, u32) = (3, 0x1_2e01);
 
-/// Runs `body` in a process of its own, under the library. The name is that of the test; what is logged must have these parts.
+/// Runs `body` in a process of its own, under the library. `test` is the name of the test; the log must contain `logged`.
 pub(crate) fn under_the_library(test: &str, faults: &str, logged: &[&str], body: impl FnOnce()) {
     under_the_library_with(test, ("MLX5_PRELOAD_FAULTS", faults), logged, body);
 }
@@ -221,7 +221,7 @@ impl Device {
     ) -> io::Result<()> {
         let mut request = verbs::ModifyQp { qp_handle, qp_state, attr_mask, port_num: 1, path_mtu: 3, ..verbs::ModifyQp::new_zeroed() };
         request.dest.dlid = dlid;
-        // The shortest there are.
+        // The shortest values.
         (request.timeout, request.min_rnr_timer) = (1, 1);
         request.dest_qp_num = qpn;
         change(&mut request);

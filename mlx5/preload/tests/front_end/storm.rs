@@ -1,5 +1,5 @@
-//! Many pairs of other people's programs on few cores, of which some are stopped and continued, and some killed: the others finish, the peers of
-//! the killed are told, and nothing is left.
+//! Many pairs of other projects' programs on few cores. Some are stopped and continued, and some killed: the others finish, the peers of
+//! killed programs are told, and nothing is left.
 
 use std::fs;
 use std::thread::sleep;
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use crate::random::Random;
 use crate::support::{Finished, Place, Program, free_port, is_listening, scale};
 
-/// How long programs are stopped and continued, in a round.
+/// Time for which programs are stopped and continued, in a round.
 const STORM: Duration = Duration::from_secs(5);
 
-/// Programs and their arguments, how often they do it, and whether a client notices that its server is killed: it has operations under way.
+/// Programs with arguments, their iterations, and whether a client notices that its server is killed because it has operations in flight.
 const KINDS: [(&[&str], u32, bool); 5] = [
     (&["ib_write_bw", "-s", "4096"], 10_000, true),
     (&["ib_send_bw", "-s", "4096"], 10_000, true),
@@ -20,7 +20,7 @@ const KINDS: [(&[&str], u32, bool); 5] = [
     (&["ibv_rc_pingpong"], 2_000, false),
 ];
 
-/// Many more than there is time for, where the server is killed.
+/// Iterations where the server is killed: many more than there is time for.
 const ENDLESS: u32 = 5_000_000;
 
 /// A server and its client.

@@ -115,7 +115,7 @@ impl Program {
         String::from_utf8_lossy(&fs::read(&self.output).unwrap()).into_owned()
     }
 
-    /// Waits until something is so, as long as the program runs.
+    /// Waits until `is_so`, as long as the program runs.
     pub(crate) fn wait_for(&mut self, mut is_so: impl FnMut() -> bool) {
         while !is_so() {
             let ended = self.child.try_wait().unwrap();
@@ -125,7 +125,7 @@ impl Program {
         }
     }
 
-    /// Waits until something is so, whether the program runs or not.
+    /// Waits until `is_so`, whether the program runs or not.
     pub(crate) fn wait_for_all(&mut self, mut is_so: impl FnMut() -> bool) {
         while !is_so() {
             assert!(Instant::now() < self.deadline, "{} and others hang:\n{}", self.what, self.output());
@@ -152,14 +152,14 @@ impl Drop for Program {
 }
 
 impl Finished {
-    /// It succeeded.
+    /// Checks that it succeeded.
     #[track_caller]
     pub(crate) fn succeeded(&self) -> &Self {
         assert!(self.status.success(), "{self:#?}");
         self
     }
 
-    /// It said so.
+    /// Checks that its output contains `text`.
     #[track_caller]
     pub(crate) fn said(&self, text: &str) -> &Self {
         assert!(self.output.contains(text), "{text:?} is not in {self:#?}");

@@ -137,7 +137,7 @@ fn start_all(place: &Place, program: &str, ranks: usize, options: &[&str], envir
     (0..ranks).map(start).collect()
 }
 
-/// All processes found all data right.
+/// Checks that all processes found all data correct.
 fn exchange(test: &str, ranks: usize, options: &[&str], environment: &[&str]) -> Vec<Finished> {
     let ends: Vec<_> = start_all(&Place::new(test), "data", ranks, options, environment).into_iter().map(Program::finish).collect();
     // All of them, since the first that failed may have lost its peer.
