@@ -1,5 +1,5 @@
 //! What every shared-memory RPC of the workspace refuses, and what it survives: files, directories and memory that are not what they should be.
-//! A test file implements [`Rpc`](crate::conformance::Rpc) and calls `bad_input!` with its type.
+//! A test file implements [`Rpc`] and calls `bad_input!` with its type.
 
 use std::ffi::{CStr, CString};
 use std::io;

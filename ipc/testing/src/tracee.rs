@@ -287,8 +287,11 @@ pub fn on_one_core<R>(test: impl FnOnce() -> R) -> R {
     result
 }
 
+/// Fewest points that are taken, however slow the machine is.
+const MIN_POINTS: usize = 8;
+
 /// The steps `0..n` in an order in which every beginning is evenly spread, from a place that differs from run to run; as many as
-/// `seconds` allow, times [`scale`], and each once.
+/// `seconds` allow, times the scale of the tests, 8 at least, and each once.
 pub struct Points {
     n: usize,
     step: usize,
@@ -332,7 +335,7 @@ impl Iterator for Points {
     type Item = usize;
 
     fn next(&mut self) -> Option<usize> {
-        if self.taken == self.n || Instant::now() > self.end {
+        if self.taken == self.n || self.taken >= MIN_POINTS && Instant::now() > self.end {
             return None;
         }
         self.taken += 1;

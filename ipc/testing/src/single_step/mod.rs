@@ -2,7 +2,7 @@
 //! server. Whatever it was doing, the others go on; every call of who lives ends once, with the right answer or because the server is gone;
 //! a request of a killed client is there whole or not at all; seats, and the name of a server, can be taken again.
 //!
-//! A test file calls `single_step!` with its implementation of [`Rpc`](crate::conformance::Rpc).
+//! A test file calls `single_step!` with its implementation of [`Rpc`].
 
 pub mod client;
 pub mod server;
