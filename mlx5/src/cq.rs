@@ -69,6 +69,14 @@ impl Cq {
         self.ring.has_any()
     }
 
+    /// Gives a software device time to run if the queue is empty, and returns whether there is a completion: the first half of a
+    /// [`poll`](Self::poll).
+    #[must_use]
+    #[inline(always)]
+    pub fn progress(&mut self) -> bool {
+        self.ring.progress()
+    }
+
     /// Hands up to `max` completions to `f` in the order in which the device wrote them, and returns their number. Their entries are free
     /// only when this returns: completions of operations that `f` posts need entries beside them.
     #[inline(always)]

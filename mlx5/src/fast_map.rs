@@ -3,8 +3,6 @@
 use core::fmt;
 use core::mem;
 
-/// Number of no queue pair: they have 24 bits.
-const VACANT: u32 = u32::MAX;
 const MAX_QPN: u32 = (1 << 24) - 1;
 const MIN_PLACES: usize = 8;
 /// Places that an insertion looks at before it makes the table larger.
@@ -12,17 +10,22 @@ const MAX_PROBES: usize = 16;
 /// Places for each value, at most, that are made for the sake of shorter ways.
 const MAX_PLACES_PER_VALUE: usize = 64;
 
-#[derive(Clone)]
 struct Place<T> {
+    /// Below 2^24, and there is a value. Or a number of [`vacant_at`], and there is none.
     qpn: u32,
-    /// `None` where the place is vacant.
     value: Option<T>,
 }
 
-/// A map from 24-bit queue pair numbers to values: a table in which each number has its place by its low bits, or the next one that is free. Numbers
-/// that a device hands out one after the other have places of their own. So do those of the software HCA, in which the low bits are the place of a queue
-/// pair in the device, and the others tell which of those that had the place it is. Places are 2 to 16 for each value, or 8, unless numbers meet in
-/// their low bits.
+/// The number in a vacant place. It has more bits than that of a queue pair, and its lowest bit is not the place's: no number, of
+/// whatever size, whose home is this place equals it. So a look-up that compares numbers need not ask whether the place is vacant.
+const fn vacant_at(place: usize) -> u32 {
+    place as u32 & 1 ^ 1 | !MAX_QPN
+}
+
+/// A map from 24-bit queue pair numbers to values: a table in which the low bits of a number are its home, the place where it is, or from which
+/// on the next vacant place is searched. Consecutive numbers, as devices hand them out, each get their home. So do the numbers of the software
+/// HCA: their low bits are the place of a queue pair in the device, and the others count the queue pairs that had that place. The table has 2
+/// to 16 places for each value, or 8, unless numbers meet in their low bits.
 pub struct FastMap<T> {
     /// A power of two.
     places: Box<[Place<T>]>,
@@ -42,7 +45,7 @@ impl<T> Default for FastMap<T> {
 }
 
 fn vacant<T>(places: usize) -> Box<[Place<T>]> {
-    (0..places).map(|_| Place { qpn: VACANT, value: None }).collect()
+    (0..places).map(|place| Place { qpn: vacant_at(place), value: None }).collect()
 }
 
 impl<T> FastMap<T> {
@@ -68,10 +71,10 @@ impl<T> FastMap<T> {
     #[must_use]
     #[inline(always)]
     pub fn get(&self, qpn: u32) -> Option<&T> {
-        // SAFETY: a home is a place: their number is a power of two.
+        // SAFETY: a home is a place: their number is a power of two, 8 at least.
         let place = unsafe { self.places.get_unchecked(self.home(qpn)) };
-        if place.qpn == qpn && qpn != VACANT {
-            // SAFETY: a place that is not vacant has a value.
+        if place.qpn == qpn {
+            // SAFETY: a vacant place does not have the number of one whose home it is, and a place that is not vacant has a value.
             return Some(unsafe { place.value.as_ref().unwrap_unchecked() });
         }
         self.get_further(qpn)
@@ -91,7 +94,7 @@ impl<T> FastMap<T> {
             return Err(value);
         }
         let mut at = self.find(qpn);
-        if self.places[at].qpn == VACANT {
+        if self.is_vacant(at) {
             if (self.len + 1) * 2 > self.places.len() {
                 self.resize(2 * self.places.len());
             }
@@ -110,17 +113,17 @@ impl<T> FastMap<T> {
     pub fn remove(&mut self, qpn: u32) -> Option<T> {
         let mut hole = self.find(qpn);
         let old = self.places[hole].value.take()?;
-        self.places[hole].qpn = VACANT;
         self.len -= 1;
         // No vacant place may lie between a number's home and its place.
         let mut next = self.behind(hole);
-        while self.places[next].qpn != VACANT {
+        while !self.is_vacant(next) {
             if self.distance(self.home(self.places[next].qpn), next) >= self.distance(hole, next) {
                 self.places.swap(hole, next);
                 hole = next;
             }
             next = self.behind(next);
         }
+        self.places[hole].qpn = vacant_at(hole);
         if self.places.len() > MIN_PLACES && self.len * 16 < self.places.len() {
             self.resize(self.places.len() / 4);
         }
@@ -134,7 +137,7 @@ impl<T> FastMap<T> {
         values.into_iter()
     }
 
-    /// Where a number is, if no other has its place.
+    /// Returns the place of a number that no other number has taken.
     #[inline(always)]
     const fn home(&self, qpn: u32) -> usize {
         qpn as usize & (self.places.len() - 1)
@@ -148,10 +151,14 @@ impl<T> FastMap<T> {
         to.wrapping_sub(from) & (self.places.len() - 1)
     }
 
-    /// Where a number is, or else would be. There is a vacant place: half of them are, at least.
+    fn is_vacant(&self, at: usize) -> bool {
+        self.places[at].qpn > MAX_QPN
+    }
+
+    /// Returns the place of a number, or the vacant place where it would be. At least half of the places are vacant.
     fn find(&self, qpn: u32) -> usize {
         let mut at = self.home(qpn);
-        while self.places[at].qpn != qpn && self.places[at].qpn != VACANT {
+        while self.places[at].qpn != qpn && !self.is_vacant(at) {
             at = self.behind(at);
         }
         at
@@ -187,6 +194,19 @@ mod tests {
         assert_eq!(map.remove(4096), None);
         assert_eq!(map.remove(0x0100_0000), None);
         assert_eq!(map.len(), 6);
+    }
+
+    /// Those of vacant places among them, before and after a removal.
+    #[test]
+    fn a_number_of_more_than_24_bits_is_never_found() {
+        let mut map = FastMap::new();
+        let is_none =
+            |map: &FastMap<u32>| (0..64).all(|low| [0xff00_0000, 0x0100_0000, u32::MAX - 63].map(|high| map.get(high + low)) == [None; 3]);
+        assert!(is_none(&map));
+        (0..20).for_each(|qpn| assert_eq!(map.insert(qpn, qpn), Ok(None)));
+        assert!(is_none(&map));
+        (0..20).for_each(|qpn| assert_eq!(map.remove(qpn), Some(qpn)));
+        assert!(is_none(&map) && map.is_empty());
     }
 
     #[test]

@@ -250,7 +250,7 @@ impl HotSet {
     }
 
     #[cold]
-    #[inline(never)]
+    #[inline]
     fn take_up(&mut self, wakes: &mut impl Wakes, lanes: &impl Lanes) {
         wakes.drain(|lane| self.heat(lane, lanes));
     }

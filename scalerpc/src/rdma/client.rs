@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use mlx5::{Access, Device, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Write};
+use mlx5::{Access, Cq, Device, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Write};
 use thiserror::Error;
 
 use super::exchange::{Accept, Admission, Offer};
@@ -33,7 +33,7 @@ pub enum SyncCallError {
 pub struct PendingClient {
     qp: RcQp,
     memory: ClientMemory<Mr>,
-    port: Port,
+    port: Port<Cq>,
     layout: Layout,
     /// Receives, if it sleeps.
     receives: u32,
@@ -60,7 +60,7 @@ impl PendingClient {
         // A response for each slot and two events can be under way, and as many be taken before the completions that tell of them.
         // S23
         let receives = if options.sleeps { 2 * (layout.depth as u32 + 2) } else { 0 };
-        let port = Port::on(device, options.send_queue_size.saturating_mul(2).saturating_add(receives), options)?;
+        let port = Port::on(device, device.create_cq(options.send_queue_size.saturating_mul(2).saturating_add(receives))?, options)?;
         let memory = ClientMemory {
             requests: port.alloc(layout.requests_bytes(), Access::REMOTE_READ)?,
             responses: port.alloc(layout.client_responses_bytes(), Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
@@ -88,8 +88,7 @@ impl PendingClient {
     #[must_use]
     pub fn admitted(self, admission: &Admission) -> RdmaClient {
         let regions = self.record().regions;
-        let Self { qp, memory, mut port, layout, receives } = self;
-        port.cq.register(qp.qpn(), 0);
+        let Self { qp, memory, port, layout, receives } = self;
         let core = Client::new(layout, memory, admission.0, regions.requests_addr, regions.responses_addr, regions.responses_rkey);
         let (ops, probe_at) = (VecDeque::with_capacity(2 * layout.depth + 1), (admission.0.entry_addr, admission.0.entry_rkey));
         RdmaClient { qp, core, port, ops, is_plain: receives == 0 && layout.reply_mode == ReplyMode::ServerWrites, probe_at, probe_ns: 0 }
@@ -101,7 +100,7 @@ impl PendingClient {
 #[derive(Debug)]
 pub struct Permit<'a> {
     core: CorePermit<'a, Mr>,
-    port: &'a Port,
+    port: &'a Port<Cq>,
     ops: &'a mut VecDeque<ClientOp>,
 }
 
@@ -121,7 +120,7 @@ pub struct RdmaClient {
     /// Declared before the memory it uses.
     qp: RcQp,
     core: Client<Mr>,
-    port: Port,
+    port: Port<Cq>,
     ops: VecDeque<ClientOp>,
     /// Of what completes nothing is to be known: it READs no responses, and has no receives.
     is_plain: bool,
@@ -155,7 +154,7 @@ impl RdmaClient {
         if self.is_plain {
             let Self { port, qp, .. } = self;
             // Of WRITEs nothing is to be known but that there is room again.
-            port.cq.poll(COMPLETION_BATCH, |_, cqe| {
+            port.cq.poll(COMPLETION_BATCH, |cqe| {
                 is_broken |= cqe.result().is_err();
                 if !is_broken {
                     qp.complete(&cqe);
@@ -176,7 +175,7 @@ impl RdmaClient {
     fn take_completions(&mut self) -> bool {
         let Self { port, qp, core, .. } = self;
         let (mut is_broken, mut received) = (false, 0);
-        port.cq.poll(COMPLETION_BATCH, |_, cqe| {
+        port.cq.poll(COMPLETION_BATCH, |cqe| {
             is_broken |= cqe.result().is_err();
             if is_broken {
                 return;

@@ -207,7 +207,8 @@ mod tests {
     #[test]
     fn find_sees_every_word_it_is_asked_for_and_none_outside_of_the_region() {
         let device = DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), ..SoftOptions::default() });
-        let port = port::Port::on(&Device::open(device).unwrap(), 16, &RdmaOptions::default()).unwrap();
+        let device = Device::open(device).unwrap();
+        let port = port::Port::on(&device, device.create_cq(16).unwrap(), &RdmaOptions::default()).unwrap();
         let region = port.alloc(4096, Access::LOCAL_WRITE).unwrap();
         let end = Mr::len(&region);
         assert_eq!(region.find(&[56], 64, 7), None);

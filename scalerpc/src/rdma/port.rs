@@ -1,23 +1,24 @@
 //! What both ends have of a device: it, its protection domain, and the queue of their completions.
 
-use mlx5::{Access, Device, Inline, MonoCq, Mr, Payload, Pd, PostError, QpAddress, QpConfig, RcQp, ReceiveSource, Signal, Write, WriteImm};
+use mlx5::{
+    Access, CompletionQueue, Device, Inline, Mr, Payload, Pd, PostError, QpAddress, QpConfig, RcQp, ReceiveSource, Signal, Write, WriteImm,
+};
 
 use super::{MAX_INLINE_BYTES, RdmaOptions, SetupError};
 
 /// Declared so that queues go before the domain, and that before the device.
 #[derive(Debug)]
-pub(super) struct Port {
-    /// Completions, with the number of the peer.
-    pub(super) cq: MonoCq<usize>,
+pub(super) struct Port<C> {
+    /// The completions: a [`Cq`](mlx5::Cq) where there is one queue pair, a [`MonoCq`](mlx5::MonoCq) where there are many.
+    pub(super) cq: C,
     pd: Pd,
     device: Device,
     options: RdmaOptions,
 }
 
-impl Port {
-    pub(super) fn on(device: &Device, cq_entries: u32, options: &RdmaOptions) -> Result<Self, SetupError> {
-        let pd = device.alloc_pd()?;
-        Ok(Self { cq: device.create_mono_cq(cq_entries)?, pd, device: device.clone(), options: options.clone() })
+impl<C: CompletionQueue> Port<C> {
+    pub(super) fn on(device: &Device, cq: C, options: &RdmaOptions) -> Result<Self, SetupError> {
+        Ok(Self { cq, pd: device.alloc_pd()?, device: device.clone(), options: options.clone() })
     }
 
     pub(super) const fn device(&self) -> &Device {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use mlx5::{Access, Device, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Write};
+use mlx5::{Access, Device, DeviceSpec, Inline, MonoCq, Mr, PostError, RcQp, Read, Sge, Signal, Write};
 
 use super::exchange::{Accept, Admission, Offer};
 use super::port::{Port, Target, post_to, post_write};
@@ -86,7 +86,8 @@ pub struct RdmaServer {
     /// By client; declared before the memory they use.
     peers: Vec<Option<Peer>>,
     core: Server<Mr>,
-    port: Port,
+    /// Each queue pair with the number of its client.
+    port: Port<MonoCq<usize>>,
     /// What the core wants done; empty between steps.
     ops: Vec<ServerOp>,
     /// Whose queue pair each response buffer is under way on; [`NOBODY`] if on none. Those of one that is gone go back.
@@ -118,7 +119,7 @@ impl RdmaServer {
     /// [`SetupError`].
     pub fn on(device: &Device, config: &ServerConfig, options: &RdmaOptions) -> Result<Self, SetupError> {
         let layout = config.layout()?;
-        let port = Port::on(device, options.cq_size, options)?;
+        let port = Port::on(device, device.create_mono_cq(options.cq_size)?, options)?;
         let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let responses = if config.reply_mode == ReplyMode::ClientReads { Access::REMOTE_READ } else { Access::empty() };
         let memory = ServerMemory {
