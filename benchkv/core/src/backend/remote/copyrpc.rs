@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use copyrpc::{
-    CallError, CallFailure, Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, PendingEndpoint, RecvBytes, RecvHandle,
-    Stats,
+    CallError, CallFailure, CloseReason, Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, PendingEndpoint, RecvBytes,
+    RecvHandle, Stats,
 };
 use mlx5::Device;
-use shm::sleep::{Sleeper, Watch};
+use shm::sleep::{Due, POLL_SLICE, Sleeper, Watch};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::BackendError;
@@ -17,6 +17,9 @@ use crate::counters::TransportReport;
 use crate::message::{Request, Response};
 use crate::topology::{Peer, Routing};
 use crate::values::{Values, copy};
+
+/// How long the cause is looked for after a peer left in order, in ns of the device's clock.
+const CAUSE_NS: u64 = 500_000_000;
 
 /// Batches in flight of a connection that carries those of one client only, at least.
 const FEWEST_BATCHES: u32 = 4;
@@ -45,6 +48,8 @@ pub(super) struct Links<C> {
     links: Vec<Link<C>>,
     /// A peer that leaves in order ends calls before the connection.
     has_lost_calls: bool,
+    /// When a peer was first found to have left in order, by the device's clock.
+    left_ns: Option<u64>,
     values: Values,
     /// A message with the tail of a value, where values have one.
     message: Vec<u8>,
@@ -77,7 +82,7 @@ impl<C> Carrier<C> for Links<C> {
         };
         let links = peers.iter().map(link).collect::<Result<_, _>>()?;
         let message = vec![0; size_of::<Request>() + plan.values.tail_bytes()];
-        Ok(Self { context, links, has_lost_calls: false, values: plan.values.clone(), message })
+        Ok(Self { context, links, has_lost_calls: false, left_ns: None, values: plan.values.clone(), message })
     }
 
     fn record(&self, link: usize) -> Option<Vec<u8>> {
@@ -100,7 +105,7 @@ impl<C> Carrier<C> for Links<C> {
 
     #[inline]
     fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>> {
-        let Self { links, values, message, .. } = self;
+        let Self { links, values, message, has_lost_calls, .. } = self;
         let Some(Link { peer, end: End::Connected(endpoint) }) = links.get(link) else { return Err(SendError::Full(whom)) };
         let (bytes, answer_bytes) = match values.tail_bytes() {
             0 => (request.as_bytes(), size_of::<Response>()),
@@ -109,6 +114,11 @@ impl<C> Carrier<C> for Links<C> {
         match endpoint.call(bytes, whom, answer_bytes) {
             Ok(_) => Ok(()),
             Err(CallError::RingFull(whom) | CallError::InsufficientCredit(whom)) => Err(SendError::Full(whom)),
+            // It waits like one without room, for what the polls find.
+            Err(CallError::Closed { reason: CloseReason::ClosedByPeer, user_data, .. }) => {
+                *has_lost_calls = true;
+                Err(SendError::Full(user_data))
+            }
             Err(CallError::Closed { reason, .. }) => {
                 Err(SendError::Down(BackendError::PeerGone { rank: peer.rank, how: reason.to_string() }))
             }
@@ -135,7 +145,7 @@ impl<C> Carrier<C> for Links<C> {
         let cqes = drained.map_err(|e| BackendError::transport("the RDMA context", e))?;
         self.has_lost_calls = has_lost_calls;
         if has_lost_calls {
-            self.links.iter().try_for_each(Link::check)?;
+            self.check()?;
         }
         Ok(Polled { answers, cqes })
     }
@@ -169,7 +179,10 @@ impl<C> Carrier<C> for Links<C> {
     }
 
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
-        self.context.with_watch(then);
+        match self.left_ns {
+            None => self.context.with_watch(then),
+            Some(_) => then(&mut Due(POLL_SLICE)),
+        }
     }
 
     fn has_work(&self) -> bool {
@@ -193,7 +206,8 @@ impl<C> Carrier<C> for Links<C> {
     }
 
     fn rest(&mut self) -> Option<Duration> {
-        self.context.idle_for()
+        let rest = self.context.idle_for()?;
+        Some(if self.left_ns.is_some() { rest.min(POLL_SLICE) } else { rest })
     }
 
     type Stats = Stats;
@@ -253,15 +267,22 @@ fn split<'a, Head: FromBytes + IntoBytes>(
     (head, message.get(size_of::<Head>()..copied).unwrap_or_default())
 }
 
-impl<C> Link<C> {
-    /// Whether the connection still stands.
-    fn check(&self) -> Result<(), BackendError> {
-        match &self.end {
-            End::Connected(endpoint) => match endpoint.closed() {
-                Some(reason) => Err(BackendError::PeerGone { rank: self.peer.rank, how: reason.to_string() }),
-                None => Ok(()),
-            },
-            End::Pending(_) | End::Broken => Ok(()),
+impl<C> Links<C> {
+    /// Returns an error if a connection is down. A peer that left in order while the job runs did so because something else failed, most often
+    /// because of another peer's death. This end gets time to find that cause by itself before it names the peer that left.
+    fn check(&mut self) -> Result<(), BackendError> {
+        let mut left = None;
+        for Link { peer, end } in &self.links {
+            let End::Connected(endpoint) = end else { continue };
+            let Some(reason) = endpoint.closed() else { continue };
+            let gone = BackendError::PeerGone { rank: peer.rank, how: reason.to_string() };
+            if reason != CloseReason::ClosedByPeer {
+                return Err(gone);
+            }
+            left.get_or_insert(gone);
         }
+        let Some(left) = left else { return Ok(()) };
+        let now_ns = self.context.device().now_ns();
+        if now_ns.saturating_sub(*self.left_ns.get_or_insert(now_ns)) < CAUSE_NS { Ok(()) } else { Err(left) }
     }
 }

@@ -21,20 +21,24 @@ pub(super) fn pair(scratch: &Scratch, transport: Transport) -> [Remote<usize>; 2
 
 /// Likewise; values of each end are as long as it says.
 fn pair_of(scratch: &Scratch, transport: Transport, value_bytes: [usize; 2]) -> [Remote<usize>; 2] {
+    ranks_of(scratch, transport, value_bytes)
+}
+
+/// Likewise, of each rank to all others.
+fn ranks_of<const N: usize>(scratch: &Scratch, transport: Transport, value_bytes: [usize; N]) -> [Remote<usize>; N] {
     let open = |rank: usize| {
-        let job = testing::job(topology(Routing::Delegation, transport, 2, 1, 1));
+        let job = testing::job(topology(Routing::Delegation, transport, N, 1, 1));
         let sizes = Sizes { ring_bytes: 4096, window: WINDOW, ..job.sizes };
         let workload = Workload { value_bytes: value_bytes[rank], ..job.workload };
         let job = Job { sizes, workload, ucx_errors: Some(PeerErrors::Peer), ..job };
         Remote::open(&Plan::new(&job, scratch.site(rank)).unwrap(), Worker::Daemon(0), None).unwrap().unwrap()
     };
-    let mut pair = [open(0), open(1)];
-    let records = [0, 1].map(|rank: usize| pair[rank].records());
-    for rank in [0, 1] {
-        let far_end = Peer { rank: 1 - rank, worker: Worker::Daemon(0) };
-        pair[rank].connect(&[(far_end, records[1 - rank][0].1.clone())]).unwrap();
+    let mut ranks: [Remote<usize>; N] = std::array::from_fn(open);
+    let records: Vec<_> = ranks.iter().map(Remote::records).collect();
+    for (from, (to, record)) in records.iter().enumerate().flat_map(|(from, records)| records.iter().map(move |record| (from, record))) {
+        ranks[to.rank].connect(&[(Peer { rank: from, worker: Worker::Daemon(0) }, record.clone())]).unwrap();
     }
-    pair
+    ranks
 }
 
 /// Offers so many requests at once: more than find room.
@@ -194,6 +198,40 @@ fn a_dead_peer_of_ucx_is_missed() {
 #[test]
 fn a_dead_peer_is_missed_although_nothing_is_sent_to_it() {
     misses_the_dead(&[Transport::Copyrpc, Transport::RcSend]);
+}
+
+/// A rank that failed because of another's death leaves in order, and may be found gone first. It is not the one to name.
+#[test]
+fn a_peer_that_left_in_order_is_not_named_while_another_is_dead() {
+    let scratch = Scratch::new();
+    let [mut asking, mut leaver, mut dead] = ranks_of(&scratch, Transport::Copyrpc, [8; 3]);
+    for number in 0..64_usize {
+        let request = Request::put(1 + (number % 2) as u32, number as u64, 7);
+        asking.call(asking.link_for(&request).unwrap(), request, number).unwrap();
+    }
+    asking.flush().unwrap();
+    for peer in [&mut leaver, &mut dead] {
+        peer.poll(|_, _, _| ()).unwrap();
+    }
+    drop(leaver);
+    let mut lost = 0;
+    for _ in 0..100 {
+        asking.poll(|_, response, _| lost += usize::from(response.is_none())).unwrap();
+    }
+    assert!(lost > 0, "it left, and ended its calls");
+    // Another call to it waits.
+    let request = Request::put(1, 0, 7);
+    asking.call(asking.link_for(&request).unwrap(), request, 64).unwrap();
+    dead.abort();
+    drop(dead);
+    let start = Instant::now();
+    let gone = loop {
+        assert!(start.elapsed() < Duration::from_secs(20), "neither was missed");
+        if let Err(gone) = asking.poll(|_, _, _| ()).and_then(|_| asking.flush()) {
+            break gone;
+        }
+    };
+    assert!(matches!(gone, BackendError::PeerGone { rank: 2, .. }), "{gone}");
 }
 
 fn misses_the_dead(transports: &[Transport]) {
