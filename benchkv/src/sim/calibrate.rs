@@ -115,7 +115,7 @@ fn steps(job: &Job) -> Result<Cpu, CalibrateError> {
     let began = Instant::now();
     let now_ns = || began.elapsed().as_nanos() as u64;
     let phase = Phase::Window(0);
-    let mut costs: [Vec<f64>; 5] = Default::default();
+    let mut costs: [Vec<f64>; 4] = Default::default();
     for _ in 0..PIECES {
         let (mut of_client, mut of_daemon, mut of_clock, mut moved) = (0, 0, 0, [0; 2]);
         for _ in 0..STEPS {
@@ -143,9 +143,9 @@ fn steps(job: &Job) -> Result<Cpu, CalibrateError> {
         let [round, step, clock] = [empty_daemon, empty_client, of_clock].map(|ns| of(ns, STEPS));
         let (busy_client, busy_daemon) = (of(of_client, STEPS) - clock - step, of(of_daemon, STEPS) - clock - round);
         let [of_step, of_round] = moved.map(|moved| moved as f64 / STEPS as f64);
-        costs.iter_mut().zip([round, step, busy_client / of_step, busy_daemon / of_round, clock]).for_each(|(all, ns)| all.push(ns));
+        costs.iter_mut().zip([round, step, busy_client / of_step, busy_daemon / of_round]).for_each(|(all, ns)| all.push(ns));
     }
-    let [round, client, operation, message, _] = costs.map(median);
+    let [round, client, operation, message] = costs.map(median);
     let whole = |ns: f64| (ns.round() as u64).max(1);
     let default = Cpu::default();
     let factor = (round + message) / (default.round_ns + default.message_ns) as f64;
