@@ -95,8 +95,8 @@ PARTS = {
         test("scalerpc", "--lib", "--", "explore", "worlds", COPYRPC_TEST_SCALE=5),
         test("scalerpc", "--test", "processes", *ONE, SHM_TEST_SCALE=5),
     ]),
-    "scalerpc-clients": ("scalerpc: 2,000 clients of four processes, a server's memory", [
-        test("scalerpc", "--test", "processes", "--", "--ignored", "two_thousand", release=True, SHM_TEST_SCALE=10),
+    "scalerpc-clients": ("scalerpc: 2,000 clients of four processes for ten minutes, a server's memory", [
+        test("scalerpc", "--test", "processes", "--", "--ignored", "two_thousand", release=True, SHM_TEST_SCALE=20),
     ]),
     "backends": ("benchkv: every backend on 1, 2, 4 and 8 ranks, two kinds of keys, two depths", [
         test("benchkv", "--test", "jobs", "every_backend", "--", BENCHKV_TEST_SCALE=5),
