@@ -242,6 +242,20 @@ fn a_call_that_is_given_up_leaves_room_for_others() {
     }
 }
 
+#[test]
+fn a_call_ends_at_its_time_behind_others_that_the_ring_has_no_room_for() {
+    let net = Net::new();
+    let server = block_on(net.server(ANY_PORT));
+    let client = block_on(net.client(server.local_addr()));
+    // Nobody answers, and these are more than the ring holds.
+    let mut patient: Vec<_> = (0..100).map(|_| Box::pin(client.call_within(vec![0; 1_900], WATCHDOG * 2))).collect();
+    block_on(std::future::poll_fn(|task| {
+        assert!(patient.iter_mut().all(|call| call.as_mut().poll(task).is_pending()));
+        Poll::Ready(())
+    }));
+    assert!(matches!(block_on(client.call_within(b"?", Duration::from_millis(20))), Err(ClientError::TimedOut)));
+}
+
 /// Calls until the client knows that its server has gone. A call that was under way then ends as it may.
 fn until_gone(client: &AsyncClient) {
     while !matches!(block_on(client.call_within(b"?", Duration::from_millis(1))), Err(ClientError::TimedOut)) {}

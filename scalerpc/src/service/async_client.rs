@@ -1,19 +1,20 @@
 //! The client whose calls are futures: a thread of its own has the connection, and sleeps while nothing comes.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
-use std::task::{Context as TaskContext, Poll, Waker};
-use std::thread::{self, JoinHandle};
+use std::task::{Context as TaskContext, Poll};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use mlx5::DeviceInfo;
-use rendezvous::oneshot::{Receiver, Sender, lock, oneshot};
+use rendezvous::oneshot::{Receiver, Sender, oneshot};
+use rendezvous::posting::{self, Posted, Poster, posting};
 
 use super::client::{ClientError, ClientOptions, open, reach, resolve};
 use super::{DEFAULT_TYPE, SPINS};
@@ -39,32 +40,19 @@ type Reply = Result<Vec<u8>, ClientError>;
 #[derive(Clone)]
 pub struct AsyncClient(Arc<Handle>);
 
-/// What the thread and the clients of its connection share.
-struct Queue {
-    posted: Mutex<Posted>,
+/// What the clients of a connection share. Its drop ends the thread.
+struct Handle {
+    poster: Poster<Job>,
+    limits: Arc<Limits>,
+}
+
+/// Of the device and the connection, which are the same after connecting again.
+struct Limits {
     device: DeviceInfo,
     max_payload: usize,
     timeout: Duration,
     /// Polls of the connection.
     polls: AtomicU64,
-}
-
-/// What the thread has not seen yet.
-#[derive(Default)]
-struct Posted {
-    calls: Vec<Job>,
-    /// No client is left, or the thread has ended.
-    is_over: bool,
-    /// The thread connects again, which may take long.
-    is_away: bool,
-}
-
-/// Tells the thread with its drop that nobody can call any more.
-struct Handle {
-    queue: Arc<Queue>,
-    /// Ends the sleep of the thread.
-    waker: Waker,
-    thread: OnceLock<JoinHandle<()>>,
 }
 
 /// A call, until it ends.
@@ -76,13 +64,13 @@ struct Job {
     reply: Sender<Reply>,
 }
 
-impl Job {
-    fn end_late(self) {
-        self.reply.send(Err(failed(CallFailure::DeadlineExceeded)));
+impl posting::Job for Job {
+    fn end(&self) -> Option<Instant> {
+        self.end
     }
 
-    fn left(&self) -> Duration {
-        self.end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()))
+    fn end_late(self) {
+        self.reply.send(Err(failed(CallFailure::DeadlineExceeded)));
     }
 }
 
@@ -96,7 +84,7 @@ fn is_over() -> ClientError {
 
 impl fmt::Debug for AsyncClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AsyncClient").field("device", &self.0.queue.device.name).finish_non_exhaustive()
+        f.debug_struct("AsyncClient").field("device", &self.0.limits.device.name).finish_non_exhaustive()
     }
 }
 
@@ -121,11 +109,14 @@ impl AsyncClient {
         options.rdma.sleeps = true;
         let run = move || match Worker::connect(address, options, || tell.is_wanted()) {
             Err(error) => tell.send(Err(error)),
-            Ok(worker) => worker.serve(tell),
+            Ok((worker, handle)) => {
+                tell.send(Ok(Self(Arc::new(handle))));
+                worker.serve();
+            }
         };
         let thread = thread::Builder::new().name("scalerpc-client".to_owned()).spawn(run).map_err(ClientError::Thread)?;
         let client: Self = told.await.unwrap_or_else(|| Err(is_over()))?;
-        let _ = client.0.thread.set(thread);
+        client.0.poster.set_thread(thread);
         Ok(client)
     }
 
@@ -135,7 +126,7 @@ impl AsyncClient {
     /// # Errors
     /// [`ClientError`].
     pub fn call(&self, request: impl Into<Vec<u8>>) -> AsyncCall {
-        self.call_for(DEFAULT_TYPE, request.into(), self.0.queue.timeout)
+        self.call_for(DEFAULT_TYPE, request.into(), self.0.limits.timeout)
     }
 
     /// Like [`call`](Self::call), but waits for so long at most, from the first poll on, for a connection that is made again, too.
@@ -151,7 +142,7 @@ impl AsyncClient {
     /// # Errors
     /// [`ClientError`].
     pub fn call_type(&self, rpc_type: u16, request: impl Into<Vec<u8>>) -> AsyncCall {
-        self.call_for(rpc_type, request.into(), self.0.queue.timeout)
+        self.call_for(rpc_type, request.into(), self.0.limits.timeout)
     }
 
     fn call_for(&self, rpc_type: u16, request: Vec<u8>, timeout: Duration) -> AsyncCall {
@@ -161,54 +152,29 @@ impl AsyncClient {
     /// Maximum bytes of a request, and of a response.
     #[must_use]
     pub fn max_payload(&self) -> usize {
-        self.0.queue.max_payload
+        self.0.limits.max_payload
     }
 
     /// Name, transport and capabilities of the device in use.
     #[must_use]
     pub fn device_info(&self) -> &DeviceInfo {
-        &self.0.queue.device
+        &self.0.limits.device
     }
 
     /// How often the thread has looked at its connection: not while it sleeps.
     #[doc(hidden)]
     #[must_use]
     pub fn polls(&self) -> u64 {
-        self.0.queue.polls.load(Ordering::Relaxed)
+        self.0.limits.polls.load(Ordering::Relaxed)
     }
 }
 
 impl Handle {
-    /// Where its reply comes.
+    /// Returns the place where its reply comes.
     fn post(&self, rpc_type: u16, request: Vec<u8>, timeout: Duration) -> Receiver<Reply> {
         let (reply, receiver) = oneshot();
-        let job = Job { rpc_type, request, end: Instant::now().checked_add(timeout), reply };
-        {
-            let mut posted = lock(&self.queue.posted);
-            if posted.is_over {
-                // Its drop says that nothing comes.
-                return receiver;
-            }
-            posted.calls.push(job);
-        }
-        self.waker.wake_by_ref();
+        self.poster.post(|_| Job { rpc_type, request, end: Instant::now().checked_add(timeout), reply });
         receiver
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        let is_away = {
-            let mut posted = lock(&self.queue.posted);
-            posted.is_over = true;
-            posted.is_away
-        };
-        self.waker.wake_by_ref();
-        let thread = self.thread.take().filter(|thread| !is_away && thread.thread().id() != thread::current().id());
-        if let Some(thread) = thread {
-            // It says to nobody else that it panicked.
-            let _ = thread.join();
-        }
     }
 }
 
@@ -257,9 +223,9 @@ struct Worker {
     addresses: Vec<SocketAddr>,
     options: ClientOptions,
     response: Vec<u8>,
-    /// Calls that have no slot yet, the oldest first.
-    waiting: VecDeque<Job>,
-    /// The others.
+    posted: Posted<Job>,
+    limits: Arc<Limits>,
+    /// Calls that have a slot.
     under_way: HashMap<CallHandle, Sender<Reply>>,
 }
 
@@ -268,40 +234,36 @@ impl Worker {
         address: impl ToSocketAddrs + fmt::Debug,
         options: ClientOptions,
         is_wanted: impl FnMut() -> bool,
-    ) -> Result<Self, ClientError> {
+    ) -> Result<(Self, Handle), ClientError> {
         let (address, addresses) = resolve(&address)?;
         let rdma = reach(&open(&options)?, &address, &addresses, &options, options.connect_timeout, is_wanted)?;
-        let response = vec![0; rdma.max_payload()];
-        Ok(Self { rdma, address, addresses, options, response, waiting: VecDeque::new(), under_way: HashMap::new() })
-    }
-
-    /// Until nobody can call any more.
-    fn serve(mut self, tell: Sender<Result<AsyncClient, ClientError>>) {
-        let queue = Arc::new(Queue {
-            posted: Mutex::default(),
-            device: self.rdma.device().info(),
-            max_payload: self.rdma.max_payload(),
-            timeout: self.options.timeout,
+        let limits = Arc::new(Limits {
+            device: rdma.device().info(),
+            max_payload: rdma.max_payload(),
+            timeout: options.timeout,
             polls: AtomicU64::new(0),
         });
-        // Who is left is told by the drops of what it waits for.
-        let _ending = Ending(Arc::clone(&queue));
-        let handle = Handle { queue: Arc::clone(&queue), waker: self.rdma.device().waker(), thread: OnceLock::new() };
-        tell.send(Ok(AsyncClient(Arc::new(handle))));
+        let (poster, posted) = posting(rdma.device().waker());
+        let response = vec![0; rdma.max_payload()];
+        let handle = Handle { poster, limits: Arc::clone(&limits) };
+        Ok((Self { rdma, address, addresses, options, response, posted, limits, under_way: HashMap::new() }, handle))
+    }
+
+    /// Works until nobody can call any more. Its drop then tells every caller that still waits.
+    fn serve(mut self) {
         let mut in_vain = 0;
-        while !take_posted(&queue, &mut self.waiting) {
-            let moved = self.step(&queue);
+        while self.posted.take() {
+            let moved = self.step();
             in_vain = if moved { 0 } else { in_vain + 1 };
             if in_vain > SPINS {
-                let limit = self.waiting.iter().map(Job::left).min().filter(|left| *left != Duration::MAX);
-                self.rdma.wait(limit);
+                self.rdma.wait(self.posted.left());
             }
         }
     }
 
-    /// Takes responses, and sends what there are slots for. Whether anything happened.
-    fn step(&mut self, queue: &Queue) -> bool {
-        queue.polls.fetch_add(1, Ordering::Relaxed);
+    /// Takes responses, and sends the calls that there are slots for. Returns whether anything happened.
+    fn step(&mut self) -> bool {
+        self.limits.polls.fetch_add(1, Ordering::Relaxed);
         self.rdma.poll();
         let mut moved = false;
         while let Some(completion) = self.rdma.poll_completion(&mut self.response) {
@@ -310,36 +272,36 @@ impl Worker {
             let response = completion.outcome.map(|len| self.response.get(..len).unwrap_or_default().to_vec());
             reply.send(response.map_err(failed));
         }
-        if self.send(queue) {
+        if self.send() {
             moved = true;
             self.rdma.poll();
         }
         moved
     }
 
-    fn send(&mut self, queue: &Queue) -> bool {
+    fn send(&mut self) -> bool {
         let mut moved = false;
-        while let Some(job) = self.waiting.pop_front() {
+        while let Some(job) = self.posted.waiting.pop_front() {
             moved = true;
             if !job.reply.is_wanted() {
                 continue;
             }
-            let left = job.left();
+            let left = job.end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
             if left.is_zero() {
-                job.end_late();
+                posting::Job::end_late(job);
                 continue;
             }
             self.rdma.set_timeout_ns(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
             match self.rdma.call(job.rpc_type, &job.request) {
                 Ok(handle) => drop(self.under_way.insert(handle, job.reply)),
                 Err(CallError::NoSlot) => {
-                    self.waiting.push_front(job);
-                    end_late(&mut self.waiting);
+                    self.posted.waiting.push_front(job);
+                    self.posted.end_late();
                     return false;
                 }
                 Err(CallError::Closed(_)) => {
-                    self.waiting.push_front(job);
-                    self.reconnect(queue);
+                    self.posted.waiting.push_front(job);
+                    self.reconnect();
                 }
                 Err(error) => job.reply.send(Err(SyncCallError::from(error).into())),
             }
@@ -347,73 +309,20 @@ impl Worker {
         moved
     }
 
-    /// If that is not possible, all that waits ends; what has no time left meanwhile ends before.
-    fn reconnect(&mut self, queue: &Queue) {
-        lock(&queue.posted).is_away = true;
-        let Self { rdma, address, addresses, options, waiting, response, .. } = self;
-        let (device, start) = (rdma.device().clone(), Instant::now());
-        let error = loop {
-            let left = options.connect_timeout.saturating_sub(start.elapsed());
-            // A server that says nothing is waited for until the first call has no time left.
-            let attempt = waiting.iter().map(Job::left).min().map_or(left, |first| first.min(left));
-            let began = Instant::now();
-            let connected = reach(&device, address, addresses, options, attempt, || {
-                let is_over = take_posted(queue, waiting);
-                end_late(waiting);
-                !is_over && !waiting.is_empty()
-            });
-            match connected {
-                Ok(connected) => {
-                    response.resize(connected.max_payload(), 0);
-                    *rdma = connected;
-                    break None;
-                }
-                Err(error) => {
-                    end_late(waiting);
-                    // It was not for lack of time, or all of that is over.
-                    if waiting.is_empty() || attempt == left || began.elapsed() < attempt {
-                        break Some(error);
-                    }
-                }
-            }
-        };
-        lock(&queue.posted).is_away = false;
-        let Some(error) = error else { return };
+    /// Connects again. If that is not possible, every call that waits ends.
+    fn reconnect(&mut self) {
+        let Self { rdma, address, addresses, options, posted, response, .. } = self;
+        let device = rdma.device().clone();
+        let connected: Result<(), ClientError> = posted.reconnect(options.connect_timeout, |attempt, is_wanted| {
+            *rdma = reach(&device, address, addresses, options, attempt, is_wanted)?;
+            response.resize(rdma.max_payload(), 0);
+            Ok(())
+        });
+        let Err(error) = connected else { return };
         let (text, mut error) = (error.to_string(), Some(error));
-        for job in self.waiting.drain(..) {
-            let again = || ClientError::Unreachable { address: self.address.clone(), source: io::Error::other(text.clone()) };
+        for job in posted.waiting.drain(..) {
+            let again = || ClientError::Unreachable { address: address.clone(), source: io::Error::other(text.clone()) };
             job.reply.send(Err(error.take().unwrap_or_else(again)));
         }
-    }
-}
-
-/// Takes what was posted; whether nobody can call any more.
-fn take_posted(queue: &Queue, waiting: &mut VecDeque<Job>) -> bool {
-    let mut posted = lock(&queue.posted);
-    waiting.extend(posted.calls.drain(..));
-    posted.is_over
-}
-
-/// Ends the calls that wait and have no time left.
-fn end_late(waiting: &mut VecDeque<Job>) {
-    if waiting.iter().any(|job| job.left().is_zero()) {
-        let (late, left) = waiting.drain(..).partition::<VecDeque<_>, _>(|job| job.left().is_zero());
-        *waiting = left;
-        late.into_iter().for_each(Job::end_late);
-    }
-}
-
-/// However the thread ends, nobody posts to it any more.
-struct Ending(Arc<Queue>);
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        let calls = {
-            let mut posted = lock(&self.0.posted);
-            posted.is_over = true;
-            std::mem::take(&mut posted.calls)
-        };
-        // Not under the lock: whom this wakes may drop another call at once.
-        drop(calls);
     }
 }
