@@ -1,7 +1,7 @@
-//! Throughput of calls: the server and its clients in one thread, on software devices of one fabric. One call at a time; eight clients of one
-//! group with eight calls each; and the same in two groups that take turns in the shortest slices there are, so that what is measured is the work
-//! of switching and not the time of a slice. What is measured is first checked to carry the right bytes, and to switch or not to.
-//! `cargo bench -p scalerpc --bench calls`; between processes `scalerpc_bench` measures.
+//! Throughput of calls: the server and its clients in one thread, on software devices of one fabric. Three cases: one call at a time;
+//! eight clients of one group with eight calls each; and the same in two groups that take turns in the shortest slices, so that the
+//! result is the work of switching and not the time of a slice. Each case first verifies that the bytes are right, and that the server
+//! switches or does not. `cargo bench -p scalerpc --bench calls`; `scalerpc_bench` measures between processes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "a benchmark")]
 
 use std::hint::black_box;
@@ -14,19 +14,19 @@ use scalerpc::rdma::PendingClient;
 use scalerpc::{CallError, CallHandle, Handlers, RdmaClient, RdmaServer, ReplyMode, ServerConfig};
 
 const SIZES: [usize; 2] = [32, 1 << 10];
-/// Of the clients that call together.
+/// Number and depth of the clients that call together.
 const CLIENTS: u32 = 8;
 const DEPTH: u32 = 8;
-/// Length of a slice, in ns: the least.
+/// Length of a slice, in ns: the minimum.
 const SLICE_NS: u64 = 1_000;
-/// Turns of all ends in which a round must be over; a switch takes some.
+/// Maximum turns of all ends in a round; a switch takes several.
 const MOST_TURNS: usize = 1_000_000;
-/// Rounds that are checked.
+/// Number of rounds that are verified.
 const CHECKED: u64 = 50;
-/// Requests of one step of the server at most.
+/// Maximum number of requests of one step of the server.
 const BUDGET: usize = 64;
 
-/// Types of requests: answered with what they bring, and with what [`pattern`] says.
+/// Types of requests: answered with their own payload, and with the reply of [`pattern`].
 const ECHO: u16 = 1;
 const CHECK: u16 = 2;
 
@@ -67,7 +67,7 @@ impl Room {
         Self { clients, server, handlers, depth, payload: vec![0x5a; bytes], reply: vec![0; bytes] }
     }
 
-    /// As many calls of each client as the depth, from the first call to the last reply.
+    /// Makes as many calls of each client as the depth, from the first call to the last reply.
     #[inline(always)]
     fn round<C: Calls>(&mut self, calls: &mut C) {
         let Self { clients, server, handlers, depth, payload, reply } = self;
@@ -99,7 +99,7 @@ impl Room {
         panic!("{left} calls have not ended");
     }
 
-    /// Each call with bytes of its own; and that there are so many groups, which take turns if they are several.
+    /// Verifies that each call gets its own bytes, and that there are `expected` groups, which take turns if they are several.
     fn check(&mut self, expected: usize) {
         let mut calls = Checked { next: 0, tag: Tag::new(0, 0), unanswered: Vec::new() };
         for _ in 0..CHECKED {
@@ -119,7 +119,7 @@ trait Calls {
     fn ended(&mut self, client: usize, handle: CallHandle, reply: &[u8]);
 }
 
-/// As little as there can be, and a count of the bytes that came back.
+/// Payloads with the minimum of work, and a count of the bytes that came back.
 struct Measured(usize);
 
 impl Calls for Measured {
@@ -137,7 +137,7 @@ impl Calls for Measured {
 
 struct Checked {
     next: u64,
-    /// Of the payload that was made last.
+    /// Tag of the last payload.
     tag: Tag,
     unanswered: Vec<(usize, CallHandle, Tag)>,
 }

@@ -1,12 +1,12 @@
 //! The program whose instructions `scripts/instructions` counts: a server and its clients in one thread, on software devices of one fabric.
 //!
-//! Arguments: what to do, and how often. The script runs it with different counts under callgrind and divides the difference, so set-up
-//! does not count. `--list` prints one line per kind for the script: name, bound in instructions (`-` if there is none), the counts of the
-//! two runs, what to collect, and what an operation is. What to collect: `nohca`, everything but the software HCA's two entry points with
-//! all they call; `part NAME`, the function of that name with all it calls but the software HCA.
+//! Arguments: the kind, and the number of operations. The script runs it with different counts under callgrind and divides the
+//! difference, so set-up does not count. `--list` prints one line per kind for the script: name, bound in instructions (`-` if there is
+//! none), the counts of the two runs, the part to collect, and the operation. The part to collect: `nohca`, everything but the software
+//! HCA's two entry points with all they call; `part NAME`, the function of that name with all it calls but the software HCA.
 //!
-//! Requests and responses have 32 bytes. The client that calls is in PROCESS and stays there: nobody of another group waits. The clock of all
-//! devices stands still, so nothing is done because its time has come.
+//! Requests and responses have 32 bytes. The client that calls is in PROCESS and stays there: no client of another group waits. The clock
+//! of all devices stands still, so no time limit is reached.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a program for measuring")]
 
 use std::hint::black_box;
@@ -18,16 +18,16 @@ use scalerpc::{Handlers, RdmaClient, RdmaServer, ServerConfig, State};
 
 const ECHO: u16 = 1;
 const BYTES: usize = 32;
-/// Requests answered in a step.
+/// Maximum number of requests answered in a step.
 const BUDGET: usize = 64;
 
-/// What can be counted.
+/// A kind of operation to count.
 struct Kind {
     name: &'static str,
     bound: Option<u32>,
     collect: &'static str,
     what: &'static str,
-    /// Clients connected, and how many of them are in PROCESS. The first one calls.
+    /// Number of clients connected, and number of clients in PROCESS. The first one calls.
     clients: usize,
     active: usize,
     work: Work,
@@ -35,7 +35,7 @@ struct Kind {
 
 #[derive(Clone, Copy)]
 enum Work {
-    /// Calls, so many at a time.
+    /// Calls, that many at a time.
     Calls(usize),
     /// The same, each function in a frame of its own.
     Parts(usize),
@@ -131,7 +131,7 @@ impl Room {
         }
     }
 
-    /// `depth` calls and their responses; how many ended well.
+    /// Makes `depth` calls and takes their responses. Returns the number of successful calls.
     fn round(&mut self, depth: usize) -> usize {
         let payload = black_box([0x5a; BYTES]);
         let client = &mut self.clients[0];
@@ -194,7 +194,7 @@ fn main() {
                 println!("{}|{bound}|{}|{}|{}|{}", k.name, COUNTS.0, COUNTS.1, k.collect, k.what);
             }
         }
-        // `cargo bench` starts every benchmark like this, and `cargo test --benches` without an argument.
+        // `cargo bench` starts every benchmark with this argument, and `cargo test --benches` without an argument.
         [] | [.., "--bench"] => println!("instructions: counted by scripts/instructions"),
         [name, count] => {
             let kind = KINDS.iter().find(|k| k.name == name).unwrap_or_else(|| panic!("no such operation: {name}"));

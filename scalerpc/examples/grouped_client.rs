@@ -1,4 +1,4 @@
-//! Sends each word to the server as a request, one after the other, and prints the answers. See `grouped_server.rs`.
+//! Sends each word to the server as a request, one at a time, and prints the answers. See `grouped_server.rs`.
 //!
 //! `cargo run -p scalerpc --example grouped_client -- [ADDRESS:PORT [WORD...]]`
 #![allow(clippy::print_stdout, reason = "an example prints")]

@@ -1,7 +1,8 @@
-//! Answers the requests of its clients, of however many, with the same text in upper case.
+//! Answers the requests of any number of clients with the same text in upper case.
 //!
-//! In two terminals: `cargo run -p scalerpc --example grouped_server`, and `grouped_client` in its place; both take an `ADDRESS:PORT`. With a second
-//! argument, the server ends after so many requests. `COPYRPC_DEVICE=mlx5_0` takes that device in place of the software HCA, in both.
+//! In two terminals: `cargo run -p scalerpc --example grouped_server`, and `grouped_client` in its place; both take an `ADDRESS:PORT`.
+//! With a second argument, the server ends after that many requests. `COPYRPC_DEVICE=mlx5_0` selects that device instead of the software
+//! HCA, in both.
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use scalerpc::Server;

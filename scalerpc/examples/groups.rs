@@ -11,7 +11,7 @@ use scalerpc::{Handlers, RdmaClient, RdmaServer, ServerConfig};
 
 const ADD_ONE: u16 = 1;
 
-/// The three records of a meeting, by hand; between processes `accept_over` and `connect_over` send them through a socket.
+/// Passes the records of a connection by hand; between processes `accept_over` and `connect_over` send them through a socket.
 fn connect(server: &mut RdmaServer) -> Result<RdmaClient, Box<dyn Error>> {
     let offered = server.offer()?;
     let client = PendingClient::new(&DeviceSpec::default(), offered.record())?;
@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut all = (0..clients).map(|_| connect(&mut server)).collect::<Result<Vec<_>, _>>()?;
     println!("device {}, {} clients in {} groups", server.device().info().name, server.clients(), server.groups());
 
-    // What each client has called, and the sum of what came back.
+    // For each client the calls made and ended, and the sum of the responses.
     let mut done = vec![(0, 0, 0_u64); all.len()];
     while done.iter().any(|(_, ended, _)| *ended < calls) {
         for (client, (called, ended, sum)) in all.iter_mut().zip(&mut done) {

@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     while ended < calls {
         while made < calls {
             let Some(server) = chooser.choose(&outstanding) else { break };
-            // Its slots are all in use: those of the other are, too.
+            // All slots of this server are in use, so those of the other are too.
             if clients[server].0.rdma().call(DEFAULT_TYPE, &made.to_le_bytes()).is_err() {
                 break;
             }

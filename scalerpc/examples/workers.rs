@@ -1,5 +1,5 @@
-//! A server whose requests are answered by a pool of workers: the thread of the server takes them, and gives them to the workers in turn, a
-//! batch at a time; workers answer when they are done, in whatever order.
+//! A server whose requests are answered by a pool of workers. The server's thread takes the requests, and gives them to the workers in
+//! turn, a batch at a time. Workers answer when they are done, in any order.
 //!
 //! `cargo run --release -p scalerpc --example workers -- [WORKERS [CALLS]]`
 #![allow(clippy::print_stdout, reason = "an example prints")]
@@ -10,11 +10,11 @@ use std::thread;
 
 use scalerpc::{Client, DEFAULT_TYPE, Handlers, HeldRequest, Server};
 
-/// Requests that one worker gets before the next has its turn.
+/// Number of requests that one worker gets before the next worker's turn.
 const REQUESTS_PER_BATCH: usize = 4;
 const CLIENTS: usize = 4;
 
-/// Takes some time: the sum of the squares below a number.
+/// Returns the sum of the squares below a number, which takes some time.
 fn work(request: &[u8]) -> Vec<u8> {
     let number = request.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
     (0..number).map(|below| below * below).sum::<u64>().to_le_bytes().to_vec()
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             thread::spawn(move || {
                 for request in requests {
                     let response = work(request.payload());
-                    // Eight bytes are never too many.
+                    // A response of eight bytes is never too large.
                     let _ = request.reply(response);
                 }
             });
@@ -60,7 +60,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     handlers.insert_held(DEFAULT_TYPE, |request| {
         let worker = next / REQUESTS_PER_BATCH % queues.len();
         (next, taken[worker]) = (next + 1, taken[worker] + 1);
-        // A worker that is gone drops it: its caller is told so.
+        // If the worker is gone, the request is dropped, and its caller is told.
         let _ = queues[worker].send(request);
     });
     server.serve_types(&mut handlers);

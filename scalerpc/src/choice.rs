@@ -1,15 +1,15 @@
-//! Which of several servers a client asks.
+//! The choice of a client among several servers.
 
-/// How a client chooses among equal servers.
+/// The policy of a client that chooses among equal servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Choice {
-    /// One after the other.
+    /// Each server in turn.
     RoundRobin,
-    /// The one with the fewest calls outstanding; of equals the one whose turn is next.
+    /// The server with the fewest calls outstanding; among equals, the server whose turn is next.
     LeastOutstanding,
 }
 
-/// Chooses servers; remembers whose turn is next.
+/// A chooser of servers, which remembers whose turn is next.
 #[derive(Clone, Debug)]
 pub struct Chooser {
     choice: Choice,
@@ -17,13 +17,13 @@ pub struct Chooser {
 }
 
 impl Chooser {
-    /// Begins with server 0.
+    /// Makes a chooser that begins with server 0.
     #[must_use]
     pub const fn new(choice: Choice) -> Self {
         Self { choice, next: 0 }
     }
 
-    /// Number of a server; `outstanding` has the calls under way of each. `None` if there are no servers.
+    /// Returns the number of a server. `outstanding` has the calls under way of each server. Returns `None` if there are no servers.
     pub fn choose(&mut self, outstanding: &[usize]) -> Option<usize> {
         let servers = outstanding.len();
         let mut in_turn = (0..servers).map(|i| (self.next + i) % servers);

@@ -1,7 +1,8 @@
-//! RPC over one-sided verbs on reliable connections, for one server with more clients than its NIC has queue-pair contexts cached: ScaleRPC
-//! (Chen, Lu, Shu, EuroSys 2019). Clients are served in groups, one group per time slice; all groups share one message pool.
+//! RPC over one-sided verbs on reliable connections, for one server with more clients than its NIC caches queue-pair contexts: ScaleRPC
+//! (Chen, Lu, Shu, EuroSys 2019). The server serves its clients in groups, one group per time slice. All groups share one message pool.
 //!
-//! It runs on mlx5 devices through the `mlx5` crate; without a NIC, on that crate's software HCA (`COPYRPC_DEVICE=mlx5_0` takes a NIC).
+//! The crate runs on mlx5 devices through the `mlx5` crate, and without a NIC on that crate's software HCA. `COPYRPC_DEVICE=mlx5_0`
+//! selects a NIC.
 //!
 //! ```rust,no_run
 //! let mut server = scalerpc::Server::bind("127.0.0.1:7480")?;
@@ -15,7 +16,7 @@
 //! # Ok::<(), scalerpc::ClientError>(())
 //! ```
 //!
-//! A server with several kinds of requests has a handler for each type, and one may answer later, from whatever thread:
+//! A server with several kinds of requests has a handler for each type. A handler can also answer later, from any thread:
 //!
 //! ```rust
 //! # use std::sync::mpsc;
@@ -44,39 +45,47 @@
 //! # }
 //! ```
 //!
-//! [`Client::rdma`] and [`RdmaClient`] make many calls at once; [`RdmaServer`] is the server without a socket, for programs that have a channel and
-//! a loop of their own.
+//! [`Client::rdma`] and [`RdmaClient`] make many calls at once. [`RdmaServer`] is the server without a socket, for programs that have a
+//! channel and a loop of their own.
 //!
-//! | example | what |
+//! | example
+//! content |
 //! |---|---|
 //! | `groups` | twelve clients with calls outstanding, in one thread |
 //! | `grouped_server`, `grouped_client` | the lines above, as two processes |
 //! | `workers` | handlers that answer later: a pool of workers |
 //! | `two_servers` | a client that chooses among servers |
 //!
-//! `cargo bench -p scalerpc` measures both ends in one thread, `scalerpc_bench` (package `scalerpc-bench`) two processes, beside rivals.
+//! `cargo bench -p scalerpc` measures both ends in one thread. `scalerpc_bench` (package `scalerpc-bench`) measures two processes, beside
+//! other RPC methods.
 //!
 //! ## A tour, in the order data flows
 //!
-//! | module | what |
+//! | module
+//! content |
 //! |---|---|
 //! | `service`, [`typed`] | [`Server`], [`Client`], [`AsyncClient`]: an address, a device, reconnection; requests that are structs |
-//! | [`rdma`] | [`RdmaServer`], [`RdmaClient`]: the core on a device; how the two ends meet |
+//! | [`rdma`]
+//! [`RdmaServer`], [`RdmaClient`]: the core on a device; how the two ends connect |
 //! | `protocol` | the core, state machines without a device: |
-//! | `wire`, `config` | every byte format; [`ServerConfig`], [`Layout`]: numbers, and where everything lies |
+//! | `wire`, `config`
+//! every byte format; [`ServerConfig`], [`Layout`]: the configuration, and the place of everything in memory |
 //! | `client` | IDLE, WARMUP, PROCESS; calls and their completions |
 //! | `server` | entries, zones, intake, replies |
-//! | `scheduler`, `slices`, `groups` | slices; how long they are; which client is in which group |
-//! | `pool`, `mapping` | places given out once; which zone is whose |
+//! | `scheduler`, `slices`, `groups`
+//! slices; their lengths; the group of each client |
+//! | `pool`, `mapping`
+//! pools of places; which client has which zone |
 //! | `handlers` | the worker: [`Handlers`] by `rpc_type`, [`HeldRequest`] |
 //! | `legacy` | the lane for requests that take longer than a slice |
-//! | `clock_sync`, `choice` | slices of several servers; which of several servers to ask ([`Chooser`]) |
+//! | `clock_sync`, `choice`
+//! synchronised slices of several servers; the choice among several servers ([`Chooser`]) |
 //!
 //! `docs/scalerpc.md` of the repository has the design, the wire format and the numbered invariants that the code cites.
 //!
 //! ## Slices of several servers
 //!
-//! Clients of many servers gain if all of these switch at the same time. One server leads: it gets a handler that tells its time,
+//! Clients of many servers gain if all of these servers switch at the same time. One server leads. It gets a handler that tells its time,
 //!
 //! ```rust
 //! # let mut handlers = scalerpc::Handlers::new(88);
@@ -90,21 +99,21 @@
 //! ## Rules
 //!
 //! - **Several cores.** A server is one thread; [`Server::share`] and [`Server::beside`] put more of them at an address.
-//! - **Waiting.** A WRITE is not told to the owner of the memory it goes to, so nothing wakes who waits: a [`Server`] without work and a waiting
-//!   [`Client`] look again and again, and sleep between two looks, for a millisecond at most. An [`AsyncClient`], whose calls are futures, is woken
-//!   by its responses.
-//! - **Stepping.** Nothing happens outside of `poll` and `step`; each is bounded. No thread, clock or system call. After set-up nothing is
-//!   allocated for a call, if the owner's queue of operations keeps its room.
-//! - **Operations.** Of the core: a poll appends operations to a queue of the caller, who executes those of one client in the order given, on
-//!   one reliable connection, and reports the completions that an operation's documentation names.
-//! - **Ends.** Each call that was made ends exactly once, by its response or a [`CallFailure`]. Whether the handler ran is known if a response
-//!   came, and for [`CallFailure::Busy`]; it never runs twice.
-//! - **Trust.** What peers write is checked before use. A client with a wild pointer can destroy or change requests of other clients; the design
-//!   page has the threat model.
-//! - **Limits.** A payload has at most `slot_bytes - 40` bytes; a client has `depth` calls under way, those that ran out of time and were not
-//!   answered included, and those whose ends were not taken.
+//! - **Waiting.** A WRITE does not notify the owner of the memory it goes to, so nothing wakes a waiting end. A [`Server`] without work
+//!   and a waiting [`Client`] poll again and again, and sleep at most a millisecond between two polls. An [`AsyncClient`], whose calls
+//!   are futures, is woken by its responses.
+//! - **Stepping.** Nothing happens outside of `poll` and `step`. Each is bounded, and uses no thread, clock or system call. After set-up
+//!   a call allocates nothing, if the owner's queue of operations keeps its capacity.
+//! - **Operations.** Of the core: a poll appends operations to a queue of the caller. The caller executes the operations of one client in
+//!   the order given, on one reliable connection, and reports the completions that an operation's documentation names.
+//! - **Ends.** Each call ends exactly once, by its response or by a [`CallFailure`]. Whether the handler ran is known if a response
+//!   came, and for [`CallFailure::Busy`]. A handler never runs twice for one call.
+//! - **Trust.** Bytes that peers write are checked before use. A client with a wild pointer can destroy or change requests of other
+//!   clients; the design page has the threat model.
+//! - **Limits.** A payload has at most `slot_bytes - 40` bytes. A client has at most `depth` calls under way. Calls that ran out of time
+//!   and were not answered count, as do calls whose ends were not taken.
 
-// The code of the README compiles and runs, too.
+// Compiles and runs the code of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
@@ -117,7 +126,7 @@ mod service;
 pub mod typed;
 
 pub use choice::{Choice, Chooser};
-/// The driver below: devices and their options.
+/// The driver of the devices, with their options.
 pub use mlx5;
 pub use protocol::clock_sync::{PROBE_TYPE, time_handler};
 pub use protocol::groups::{QPC_CACHE_CONNECTX3, QPC_CACHE_CONNECTX5};
@@ -130,7 +139,7 @@ pub use service::{
     AsyncCall, AsyncClient, Client, ClientError, ClientOptions, DEFAULT_TYPE, Server, ServerError, ServerOptions, SharedAddress, StopHandle,
 };
 
-/// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.
+/// Errors can be sent to other threads, and `?` turns each into a `Box<dyn Error + Send + Sync>`.
 #[cfg(test)]
 mod errors {
     fn check<E: std::error::Error + Send + Sync + 'static>() {}

@@ -1,9 +1,9 @@
-//! Requests that are structs. What travels is the bytes of the struct and nothing else: a typed end works with a peer that makes the same bytes by
-//! hand.
+//! Requests that are structs. A message is the bytes of the struct and nothing else: a typed end works with a peer that makes the same
+//! bytes by hand.
 //!
-//! Any type whose every bit pattern is a value and that has no padding will do; the derives of [`zerocopy`] check that. Its layout must be the same at
-//! both ends, so give it `#[repr(C)]`, and fields with the byte order in their type ([`little_endian`](zerocopy::little_endian)) when the ends may be
-//! machines of different kinds.
+//! A type qualifies if every bit pattern is a value and it has no padding; the derives of [`zerocopy`] check that. Its layout must be the
+//! same at both ends, so give it `#[repr(C)]`. If the ends may be machines of different byte order, use fields with the byte order in
+//! their type ([`little_endian`](zerocopy::little_endian)).
 //!
 //! ```
 //! use scalerpc::typed::Call;
@@ -40,7 +40,7 @@
 //! # }
 //! ```
 
-/// The crate of the derives, for those who do not depend on it themselves.
+/// The crate of the derives, for programs that do not depend on it themselves.
 pub use zerocopy;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -49,19 +49,20 @@ use crate::service::{AsyncClient, Client, ClientError};
 
 /// A request with the number of its handler and the type of its response.
 pub trait Call: IntoBytes + Immutable {
-    /// The `rpc_type` by which it is called.
+    /// The `rpc_type` of its handler.
     const RPC_TYPE: u16;
-    /// The response.
+    /// The type of the response.
     type Reply: FromBytes + IntoBytes + Immutable;
 }
 
 impl<'h> Handlers<'h> {
-    /// Has requests of this kind answered by `handler`, as [`insert`](Self::insert). One of another size is answered by a failure.
+    /// Installs `handler` for requests of this type, as [`insert`](Self::insert) does. A request of another size is answered with a
+    /// failure.
     pub fn insert_typed<C: Call + FromBytes>(&mut self, mut handler: impl FnMut(C) -> C::Reply + 'h) {
         self.insert(C::RPC_TYPE, move |request: &[u8], place: &mut [u8]| {
             let response = handler(C::read_from_bytes(request).map_err(|_| HandlerError)?);
             let bytes = response.as_bytes();
-            // A length that does not fit is told to the caller.
+            // A length that does not fit becomes a failure at the caller.
             if let Some(place) = place.get_mut(..bytes.len()) {
                 place.copy_from_slice(bytes);
             }
@@ -71,7 +72,7 @@ impl<'h> Handlers<'h> {
 }
 
 impl Client {
-    /// Sends the bytes of `request`, and takes the response's as a [`Call::Reply`].
+    /// Sends the bytes of `request`, and reads the response as a [`Call::Reply`].
     ///
     /// # Errors
     /// [`ClientError`].

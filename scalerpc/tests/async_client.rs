@@ -1,5 +1,5 @@
-//! Clients whose calls are futures: in tokio and in a loop of one's own, from many tasks, late, given up, and without a server. None of them uses a
-//! core while it waits.
+//! Clients whose calls are futures: in tokio and in an executor of the test, from many tasks, late, given up, and without a server. None
+//! of them uses a core while it waits.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 use std::future::Future;
@@ -25,12 +25,12 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 const WATCHDOG: Duration = Duration::from_secs(120);
-/// Type of requests that are kept until the test answers; those of type 0 are answered in upper case.
+/// Type of requests that are kept until the test answers. Those of type 0 are answered in upper case.
 const KEPT: u16 = 1;
-/// Looks before a thread sleeps, twice, and some for what is woken early.
+/// Maximum polls of a thread before it sleeps, twice, and a number for early wake-ups.
 const FEW: u64 = 2_000;
 
-/// All of it goes to other threads.
+/// All types can be sent to other threads.
 const _: () = {
     const fn is_portable<T: Send + Sync + 'static>() {}
     const fn is_sent<T: Send + 'static>() {}
@@ -38,7 +38,7 @@ const _: () = {
     is_sent::<AsyncCall>();
 };
 
-/// Asks for the number after it.
+/// A request for the number after it.
 #[derive(FromBytes, IntoBytes, Immutable)]
 #[zerocopy(crate = "scalerpc::typed::zerocopy")]
 #[repr(C)]
@@ -67,7 +67,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// Where a server and its clients meet.
+/// The network of a server and its clients.
 #[derive(Clone)]
 struct Net(LocalFabric);
 
@@ -98,7 +98,7 @@ struct Running {
     thread: JoinHandle<()>,
 }
 
-/// A server of small groups in a thread of its own.
+/// Starts a server of small groups in a thread of its own.
 fn start(net: &Net, address: &str, config: ServerConfig) -> Running {
     let (net, address) = (net.clone(), address.to_owned());
     let (keep, kept) = mpsc::channel();
@@ -137,7 +137,7 @@ fn tasks_of_a_runtime_share_connections_and_get_each_their_own_responses() {
     let net = Net::new();
     let server = start(&net, "127.0.0.1:0", config());
     Runtime::new().unwrap().block_on(async {
-        // More than a group: they take turns, so they are told of every slice.
+        // There are more clients than a group has, so they take turns, and are told of every slice.
         let mut clients = Vec::new();
         for _ in 0..5 {
             clients.push(net.client(server.address).await);
@@ -161,7 +161,7 @@ fn tasks_of_a_runtime_share_connections_and_get_each_their_own_responses() {
     server.end();
 }
 
-/// Polls are counted, not time: a client that waits, and one that has nothing to do, does not look at its connection.
+/// Counts polls, not time: a client that waits, and a client that has nothing to do, do not poll their connection.
 #[test]
 fn a_client_that_waits_uses_no_core_and_is_woken_by_its_response() {
     let net = Net::new();
@@ -173,7 +173,7 @@ fn a_client_that_waits_uses_no_core_and_is_woken_by_its_response() {
         let mut task = Context::from_waker(Waker::noop());
         assert!(call.as_mut().poll(&mut task).is_pending());
         let kept = server.kept.recv().unwrap();
-        // It has slept by then; in the rest of the time it does not look again, but once in a second whether the server lives.
+        // The client sleeps by then. In the rest of the time it polls only once a second, to check that the server lives.
         thread::sleep(Duration::from_millis(200));
         let (before, start) = (client.polls(), Instant::now());
         thread::sleep(Duration::from_millis(1_500));
@@ -182,7 +182,7 @@ fn a_client_that_waits_uses_no_core_and_is_woken_by_its_response() {
         assert!(while_waiting <= seconds * FEW, "{while_waiting} polls in {seconds} s");
         kept.reply(*b"now").unwrap();
         assert_eq!(call.await.unwrap(), b"now");
-        // Idle it is told the end of a slice at most.
+        // An idle client is woken by the end of a slice at most.
         thread::sleep(Duration::from_millis(200));
         let before = client.polls();
         thread::sleep(Duration::from_millis(1_000));
@@ -203,7 +203,7 @@ fn more_calls_than_slots_wait_for_slots_and_one_that_is_given_up_keeps_nobody_wa
         assert!(given_up.as_mut().poll(&mut task).is_pending());
         let kept = server.kept.recv().unwrap();
         drop(given_up);
-        // One slot is left for all of them.
+        // One slot is left for all these calls.
         let mut calls: Vec<_> = (0..50_u8).map(|nth| Box::pin(client.call([b'a' + nth % 26]))).collect();
         for call in &mut calls {
             assert!(call.as_mut().poll(&mut task).is_pending());
@@ -257,7 +257,7 @@ fn a_server_that_returns_is_connected_to_again_and_one_that_does_not_is_told() {
         assert_eq!(client.call(b"one").await.unwrap(), b"ONE");
         server.end();
         let server = start(&net, &address.to_string(), config());
-        // The first of them may find out that the old one is gone.
+        // The first of these calls may find that the old connection is gone.
         let mut responses = Vec::new();
         while !matches!(responses.last(), Some(Ok(_))) {
             responses.push(client.call(b"two").await);

@@ -1,4 +1,4 @@
-//! Peers that are wrong: records that are none, clients that know another layout, clients that write where they should not.
+//! Misbehaving peers: malformed records, clients that assume another layout, clients that write where they must not.
 #![allow(clippy::unwrap_used, reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests")]
 
 mod support;
@@ -23,7 +23,7 @@ use support::plan::SLOT_BYTES;
 
 const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// Clients that know what they do, in groups of two.
+/// Number of well-behaved clients, in groups of two.
 const GOOD: u64 = 5;
 
 fn config() -> ServerConfig {
@@ -31,7 +31,7 @@ fn config() -> ServerConfig {
     ServerConfig { group_size: 2, slice_ns: 20_000, ..base }
 }
 
-/// A server and clients that go on, whatever is done to them.
+/// A server, and clients that must not be harmed by any peer.
 struct Room {
     device: DeviceSpec,
     server: RdmaServer,
@@ -62,7 +62,7 @@ impl Room {
         self.callers.iter().map(Caller::made).sum()
     }
 
-    /// Until the good ones have made so many further calls.
+    /// Runs until the well-behaved clients have made that many further calls.
     fn go_on(&mut self, calls: u64) {
         let before = self.made();
         while self.made() < before + calls {
@@ -70,7 +70,7 @@ impl Room {
         }
     }
 
-    /// Only the good clients are left, none of them was harmed, and a further one can join.
+    /// Asserts that only the well-behaved clients are left, that none was harmed, and that a further client can join.
     fn check_unharmed(mut self) {
         while self.server.clients() > self.callers.len() {
             self.step();
@@ -108,12 +108,12 @@ fn said(bytes: &[u8]) -> Said {
     Said(Cursor::new(bytes.to_vec()))
 }
 
-/// By a client, which says hello first.
+/// Returns a channel with these bytes of a client, after its hello.
 fn said_by_client(bytes: &[u8]) -> Said {
     said(&[&Hello.encode()[..], bytes].concat())
 }
 
-/// A record of a peer that never was.
+/// Returns a record of a peer that does not exist.
 fn accept_of_nobody() -> Accept {
     let regions = ClientRegions { requests_addr: 1 << 20, requests_rkey: 1, responses_addr: 2 << 20, responses_rkey: 2 };
     Accept { address: QpAddress::soft(65_000, 1, 1), regions, sleeps: false }
@@ -164,7 +164,7 @@ fn a_client_is_not_made_of_a_wrong_offer_or_admission() {
     room.check_unharmed();
 }
 
-/// The one without an entry hears it through the channel; it is admitted when another has left.
+/// The client without an entry is told through the channel. It is admitted when another client has left.
 #[test]
 fn more_clients_than_entries_are_told_so_until_one_leaves() {
     let device = DeviceSpec::default();
@@ -193,8 +193,8 @@ fn more_clients_than_entries_are_told_so_until_one_leaves() {
     assert!(met.is_ok() && told.is_ok(), "{met:?} {told:?}");
 }
 
-/// It writes into slots that are not its own, or outside of the pools; it may look for responses where none come. Nothing it sends is executed
-/// as another's, and what it destroys of the others' is offered again at the end of their slice (S2, S5).
+/// The client writes into slots of other clients, or outside of the pools, and may look for responses where none arrive. No request of it
+/// runs as another client's, and requests of others that it destroys are offered again at the end of their slice (S2, S5).
 #[test]
 fn a_client_that_knows_another_layout_keeps_nobody_else_from_being_served() {
     let layout = config().layout().unwrap();
@@ -216,7 +216,7 @@ fn a_client_that_knows_another_layout_keeps_nobody_else_from_being_served() {
         client.set_timeout_ns(2_000_000);
         let before = room.made();
         while room.made() < before + 2_000 && !matches!(client.state(), State::Closed(_)) {
-            // A type that nobody answers, and no bytes: in whatever slot it comes, it is no request of a caller.
+            // A type without a handler, and no bytes: in any slot it arrives in, it is not a request of a caller.
             let _maybe = client.call(u16::MAX, &[]);
             client.poll();
             while let Some(completion) = client.poll_completion(&mut []) {
@@ -228,7 +228,7 @@ fn a_client_that_knows_another_layout_keeps_nobody_else_from_being_served() {
     room.check_unharmed();
 }
 
-/// A queue pair that a server takes for a client's, with which a test does what it likes.
+/// A queue pair that a server takes for a client's, under the control of a test.
 struct Wild {
     qp: RcQp,
     cq: MonoCq<()>,
@@ -254,7 +254,7 @@ impl Wild {
     }
 
     fn write(&mut self, addr: u64, rkey: u32, bytes: &[u8]) {
-        // Refused once the queue pair is in error.
+        // The queue pair refuses once it is in error.
         let _posted = self.qp.post(&RdmaWrite { addr, rkey, payload: Inline(bytes) }, Signal::Always, 0);
         self.qp.ring();
         self.poll();
@@ -271,9 +271,9 @@ impl Wild {
     }
 }
 
-/// Random words, and such as look like trailers, into the trailers of all slots and everywhere in the entries of all. Requests of others are
-/// destroyed by it, and entries, so that others may be evicted or not be served: their calls end all the same, each once, and nothing that was
-/// not asked for is run. (What it writes into the rest of a message that has arrived nobody can tell from the message.)
+/// Writes random words, and words that look like trailers, into the trailers of all slots and everywhere in all entries. That destroys
+/// requests and entries of others, so others may be evicted or not be served. Their calls end anyway, each once, and nothing runs that
+/// was not called. (Changes in the rest of a message that has arrived cannot be detected in the message.)
 #[test]
 fn a_client_that_writes_garbage_has_nothing_executed_and_it_ends_with_its_queue_pair() {
     let mut room = Room::new();
@@ -305,7 +305,7 @@ fn a_client_that_writes_garbage_has_nothing_executed_and_it_ends_with_its_queue_
     assert!(!wild.is_broken, "it has done nothing that its keys do not allow");
     assert!(room.server.stats().garbage > garbage_before + 1_000, "{:?}", room.server.stats());
     drop(wild);
-    // The calls of the harmed end too.
+    // The calls of the harmed clients end too.
     while room.callers.iter().any(|caller| caller.outstanding() > 0) {
         assert!(room.start.elapsed() < WATCHDOG);
         for caller in &mut room.callers {
@@ -328,7 +328,8 @@ fn a_client_that_writes_garbage_has_nothing_executed_and_it_ends_with_its_queue_
     room.check_unharmed();
 }
 
-/// What the keys do not allow: to READ others' requests, and to touch what lies behind the regions. It ends who tries, and nobody else.
+/// The keys permit neither to READ requests of others, nor to access memory after the regions. An attempt ends the client that makes it,
+/// and no other.
 #[test]
 fn a_client_that_reaches_beyond_its_rights_loses_its_own_connection() {
     let mut room = Room::new();

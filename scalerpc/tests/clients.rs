@@ -27,13 +27,13 @@ const LONG: u16 = 3;
 const QUOTA: u64 = 300;
 const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// Two groups of four for eight clients, so that slices end all the time.
+/// Returns a configuration of two groups of four for eight clients, so that slices end all the time.
 fn config(reply_mode: ReplyMode) -> ServerConfig {
     let base = ServerConfig { max_clients: 8, depth: 4, slot_bytes: SLOT_BYTES, ..ServerConfig::default() };
     ServerConfig { group_size: 4, slice_ns: 20_000, reply_mode, ..base }
 }
 
-/// Eight clients make all their calls, and each gets its responses.
+/// Has eight clients make all their calls, each of which gets its response.
 fn eight_clients(device: &DeviceSpec, config: &ServerConfig) -> (RdmaServer, Vec<Caller>) {
     let mut server = RdmaServer::new(device, config).unwrap();
     let (mut handlers, books) = handlers(&server);
@@ -72,8 +72,9 @@ fn groups_of_one_client_take_turns() {
     eight_clients(&DeviceSpec::default(), &ServerConfig { group_size: 1, ..config(ReplyMode::ServerWrites) });
 }
 
-/// Buffers are gathered late, and results come late: one reused too early would be sent wrongly, and is named. A staging slot is reused when its
-/// response came, which may be before the completion of the request's WRITE (S21); nothing else is.
+/// Buffers are gathered late, and results arrive late: a buffer that is reused too early would send wrong bytes, and the check names it.
+/// A staging slot is reused when its response arrived, which may be before the completion of the request's WRITE (S21). No other buffer
+/// is.
 #[test]
 fn no_buffer_is_reused_while_the_device_may_still_read_it() {
     for reply_mode in [ReplyMode::ServerWrites, ReplyMode::ClientReads] {
@@ -101,7 +102,7 @@ fn a_synchronous_call_ends_with_its_response_or_says_why() {
     for number in 0..10 {
         let len = client.call_sync(WORK, &request(1, number), &mut bytes, &mut serve).unwrap();
         assert_eq!(bytes[..len], response(1, number));
-        // None of these is in the way of the next call.
+        // None of these failures blocks the next call.
         let failure = client.call_sync(99, &[], &mut bytes, &mut serve);
         assert_eq!(failure, Err(SyncCallError::Failure(CallFailure::UnknownType)));
         let failure = client.call_sync(FAILS, &[], &mut bytes, &mut serve);
@@ -111,9 +112,9 @@ fn a_synchronous_call_ends_with_its_response_or_says_why() {
     }
 }
 
-/// The server does nothing until all calls have ended by their deadline: those of the first round were announced, those of later ones written
-/// into the pool. Their responses come then, and end no call; but each gives its slot back.
-/// Calls that are made with it are written straight into the pool, and it is had in the client's slice only.
+/// The server does nothing until all calls have ended by their deadline. Those of the first round were announced, later ones were written
+/// into the pool. Their responses arrive afterwards and end no call, but each gives its slot back. Calls made with a permit are written
+/// straight into the pool, and a permit is available in the client's slice only.
 #[test]
 fn a_permit_is_had_while_the_server_serves_the_client() {
     let device = DeviceSpec::default();
@@ -169,13 +170,13 @@ fn late_responses_end_no_call_and_give_the_slots_back() {
             }
         }
         assert!(caller.failures.iter().all(|failure| *failure == CallFailure::DeadlineExceeded), "{:?}", caller.failures);
-        // All ran, though late.
+        // All requests ran, though late.
         books.borrow_mut().close(1, 5 * u64::from(config.depth));
     }
 }
 
-/// The server is away for longer than calls may take: the first one was announced, the others wait in the client's slots and are never offered.
-/// All slots work when it is back, and again after the next time.
+/// The server is absent for longer than the timeout of calls. The first call was announced; the others wait in the client's slots and are
+/// never offered. All slots work when the server is back, and again after the next absence.
 #[test]
 fn every_slot_works_after_the_server_was_away_for_longer_than_calls_may_take() {
     const STEP_NS: u64 = 10_000;
@@ -187,7 +188,7 @@ fn every_slot_works_after_the_server_was_away_for_longer_than_calls_may_take() {
         let mut server = RdmaServer::new(&device, &config).unwrap();
         let (mut handlers, _books) = handlers(&server);
         let mut caller = Caller::new(connect(&device, &mut server), 1);
-        // Two groups: so the caller leaves PROCESS when it has no calls.
+        // With two groups, the caller leaves PROCESS when it has no calls.
         let mut others: Vec<_> = (2..8).map(|name| Caller::new(connect(&device, &mut server), name)).collect();
         for round in 0..10 {
             let failed = caller.failures.len();
@@ -203,7 +204,7 @@ fn every_slot_works_after_the_server_was_away_for_longer_than_calls_may_take() {
                 }
             }
             assert_eq!((ended, caller.failures.len()), (depth, failed + depth));
-            // Each slot is used again and again.
+            // Each slot is used many times.
             let end = caller.made() + 20 * depth as u64;
             let limit_ns = now_ns.load(Ordering::Relaxed) + DEFAULT_TIMEOUT_NS;
             while caller.made() < end || caller.client.free_slots() < depth || caller.state() != State::Idle {
@@ -219,7 +220,8 @@ fn every_slot_works_after_the_server_was_away_for_longer_than_calls_may_take() {
     }
 }
 
-/// A handler that takes longer than a slice is served apart from the others, which go on; each of its callers gets its response.
+/// Requests of a handler that takes longer than a slice are served apart from the others, which go on. Each of its callers gets its
+/// response.
 #[test]
 fn requests_of_a_handler_that_takes_longer_than_a_slice_go_to_the_legacy_lane() {
     let config = config(ReplyMode::ServerWrites);
@@ -242,7 +244,7 @@ fn requests_of_a_handler_that_takes_longer_than_a_slice_go_to_the_legacy_lane() 
         assert_eq!(patient.call_sync(LONG, &number.to_le_bytes(), &mut bytes, &mut serve), Ok(8));
         assert_eq!(u64::from_le_bytes(bytes), number);
     }
-    // But for the first three, which had to be seen.
+    // Except for the first three, after which the type was marked.
     assert_eq!(server.stats().legacy, 17);
     assert!(caller.made() > 20 && caller.failures.is_empty());
 }

@@ -1,4 +1,4 @@
-//! Slices of several servers, synchronised by the time of one of them. Each has a clock of its own, which the test moves.
+//! Slices of several servers, synchronised by the time of one of them. Each server has a clock of its own, which the test advances.
 #![allow(clippy::unwrap_used, reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests")]
 
 mod support;
@@ -14,9 +14,9 @@ use support::connect;
 
 const ECHO: u16 = 1;
 const SLICE_NS: u64 = 50_000;
-/// What passes between two steps.
+/// Time between two steps, in ns.
 const STEP_NS: u64 = 1_000;
-/// Far more than any of this needs; it only ends a hang.
+/// A bound far above the need of any test, which only ends a hang.
 const STEPS: u64 = 5_000_000;
 
 fn device(fabric: &LocalFabric, clock: &Arc<AtomicU64>) -> DeviceSpec {
@@ -39,7 +39,7 @@ struct Following {
     handlers: Handlers<'static>,
     clients: Vec<RdmaClient>,
     follower: TimeFollower,
-    /// Slices that began with the time known.
+    /// Number of slices that began with the time known.
     synchronised: u64,
 }
 
@@ -79,9 +79,9 @@ fn two_servers_end_their_slices_by_the_time_of_a_third() {
     let (mut leader, mut handlers) = server(&device(&fabric, &clock));
     let handler_clock = Arc::clone(&clock);
     handlers.insert(PROBE_TYPE, time_handler(move || handler_clock.load(Ordering::Relaxed)));
-    // One clock is behind the leader's, one is ahead by an hour.
+    // One clock is behind the leader's, and one is ahead by an hour.
     let mut servers = [77, 3_600_123_456_789].map(|now_ns| Following::new(&fabric, now_ns, &mut leader));
-    // Some exchanges, and many slices.
+    // Long enough for several exchanges, and many slices.
     for _ in 0..4 * SYNC_INTERVAL_NS / STEP_NS {
         leader.step(&mut handlers, 16);
         let leader_ns = clock.load(Ordering::Relaxed);
@@ -96,7 +96,7 @@ fn two_servers_end_their_slices_by_the_time_of_a_third() {
     }
 }
 
-/// A server that tells no time is not silently followed, nor is one that is gone.
+/// A server that tells no time, and a leader that is gone, are reported.
 #[test]
 fn a_leader_without_a_clock_and_one_that_is_gone_are_told() {
     let (fabric, clock) = (LocalFabric::new(), Arc::new(AtomicU64::new(0)));

@@ -1,4 +1,5 @@
-//! What is left of clients that left: nothing, on the heap and in the device's memory. After some have come and gone, more of them take no more.
+//! Clients that leave, leave nothing behind, neither on the heap nor in the device's memory: after a first number of them has come and
+//! gone, more take no more.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -19,7 +20,7 @@ use scalerpc::{Handlers, RdmaServer, ServerConfig};
 struct Counting;
 
 thread_local! {
-    /// Bytes that are allocated, by this thread, and not given back.
+    /// Bytes that this thread has allocated and not freed.
     static LIVE: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -42,7 +43,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 const STEP_NS: u64 = 50_000_000;
-/// Clients at a time.
+/// Number of clients at a time.
 const AT_A_TIME: usize = 8;
 
 struct Room {
@@ -71,7 +72,8 @@ impl Room {
         self.now_ns.fetch_add(STEP_NS, Ordering::Relaxed);
     }
 
-    /// Some clients come, make calls, and leave: in the middle of a call, if they are `rude`. Until the server knows.
+    /// Has clients join, make calls, and leave: in the middle of a call, if they are `rude`. Returns when the server knows that they
+    /// left.
     fn visit(&mut self, rude: bool) {
         let join = |_| {
             let offered = self.server.offer().unwrap();

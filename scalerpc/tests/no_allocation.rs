@@ -1,4 +1,4 @@
-//! After warm-up nothing is allocated for a call, at either end. (Groups take memory when they are formed anew, once in a rotation at most.)
+//! After warm-up a call allocates nothing, at either end. (Forming groups anew allocates, at most once in a rotation.)
 #![allow(clippy::unwrap_used, reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests")]
 
 mod support;

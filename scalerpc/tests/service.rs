@@ -1,5 +1,5 @@
-//! Servers and clients that meet at an address: strangers, silence, servers that come late, leave and return, clients that vanish, handlers
-//! that answer later.
+//! Servers and clients that connect through an address: strangers, silence, servers that start late, leave and return, clients that
+//! vanish, handlers that answer later.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -24,7 +24,7 @@ use scalerpc::{
 
 const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// A server in a thread of its own, that turns the bytes of each request round.
+/// A server in a thread of its own, which reverses the bytes of each request.
 struct Running {
     address: SocketAddr,
     stop: StopHandle,
@@ -40,7 +40,7 @@ fn start(address: &str, options: ServerOptions) -> Running {
     start_with(address, options, |server| server.serve(|request| request.iter().rev().copied().collect::<Vec<u8>>()))
 }
 
-/// One that does `serve`, and tells in the end how many clients it has and what it did.
+/// Starts a server that does `serve`. It reports its number of clients and its counters in the end.
 fn start_with(address: &str, options: ServerOptions, serve: impl FnOnce(&mut Server) + Send + 'static) -> Running {
     let (tell, told) = mpsc::channel();
     let address = address.to_owned();
@@ -101,7 +101,7 @@ fn a_server_that_comes_late_is_waited_for_and_one_that_never_comes_is_named() {
     assert!(matches!(error, ClientError::Unreachable { .. }) && error.to_string().contains(&address.to_string()), "{error}");
 }
 
-/// The call that was under way may fail; the first that is made when the end is known connects again.
+/// The call that was under way may fail. The first call after the end is known connects again.
 #[test]
 fn a_client_goes_on_with_the_next_server_at_the_address() {
     let server = start("127.0.0.1:0", options(4));
@@ -126,7 +126,7 @@ fn a_client_goes_on_with_the_next_server_at_the_address() {
     }
 }
 
-/// Nobody answers; the next call is not that one's.
+/// Nobody answers; the next call does not get the late response of this one.
 #[test]
 fn a_call_ends_when_its_time_is_over_and_a_late_response_is_nobody_elses() {
     let (tell, held) = mpsc::channel::<HeldRequest>();
@@ -156,7 +156,7 @@ fn a_call_ends_when_its_time_is_over_and_a_late_response_is_nobody_elses() {
     server.stop();
 }
 
-/// The server has the request, and goes silently.
+/// The server has the request, and vanishes silently.
 #[test]
 fn a_client_that_waits_notices_that_its_server_is_gone() {
     let server = start_with("127.0.0.1:0", options(4), |server| {
@@ -175,7 +175,7 @@ fn a_client_that_waits_notices_that_its_server_is_gone() {
     server.stop();
 }
 
-/// Workers answer in whatever order, while groups take turns.
+/// Workers answer in any order, while groups take turns.
 #[test]
 fn workers_answer_all_requests_of_all_groups() {
     let server = start_with("127.0.0.1:0", options(32), |server| {
@@ -229,7 +229,7 @@ impl Call for Pair {
     type Reply = u64;
 }
 
-/// The same handler, and a reply it does not give.
+/// A request for the same handler, with a reply type that the handler does not return.
 #[derive(IntoBytes, Immutable)]
 #[zerocopy(crate = "scalerpc::typed::zerocopy")]
 #[repr(C)]
@@ -256,10 +256,11 @@ fn typed_calls_have_the_types_of_both_and_other_sizes_are_refused() {
     server.stop();
 }
 
-/// Its one client calls from within the handler, so there is a request whenever the server looks: without a bound it would step forever.
+/// Its one client calls from within the handler, so there is a request at every step of the server: without a bound it would step
+/// forever.
 #[test]
 fn a_server_that_is_stopped_ends_although_each_of_its_steps_has_a_request() {
-    // Many times what fits into the time that a server which was stopped takes.
+    // Many times the number that fits into the time that a stopped server takes.
     const MOST: u64 = 300_000;
     let mut server = Server::with_options("127.0.0.1:0", &options(1)).unwrap();
     let stop = server.stop_handle();
@@ -307,7 +308,7 @@ fn a_server_that_is_stopped_ends_although_each_of_its_steps_has_a_request() {
     assert!(0 < after && after < MOST, "{after} calls after the stop");
 }
 
-/// Three servers, each in a thread: every client is one's, none has all, and one handle ends them.
+/// Three servers, each in a thread: every client belongs to one, none has all clients, and one handle ends them.
 #[test]
 fn servers_that_share_an_address_share_the_clients() {
     const CLIENTS: u8 = 24;
@@ -330,7 +331,7 @@ fn servers_that_share_an_address_share_the_clients() {
         .collect();
     (0..2).for_each(|_| ready.recv_timeout(WATCHDOG).unwrap());
     let address = server.address;
-    // All are there before the first has left.
+    // All clients are there before the first one leaves.
     let mut clients: Vec<_> = (0..CLIENTS).map(|_| Client::connect(address).unwrap()).collect();
     let mut by_server = [0; 3];
     for (name, client) in (0..).zip(&mut clients) {
@@ -352,12 +353,12 @@ fn read_offer(stream: &mut TcpStream) -> Result<Offer, MeetError> {
     Offer::decode(&bytes)
 }
 
-/// Descriptors of this process.
+/// Returns the number of descriptors of this process.
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Some say nothing, some garbage, some half of what they should, some are of another version; some take an offer and go no further.
+/// Strangers send nothing, garbage, or half of a record, or have another version; some accept an offer and go no further.
 #[test]
 fn strangers_keep_no_client_waiting_and_leave_nothing_behind() {
     let server = start("127.0.0.1:0", options(64));
@@ -398,7 +399,8 @@ fn strangers_keep_no_client_waiting_and_leave_nothing_behind() {
     drop(half_way);
     drop(strangers);
     let start = Instant::now();
-    // Those of both ends of the strangers; the clients above have left, too, which shows within a second or two.
+    // The descriptors of both ends of the strangers are closed. The clients above have left too, which the server notices within a second
+    // or two.
     while descriptors() > before {
         assert!(start.elapsed() < WATCHDOG, "{} descriptors, {before} before", descriptors());
         assert_eq!(client.call(&[1, 2]).unwrap(), [2, 1]);
@@ -427,7 +429,7 @@ fn a_full_server_says_so_and_takes_the_next_when_one_has_left() {
     server.stop();
 }
 
-/// In the middle of calls, too.
+/// Clients vanish in the middle of calls, too.
 #[test]
 fn clients_that_connect_call_and_vanish_leave_the_server_as_it_was() {
     let server = start_with("127.0.0.1:0", options(16), |server| {
@@ -435,7 +437,7 @@ fn clients_that_connect_call_and_vanish_leave_the_server_as_it_was() {
         handlers.insert(DEFAULT_TYPE, |_: &[u8], _: &mut [u8]| Ok(0));
         let (stop, start) = (server.stop_handle(), Instant::now());
         let mut had_clients = false;
-        // Until all have come and gone, and for a while longer.
+        // Run until all clients have come and gone, and for a while longer.
         while !had_clients || server.clients() > 0 || server.stats().accepted < 300 {
             server.step(&mut handlers);
             had_clients |= server.clients() > 0;

@@ -1,5 +1,5 @@
-//! `scalerpc_bench`: ScaleRPC beside copyrpc, two-sided SEND and datagrams ([`compare`]), and what grouping does for a NIC whose cache of
-//! queue-pair contexts is too small ([`scale`]).
+//! `scalerpc_bench`: ScaleRPC beside copyrpc, two-sided SEND and datagrams ([`compare`]), and the effect of grouping for a NIC whose
+//! cache of queue-pair contexts is too small ([`scale`]).
 
 mod compare;
 mod scale;
@@ -10,11 +10,11 @@ use clap::{Parser, Subcommand};
 use harness::held::Counting;
 use harness::report::say;
 
-/// Counts what a server takes ([`scale`]).
+/// Counts the allocations of a server ([`scale`]).
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// ScaleRPC, measured. Without a command: `compare`, whose options may be given.
+/// Measures ScaleRPC. Without a command: `compare`, whose options may be given.
 #[derive(Debug, Parser)]
 #[command(name = "scalerpc_bench", version, args_override_self = true, args_conflicts_with_subcommands = true)]
 struct Cli {

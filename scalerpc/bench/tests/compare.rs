@@ -1,4 +1,4 @@
-//! Whole comparisons: both processes, the result, and what happens when something is wrong.
+//! Whole comparisons: both processes, the result, and the behaviour after errors.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "tests; helpers are not covered by clippy's allow-*")]
 
 use std::fs;
@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 const CONTESTANTS: [&str; 5] = ["scalerpc", "scalerpc-read", "copyrpc", "rc-send", "ud-send"];
-/// A state that a job does not come to within this long fails the test.
+/// Maximum time to wait for a state of a job.
 const WATCHDOG: Duration = Duration::from_secs(60);
-/// Clock ticks that the clients use before they can be said to be under load: several times what it takes to set them up.
+/// Clock ticks that the clients use before they count as under load: several times the ticks of their set-up.
 const TICKS_OF_LOAD: u64 = 20;
 
-/// The processes of a job meet in a directory of their own, and have the cores to themselves.
+/// The directory of a job of its own; only one job uses the cores at a time.
 struct Scratch {
     dir: PathBuf,
     _turn: MutexGuard<'static, ()>,
@@ -32,7 +32,7 @@ impl Scratch {
         Self { dir, _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 
-    /// The job of these arguments; its own time limit ends one that hangs.
+    /// Returns the command of a job with these arguments. The job's own time limit ends it if it hangs.
     fn command(&self, args: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_scalerpc_bench"));
         command.args(args.split_whitespace()).args(["--wait", "yield", "--shm-dir"]).arg(&self.dir);
@@ -50,7 +50,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Runs a job that leaves nothing behind.
+/// Runs a job, and asserts that it leaves nothing behind.
 fn run(args: &str) -> Output {
     let scratch = Scratch::new();
     let output = scratch.command(args).output().unwrap();
@@ -62,7 +62,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The document of a job that has to be sound. Nothing else is on standard output.
+/// Returns the document of a sound job. Nothing else is on standard output.
 fn result(args: &str) -> Value {
     let output = run(&format!("{args} --json -"));
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -83,7 +83,7 @@ fn assert_sound(result: &Value, load: &str) {
     }
 }
 
-/// Without a command it is `compare`.
+/// `compare` is the default command.
 #[test]
 fn each_contestant_executes_every_call_once_and_is_put_beside_scalerpc() {
     let result = result("--rounds 2 --duration 0.02 --clients 2,6 --group 2 --depth 3 --payload 100");
@@ -96,11 +96,12 @@ fn each_contestant_executes_every_call_once_and_is_put_beside_scalerpc() {
     }
     for contestant in ["scalerpc", "scalerpc-read"] {
         let count = |load: &str, counter: &str| result["figures"][load][contestant]["counters"][counter].as_u64().unwrap();
-        // One group has one slice in each round; of several groups each has some.
+        // A single group has one slice in each round; of several groups each has more.
         assert_eq!((count("rate_2x3", "groups"), count("rate_2x3", "slices")), (2, 2), "{contestant}: {result}");
         assert!(count("rate_6x3", "groups") >= 4 && count("rate_6x3", "slices") > 4, "{contestant}: {result}");
     }
-    // An endpoint entry, and a slot for each reply that is READ; two rings; and of the last two a message for each slot and direction.
+    // ScaleRPC registers an endpoint entry, and a slot for each reply that is READ; copyrpc two rings; the last two a message for each
+    // slot and direction.
     let further = |contestant: &str| result["server_registered_bytes_per_further_client"][contestant].as_f64();
     assert_eq!(
         (further("scalerpc"), further("scalerpc-read"), further("copyrpc")),
@@ -110,7 +111,7 @@ fn each_contestant_executes_every_call_once_and_is_put_beside_scalerpc() {
     assert!(result["environment"]["kernel"].as_str().unwrap().starts_with("Linux"));
 }
 
-/// In the WQE and gathered from memory, the least and the most.
+/// Payloads in the WQE and gathered from memory, the minimum and the maximum.
 #[test]
 fn payloads_of_every_kind_of_length_are_right() {
     for bytes in [8, 56, 57, 333, 4056] {
@@ -119,7 +120,7 @@ fn payloads_of_every_kind_of_length_are_right() {
     }
 }
 
-/// On a device behind libibverbs: a NIC, or the software HCA under the real libraries.
+/// Runs on a device behind libibverbs: a NIC, or the software HCA under the real libraries.
 #[test]
 #[ignore = "needs an mlx5 device, or mlx5-run"]
 fn each_contestant_is_sound_on_hardware() {
@@ -166,7 +167,7 @@ fn a_server_that_cannot_be_made_says_why() {
         assert_eq!(output.status.code(), Some(1), "{contestant}: {}", stderr(&output));
         let said = stderr(&output);
         let of_server = said.lines().find(|line| line.starts_with(&format!("scalerpc_bench: rank 1: {contestant}, round_trip: ")));
-        // What is missing, the device or its library, and not that a thread has gone.
+        // The error names the missing device or library, not the end of a thread.
         assert!(of_server.is_some_and(|line| line.contains("mlx5_none") || line.contains("libibverbs")), "{contestant}: {said}");
     }
 }
@@ -178,7 +179,7 @@ fn one_of_several_processes_does_not_start_a_job_of_its_own() {
     assert!(stderr(&output).contains("announces 2 processes"), "{}", stderr(&output));
 }
 
-/// A job that is ended with the test, however that ends.
+/// A job that is killed with the end of the test, in every case.
 struct Job(Child);
 
 impl Drop for Job {
@@ -200,7 +201,7 @@ fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 }
 
 impl Job {
-    /// The process of a rank of the job.
+    /// Returns the process id of a rank of the job.
     fn rank(&self, rank: usize) -> u32 {
         let is_rank = |pid: &u32| {
             let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -214,10 +215,10 @@ impl Job {
     }
 }
 
-/// Clock ticks that a process has used; see proc_pid_stat(5).
+/// Returns the clock ticks that a process has used; see proc_pid_stat(5).
 fn ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name is in parentheses and may hold any.
+    // The name is in parentheses and may contain parentheses.
     let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
     let number = |field: usize| fields.get(field)?.parse::<u64>().ok();
     Some(number(11)? + number(12)?)
@@ -237,10 +238,10 @@ fn a_killed_server_ends_the_clients_which_say_so_and_nothing_stays() {
         std::io::Read::read_to_string(job.0.stderr.as_mut().unwrap(), &mut said).unwrap();
         assert_eq!(status.code(), Some(1), "{contestant}: {said}");
         assert!(said.contains("scalerpc_bench: rank 1 was killed by signal 9 (SIGKILL)"), "{contestant}: {said}");
-        // The clients have not been killed with it.
+        // The clients were not killed with it.
         assert!(said.contains(&format!("scalerpc_bench: rank 0: {contestant}, round_trip: ")), "{contestant}: {said}");
 
-        // What the dead process left is gone with the next job.
+        // The next job removes the files of the dead process.
         let next = scratch.command("--contestants scalerpc --rounds 1 --duration 0.01 --clients 1").output().unwrap();
         assert!(next.status.success(), "{contestant}: {}", stderr(&next));
         assert_eq!(scratch.files(), 0, "{contestant}");

@@ -1,4 +1,4 @@
-//! `scalerpc_bench scale` in small: what it shows, that it shows the same every time, and what it refuses.
+//! `scalerpc_bench scale` on a small scale: its results, their reproducibility, and refused options.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "tests; helpers are not covered by clippy's allow-*")]
 
 use std::fs;
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// A run that does not end within this long fails the test.
+/// Time limit of a run.
 const WATCHDOG: Duration = Duration::from_secs(120);
 
-/// A cache of 12 contexts, and groups of 4, of which 6 to 8 clients use the NIC at a time. The server is busy with 4 clients.
+/// A cache of 12 contexts, and groups of 4. The NIC uses 6 to 8 clients at a time. The server is busy with 4 clients.
 const SMALL: &str =
     "--clients 4,8,24 --cache 12 --group-size 4 --slice-us 200 --depth 2 --server-ns 500 --miss-ns 4000 --window-us 4000 --curve-only";
 
@@ -50,7 +50,7 @@ fn run(args: &str) -> Ended {
     Ended { status, stdout: out.join().unwrap(), stderr: err.join().unwrap() }
 }
 
-/// The whole of standard output of a run that succeeds.
+/// Returns the standard output of a run that succeeds.
 fn document(args: &str) -> Vec<u8> {
     let ended = run(&format!("{args} --json -"));
     assert!(ended.status.success(), "{}", ended.stderr);
@@ -90,7 +90,7 @@ fn slices_become_longer_where_more_gets_done_and_no_longer_than_a_rotation_may_b
     assert!(longest_ns > longer_ns && longer > 1.1 * fixed && longest > 1.03 * longer, "{fixed} {longer} {longest_ns} {longest}");
 }
 
-/// What falls, falls because of the cache: nothing else is different here.
+/// Any drop in throughput is due to the cache: nothing else differs here.
 #[test]
 fn a_cache_that_holds_every_context_costs_nothing_whatever_the_number_of_clients() {
     let document = value(&format!("{SMALL} --cache 64"));
@@ -127,8 +127,8 @@ fn what_cannot_be_measured_is_refused_with_the_range() {
     let cases = [
         ("--clients 0", "1..=4096"),
         ("--clients 5000", "1..=4096"),
-        ("--clients 10,10", "a list that rises"),
-        ("--clients 20,10", "a list that rises"),
+        ("--clients 10,10", "a rising list"),
+        ("--clients 20,10", "a rising list"),
         ("--depth 65", "1..=64"),
         ("--request-bytes 7", "8..=65496"),
         ("--response-bytes 70000", "8..=65496"),

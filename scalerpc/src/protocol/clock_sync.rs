@@ -1,7 +1,7 @@
-//! Global synchronisation of slices: how far this server's clock is from the leader's. As NTP: four timestamps, and of the last eight
-//! exchanges the one with the shortest round trip counts.
+//! Global synchronisation of slices: the offset between this server's clock and the leader's. The method is that of NTP: four timestamps,
+//! and the exchange with the shortest round trip of the last eight counts.
 //!
-//! A probe travels as a call: any server is the leader that has a [`time_handler`] for [`PROBE_TYPE`], and the others are its clients
+//! A probe travels as a call. Any server that has a [`time_handler`] for [`PROBE_TYPE`] can lead; the other servers are its clients
 //! ([`TimeFollower`](crate::rdma::TimeFollower)).
 
 use crate::protocol::handlers::{Handler, HandlerError};
@@ -11,24 +11,24 @@ use crate::protocol::wire::le_u64;
 pub const PROBE_TYPE: u16 = u16::MAX;
 /// Time between probes, in ns.
 pub const SYNC_INTERVAL_NS: u64 = 100_000_000;
-/// Exchanges that are looked at.
+/// Number of exchanges that are kept.
 pub const SAMPLES: usize = 8;
 
-/// Asks the leader for its time.
+/// A question for the leader's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// When it was sent, by this clock.
+    /// Time of sending, in ns of this clock.
     pub sent_ns: u64,
 }
 
 /// The leader's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeReply {
-    /// The probe's.
+    /// The time in the probe, in ns.
     pub sent_ns: u64,
-    /// When the probe came, by the leader's clock.
+    /// Arrival of the probe, in ns of the leader's clock.
     pub received_ns: u64,
-    /// When the answer left, by the leader's clock.
+    /// Departure of the answer, in ns of the leader's clock.
     pub answered_ns: u64,
 }
 
@@ -36,19 +36,19 @@ impl Probe {
     /// Bytes of the request.
     pub const BYTES: usize = 8;
 
-    /// The request's payload: the time, little-endian.
+    /// Returns the request's payload: the time, little-endian.
     #[must_use]
     pub const fn encode(self) -> [u8; Self::BYTES] {
         self.sent_ns.to_le_bytes()
     }
 
-    /// Reads a payload; `None` if it is of another length.
+    /// Reads a payload. Returns `None` if it has another length.
     #[must_use]
     pub fn decode(payload: &[u8]) -> Option<Self> {
         Some(Self { sent_ns: u64::from_le_bytes(payload.try_into().ok()?) })
     }
 
-    /// The leader's part.
+    /// Makes the leader's answer. Times in ns of the leader's clock.
     #[must_use]
     pub const fn answer(self, received_ns: u64, answered_ns: u64) -> ProbeReply {
         ProbeReply { sent_ns: self.sent_ns, received_ns, answered_ns }
@@ -59,7 +59,7 @@ impl ProbeReply {
     /// Bytes of the response.
     pub const BYTES: usize = 24;
 
-    /// The response's payload: the three times in the order of the fields, little-endian.
+    /// Returns the response's payload: the three times in the order of the fields, little-endian.
     #[must_use]
     pub fn encode(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -69,14 +69,14 @@ impl ProbeReply {
         bytes
     }
 
-    /// Reads a payload. What it says is judged by [`ClockSync::on_reply`].
+    /// Reads a payload. [`ClockSync::on_reply`] checks its values.
     #[must_use]
     pub fn decode(payload: &[u8; Self::BYTES]) -> Self {
         Self { sent_ns: le_u64(payload, 0), received_ns: le_u64(payload, 8), answered_ns: le_u64(payload, 16) }
     }
 }
 
-/// The leader's handler for [`PROBE_TYPE`]. `clock` is the time that all slices end by, in ns.
+/// Makes the leader's handler for [`PROBE_TYPE`]. `clock` returns the time that all slices end by, in ns.
 pub fn time_handler(mut clock: impl FnMut() -> u64) -> impl Handler {
     move |request: &[u8], response: &mut [u8]| {
         let received_ns = clock();
@@ -88,22 +88,22 @@ pub fn time_handler(mut clock: impl FnMut() -> u64) -> impl Handler {
     }
 }
 
-/// What was found: `global = local + offset_ns`, give or take `error_ns`.
+/// The measured offset: `global = local + offset_ns`, with an error of at most `error_ns`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offset {
-    /// To be added to this clock.
+    /// Number to add to this clock, in ns.
     pub offset_ns: i64,
-    /// Half the round trip: how wrong it can be.
+    /// Maximum error, in ns: half the round trip.
     pub error_ns: u64,
 }
 
 /// Why an answer was not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReplyRefused {
-    /// To no probe that is outstanding: late, twice, or of somebody else.
+    /// The answer matches no outstanding probe: it is late, a duplicate, or another end's.
     #[error("an answer to no outstanding probe")]
     Unasked,
-    /// Its times cannot be: it left before it came, or stayed longer than the exchange took.
+    /// Its times are impossible: it left before it came, or stayed longer than the exchange took.
     #[error("the times of the answer contradict each other")]
     Impossible,
 }
@@ -118,13 +118,13 @@ pub struct ClockSync {
 }
 
 impl ClockSync {
-    /// Nothing known.
+    /// Makes a view that knows nothing yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The next probe, if its time has come. One that was not answered by then is given up.
+    /// Returns the next probe, if its time has come. A probe that was not answered by then is given up.
     pub fn poll(&mut self, now_ns: u64) -> Option<Probe> {
         if now_ns < self.due_ns {
             return None;
@@ -134,10 +134,10 @@ impl ClockSync {
         self.outstanding
     }
 
-    /// An answer came.
+    /// Takes an answer. `now_ns` is its arrival by this clock.
     ///
     /// # Errors
-    /// It is not believed; nothing changed.
+    /// [`ReplyRefused`]; nothing changed.
     pub fn on_reply(&mut self, reply: ProbeReply, now_ns: u64) -> Result<(), ReplyRefused> {
         if self.outstanding != Some(Probe { sent_ns: reply.sent_ns }) {
             return Err(ReplyRefused::Unasked);
@@ -145,7 +145,7 @@ impl ClockSync {
         let total = now_ns.checked_sub(reply.sent_ns).ok_or(ReplyRefused::Impossible)?;
         let stay = reply.answered_ns.checked_sub(reply.received_ns).ok_or(ReplyRefused::Impossible)?;
         let round_trip = total.checked_sub(stay).ok_or(ReplyRefused::Impossible)?;
-        // In 128 bits nothing overflows; the mean of two differences of u64 may still not fit an i64.
+        // 128 bits cannot overflow here; the mean of two differences of u64 may still exceed an i64.
         let there = i128::from(reply.received_ns) - i128::from(reply.sent_ns);
         let back = i128::from(reply.answered_ns) - i128::from(now_ns);
         let offset_ns = i64::try_from((there + back) / 2).map_err(|_| ReplyRefused::Impossible)?;
@@ -155,7 +155,7 @@ impl ClockSync {
         Ok(())
     }
 
-    /// The best of the last [`SAMPLES`] exchanges; `None` before the first.
+    /// Returns the best of the last [`SAMPLES`] exchanges; `None` before the first.
     #[must_use]
     pub fn offset(&self) -> Option<Offset> {
         self.samples.iter().flatten().min_by_key(|sample| sample.error_ns).copied()

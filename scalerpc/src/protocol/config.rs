@@ -1,26 +1,26 @@
-//! The numbers a server is made with, and where everything lies that follows from them.
+//! The configuration of a server, and the memory layout that follows from it.
 
 use thiserror::Error;
 
 use crate::protocol::groups::{DEFAULT_GROUP_SIZE, MAX_ACTIVE_PER_GROUP, max_group_size};
 use crate::protocol::wire::{ENTRY_BYTES, EVENT_SLOT_BYTES, HEADER_BYTES, TRAILER_BYTES, ZoneId};
 
-/// Length of a time slice, in ns, by default.
+/// Default length of a time slice, in ns.
 pub const DEFAULT_SLICE_NS: u64 = 100_000;
-/// How long a rotation may become by longer slices, in ns, by default.
+/// Default maximum length of a rotation with longer slices, in ns.
 pub const DEFAULT_MAX_ROTATION_NS: u64 = 25_000_000;
-/// How long a call may take, and how long a zone is waited for before its client is evicted, in ns, by default.
+/// Default timeout of a call, and default time before a client that does not release its zone is evicted, in ns.
 pub const DEFAULT_TIMEOUT_NS: u64 = 5_000_000_000;
-/// Bytes of a slot by default.
+/// Default bytes of a slot.
 pub const DEFAULT_SLOT_BYTES: u32 = 4096;
-/// Slots of a client by default.
+/// Default number of slots of a client.
 pub const DEFAULT_DEPTH: u32 = 8;
-/// Most slots of a client: they are bits of a word.
+/// Maximum slots of a client: they are bits of a word.
 pub const MAX_DEPTH: u32 = 64;
-/// The maximum number of clients of a server.
+/// Maximum number of clients of a server.
 pub const MAX_CLIENTS: u32 = 32_768;
 
-/// How responses come to the client.
+/// The transport of responses to the client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ReplyMode {
     /// The server WRITEs them.
@@ -30,45 +30,45 @@ pub enum ReplyMode {
     ClientReads,
 }
 
-/// Whether clients take turns.
+/// Whether clients take turns in groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Grouping {
-    /// In groups of [`ServerConfig::group_size`], one for each time slice.
+    /// Clients take turns in groups of [`ServerConfig::group_size`], one group for each time slice.
     #[default]
     On,
-    /// They do not: all are one group, whose slice never ends (S16), and each keeps a zone of its own. The rest is the same code, so this is what
-    /// grouping is measured against. The pools grow with `max_clients`, and the NIC is used through all queue pairs at once.
+    /// Clients do not take turns: all are one group, whose slice never ends (S16), and each keeps a zone of its own. All other code is
+    /// the same, so grouping is measured against this. The pools grow with `max_clients`, and the NIC uses all queue pairs at once.
     Off,
 }
 
-/// The numbers of a server. [`ServerConfig::check`] has their ranges.
+/// The configuration of a server. [`ServerConfig::check`] checks the ranges.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Clients at most, 1..=32,768.
+    /// Maximum number of clients, 1..=32,768.
     pub max_clients: u32,
-    /// Slots of a client, which is its calls under way at most, 1..=64.
+    /// Slots of a client, which is its maximum number of calls under way, 1..=64.
     pub depth: u32,
-    /// Bytes of a slot, a multiple of 64 in 128..=65,536. A payload has 40 less.
+    /// Bytes of a slot, a multiple of 64 in 128..=65,536. The maximum payload is 40 bytes less.
     pub slot_bytes: u32,
     /// Whether clients take turns.
     pub grouping: Grouping,
-    /// Clients of a group, 1..=50. Not used with grouping off.
+    /// Clients of a group, 1..=50. Ignored with grouping off.
     pub group_size: u32,
-    /// Zones of a pool beyond those of the largest group, 0..=1,024: as many stopped clients cost nobody anything.
+    /// Zones of a pool beyond those of the largest group, 0..=1,024. That many stopped clients affect no other client.
     pub spare_zones: u32,
-    /// Length of a time slice, in ns, 1,000..=1,000,000,000. Slices are made longer, twice as long or four times and so on, where the same clients get
-    /// more done then: if fetching the contexts of its clients takes the NIC a large part of a slice, for instance.
+    /// Length of a time slice, in ns, 1,000..=1,000,000,000. Slices become longer by powers of two where the same clients get more done
+    /// then: for instance, if fetching the contexts of its clients takes the NIC a large part of a slice.
     pub slice_ns: u64,
-    /// The time between the turns of a client, in ns: slices are made longer only as far as one of each group takes no more than this. With 0 they
-    /// are always `slice_ns` long, as they are when slices are synchronised.
+    /// Maximum time between the turns of a client, in ns: slices become longer only as far as one slice of each group takes no more than
+    /// this. With 0, and if slices are synchronised, slices always have the length `slice_ns`.
     pub max_rotation_ns: u64,
-    /// Responses under way at most, legacy ones included; `legacy_capacity` + 1 ..= 65,535.
+    /// Maximum number of responses under way, legacy ones included; `legacy_capacity` + 1 ..= 65,535.
     pub response_buffers: u32,
-    /// Requests in the legacy lane at most, 0..=65,534.
+    /// Maximum number of requests in the legacy lane, 0..=65,534.
     pub legacy_capacity: u32,
-    /// A client that does not release its zone for this long is evicted, in ns; at least a slice.
+    /// Time after which a client that does not release its zone is evicted, in ns; at least a slice.
     pub drain_ns: u64,
-    /// How responses come to the client.
+    /// The transport of responses to the client.
     pub reply_mode: ReplyMode,
 }
 
@@ -91,23 +91,23 @@ impl Default for ServerConfig {
     }
 }
 
-/// A number outside its range.
+/// A number is outside its range.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{field} is {value}; legal is {legal}")]
 pub struct ConfigError {
-    /// Which.
+    /// Name of the field.
     pub field: &'static str,
-    /// What was asked for.
+    /// Value of the field.
     pub value: u64,
-    /// The range.
+    /// Legal range.
     pub legal: &'static str,
 }
 
 impl ServerConfig {
-    /// Refuses what a server cannot work with.
+    /// Checks that every number is in its range.
     ///
     /// # Errors
-    /// The first number outside its range.
+    /// [`ConfigError`]: the first number outside its range.
     pub fn check(&self) -> Result<(), ConfigError> {
         let check = |is_legal: bool, field, value: u64, legal| if is_legal { Ok(()) } else { Err(ConfigError { field, value, legal }) };
         let in_range = |value: u32, low: u32, high: u32| (low..=high).contains(&value);
@@ -124,8 +124,8 @@ impl ServerConfig {
         check(self.drain_ns >= self.slice_ns, "drain_ns", self.drain_ns, "slice_ns and more")
     }
 
-    /// With groups no larger than a NIC bears that caches so many queue-pair contexts, while `servers` use it: two groups of each, the one that is served
-    /// and the one that is warmed, take at most 80 % of the cache. No device tells how many it caches; see
+    /// Limits the group size to the cache of a NIC with that many queue-pair contexts, which `servers` share: two groups of each server,
+    /// the group that is served and the group that is warmed, use at most 80 % of the cache. No device reports the size of its cache; see
     /// [`QPC_CACHE_CONNECTX3`](crate::QPC_CACHE_CONNECTX3) and [`QPC_CACHE_CONNECTX5`](crate::QPC_CACHE_CONNECTX5).
     #[must_use]
     pub const fn within_cache(mut self, contexts: u32, servers: u32) -> Self {
@@ -136,7 +136,7 @@ impl ServerConfig {
         self
     }
 
-    /// Where everything lies.
+    /// Returns the memory layout.
     ///
     /// # Errors
     /// Like [`check`](Self::check).
@@ -150,7 +150,7 @@ impl ServerConfig {
         })
     }
 
-    /// Clients of a group that is neither split nor merged.
+    /// Returns the number of clients of a group that is neither split nor merged.
     #[must_use]
     pub const fn clients_per_group(&self) -> u32 {
         match self.grouping {
@@ -159,7 +159,7 @@ impl ServerConfig {
         }
     }
 
-    /// Clients of the largest group there can be.
+    /// Returns the maximum number of clients of a group.
     const fn largest_group(&self) -> u32 {
         match self.grouping {
             Grouping::On => self.group_size + self.group_size / 2,
@@ -167,13 +167,13 @@ impl ServerConfig {
         }
     }
 
-    /// Bytes of the endpoint entries.
+    /// Returns the bytes of the endpoint entries.
     #[must_use]
     pub const fn entries_bytes(&self) -> usize {
         self.max_clients as usize * ENTRY_BYTES
     }
 
-    /// Bytes of the response buffers, or of the area that clients READ.
+    /// Returns the bytes of the response buffers, or of the area that clients READ.
     #[must_use]
     pub const fn responses_bytes(&self) -> usize {
         let slots = match self.reply_mode {
@@ -193,77 +193,77 @@ pub struct Layout {
     pub slot_bytes: usize,
     /// Zones of a pool.
     pub zones: usize,
-    /// How responses come to the client.
+    /// The transport of responses to the client.
     pub reply_mode: ReplyMode,
 }
 
 impl Layout {
-    /// Most payload bytes of a request or response.
+    /// Returns the maximum payload bytes of a request or response.
     #[must_use]
     pub const fn max_payload(&self) -> usize {
         self.slot_bytes - HEADER_BYTES - TRAILER_BYTES
     }
 
-    /// Bytes of the slots of one client.
+    /// Returns the bytes of the slots of one client.
     #[must_use]
     pub const fn zone_bytes(&self) -> usize {
         self.depth * self.slot_bytes
     }
 
-    /// Bytes of both pools.
+    /// Returns the bytes of both pools.
     #[must_use]
     pub const fn pools_bytes(&self) -> usize {
         2 * self.zones * self.zone_bytes()
     }
 
-    /// Which of the zones of both pools it is.
+    /// Returns the number of a zone among the zones of both pools.
     pub(crate) const fn zone_place(&self, zone: ZoneId) -> usize {
         zone.pool as usize * self.zones + zone.zone as usize
     }
 
-    /// First byte of a slot in the pools.
+    /// Returns the offset of a slot in the pools.
     #[must_use]
     pub const fn pool_slot(&self, zone: ZoneId, slot: usize) -> usize {
         self.zone_place(zone) * self.zone_bytes() + slot * self.slot_bytes
     }
 
-    /// First byte of a slot at a client: in its requests and in its responses.
+    /// Returns the offset of a slot at a client, in its requests and in its responses.
     #[must_use]
     pub const fn client_slot(&self, slot: usize) -> usize {
         slot * self.slot_bytes
     }
 
-    /// Offset of the trailer in a slot.
+    /// Returns the offset of the trailer in a slot.
     #[must_use]
     pub const fn trailer_at(&self) -> usize {
         self.slot_bytes - TRAILER_BYTES
     }
 
-    /// Bytes of a client's requests.
+    /// Returns the bytes of a client's requests.
     #[must_use]
     pub const fn requests_bytes(&self) -> usize {
         self.zone_bytes()
     }
 
-    /// First byte of the event slot for activations, in a client's responses; the one for switches follows.
+    /// Returns the offset of the event slot for activations, in a client's responses. The slot for switches follows it.
     #[must_use]
     pub const fn activate_slot(&self) -> usize {
         self.zone_bytes()
     }
 
-    /// First byte of the event slot for switches, in a client's responses.
+    /// Returns the offset of the event slot for switches, in a client's responses.
     #[must_use]
     pub const fn switch_slot(&self) -> usize {
         self.zone_bytes() + EVENT_SLOT_BYTES
     }
 
-    /// Where the trailer of a response lands that a client READs, in its responses.
+    /// Returns the offset at which the trailer of a response that a client READs lands, in its responses.
     #[must_use]
     pub const fn read_trailer(&self, slot: usize) -> usize {
         self.zone_bytes() + 2 * EVENT_SLOT_BYTES + slot * TRAILER_BYTES
     }
 
-    /// Bytes of a client's responses, event slots, and, if it READs, landed trailers.
+    /// Returns the bytes of a client's responses, event slots, and, if it READs, landed trailers.
     #[must_use]
     pub const fn client_responses_bytes(&self) -> usize {
         match self.reply_mode {

@@ -1,4 +1,4 @@
-//! What can go wrong with a call. Retryable and permanent errors never share a variant.
+//! Errors and failures of calls. Retryable and permanent errors never share a variant.
 
 use thiserror::Error;
 
@@ -18,18 +18,18 @@ pub enum CloseReason {
     ClosedHere,
 }
 
-/// What the server sent that it must not.
+/// Why a message or event of the server breaks the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
-    /// A message that arrived is none.
-    #[error("a response or event that is none")]
+    /// The bytes are not a response or event.
+    #[error("a malformed response or event")]
     Malformed,
-    /// Its length is not that of any message.
-    #[error("a message of {0} bytes")]
+    /// No message has this length.
+    #[error("message of {0} bytes, which is no legal length")]
     Length(u32),
-    /// It answers another request than the one of its slot.
-    #[error("response to request {0:#x} in the slot of another")]
+    /// The response answers another request than the one of its slot.
+    #[error("response to request {0:#x} in the slot of another request")]
     ReqId(u64),
     /// An activation names a zone that no pool has.
     #[error("zone {0} does not exist")]
@@ -45,21 +45,21 @@ impl From<DecodeError> for ProtocolError {
     }
 }
 
-/// A call that was not made.
+/// Why a call was not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CallError {
     /// All slots hold calls, or wait for the responses of calls that ran out of time. Poll, take completions, then retry.
     #[error("no free slot now: poll, take completions, then retry")]
     NoSlot,
-    /// The client may not write into the pool now. Only [`RdmaClient::try_activate`](crate::RdmaClient::try_activate) says so.
+    /// The client may not write into the pool now. Returned only by [`RdmaClient::try_activate`](crate::RdmaClient::try_activate).
     #[error("the server serves another group now: retry, or make an ordinary call, which waits at the client")]
     NotActive,
-    /// No slot is that large.
+    /// The payload is larger than a slot.
     #[error("payload of {len} bytes, the limit is {max}: split it, or give the server larger slots")]
     PayloadTooLarge {
-        /// Payload bytes asked for.
+        /// Payload bytes of the call.
         len: usize,
-        /// Most that a slot holds.
+        /// Maximum payload bytes of a slot.
         max: usize,
     },
     /// The connection has ended.
@@ -68,17 +68,17 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Whether the same call can succeed after more polls.
+    /// Returns whether the same call can succeed after more polls.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::NoSlot | Self::NotActive)
     }
 }
 
-/// A call that was made and ended without its handler's response.
+/// Why a call that was made ended without its handler's response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum CallFailure {
-    /// The server has no handler of that type.
+    /// The server has no handler of the call's type.
     #[error("the server has no handler of this type")]
     UnknownType,
     /// The handler failed.
@@ -90,7 +90,7 @@ pub enum CallFailure {
     /// The legacy lane is full, and the handler did not run. Call again later.
     #[error("the server's lane for long requests is full: call again later")]
     Busy,
-    /// The deadline passed first. Whether the handler ran or will is not known; its response reaches no call.
+    /// The deadline passed first. Whether the handler ran or will run is not known; its response is dropped.
     #[error("no response before the deadline")]
     DeadlineExceeded,
     /// The connection ended first. Whether the handler ran is not known.
@@ -99,7 +99,7 @@ pub enum CallFailure {
 }
 
 impl CallFailure {
-    /// Whether the handler did not run, and may if the call is made again.
+    /// Returns whether the handler did not run, and may run if the call is made again.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::Busy)

@@ -1,4 +1,4 @@
-//! Which client is in which group: sizes, lazy split and merge, priorities.
+//! The groups of clients: sizes, lazy split and merge, priorities.
 
 use crate::protocol::mapping::ClientId;
 
@@ -10,12 +10,12 @@ pub const MAX_ACTIVE_PER_GROUP: u32 = 50;
 pub const QPC_CACHE_CONNECTX3: u32 = 400;
 /// Queue-pair contexts that a ConnectX-5 caches, estimated.
 pub const QPC_CACHE_CONNECTX5: u32 = 1000;
-/// How much of the cache groups may take, in percent.
+/// Maximum part of the cache that groups use, in percent.
 pub const SAFE_CACHE_PERCENT: u32 = 80;
-/// Groups whose queue pairs are in use at a time: the current one, and the one that is warmed.
+/// Number of groups whose queue pairs are in use at a time: the current group, and the group that is warmed.
 pub const GROUPS_IN_CACHE: u32 = 2;
 
-/// Largest group size for a cache of so many contexts, with `threads` servers on the NIC; 1..=[`MAX_ACTIVE_PER_GROUP`].
+/// Returns the largest group size for a cache of that many contexts, with `threads` servers on the NIC; 1..=[`MAX_ACTIVE_PER_GROUP`].
 #[must_use]
 pub const fn max_group_size(cache_entries: u32, threads: u32) -> u32 {
     let threads = if threads == 0 { 1 } else { threads };
@@ -27,13 +27,13 @@ pub const fn max_group_size(cache_entries: u32, threads: u32) -> u32 {
     }
 }
 
-/// Factor of 1, in the unit of slice factors.
+/// A factor of 1, in the unit of slice factors.
 pub const PER_MILLE: u64 = 1000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Group {
     clients: Vec<ClientId>,
-    /// Slice length by the base length, 500..=1500.
+    /// Slice length in thousandths of the base length, 500..=1500.
     slice_per_mille: u64,
 }
 
@@ -43,7 +43,7 @@ impl Group {
     }
 }
 
-/// The groups, in the order they are served. There is always at least one; only the first may be empty.
+/// The groups, in the order in which they are served. There is always at least one. Only the first may be empty.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GroupManager {
     size: usize,
@@ -51,51 +51,51 @@ pub struct GroupManager {
 }
 
 impl GroupManager {
-    /// No clients. `size` is that of [`ServerConfig::clients_per_group`](crate::ServerConfig::clients_per_group).
+    /// Makes a group without clients. `size` is that of [`ServerConfig::clients_per_group`](crate::ServerConfig::clients_per_group).
     #[must_use]
     pub fn new(size: u32) -> Self {
         Self { size: size.max(1) as usize, groups: vec![Group::of(Vec::new())] }
     }
 
-    /// The maximum number of clients of a group: 1.5 sizes.
+    /// Returns the maximum number of clients of a group: 1.5 times the size.
     #[must_use]
     pub const fn largest(&self) -> usize {
         self.size + self.size / 2
     }
 
-    /// Groups.
+    /// Returns the number of groups.
     #[must_use]
     pub fn count(&self) -> usize {
         self.groups.len()
     }
 
-    /// The clients of a group; none of one that does not exist.
+    /// Returns the clients of a group; none if the group does not exist.
     #[must_use]
     pub fn clients(&self, group: usize) -> &[ClientId] {
         self.groups.get(group).map_or(&[], |group| &group.clients)
     }
 
-    /// A group's slice, in thousandths of the base length, 500..=1500.
+    /// Returns a group's slice length, in thousandths of the base length, 500..=1500.
     #[must_use]
     pub fn slice_per_mille(&self, group: usize) -> u64 {
         self.groups.get(group).map_or(PER_MILLE, |group| group.slice_per_mille)
     }
 
-    /// The group of a client.
+    /// Returns the group of a client.
     #[must_use]
     pub fn group_of(&self, client: ClientId) -> Option<usize> {
         self.groups.iter().position(|group| group.clients.contains(&client))
     }
 
-    /// Adds a client, to the smallest group. One that grows above 1.5 sizes is split: its second half becomes the last group.
+    /// Adds a client to the smallest group. A group that grows above 1.5 times the size is split: its second half becomes the last group.
     pub fn join(&mut self, client: ClientId) {
         let Some(smallest) = (0..self.groups.len()).min_by_key(|group| self.groups[*group].clients.len()) else { return };
         self.groups[smallest].clients.push(client);
         self.split_if_large(smallest);
     }
 
-    /// Removes a client. A group that falls below half a size is merged with the smallest other one. `current` is the group being served,
-    /// and what it is afterwards is returned: merging moves clients into it rather than out of it.
+    /// Removes a client. A group that shrinks below half the size is merged with the smallest other group. `current` is the group being
+    /// served. Returns its number afterwards: merging moves clients into it rather than out of it.
     pub fn leave(&mut self, client: ClientId, current: usize) -> usize {
         let Some(group) = self.group_of(client) else { return current };
         self.groups[group].clients.retain(|member| *member != client);
@@ -120,11 +120,12 @@ impl GroupManager {
         }
     }
 
-    /// Sorts the clients of all groups but `keep`, the one being served, by priority: those of high priority get smaller groups and longer
-    /// slices. `keep` becomes group 0, as it is.
+    /// Sorts the clients of all groups but `keep`, the group being served, by priority. Clients of high priority get smaller groups and
+    /// longer slices. `keep` becomes group 0, unchanged.
     ///
-    /// `priority` is by what a client did in the rotation that ends. It is compared with the share of the time that the client had, which is its
-    /// group's slice over the clients in it: else those with the larger share would get more done, and a still larger share for that.
+    /// `priority` measures the requests of a client in the rotation that ends. It is compared with the share of the time that the client
+    /// had: its group's slice divided by the number of clients in it. Otherwise clients with a larger share would get more done, and a
+    /// still larger share for that.
     pub fn regroup(&mut self, keep: usize, priority: impl Fn(ClientId) -> u64) {
         if keep >= self.groups.len() {
             return;
@@ -137,7 +138,7 @@ impl GroupManager {
             ranked.extend(clients.iter().map(|client| Ranked { priority: by_share(*client), client: *client }));
         }
         self.groups.push(kept);
-        // Ties by number: equal priorities keep their groups.
+        // Ties by number, so that equal priorities keep their groups.
         ranked.sort_by_key(|ranked| (std::cmp::Reverse(ranked.priority), ranked.client));
         let total = sum(&ranked);
         let mean = total / ranked.len().max(1) as u128;
@@ -156,7 +157,7 @@ impl GroupManager {
     }
 }
 
-/// A client, and what it is sorted by.
+/// A client, and its key for sorting.
 #[derive(Clone, Copy, Debug)]
 struct Ranked {
     priority: u128,
@@ -167,20 +168,20 @@ fn sum(ranked: &[Ranked]) -> u128 {
     ranked.iter().map(|ranked| ranked.priority).fold(0, u128::saturating_add)
 }
 
-/// Groups for so many clients: the nearest whole number of sizes, so that equal groups are within 0.5..1.5 of it.
+/// Returns the number of groups for that many clients: the nearest whole number of sizes, so that equal groups are within 0.5..1.5 of it.
 fn group_count(clients: usize, size: usize) -> usize {
     if clients == 0 { 0 } else { ((clients + size / 2) / size).max(1) }
 }
 
-/// How unequal priorities are: 0, all the same, to 500.
+/// Returns the inequality of priorities: 0, all the same, to 500.
 fn spread_per_mille(sorted: &[Ranked]) -> usize {
     let (Some(highest), Some(lowest)) = (sorted.first(), sorted.last()) else { return 0 };
     let (highest, lowest) = (highest.priority, lowest.priority);
     (500 * (highest - lowest) / (highest + lowest).max(1)) as usize
 }
 
-/// Clients of the group `part` of `parts`, out of those that are left: the first groups are smaller by up to `spread`, the last ones larger. What
-/// is left for the groups behind it is within their limits.
+/// Returns the number of clients of the group `part` of `parts`, out of those that are left. The first groups are smaller by up to
+/// `spread`, the last ones larger. The rest for the groups after it is within their limits.
 fn part_len(left: usize, part: usize, parts: usize, spread: usize, size: usize) -> usize {
     let behind = parts - part - 1;
     if behind == 0 {
@@ -249,7 +250,7 @@ mod tests {
         check(&groups, 2);
     }
 
-    /// What each client gets done that makes use of all its share, by number.
+    /// Returns the amount that each client gets done if it uses all its share, by number.
     fn full_use(groups: &GroupManager, clients: usize) -> Vec<u64> {
         let mut done = vec![0; clients];
         for group in 0..groups.count() {
@@ -272,7 +273,7 @@ mod tests {
         assert!(groups.slice_per_mille(1) > 1000 && groups.slice_per_mille(last) < 1000, "{groups:?}");
     }
 
-    /// Pitfall: who has a long slice in a small group gets more done, and is given a longer one in a smaller group for it.
+    /// Pitfall: a client with a long slice in a small group gets more done, and gets an even longer slice in a smaller group for it.
     #[test]
     fn clients_that_all_want_the_same_have_the_same_share_after_some_rotations_whatever_it_was_before() {
         let mut groups = manager(8, 64);
@@ -290,7 +291,7 @@ mod tests {
         }
     }
 
-    /// Random joins, leaves and regroupings: everybody stays in one group, sizes stay within their limits.
+    /// Random joins, leaves and regroupings: every client stays in one group, and sizes stay within their limits.
     #[test]
     fn every_history_keeps_the_groups_within_their_limits() {
         for seed in 0..200 {

@@ -1,4 +1,4 @@
-//! The worker: takes requests, runs the handler of their type, answers.
+//! The worker: takes requests, runs the handlers of their types, answers.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -9,22 +9,24 @@ use crate::protocol::request::Request;
 use crate::protocol::server::{ReplyFailure, Server, ServerOp};
 use crate::protocol::wire::Status;
 
-/// A handler that cannot answer; its caller gets [`CallFailure::HandlerFailed`](crate::protocol::CallFailure::HandlerFailed).
+/// The error of a handler that cannot answer; its caller gets
+/// [`CallFailure::HandlerFailed`](crate::protocol::CallFailure::HandlerFailed).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HandlerError;
 
-/// Answers requests of one type: gets the payload, and where the response goes. Returns the response's bytes; a number above the length of
-/// `response` says that it would have been larger, and the caller is told so.
+/// A function that answers requests of one type. Its arguments are the payload, and the place of the response. It returns the number of
+/// the response's bytes. A number above the length of `response` means that the response is too large; the caller is told.
 pub trait Handler: FnMut(&[u8], &mut [u8]) -> Result<usize, HandlerError> {}
 impl<F: FnMut(&[u8], &mut [u8]) -> Result<usize, HandlerError>> Handler for F {}
 
-/// So many runs in a row that take longer than a slice make a type long: a single one may be the operating system's doing.
+/// Number of consecutive runs longer than a slice that make a type long. A single long run may be due to the operating system.
 pub const LONG_RUNS: u8 = 3;
 
-/// A request whose answer comes later, from the thread that steps the server or from any other. Dropping it answers that the handler failed.
+/// A request whose answer comes later, from the thread that steps the server or from any other thread. Dropping it answers that the
+/// handler failed.
 ///
-/// It keeps nothing of the server's but a place in the table of its client, who may call no more than its slots allow. A context switch
-/// meanwhile changes nothing: the response goes to the slot of its call whenever it comes.
+/// It uses no resource of the server but a place in the table of its client, and a client has no more calls than slots. A context switch
+/// meanwhile changes nothing: the response goes to the slot of its call at any time.
 #[must_use = "a request that is dropped is answered by a failure"]
 #[derive(Debug)]
 pub struct HeldRequest {
@@ -34,7 +36,7 @@ pub struct HeldRequest {
     answers: Sender<Answer>,
 }
 
-/// What was said to a request that was held.
+/// The answer to a held request.
 #[derive(Debug)]
 struct Answer {
     request: Request,
@@ -42,22 +44,22 @@ struct Answer {
 }
 
 impl HeldRequest {
-    /// The request's payload.
+    /// Returns the request's payload.
     #[must_use]
     pub fn payload(&self) -> &[u8] {
         &self.payload
     }
 
-    /// The maximum number of bytes of a response.
+    /// Returns the maximum bytes of a response.
     #[must_use]
     pub const fn max_response(&self) -> usize {
         self.max_payload
     }
 
-    /// Answers it. The response leaves with the server's next step; a client that has left gets none.
+    /// Answers the request. The response is sent with the server's next step. A client that has left gets none.
     ///
     /// # Errors
-    /// The response is larger than a slot, which the caller is told.
+    /// [`ReplyFailure::TooLarge`]: the response is larger than a slot. The caller is told.
     pub fn reply(mut self, response: impl Into<Vec<u8>>) -> Result<(), ReplyFailure> {
         let response = response.into();
         let (len, max) = (response.len(), self.max_payload);
@@ -71,7 +73,7 @@ impl HeldRequest {
 
     fn end(&mut self, outcome: Result<Vec<u8>, Status>) {
         if let Some(request) = self.request.take() {
-            // If the handlers are gone, nobody answers any more.
+            // If the handlers are gone, no one sends the answer.
             let _sent = self.answers.send(Answer { request, outcome });
         }
     }
@@ -83,7 +85,7 @@ impl Drop for HeldRequest {
     }
 }
 
-/// What is done with requests of a type.
+/// The action for requests of a type.
 enum Action<'h> {
     Answer(Box<dyn Handler + 'h>),
     Hold(Box<dyn FnMut(HeldRequest) + 'h>),
@@ -92,7 +94,7 @@ enum Action<'h> {
 struct Entry<'h> {
     rpc_type: u16,
     action: Action<'h>,
-    /// Runs in a row that were longer than a slice.
+    /// Number of consecutive runs that were longer than a slice.
     long_runs: u8,
 }
 
@@ -103,9 +105,9 @@ pub struct Handlers<'h> {
     request: Vec<u8>,
     response: Vec<u8>,
     answers: (Sender<Answer>, Receiver<Answer>),
-    /// An answer that found no room.
+    /// An answer for which no response buffer was free.
     late: Option<Answer>,
-    /// Requests that were held and are not answered.
+    /// Number of held requests that are not answered.
     held: usize,
 }
 
@@ -118,7 +120,7 @@ impl fmt::Debug for Handlers<'_> {
     }
 }
 
-/// The request whose handler runs. If the handler panics, its caller is told that it failed.
+/// The request whose handler runs. If the handler panics, the drop tells the caller that the handler failed.
 struct Running<'a, M: Memory> {
     server: &'a mut Server<M>,
     out: &'a mut Vec<ServerOp>,
@@ -127,12 +129,12 @@ struct Running<'a, M: Memory> {
 }
 
 impl<M: Memory> Running<'_, M> {
-    /// Answers the request: it does not run any more.
+    /// Answers the request, which does not run any more.
     #[inline(always)]
     fn end(self, status: Status, payload: &[u8], now_ns: u64) {
         let mut running = ManuallyDrop::new(self);
         let Self { server, out, request, .. } = &mut *running;
-        // The caller is told of a response that is too large; one that has left, nothing.
+        // The caller learns of a response that is too large; a client that has left learns nothing.
         let _answered = server.answer(request, status, payload, now_ns, out);
     }
 }
@@ -145,7 +147,8 @@ impl<M: Memory> Drop for Running<'_, M> {
 }
 
 impl<'h> Handlers<'h> {
-    /// No handlers, for a server with payloads of at most `max_payload` bytes ([`Layout::max_payload`](crate::protocol::Layout::max_payload)).
+    /// Makes an empty table, for a server with payloads of at most `max_payload` bytes
+    /// ([`Layout::max_payload`](crate::protocol::Layout::max_payload)).
     #[must_use]
     pub fn new(max_payload: usize) -> Self {
         Self {
@@ -158,13 +161,13 @@ impl<'h> Handlers<'h> {
         }
     }
 
-    /// Has requests of this type answered by `handler`, instead of another one if there was one.
+    /// Installs `handler` for requests of this type, in place of an earlier handler.
     pub fn insert(&mut self, rpc_type: u16, handler: impl Handler + 'h) {
         self.put(rpc_type, Action::Answer(Box::new(handler)));
     }
 
-    /// Gives requests of this type to `take`, which has them answered later: by itself, or by another thread. Their answers leave with the steps
-    /// that follow. Allocates for each of them.
+    /// Installs `take` for requests of this type. It gets each request to answer later, by itself or in another thread. Answers are sent
+    /// with the following steps of the server. Allocates for each request.
     pub fn insert_held(&mut self, rpc_type: u16, take: impl FnMut(HeldRequest) + 'h) {
         self.put(rpc_type, Action::Hold(Box::new(take)));
     }
@@ -177,15 +180,15 @@ impl<'h> Handlers<'h> {
         }
     }
 
-    /// Requests that were held and are not answered.
+    /// Returns the number of held requests that are not answered.
     #[must_use]
     pub const fn held(&self) -> usize {
         self.held
     }
 
-    /// Answers at most `budget` requests of the pool; how many, those included that were held and are answered now. `clock` gives the time in ns: a
-    /// handler that takes longer than a slice [`LONG_RUNS`] times in a row has its type marked, and later requests of it are for
-    /// [`step_legacy`](Self::step_legacy).
+    /// Answers at most `budget` requests of the pool. Returns their number, with held requests that are answered now. `clock` returns the
+    /// time in ns. A handler that takes longer than a slice [`LONG_RUNS`] times in a row has its type marked; later requests of that type
+    /// are for [`step_legacy`](Self::step_legacy).
     pub fn step<M: Memory>(
         &mut self,
         server: &mut Server<M>,
@@ -200,13 +203,13 @@ impl<'h> Handlers<'h> {
         let answered = if self.held > 0 { self.answer_held(server, now_ns, out) } else { 0 };
         for done in answered..budget {
             let Some(request) = server.take(&mut self.request, now_ns, out) else { return done };
-            // Between two runs are but two copies: one look at the clock serves as the end of one and the start of the next.
+            // Between two runs are only two copies, so one reading of the clock is the end of one run and the start of the next.
             now_ns = self.run(server, request, now_ns, &mut clock, out);
         }
         budget.max(answered)
     }
 
-    /// Answers the requests that were held and have their answer by now, as long as there are buffers for the responses; how many.
+    /// Answers the held requests that have their answer by now, as long as response buffers are free. Returns their number.
     #[cold]
     fn answer_held<M: Memory>(&mut self, server: &mut Server<M>, now_ns: u64, out: &mut Vec<ServerOp>) -> usize {
         let before = self.held;
@@ -216,13 +219,13 @@ impl<'h> Handlers<'h> {
                 break;
             }
             self.held -= 1;
-            // Too large is none of them; who has left gets nothing.
+            // The answer is not too large, and a client that has left gets none.
             let _answered = server.reply(answer.request, answer.outcome.as_deref().map_err(|status| *status), now_ns, out);
         }
         before - self.held
     }
 
-    /// Answers one request of the legacy lane; whether there was one.
+    /// Answers one request of the legacy lane. Returns whether there was one.
     pub fn step_legacy<M: Memory>(&mut self, server: &mut Server<M>, mut clock: impl FnMut() -> u64, out: &mut Vec<ServerOp>) -> bool {
         let Some(request) = server.take_legacy(&mut self.request) else { return false };
         let now_ns = clock();
@@ -230,8 +233,8 @@ impl<'h> Handlers<'h> {
         true
     }
 
-    /// Answers one request, and takes note of how long that took. Returns when it ended. One of the legacy lane is of a type that is marked
-    /// already, which stays so.
+    /// Answers one request, and records its duration. Returns the time of its end, in ns. A type that is marked as long stays marked, so
+    /// the duration of a request of the legacy lane has no effect.
     #[inline(always)]
     fn run<M: Memory>(
         &mut self,
@@ -244,7 +247,7 @@ impl<'h> Handlers<'h> {
         let (rpc_type, len) = (request.rpc_type(), request.len().min(self.request.len()));
         let place = self.table.binary_search_by_key(&rpc_type, |entry| entry.rpc_type);
         let Some(entry) = place.ok().and_then(|place| self.table.get_mut(place)) else {
-            // One that has left is told nothing.
+            // A client that has left gets no answer.
             let _answered = server.reply(request, Err(Status::UnknownType), now_ns, out);
             return now_ns;
         };

@@ -1,11 +1,11 @@
-//! The legacy lane: requests whose handlers take longer than a slice, copied out of the pool so that they pin no zone.
+//! The legacy lane: requests whose handlers take longer than a slice. They are copied out of the pool, so that they pin no zone.
 
 use std::collections::VecDeque;
 
 use crate::protocol::pool::MessagePool;
 use crate::protocol::request::Request;
 
-/// The types whose handlers were seen to take longer than a slice: a bit each.
+/// The set of types whose handlers took longer than a slice: a bit for each type.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct LongTypes(Box<[u64; 1024]>);
 
@@ -48,7 +48,7 @@ impl LegacyLane {
         }
     }
 
-    /// Copies a request in. `false` if the lane is full.
+    /// Copies a request into the lane. Returns `false` if the lane is full.
     pub(crate) fn push(&mut self, request: Request, payload: &[u8]) -> bool {
         let payload = &payload[..payload.len().min(self.place_bytes)];
         let Some(place) = self.places.allocate() else { return false };
@@ -58,14 +58,14 @@ impl LegacyLane {
         true
     }
 
-    /// The oldest request; as much of its payload as fits is copied to `into`.
+    /// Takes the oldest request. Copies as much of its payload as fits to `into`.
     #[inline]
     pub(crate) fn pop(&mut self, into: &mut [u8]) -> Option<Request> {
         let (request, place) = self.queue.pop_front()?;
         let at = place as usize * self.place_bytes;
         let len = request.len().min(into.len());
         into[..len].copy_from_slice(&self.bytes[at..at + len]);
-        // Allocated by `push`, and freed nowhere else.
+        // `push` allocated it, and it is freed only here.
         let _freed = self.places.release(place);
         Some(request)
     }

@@ -1,8 +1,8 @@
-//! The virtual mapping: which zone of which pool a client has, and whose a zone is. Both ways are one look.
+//! The virtual mapping: which zone of which pool a client has, and which client has a zone. Both directions are one lookup.
 
 use crate::protocol::wire::ZoneId;
 
-/// Names a client of a server: its number there, which is that of its endpoint entry.
+/// The name of a client of a server: its number there, which is that of its endpoint entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u16);
 
@@ -12,7 +12,7 @@ impl ClientId {
     }
 }
 
-/// Clients and zones, each bound to at most one of the others (S8).
+/// A one-to-one mapping of clients and zones (S8).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct VirtualMapping {
     zone_of: Vec<Option<ZoneId>>,
@@ -30,7 +30,7 @@ pub struct Bound {
 }
 
 impl VirtualMapping {
-    /// Nothing bound, of so many clients and so many zones a pool.
+    /// Makes a mapping without bindings, of that many clients and that many zones a pool.
     #[must_use]
     pub fn new(clients: usize, zones: usize) -> Self {
         Self { zone_of: vec![None; clients], client_of: [vec![None; zones], vec![None; zones]] }
@@ -39,7 +39,7 @@ impl VirtualMapping {
     /// Binds a client and a zone.
     ///
     /// # Errors
-    /// One of them is bound.
+    /// [`Bound`]: the client or the zone is bound already, or does not exist.
     pub fn bind(&mut self, client: ClientId, zone: ZoneId) -> Result<(), Bound> {
         let pool = self.client_of.get_mut(usize::from(zone.pool));
         match (self.zone_of.get_mut(client.index()), pool.and_then(|pool| pool.get_mut(usize::from(zone.zone)))) {
@@ -52,20 +52,20 @@ impl VirtualMapping {
         }
     }
 
-    /// Takes the zone of a client away; which it was.
+    /// Takes the zone of a client away. Returns the zone.
     pub fn unbind(&mut self, client: ClientId) -> Option<ZoneId> {
         let zone = self.zone_of.get_mut(client.index())?.take()?;
         self.client_of[usize::from(zone.pool)][usize::from(zone.zone)] = None;
         Some(zone)
     }
 
-    /// The zone of a client.
+    /// Returns the zone of a client.
     #[must_use]
     pub fn zone(&self, client: ClientId) -> Option<ZoneId> {
         *self.zone_of.get(client.index())?
     }
 
-    /// The client of a zone.
+    /// Returns the client of a zone.
     #[must_use]
     pub fn client(&self, zone: ZoneId) -> Option<ClientId> {
         *self.client_of.get(usize::from(zone.pool))?.get(usize::from(zone.zone))?

@@ -1,44 +1,46 @@
-//! Memory that a device, and through it a peer, may write at any time: what the core needs of it, and nothing that makes a reference to it.
+//! Memory that a device, and through it a peer, may write at any time: the operations that the core needs. None of them makes a reference
+//! to it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::protocol::wire::HEADER_BYTES;
 
-/// A registered region. Ranges outside of `0..len()` are the caller's mistake: reads give zeros, writes nothing; the core asks for none.
+/// A registered region. Ranges outside of `0..len()` are a mistake of the caller: reads return zeros, and writes do nothing. The core
+/// uses none.
 ///
-/// A message becomes visible by its trailer: [`load`](Self::load) acquires what was placed before the word it finds, and
-/// [`store`](Self::store) releases what was written before.
+/// A message becomes visible by its trailer: [`load`](Self::load) acquires everything placed before the word that it finds, and
+/// [`store`](Self::store) releases everything written before.
 pub trait Memory {
-    /// Bytes.
+    /// Returns the number of bytes.
     fn len(&self) -> usize;
-    /// Whether there are none.
+    /// Returns whether the region has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// The 8 bytes at `offset`, a multiple of 8, little-endian, in one access; Acquire.
+    /// Returns the 8 bytes at `offset`, a multiple of 8, little-endian, in one access; Acquire.
     fn load(&self, offset: usize) -> u64;
-    /// The first word that is not 0: of which run, and the how-manyth there. Each run has `count` words; word i of one that begins at `first` is at
-    /// `first + i * stride`, both multiples of 8. Relaxed: it says where to [`load`](Self::load).
+    /// Finds the first word that is not 0. Returns its run, and its position in the run. Each run has `count` words; word i of a run that
+    /// begins at `first` is at `first + i * stride`, both multiples of 8. Relaxed: the result only says where to [`load`](Self::load).
     fn find(&self, runs: &[usize], stride: usize, count: usize) -> Option<(usize, usize)> {
         let first_of = |(run, first): (usize, &usize)| (0..count).find(|nth| self.load(first + nth * stride) != 0).map(|nth| (run, nth));
         runs.iter().enumerate().find_map(first_of)
     }
     /// Stores 8 bytes at `offset`, a multiple of 8, in one access; Release.
     fn store(&self, offset: usize, word: u64);
-    /// Replaces `old` at `offset`, a multiple of 8, by `new`; whether it was `old`.
+    /// Replaces `old` at `offset`, a multiple of 8, by `new`. Returns whether the word was `old`.
     fn exchange(&self, offset: usize, old: u64, new: u64) -> bool;
-    /// Copies bytes out.
+    /// Copies bytes out of the region.
     fn read(&self, offset: usize, into: &mut [u8]);
-    /// The header at `offset`; `None` if it is not inside the region.
+    /// Returns the header at `offset`; `None` if it is not inside the region.
     fn header(&self, offset: usize) -> Option<[u8; HEADER_BYTES]> {
         let mut bytes = [0; HEADER_BYTES];
         (offset.checked_add(HEADER_BYTES)? <= self.len()).then(|| self.read(offset, &mut bytes))?;
         Some(bytes)
     }
-    /// Copies bytes in.
+    /// Copies bytes into the region.
     fn write(&self, offset: usize, from: &[u8]);
-    /// Puts a message before its trailer, which is at `trailer_at`, a multiple of 8: the header, the payload, and then the trailer;
-    /// Release.
+    /// Puts a message before its trailer, which is at `trailer_at`, a multiple of 8. Writes the header, the payload, and then the
+    /// trailer; Release.
     fn put_message(&self, trailer_at: usize, header: &[u8; HEADER_BYTES], payload: &[u8], trailer: u64) {
         let start = trailer_at - HEADER_BYTES - payload.len();
         self.write(start, header);
@@ -47,18 +49,18 @@ pub trait Memory {
     }
 }
 
-/// Ordinary memory: the regions of tests and simulations, where nothing else writes.
+/// Ordinary memory: the regions of tests and simulations, which no device writes.
 #[derive(Debug)]
 pub struct HeapMemory(Vec<AtomicU64>);
 
 impl HeapMemory {
-    /// `bytes` zero bytes, rounded up to a multiple of 8.
+    /// Makes a region of `bytes` zero bytes, rounded up to a multiple of 8.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         Self((0..bytes.div_ceil(8)).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// The words, for who compares states.
+    /// Returns the words, for comparisons of states.
     pub fn words(&self) -> impl Iterator<Item = u64> + '_ {
         self.0.iter().map(|word| word.load(Ordering::Relaxed))
     }

@@ -1,5 +1,5 @@
-//! The core: client and server as state machines, without queue, clock, thread or system call. Memory is a [`Memory`], time an argument, and what is
-//! to be done an operation in a queue of the caller's; [`rdma`](crate::rdma) executes them on a device.
+//! The core: client and server as state machines, without queue, clock, thread or system call. Memory is a [`Memory`], and time is an
+//! argument. Operations go to a queue of the caller; [`rdma`](crate::rdma) executes them on a device.
 
 pub mod client;
 pub mod clock_sync;

@@ -1,29 +1,29 @@
-//! A pool of equal places: allocated and freed in O(1), without a scan; a place that somebody may still write into is quarantined.
+//! A pool of equal places: allocated and freed in O(1), without a scan. A place that a peer may still write into is quarantined.
 
 use thiserror::Error;
 
-/// What a place is used for.
+/// The state of a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SlotState {
     /// Not in use.
     Free,
     /// Allocated.
     Reserved,
-    /// It holds a request that was not answered.
+    /// The place holds a request that was not answered.
     RequestPending,
-    /// It holds a response.
+    /// The place holds a response.
     ResponseReady,
-    /// Its use has ended here, but a peer may still write into it.
+    /// Its use has ended at this end, but a peer may still write into it.
     Quarantined,
 }
 
-/// A change that the state of the place does not allow.
+/// A change that the state of the place does not permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("place {index} is {state:?}")]
 pub struct WrongState {
     /// The place.
     pub index: u32,
-    /// The state it is in; `Free` also for a place that does not exist.
+    /// Its state; `Free` also for a place that does not exist.
     pub state: SlotState,
 }
 
@@ -36,13 +36,13 @@ pub struct MessagePool {
 }
 
 impl MessagePool {
-    /// `places` free places. Nothing is allocated from the system later.
+    /// Makes a pool of `places` free places. Later calls allocate no memory.
     #[must_use]
     pub fn new(places: u32) -> Self {
         Self { states: vec![SlotState::Free; places as usize], free: (0..places).rev().collect(), quarantined: 0 }
     }
 
-    /// A place, now `Reserved`.
+    /// Allocates a place, which is then `Reserved`. Returns `None` if none is free.
     #[inline]
     pub fn allocate(&mut self) -> Option<u32> {
         let index = self.free.pop()?;
@@ -50,10 +50,10 @@ impl MessagePool {
         Some(index)
     }
 
-    /// Frees a place, from whatever use or from quarantine.
+    /// Frees a place, from any use or from quarantine.
     ///
     /// # Errors
-    /// The place is free already: freed twice, it would be allocated twice.
+    /// [`WrongState`]: the place is free already. Freed twice, it would be allocated twice.
     #[inline]
     pub fn release(&mut self, index: u32) -> Result<(), WrongState> {
         let state = self.state(index);
@@ -67,17 +67,17 @@ impl MessagePool {
         Ok(())
     }
 
-    /// Ends the use of a place but does not free it.
+    /// Ends the use of a place without freeing it.
     ///
     /// # Errors
-    /// The place is free, or in quarantine already.
+    /// [`WrongState`]: the place is free, or in quarantine already.
     pub fn quarantine(&mut self, index: u32) -> Result<(), WrongState> {
         self.set(index, SlotState::Quarantined)?;
         self.quarantined += 1;
         Ok(())
     }
 
-    /// Changes the state of a place in use; freeing and quarantine have their own verbs.
+    /// Changes the state of a place in use. Freeing and quarantine have functions of their own.
     #[inline]
     pub(crate) fn set(&mut self, index: u32, to: SlotState) -> Result<(), WrongState> {
         match self.state(index) {
@@ -89,20 +89,20 @@ impl MessagePool {
         }
     }
 
-    /// The state of a place; `Free` if there is none of that number.
+    /// Returns the state of a place; `Free` if no place has that number.
     #[must_use]
     #[inline]
     pub fn state(&self, index: u32) -> SlotState {
         self.states.get(index as usize).copied().unwrap_or(SlotState::Free)
     }
 
-    /// Places that can be allocated.
+    /// Returns the number of places that can be allocated.
     #[must_use]
     pub fn free(&self) -> usize {
         self.free.len()
     }
 
-    /// Places in quarantine.
+    /// Returns the number of places in quarantine.
     #[must_use]
     pub const fn quarantined(&self) -> u32 {
         self.quarantined
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!((pool.allocate(), pool.quarantined()), (Some(place), 0));
     }
 
-    /// The oracle is a set of the places in use.
+    /// Compares with an oracle: the set of the places in use.
     #[test]
     fn many_random_operations_never_give_a_place_to_two() {
         let mut rng = fastrand::Rng::with_seed(1);

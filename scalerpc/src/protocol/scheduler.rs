@@ -1,18 +1,18 @@
-//! Whose slice it is, when it ends, and which group is warmed for the next one.
+//! The scheduler: which group has the slice, when the slice ends, and which group is warmed for the next one.
 
 use crate::protocol::groups::{GroupManager, PER_MILLE};
 use crate::protocol::mapping::ClientId;
 
-/// What a step decided.
+/// The decision of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// The slice goes on, or nobody was ever served.
+    /// The slice goes on, or no slice has begun.
     Same,
     /// A new slice began.
     Switched,
 }
 
-/// Slices, one after the other. Epochs count them, 1 first; 0 is before the first. With the shortest slice there is, 1 us, they last for 584,000
+/// The slices, in sequence. Epochs count them from 1; 0 is before the first slice. With the shortest slice, 1 us, epochs last for 584,000
 /// years.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Scheduler {
@@ -23,72 +23,72 @@ pub struct Scheduler {
     current: usize,
     next: Option<usize>,
     slice_end_ns: u64,
-    /// What makes this clock the global one, if slices are synchronised.
+    /// Offset of the global clock from this clock, in ns, if slices are synchronised.
     offset_ns: Option<i64>,
     has_regrouped: bool,
 }
 
 impl Scheduler {
-    /// Before the first slice.
+    /// Makes a scheduler before its first slice.
     #[must_use]
     pub const fn new(slice_ns: u64) -> Self {
         Self { slice_ns, length_ns: slice_ns, epoch: 0, current: 0, next: None, slice_end_ns: 0, offset_ns: None, has_regrouped: false }
     }
 
-    /// The slice.
+    /// Returns the epoch of the slice.
     #[must_use]
     pub const fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// The group that is served.
+    /// Returns the group that is served.
     #[must_use]
     pub const fn current(&self) -> usize {
         self.current
     }
 
-    /// The group that is warmed, if one was found.
+    /// Returns the group that is warmed, if one was found.
     #[must_use]
     pub const fn next(&self) -> Option<usize> {
         self.next
     }
 
-    /// When the slice may end.
+    /// Returns the time at which the slice may end, in ns.
     #[must_use]
     pub const fn slice_end_ns(&self) -> u64 {
         self.slice_end_ns
     }
 
-    /// Has slices end at multiples of their length in global time, or not (`None`).
+    /// Makes slices end at multiples of their length in global time, or not (`None`).
     pub const fn synchronise(&mut self, offset_ns: Option<i64>) {
         self.offset_ns = offset_ns;
     }
 
-    /// Length of slices of factor 1 that are not synchronised, from the next one on.
+    /// Sets the length of slices of factor 1 that are not synchronised, from the next slice on.
     pub(crate) const fn set_length(&mut self, length_ns: u64) {
         self.length_ns = length_ns;
     }
 
-    /// Length of slices of factor 1, those that are synchronised excepted.
+    /// Returns the length of slices of factor 1 that are not synchronised, in ns.
     #[must_use]
     pub const fn length_ns(&self) -> u64 {
         self.length_ns
     }
 
-    /// Whether the groups were formed anew since this was asked last.
+    /// Returns whether the groups were formed anew since the last call.
     pub(crate) const fn take_regrouped(&mut self) -> bool {
         std::mem::replace(&mut self.has_regrouped, false)
     }
 
-    /// Groups have changed: these are the numbers of the current group and of the one that is warmed, which may have become one; without a
-    /// warmed one the next is chosen anew.
+    /// Takes the new numbers of the current group and of the warmed group after a change of the groups. The two may have become one. If
+    /// `next` is `None` the next group is chosen anew.
     pub(crate) const fn renumber(&mut self, current: usize, next: Option<usize>) {
         self.current = current;
         self.next = next;
     }
 
-    /// Chooses the next group, and switches to it when the slice is over, or `is_vacant`: nobody has anything of it. `waits` says whether a
-    /// client has announced requests and has no zone. Without another group in which somebody waits there is no switch (S16).
+    /// Chooses the next group, and switches to it when the slice is over, or when `is_vacant`: no client has a zone in it. `waits`
+    /// returns whether a client has announced requests and has no zone. There is no switch unless a client of another group waits (S16).
     pub fn step(
         &mut self,
         now_ns: u64,
@@ -115,13 +115,13 @@ impl Scheduler {
         Turn::Switched
     }
 
-    /// Makes the current group the next one too, if a client waits in it.
+    /// Makes the current group the next group too, if a client waits in it.
     pub(crate) fn repeat(&mut self, groups: &GroupManager, waits: impl Fn(ClientId) -> bool) {
         self.next = first_waiting(groups, self.current..self.current + 1, &waits);
     }
 
-    /// The first group behind the current one in which somebody waits. Behind the last group a rotation ends, and the groups are formed anew
-    /// (S17).
+    /// Returns the first group after the current one in which a client waits. After the last group a rotation ends, and the groups are
+    /// formed anew (S17).
     fn choose(
         &mut self,
         groups: &mut GroupManager,
@@ -140,7 +140,7 @@ impl Scheduler {
     }
 }
 
-/// The end of a slice that begins now: the next multiple of `slice_ns` in global time that is at least half a slice away.
+/// Returns the end of a slice that begins now: the next multiple of `slice_ns` in global time that is at least half a slice away.
 fn aligned_end(now_ns: u64, slice_ns: u64, offset_ns: i64) -> u64 {
     let slice = i128::from(slice_ns.max(1));
     let global = i128::from(now_ns) + i128::from(offset_ns);
@@ -155,7 +155,7 @@ impl Scheduler {
         self.epoch = epoch;
     }
 
-    /// Makes `now_ns` the time 0, and all times before it too.
+    /// Makes `now_ns` the time 0, and all earlier times too.
     pub(crate) fn rebase(&mut self, now_ns: u64) {
         self.slice_end_ns = self.slice_end_ns.saturating_sub(now_ns);
     }
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(scheduler.step(1, &mut groups, |client| client.0 == 1, |_| 0, true), Turn::Switched);
     }
 
-    /// Random sets of waiting clients, with priorities that move them about: nobody waits for more than two rotations (S17).
+    /// Random sets of waiting clients, with priorities that move them between groups: no client waits for more than two rotations (S17).
     #[test]
     fn who_waits_is_served_within_two_rotations() {
         for seed in 0..100 {

@@ -1,18 +1,19 @@
-//! How long slices are: as short as configured, and longer where that gets more done.
+//! The length of slices: as configured, and longer where that gets more requests done.
 //!
-//! Each slice has a price that does not depend on its length: the NIC fetches the contexts of its clients, events are told, requests announced and
-//! READ. What it comes to is not known to a server, and whether it matters neither: a NIC with time to spare pays it from that. So lengths are
-//! tried: a window is measured with slices of twice the length, or half, and what pays is kept. The rest of the time nothing is different.
+//! Each slice has a cost that does not depend on its length: the NIC fetches the contexts of its clients, and events, announcements and
+//! READs are sent. A server does not know that cost, nor whether it matters: a NIC with spare time pays it from that. So the server tries
+//! lengths. It measures a window with slices of twice or half the length, and keeps the length if it pays. The rest of the time nothing
+//! changes.
 
-/// By so many percent more must get done with slices of twice the length.
+/// Minimum gain of slices of twice the length, in percent of the rate.
 const GAIN_PERCENT: u64 = 3;
-/// By so many percent less may get done with slices of half the length.
+/// Maximum loss of slices of half the length, in percent of the rate.
 const LOSS_PERCENT: u64 = 2;
-/// Requests of a window at least: fewer say little of a rate.
+/// Minimum number of requests of a window: fewer say little about a rate.
 const WINDOW_REQUESTS: u64 = 2_000;
-/// A window that takes longer, and four of the longest rotations, says nothing of how slices of a length do.
+/// Maximum length of a window, in ns (and of four of the longest rotations). A longer window says nothing about a length of slices.
 const STALE_NS: u64 = 1_000_000_000;
-/// Windows between a trial that did not pay and the next one: twice as many each time.
+/// Windows between a trial that did not pay and the next trial: twice as many each time.
 const LEAST_PATIENCE: u32 = 4;
 const MOST_PATIENCE: u32 = 64;
 
@@ -22,27 +23,27 @@ enum Trial {
     Shorter,
 }
 
-/// The length of slices of factor 1: the configured one, doubled so many times.
+/// The length of slices of factor 1: the configured length, doubled a number of times.
 #[derive(Clone, Debug)]
 pub(crate) struct SliceLength {
     base_ns: u64,
     max_rotation_ns: u64,
     doublings: u32,
-    /// The length that is measured, if it is not the one that is kept; and which is tried next.
+    /// The length that is measured, if it is not the one that is kept; and the next trial.
     trial: Option<Trial>,
     next: Trial,
-    /// Requests a second with the length that is kept.
+    /// Requests per second with the length that is kept.
     rate: u64,
-    /// Windows until the next trial, and after the next one that does not pay.
+    /// Windows until the next trial, and until the trial after a failed one.
     left: u32,
     patience: u32,
-    /// Start of the window, and requests before it.
+    /// Start of the window, and number of requests before it.
     since_ns: u64,
     before: u64,
 }
 
 impl SliceLength {
-    /// `base_ns` at first. Slices are made longer as long as one of each group takes at most `max_rotation_ns`.
+    /// Makes a length of `base_ns`. Slices become longer as long as one slice of each group takes at most `max_rotation_ns`.
     #[must_use]
     pub(crate) const fn new(base_ns: u64, max_rotation_ns: u64) -> Self {
         Self {
@@ -59,7 +60,7 @@ impl SliceLength {
         }
     }
 
-    /// The length of the slices that begin now, in ns.
+    /// Returns the length of the slices that begin now, in ns.
     #[must_use]
     pub(crate) const fn ns(&self) -> u64 {
         let doublings = match self.trial {
@@ -70,15 +71,16 @@ impl SliceLength {
         self.doubled(doublings)
     }
 
-    /// A rotation over so many groups has ended, and `requests` were accepted since the server was made: the length may be another from now on.
+    /// Takes the end of a rotation over that many groups. `requests` is the number accepted since the server was made. The length may
+    /// change.
     pub(crate) fn on_rotation(&mut self, now_ns: u64, requests: u64, groups: usize) {
         let most = self.most_doublings(groups);
         let (ns, done) = (now_ns.saturating_sub(self.since_ns), requests.saturating_sub(self.before));
         if self.doublings > most || self.trial == Some(Trial::Longer) && self.doublings == most {
-            // There are more groups than there were.
+            // There are more groups than before.
             self.keep(self.doublings.min(most));
         } else if ns > STALE_NS.max(self.max_rotation_ns.saturating_mul(4)) {
-            // Few requests, for which slices are long enough as they are; or nobody had to take turns.
+            // There were few requests, for which slices are long enough as they are; or no client had to take turns.
             self.keep(0);
         } else if done < WINDOW_REQUESTS {
             return;
@@ -89,7 +91,7 @@ impl SliceLength {
         (self.since_ns, self.before) = (now_ns, requests);
     }
 
-    /// A window has ended in which so many requests a second were accepted.
+    /// Judges a window with that many accepted requests per second.
     fn judge(&mut self, rate: u64, most: u32) {
         let percent_of = |rate: u64, percent: u64| u128::from(rate) * u128::from(percent);
         let does_pay = match self.trial {
@@ -111,7 +113,7 @@ impl SliceLength {
                 return;
             }
         }
-        // The same way again, at once.
+        // Try the same direction again at once.
         (self.rate, self.left, self.patience) = (rate, 0, LEAST_PATIENCE);
         self.try_next(most);
     }
@@ -120,7 +122,7 @@ impl SliceLength {
         if self.left > 0 || most == 0 && self.doublings == 0 {
             return;
         }
-        // There is always a way that is open.
+        // At least one direction is always open.
         self.next = match self.next {
             Trial::Longer if self.doublings >= most => Trial::Shorter,
             Trial::Shorter if self.doublings == 0 => Trial::Longer,
@@ -129,7 +131,7 @@ impl SliceLength {
         self.trial = Some(self.next);
     }
 
-    /// Goes on with this length, of which nothing is known yet.
+    /// Keeps this length, whose rate is not known yet.
     const fn keep(&mut self, doublings: u32) {
         self.doublings = doublings;
         self.trial = None;
@@ -140,7 +142,7 @@ impl SliceLength {
         self.base_ns.saturating_mul(1 << doublings)
     }
 
-    /// How often the length may be doubled with so many groups.
+    /// Returns how often the length may be doubled with that many groups.
     const fn most_doublings(&self, groups: usize) -> u32 {
         let mut most = 0;
         while most < 20 && self.doubled(most + 1).saturating_mul(groups as u64) <= self.max_rotation_ns {
@@ -157,7 +159,8 @@ mod tests {
     const BASE_NS: u64 = 100_000;
     const LONGEST_NS: u64 = 20_000_000;
 
-    /// A server in virtual time: a slice costs `price_ns` of its length, and serves `rate` requests a second in the rest, no more than are asked for.
+    /// A server in virtual time. A slice costs `price_ns` of its length, and serves `rate` requests per second in the rest, but no more
+    /// than the demand.
     struct World {
         slices: SliceLength,
         price_ns: u64,
@@ -176,7 +179,7 @@ mod tests {
             Self { slices, price_ns, rate: 10_000_000, demand: u64::MAX, groups, now_ns: 0, requests: 0, rng }
         }
 
-        /// So many ns; the part of the most that was done.
+        /// Runs that many ns. Returns the served part of the maximum.
         fn run(&mut self, ns: u64) -> f64 {
             let (end, before, start) = (self.now_ns + ns, self.requests, self.now_ns);
             while self.now_ns < end {
@@ -184,7 +187,7 @@ mod tests {
                     let length = self.slices.ns();
                     let served = length.saturating_sub(self.price_ns) * self.rate / 1_000_000_000;
                     let asked = (u128::from(length) * u128::from(self.demand) / 1_000_000_000) as u64;
-                    // As much as one per cent of noise.
+                    // Up to one per cent of noise.
                     self.requests += served.min(asked) * self.rng.u64(990..=1010) / 1000;
                     self.now_ns += length;
                 }

@@ -1,7 +1,7 @@
-//! Every byte format, and nothing else: pure functions and plain values.
+//! Every byte format of the protocol, as pure functions and plain values.
 //!
-//! All integers are little-endian. The tables are in `docs/scalerpc.md` ("Wire format"); the goldens below are written from those tables
-//! by hand.
+//! All integers are little-endian. The tables are in `docs/scalerpc.md` ("Wire format"). The golden vectors below were written from those
+//! tables by hand.
 
 /// Bytes of a request header, and of a response header.
 pub const HEADER_BYTES: usize = 32;
@@ -23,19 +23,19 @@ const VALID: u32 = 1 << 31;
 pub struct Trailer {
     /// Bytes of header and payload.
     pub len: u32,
-    /// [`valid`] of the message's sequence number; 0 says that nothing is here.
+    /// [`valid`] of the message's sequence number; 0: no message is here.
     pub valid: u32,
 }
 
 impl Trailer {
-    /// As one word.
+    /// Returns the trailer as one word.
     #[must_use]
     #[inline]
     pub const fn to_word(self) -> u64 {
         self.len as u64 | (self.valid as u64) << 32
     }
 
-    /// The reverse of [`to_word`](Self::to_word).
+    /// Decodes the word of [`to_word`](Self::to_word).
     #[must_use]
     #[inline]
     pub const fn from_word(word: u64) -> Self {
@@ -43,14 +43,14 @@ impl Trailer {
     }
 }
 
-/// `Valid` of a sequence number: never 0, and another one for the next 2^31 numbers.
+/// Returns `Valid` of a sequence number: never 0, and different for any two of 2^31 consecutive numbers.
 #[must_use]
 #[inline]
 pub const fn valid(sequence: u32) -> u32 {
     VALID | sequence
 }
 
-/// Names one request of one client: a slot and how often it was used.
+/// The name of one request of one client: its slot, and how often the slot was used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReqId {
     /// The slot, of client and zone.
@@ -60,54 +60,54 @@ pub struct ReqId {
 }
 
 impl ReqId {
-    /// As on the wire.
+    /// Returns the number on the wire.
     #[must_use]
     pub const fn to_wire(self) -> u64 {
         self.slot as u64 | (self.sequence as u64) << 8
     }
 
-    /// `None` for a number that names no request.
+    /// Decodes a number on the wire. Returns `None` for a number that names no request.
     #[must_use]
     pub const fn from_wire(req_id: u64) -> Option<Self> {
         if req_id >> 40 != 0 { None } else { Some(Self { slot: req_id as u8, sequence: (req_id >> 8) as u32 }) }
     }
 }
 
-/// Starts every request.
+/// The header at the start of every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHeader {
-    /// Which handler.
+    /// Number of the handler.
     pub rpc_type: u16,
     /// Slot and sequence number.
     pub req_id: u64,
-    /// Where the response goes: also proves whose request this is (S2).
+    /// Address of the response's slot, which also proves whose request this is (S2).
     pub client_slot_addr: u64,
     /// Key of that memory.
     pub client_slot_rkey: u32,
-    /// Bytes behind the header.
+    /// Bytes of payload after the header.
     pub payload_len: u32,
 }
 
-/// Bytes that are no message of this protocol.
+/// Why bytes are not a message of this protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
-    /// The magic is another one.
+    /// The magic is wrong.
     #[error("magic {0:#010x}")]
     Magic(u32),
-    /// A flag that this version does not know.
+    /// A flag that this version does not define.
     #[error("flags {0:#06x} are not 0")]
     Flags(u16),
-    /// An event that this version does not know.
+    /// An event that this version does not define.
     #[error("unknown event {0}")]
     Event(u16),
-    /// A status that this version does not know.
+    /// A status that this version does not define.
     #[error("unknown status {0}")]
     Status(u32),
 }
 
 impl RequestHeader {
-    /// The header's bytes.
+    /// Returns the header's bytes.
     #[must_use]
     #[inline]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
@@ -121,7 +121,7 @@ impl RequestHeader {
         bytes
     }
 
-    /// The type of the request that these bytes are the header of, if every other field is that of `self`. `self.rpc_type` says nothing.
+    /// Returns the type of the request in a header, if every other field equals that of `self`. Ignores `self.rpc_type`.
     #[inline]
     pub(crate) fn type_if_equal(&self, bytes: &[u8; HEADER_BYTES]) -> Option<u16> {
         let tail = u64::from(self.client_slot_rkey) | u64::from(self.payload_len) << 32;
@@ -136,7 +136,7 @@ impl RequestHeader {
     /// Reads a header.
     ///
     /// # Errors
-    /// Magic or flags are wrong. What the other fields mean is the receiver's to check.
+    /// Magic or flags are wrong. The receiver checks the other fields.
     #[cfg(test)]
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, DecodeError> {
         match (le_u32(bytes, 0), le_u16(bytes, 6)) {
@@ -154,12 +154,12 @@ impl RequestHeader {
     }
 }
 
-/// How a request ended at the server.
+/// The outcome of a request at the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
-    /// The payload is the handler's.
+    /// Success: the payload is the handler's.
     Ok = 0,
-    /// No handler of that type.
+    /// The server has no handler of that type.
     UnknownType = 1,
     /// The handler failed.
     Failed = 2,
@@ -182,17 +182,17 @@ impl Status {
     }
 }
 
-/// A zone: pool and place in it.
+/// The name of a zone: its pool, and its place in the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ZoneId {
     /// 0 or 1.
     pub pool: u8,
-    /// Below the zones of a pool.
+    /// Number of the zone in the pool.
     pub zone: u16,
 }
 
 impl ZoneId {
-    /// The zone of this number in the pool that serves an epoch (S9).
+    /// Returns the zone of this number in the pool that serves an epoch (S9).
     #[must_use]
     #[inline]
     pub const fn of(epoch: u64, zone: u16) -> Self {
@@ -200,38 +200,38 @@ impl ZoneId {
     }
 }
 
-/// What a response tells beside its payload.
+/// An event that a response carries beside its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
     /// The client may WRITE into this zone.
     Activate {
-        /// The slice.
+        /// Epoch of the slice.
         epoch: u64,
         /// The client's zone in it, of the epoch's pool.
         zone: u16,
     },
-    /// The slice is over; the zone is to be released.
+    /// The slice is over; the client must release its zone.
     Switch {
-        /// The slice.
+        /// Epoch of the slice.
         epoch: u64,
     },
 }
 
-/// Starts every response. A bare event is one with `req_id` 0.
+/// The header at the start of every response. A bare event is a response header with `req_id` 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponseHeader {
-    /// How the request ended.
+    /// Outcome of the request.
     pub status: Status,
-    /// The request's.
+    /// `req_id` of the request.
     pub req_id: u64,
-    /// Bytes behind the header.
+    /// Bytes of payload after the header.
     pub payload_len: u32,
-    /// What else there is to tell.
+    /// The event that the response carries, if any.
     pub event: Option<Event>,
 }
 
 impl ResponseHeader {
-    /// The header's bytes.
+    /// Returns the header's bytes.
     #[must_use]
     #[inline]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
@@ -251,7 +251,7 @@ impl ResponseHeader {
         bytes
     }
 
-    /// Whether these bytes are the header of the response to a request that went well, with so many bytes behind it and nothing else to tell.
+    /// Returns whether these bytes are the header of a successful response to this request, with that many bytes of payload and no event.
     #[inline]
     pub(crate) fn is_plain(bytes: &[u8; HEADER_BYTES], req_id: u64, payload_len: u32) -> bool {
         const _: () = assert!(Status::Ok as u32 == 0);
@@ -261,7 +261,7 @@ impl ResponseHeader {
     /// Reads a header.
     ///
     /// # Errors
-    /// Magic, status or event are none of this version's.
+    /// Magic, status or event are not defined in this version.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, DecodeError> {
         let magic = le_u32(bytes, 0);
         if magic != RESPONSE_MAGIC {
@@ -285,7 +285,7 @@ impl ResponseHeader {
 pub struct Release {
     /// The client.
     pub client: u32,
-    /// The low 32 bits of the slice: the server awaits one release of a client at a time, and knows of which.
+    /// The low 32 bits of the slice's epoch. They suffice: the server awaits one release of a client at a time, and knows its epoch.
     pub epoch: u32,
 }
 
@@ -295,13 +295,13 @@ impl Release {
     /// Bytes, the trailer included.
     pub const BYTES: usize = Self::TRAILER_AT + TRAILER_BYTES;
 
-    /// The trailer of the release of an epoch.
+    /// Returns the trailer of the release of an epoch.
     #[must_use]
     pub const fn trailer(epoch: u32) -> Trailer {
         Trailer { len: Self::TRAILER_AT as u32, valid: valid(epoch) }
     }
 
-    /// The release's bytes.
+    /// Returns the release's bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -311,14 +311,14 @@ impl Release {
         bytes
     }
 
-    /// Reads a release; any bytes are one.
+    /// Reads a release. Any bytes are a release.
     #[must_use]
     pub fn decode(bytes: &[u8; Self::TRAILER_AT]) -> Self {
         Self { client: le_u32(bytes, 0), epoch: le_u32(bytes, 4) }
     }
 }
 
-/// Second half of an entry: requests that wait at the client.
+/// The second half of an entry: the requests that wait at the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Announcement {
     /// Address of the client's first staging slot.
@@ -343,7 +343,7 @@ impl Announcement {
     /// Bytes, the trailer included.
     pub const BYTES: usize = Self::BODY_BYTES + TRAILER_BYTES;
 
-    /// The announcement's bytes.
+    /// Returns the announcement's bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -358,7 +358,7 @@ impl Announcement {
         bytes
     }
 
-    /// Reads an announcement; `None` if `batch_size` is not the number of slots.
+    /// Reads an announcement. Returns `None` if `batch_size` is not the number of slots.
     #[must_use]
     pub fn decode(bytes: &[u8; Self::BODY_BYTES]) -> Option<Self> {
         let slots = le_u64(bytes, 8);
@@ -404,7 +404,7 @@ pub(crate) fn le_u64<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
 mod tests {
     use super::*;
 
-    /// Formats are written over this, so that a byte the encoder forgets is seen.
+    /// Old bytes under every format, so that a byte that the encoder forgets is seen.
     const STALE: u8 = 0xa5;
 
     #[test]

@@ -14,10 +14,10 @@ use crate::protocol::{
     Permit as CorePermit, ReplyMode, State,
 };
 
-/// The word of a WRITE; that of a READ is its slot.
+/// The user word of a WRITE; that of a READ is its slot.
 const WRITE: u64 = u64::MAX;
 
-/// Why a [`RdmaClient::call_sync`] has no response.
+/// Why [`RdmaClient::call_sync`] has no response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SyncCallError {
     /// The call was not made.
@@ -35,12 +35,12 @@ pub struct PendingClient {
     memory: ClientMemory<Mr>,
     port: Port<Cq>,
     layout: Layout,
-    /// Receives, if it sleeps.
+    /// Number of receives, if the client sleeps.
     receives: u32,
 }
 
 impl PendingClient {
-    /// Opens the device, registers the client's memory, and connects to the queue pair that was offered.
+    /// Opens the device, registers the client's memory, and connects to the offered queue pair.
     ///
     /// # Errors
     /// [`SetupError`].
@@ -48,7 +48,7 @@ impl PendingClient {
         Self::on(&Device::open(device)?, offer, &RdmaOptions::default())
     }
 
-    /// Like [`new`](Self::new), with options, and on a device that is open: many clients may share one.
+    /// Like [`new`](Self::new), with options, and on an open device, which many clients may share.
     ///
     /// # Errors
     /// [`SetupError`].
@@ -57,7 +57,7 @@ impl PendingClient {
         if options.sleeps && layout.reply_mode == ReplyMode::ClientReads {
             return Err(SetupError::CannotWake);
         }
-        // A response for each slot and two events can be under way, and as many be taken before the completions that tell of them.
+        // A response for each slot and two events can be under way, and as many be taken before their completions arrive.
         // S23
         let receives = if options.sleeps { 2 * (layout.depth as u32 + 2) } else { 0 };
         let port = Port::on(device, device.create_cq(options.send_queue_size.saturating_mul(2).saturating_add(receives))?, options)?;
@@ -71,7 +71,7 @@ impl PendingClient {
         Ok(Self { qp, memory, port, layout, receives })
     }
 
-    /// What the server must be told.
+    /// Returns the record for the server.
     #[must_use]
     pub fn record(&self) -> Accept {
         let ClientMemory { requests, responses } = &self.memory;
@@ -84,7 +84,7 @@ impl PendingClient {
         Accept { address: self.qp.address(), regions, sleeps: self.receives > 0 }
     }
 
-    /// The server has admitted this client.
+    /// Makes the client, after the server has admitted it.
     #[must_use]
     pub fn admitted(self, admission: &Admission) -> RdmaClient {
         let regions = self.record().regions;
@@ -95,8 +95,8 @@ impl PendingClient {
     }
 }
 
-/// The right to write straight into the server's pool (the founding document's ConnectionGuard). While it lives the client takes no events, so it
-/// does not leave its slice; dropping it gives the right back.
+/// The right to write straight into the server's pool (the founding document's ConnectionGuard). While a permit lives the client takes no
+/// events, so it does not leave its slice. Dropping the permit gives the right back.
 #[derive(Debug)]
 pub struct Permit<'a> {
     core: CorePermit<'a, Mr>,
@@ -114,23 +114,23 @@ impl Permit<'_> {
     }
 }
 
-/// A client on a device, of one thread.
+/// A client on a device. It belongs to one thread.
 #[derive(Debug)]
 pub struct RdmaClient {
-    /// Declared before the memory it uses.
+    /// Declared before the memory it uses, so dropped first.
     qp: RcQp,
     core: Client<Mr>,
     port: Port<Cq>,
     ops: VecDeque<ClientOp>,
-    /// Of what completes nothing is to be known: it READs no responses, and has no receives.
+    /// Completions carry no information: the client READs no responses, and has no receives.
     is_plain: bool,
-    /// Where a WRITE of no bytes goes, and when the next one does.
+    /// Address and key of a WRITE of no bytes, and the time of the next one.
     probe_at: (u64, u32),
     probe_ns: u64,
 }
 
 impl RdmaClient {
-    /// Makes a call; see [`Client::call`]. It leaves with the next [`poll`](Self::poll), together with others.
+    /// Makes a call; see [`Client::call`]. The call is sent with the next [`poll`](Self::poll), together with others.
     ///
     /// # Errors
     /// [`CallError`]; nothing was done.
@@ -139,10 +139,10 @@ impl RdmaClient {
         self.core.call(rpc_type, payload, self.port.now_ns(), &mut self.ops)
     }
 
-    /// The right to write straight into the server's pool, if the server serves this client now. Does not wait.
+    /// Returns the right to write straight into the server's pool, if the server serves this client now. Does not wait.
     ///
     /// # Errors
-    /// [`CallError::NotActive`], or the connection has ended.
+    /// [`CallError::NotActive`], or [`CallError::Closed`] after the end of the connection.
     pub fn try_activate(&mut self) -> Result<Permit<'_>, CallError> {
         let Self { core, port, ops, .. } = self;
         Ok(Permit { core: core.try_activate()?, port, ops })
@@ -153,7 +153,7 @@ impl RdmaClient {
         let mut is_broken = false;
         if self.is_plain {
             let Self { port, qp, .. } = self;
-            // Of WRITEs nothing is to be known but that there is room again.
+            // A completion of a WRITE only makes room.
             port.cq.poll(COMPLETION_BATCH, |cqe| {
                 is_broken |= cqe.result().is_err();
                 if !is_broken {
@@ -170,7 +170,7 @@ impl RdmaClient {
         }
     }
 
-    /// Takes completions of READs and of receives; whether the connection goes on.
+    /// Takes completions of READs and of receives. Returns whether the connection goes on.
     #[inline(never)]
     fn take_completions(&mut self) -> bool {
         let Self { port, qp, core, .. } = self;
@@ -190,16 +190,16 @@ impl RdmaClient {
                 }
             });
         });
-        // Before what follows can bring more.
+        // Post before the poll that follows can bring more.
         !is_broken && (received == 0 || post_receives(qp, received).is_ok())
     }
 
-    /// Sleeps until there may be something for a [`poll`](Self::poll): a response, an event, the end of a call's time; for `limit` at most, and until
-    /// the [waker](mlx5::Device::waker) of its [`device`](Self::device) is called. Whether it was not for lack of time. Nothing is missed:
-    /// what came since the last poll ends it at once. While calls are outstanding it ends once in a second, to look whether the server
-    /// lives (S20).
+    /// Sleeps until a [`poll`](Self::poll) may find something: a response, an event, or the end of a call's time. Sleeps at most `limit`,
+    /// and until the [waker](mlx5::Device::waker) of its [`device`](Self::device) is called. Returns `false` if the time ran out. No
+    /// wake-up is missed: an arrival since the last poll ends the sleep at once. While calls are outstanding the sleep ends once a
+    /// second, to check that the server lives (S20).
     ///
-    /// For clients with [`RdmaOptions::sleeps`], which have a device of their own; nothing else wakes others than their own operations.
+    /// For clients with [`RdmaOptions::sleeps`], which have a device of their own. Other clients are woken by their own operations only.
     pub fn wait(&mut self, limit: Option<Duration>) -> bool {
         let is_closed = matches!(self.core.state(), State::Closed(_));
         if !is_closed && !self.ops.is_empty() {
@@ -216,14 +216,14 @@ impl RdmaClient {
         self.port.device().wait([limit, left].into_iter().flatten().min())
     }
 
-    /// The next call that has ended; see [`Client::poll_completion`].
+    /// Takes the next call that has ended; see [`Client::poll_completion`].
     #[inline]
     pub fn poll_completion(&mut self, into: &mut [u8]) -> Option<Completion> {
         self.core.poll_completion(into)
     }
 
-    /// Makes a call and waits for its end, while no other call is outstanding (the paper's SyncCall). Returns the response's payload bytes, of
-    /// which as many as fit are in `into`. Between two polls `idle` is called: it may spin, yield, or step a server.
+    /// Makes a call and waits for its end, while no other call is outstanding (the paper's SyncCall). Returns the number of payload bytes
+    /// of the response; as many as fit are in `into`. Calls `idle` between two polls: it may spin, yield, or step a server.
     ///
     /// # Errors
     /// [`SyncCallError`]. [`CallError::NoSlot`] with other calls outstanding, or if all slots still wait for late responses when the timeout is over.
@@ -234,7 +234,7 @@ impl RdmaClient {
         let deadline_ns = self.port.now_ns().saturating_add(self.core.timeout_ns());
         let handle = loop {
             match self.call(rpc_type, payload) {
-                // Lent, until the next event.
+                // The slots are lent until the next event.
                 Err(CallError::NoSlot) if self.port.now_ns() < deadline_ns => {
                     self.poll();
                     idle();
@@ -253,49 +253,49 @@ impl RdmaClient {
         }
     }
 
-    /// Where it is in the server's round.
+    /// Returns the client's state in the server's round.
     #[must_use]
     pub const fn state(&self) -> State {
         self.core.state()
     }
 
-    /// The maximum number of bytes of a request, and of a response.
+    /// Maximum bytes of a request, and of a response.
     #[must_use]
     pub const fn max_payload(&self) -> usize {
         self.core.layout().max_payload()
     }
 
-    /// Calls that can be made now.
+    /// Number of calls that can be made now.
     #[must_use]
     pub fn free_slots(&self) -> usize {
         self.core.free_slots()
     }
 
-    /// What was done.
+    /// Returns counters since the client was made.
     #[must_use]
     pub const fn stats(&self) -> &ClientStats {
         self.core.stats()
     }
 
-    /// The core.
+    /// Returns the core.
     #[doc(hidden)]
     #[must_use]
     pub const fn core(&self) -> &Client<Mr> {
         &self.core
     }
 
-    /// How long calls may take, in ns, from now on.
+    /// Sets the timeout of later calls, in ns.
     pub const fn set_timeout_ns(&mut self, timeout_ns: u64) {
         self.core.set_timeout_ns(timeout_ns);
     }
 
-    /// The device in use. Its clock is the one that deadlines are measured by, so that a simulation drives this end with its time.
+    /// Returns the device in use. Deadlines are measured by its clock, so a simulation drives this end with its time.
     #[must_use]
     pub const fn device(&self) -> &Device {
         self.port.device()
     }
 
-    /// Who waits for a response posts nothing, and would not notice that its server is gone.
+    /// Probes the server: a client that waits for a response posts nothing, and would not notice that its server is gone.
     #[cold]
     fn probe(&mut self, now_ns: u64) -> Result<(), PostError> {
         self.probe_ns = now_ns.saturating_add(PROBE_NS);
@@ -305,7 +305,7 @@ impl RdmaClient {
         let (addr, rkey) = self.probe_at;
         match self.qp.post(&Write { addr, rkey, payload: () }, Signal::Always, WRITE) {
             Ok(()) => self.qp.ring(),
-            // What is under way tells as well.
+            // The operations under way show the end of the connection as well.
             Err(error) if is_full(&error) => {}
             Err(error) => return Err(error),
         }
@@ -340,7 +340,7 @@ impl RdmaClient {
     }
 }
 
-/// Receives for that many WRITEs with immediate.
+/// Posts that many receives for WRITEs with immediate.
 fn post_receives(qp: &mut RcQp, count: u32) -> Result<(), SetupError> {
     (0..count).try_for_each(|_| qp.post_receive(&[], 0))?;
     qp.ring_receives();

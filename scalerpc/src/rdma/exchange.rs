@@ -1,6 +1,6 @@
-//! The records by which two ends meet: *hello* of the client, *offer* of the server, *accept* of the client, *admission* by the server. By
-//! whatever channel they travel, they are of fixed sizes; all fields are little-endian and checked. An end that cannot go on sends a
-//! [`Refusal`] in the place of its record.
+//! The records by which two ends connect: *hello* of the client, *offer* of the server, *accept* of the client, *admission* by the
+//! server. They can travel over any channel. Their sizes are fixed; all fields are little-endian and checked. An end that cannot go on
+//! sends a [`Refusal`] in the place of its record.
 
 use std::io::{Error, ErrorKind, Read, Write};
 
@@ -13,54 +13,54 @@ use super::{PendingClient, RdmaClient, RdmaOptions, RdmaServer, SetupError};
 use crate::protocol::{ClientId, ClientRegions, Layout, MAX_CLIENTS, MAX_DEPTH, ReplyMode, ServerRegions};
 
 const VERSION: u16 = 4;
-/// Most zones a legal configuration has: with grouping off, and all spare ones.
+/// Maximum number of zones of a legal configuration: with grouping off, and all spare ones.
 const MAX_ZONES: u32 = MAX_CLIENTS + 1024;
 
-/// What a client says first, so that a server makes nothing for strangers.
+/// The first record of a client. Without it a server creates nothing for a stranger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello;
 
-/// What a server tells a client first.
+/// The first record of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// The queue pair for this client.
     pub address: QpAddress,
-    /// Where everything lies.
+    /// The place of everything in memory.
     pub layout: Layout,
 }
 
-/// What the client answers.
+/// The client's answer to an offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accept {
     /// The client's queue pair.
     pub address: QpAddress,
     /// The client's memory.
     pub regions: ClientRegions,
-    /// It sleeps: responses and events are WRITEs with immediate, for each of which it has a receive.
+    /// The client sleeps: responses and events are WRITEs with immediate, for each of which the client posts a receive.
     pub sleeps: bool,
 }
 
-/// What admits the client.
+/// The record that admits the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admission(
     /// The server's memory.
     pub ServerRegions,
 );
 
-/// Why two ends did not meet.
+/// Why two ends could not connect.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MeetError {
     /// The channel failed.
     #[error("exchanging records: {0}")]
     Channel(#[from] std::io::Error),
-    /// The peer's record is none.
+    /// The peer's record is malformed.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// The address of the queue pair is none.
-    #[error("the record has no address of a queue pair")]
+    /// The record has no valid address of a queue pair.
+    #[error("the record has no valid address of a queue pair")]
     Address,
-    /// This end could not be made.
+    /// This end could not be created.
     #[error(transparent)]
     Setup(#[from] SetupError),
 }
@@ -82,7 +82,7 @@ impl Hello {
     pub const BYTES: usize = HEAD_BYTES;
     const KIND: Kind = Kind { name: "scalerpc hello", magic: *b"scaleHEL", version: VERSION };
 
-    /// The record's bytes: the head alone.
+    /// Returns the record's bytes: the head alone.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         Self::KIND.begin()
@@ -102,7 +102,8 @@ impl Offer {
     pub const BYTES: usize = 72;
     const KIND: Kind = Kind { name: "scalerpc offer", magic: *b"scaleOFR", version: VERSION };
 
-    /// The record's bytes: head, depth, bytes of a slot, zones of a pool, 1 if clients READ (u32 each), address of the queue pair.
+    /// Returns the record's bytes: head, depth, bytes of a slot, zones of a pool, 1 if clients READ (u32 each), address of the queue
+    /// pair.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let Layout { depth, slot_bytes, zones, reply_mode } = self.layout;
@@ -115,7 +116,7 @@ impl Offer {
         bytes
     }
 
-    /// The bytes to send in the place of a record.
+    /// Returns the bytes to send in the place of a record.
     #[must_use]
     pub fn refuse(refusal: Refusal) -> [u8; Self::BYTES] {
         Self::KIND.refuse(refusal)
@@ -124,7 +125,7 @@ impl Offer {
     /// Reads a record.
     ///
     /// # Errors
-    /// What is wrong with it; a refusal is.
+    /// [`MeetError`]: the field that is wrong, or the peer's refusal.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, MeetError> {
         Self::KIND.check(bytes)?;
         let number = |at, field, is_legal: fn(u64) -> bool, legal| {
@@ -146,8 +147,8 @@ impl Accept {
     pub const BYTES: usize = 88;
     const KIND: Kind = Kind { name: "scalerpc accept", magic: *b"scaleACC", version: VERSION };
 
-    /// The record's bytes: head, addresses of requests and responses (u64 each), their keys (u32 each), address of the queue pair, 1 if
-    /// it sleeps (u32), 4 bytes of zeros.
+    /// Returns the record's bytes: head, addresses of requests and responses (u64 each), their keys (u32 each), address of the queue
+    /// pair, 1 if it sleeps (u32), 4 bytes of zeros.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let ClientRegions { requests_addr, requests_rkey, responses_addr, responses_rkey } = self.regions;
@@ -161,10 +162,10 @@ impl Accept {
         bytes
     }
 
-    /// Reads a record. Where the client's memory is, is the client's affair: an address that is wrong fails its own queue pair.
+    /// Reads a record. The addresses of the client's memory are not checked: a wrong address fails the client's own queue pair only.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// [`MeetError`]: the field that is wrong.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, MeetError> {
         Self::KIND.check(bytes)?;
         let regions = ClientRegions {
@@ -184,7 +185,7 @@ impl Admission {
     pub const BYTES: usize = 56;
     const KIND: Kind = Kind { name: "scalerpc admission", magic: *b"scaleADM", version: VERSION };
 
-    /// The record's bytes: head, addresses of pools, entry and responses (u64 each), their keys, client (u32 each).
+    /// Returns the record's bytes: head, addresses of pools, entry and responses (u64 each), their keys, client (u32 each).
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let ServerRegions { client, pools_addr, pools_rkey, entry_addr, entry_rkey, responses_addr, responses_rkey } = self.0;
@@ -199,7 +200,7 @@ impl Admission {
         bytes
     }
 
-    /// The bytes to send in the place of a record.
+    /// Returns the bytes to send in the place of a record.
     #[must_use]
     pub fn refuse(refusal: Refusal) -> [u8; Self::BYTES] {
         Self::KIND.refuse(refusal)
@@ -208,7 +209,7 @@ impl Admission {
     /// Reads a record.
     ///
     /// # Errors
-    /// What is wrong with it; a refusal is.
+    /// [`MeetError`]: the field that is wrong, or the peer's refusal.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, MeetError> {
         Self::KIND.check(bytes)?;
         let client = u32_at(bytes, 52);
@@ -225,7 +226,7 @@ impl Admission {
     }
 }
 
-/// What a client is told that could not be admitted.
+/// Returns the refusal for a client that could not be admitted.
 pub(crate) fn refusal_of(error: &SetupError) -> Refusal {
     if matches!(error, SetupError::Join(_)) { Refusal::Full } else { Refusal::Failed }
 }
@@ -240,9 +241,9 @@ fn receive<const N: usize>(channel: &mut impl Read) -> Result<[u8; N], Error> {
 }
 
 impl RdmaServer {
-    /// Admits the client at the other end of a byte channel, which calls [`RdmaClient::connect_over`]. Waits for it as long as the channel's reads
-    /// do, and serves nobody meanwhile: a server with other clients gives the channel a read timeout, or carries the records itself between
-    /// [`offer`](Self::offer) and [`admit`](Self::admit).
+    /// Admits the client at the other end of a byte channel, which calls [`RdmaClient::connect_over`]. Blocks as long as the channel's
+    /// reads do, and serves no client meanwhile. A server with other clients gives the channel a read timeout, or carries the records
+    /// itself between [`offer`](Self::offer) and [`admit`](Self::admit).
     ///
     /// # Errors
     /// [`MeetError`]; the client was not admitted.
@@ -270,7 +271,7 @@ impl RdmaServer {
 }
 
 impl RdmaClient {
-    /// Becomes a client of the server at the other end of a byte channel.
+    /// Connects to the server at the other end of a byte channel, as a client.
     ///
     /// # Errors
     /// [`MeetError`].
@@ -278,7 +279,7 @@ impl RdmaClient {
         Self::connect_on(&Device::open(device).map_err(SetupError::from)?, &RdmaOptions::default(), channel)
     }
 
-    /// Like [`connect_over`](Self::connect_over), with options, and on a device that is open: many clients may share one.
+    /// Like [`connect_over`](Self::connect_over), with options, and on an open device, which many clients may share.
     ///
     /// # Errors
     /// [`MeetError`].

@@ -1,11 +1,12 @@
-//! A server whose slices end when those of others do.
+//! A server whose slices end at the same times as those of other servers.
 
 use super::{RdmaClient, RdmaServer};
 use crate::protocol::clock_sync::{ClockSync, Offset, PROBE_TYPE, Probe, ProbeReply, SYNC_INTERVAL_NS};
 use crate::protocol::{CallError, CallFailure};
 
-/// What a server has of the leader's time: a client of the leader, which asks it every [`SYNC_INTERVAL_NS`]. The leader is any server with
-/// a [`time_handler`](crate::protocol::clock_sync::time_handler); one with few clients is best, since a probe that waits for its group's turn tells less.
+/// A server's view of the leader's time: a client of the leader, which asks for the time every [`SYNC_INTERVAL_NS`]. Any server with a
+/// [`time_handler`](crate::protocol::clock_sync::time_handler) can lead. A leader with few clients is best, since a probe that waits for
+/// its group's turn is less accurate.
 #[derive(Debug)]
 pub struct TimeFollower {
     client: RdmaClient,
@@ -13,31 +14,32 @@ pub struct TimeFollower {
 }
 
 impl TimeFollower {
-    /// `client` is a client of the leader, and used for nothing else.
+    /// Makes a follower. `client` is a client of the leader, and used for nothing else.
     #[must_use]
     pub fn new(mut client: RdmaClient) -> Self {
-        // Then the next probe is sent, and an answer to this one would not be believed.
+        // After that time the next probe is sent, and an answer to this one would be refused.
         client.set_timeout_ns(SYNC_INTERVAL_NS);
         Self { client, sync: ClockSync::new() }
     }
 
-    /// One bounded step, beside each of `server`, which is always the same: takes an answer, sends a probe if its time has come. From the first
-    /// answer on the slices of `server` are synchronised. A probe that is not answered in time is followed by the next one.
+    /// One bounded step, called together with each step of `server`, which is always the same server: takes an answer, and sends a probe
+    /// if its time has come. From the first answer on, the slices of `server` are synchronised. A probe that is not answered in time is
+    /// followed by the next one.
     ///
     /// # Errors
-    /// The leader cannot tell its time ([`CallFailure::UnknownType`], [`CallFailure::HandlerFailed`]), or the connection to it has ended. The slices of `server` stay
-    /// synchronised by what is known; [`RdmaServer::synchronise`] can end that.
+    /// The leader cannot tell its time ([`CallFailure::UnknownType`], [`CallFailure::HandlerFailed`]), or the connection to it has ended.
+    /// The slices of `server` stay synchronised by the last known offset; [`RdmaServer::synchronise`] can end that.
     pub fn step(&mut self, server: &mut RdmaServer) -> Result<(), CallFailure> {
         self.client.poll();
         let mut payload = [0; ProbeReply::BYTES];
         while let Some(completion) = self.client.poll_completion(&mut payload) {
             match completion.outcome {
                 Ok(ProbeReply::BYTES) => {
-                    // One that is refused changes nothing.
+                    // A refused answer changes nothing.
                     let _believed = self.sync.on_reply(ProbeReply::decode(&payload), server.device().now_ns());
                     server.synchronise(self.sync.offset().map(|offset| offset.offset_ns));
                 }
-                // Whatever answered that, it was no `time_handler`.
+                // The answer is not that of a `time_handler`.
                 Ok(_) => return Err(CallFailure::HandlerFailed),
                 Err(CallFailure::DeadlineExceeded) => {}
                 Err(failure) => return Err(failure),
@@ -46,7 +48,7 @@ impl TimeFollower {
         self.probe(server.device().now_ns())
     }
 
-    /// How far `server` is from the leader; `None` before the first answer.
+    /// Returns the offset of `server` from the leader; `None` before the first answer.
     #[must_use]
     pub fn offset(&self) -> Option<Offset> {
         self.sync.offset()
@@ -56,7 +58,7 @@ impl TimeFollower {
         let Some(probe) = self.sync.poll(now_ns) else { return Ok(()) };
         match self.client.call(PROBE_TYPE, &Probe::encode(probe)) {
             Err(CallError::Closed(reason)) => Err(CallFailure::Closed(reason)),
-            // Not in the next step: the time of the probe is now. Without a free slot it is not sent.
+            // Poll now, not in the next step: the time of the probe is now. Without a free slot the probe is not sent.
             _ => {
                 self.client.poll();
                 Ok(())

@@ -1,7 +1,7 @@
-//! The binding to `mlx5`: a reliable-connected queue pair for each client and server, over which the operations of the core are posted.
+//! The binding to `mlx5`: each client and server has a reliable-connected queue pair, to which the operations of the core are posted.
 //!
-//! [`exchange`] has the three records by which two ends meet, `port` what both ends have of a device, `server` and `client` the ends.
-//! `follower` keeps a server's slices in step with those of others.
+//! [`exchange`] has the records by which two ends connect, `port` the part of a device that both ends need, `server` and `client` the
+//! ends. `follower` keeps a server's slices in step with those of other servers.
 
 mod client;
 pub mod exchange;
@@ -21,30 +21,30 @@ pub use server::{PendingPeer, RdmaServer};
 use crate::protocol::wire::HEADER_BYTES;
 use crate::protocol::{ConfigError, JoinError, Memory, NewServerError};
 
-/// WQEs that share a doorbell at most.
+/// Maximum number of WQEs that share a doorbell.
 pub const DOORBELL_BATCH: usize = 16;
-/// Completions that one step takes at most.
+/// Maximum number of completions that one step takes.
 pub const COMPLETION_BATCH: usize = 32;
-/// Longest message that is carried in its WQE.
+/// Maximum bytes of a message that is carried in its WQE.
 pub const MAX_INLINE_BYTES: usize = 60;
 
-/// An end that waits for its peer, and posts nothing else, probes it once in this time, in ns (S20).
+/// Interval in ns at which an end probes its peer, if it waits for the peer and posts nothing else (S20).
 const PROBE_NS: u64 = 1_000_000_000;
 
-/// Why an end could not be made, or not be connected.
+/// Why an end could not be created or connected.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SetupError {
-    /// A number outside its range.
+    /// A number is outside its range.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The device could not be opened.
     #[error("opening the device: {0}")]
     Open(#[from] OpenError),
-    /// A queue could not be made.
+    /// A queue could not be created.
     #[error("creating a queue: {0}")]
     Queue(#[from] CreateError),
-    /// Memory could not be had.
+    /// Memory could not be allocated or registered.
     #[error("registering memory: {0}")]
     Memory(#[from] RegisterError),
     /// A receive could not be posted.
@@ -53,30 +53,32 @@ pub enum SetupError {
     /// The queue pair could not be connected.
     #[error("connecting: {0}")]
     Connect(#[from] ConnectError),
-    /// The core refused.
+    /// The core refused the configuration or the memory.
     #[error(transparent)]
     Server(#[from] NewServerError),
     /// The server is full.
     #[error(transparent)]
     Join(#[from] JoinError),
-    /// The client was to sleep, and the server's clients READ their responses.
+    /// The client asked to sleep, and the server's clients READ their responses.
     #[error(
         "clients of this server READ their responses, which wakes nobody: connect without RdmaOptions::sleeps, or set ReplyMode::ServerWrites"
     )]
     CannotWake,
 }
 
-/// What the queues of an end are made with.
+/// Options of the queues of an end.
 #[derive(Clone, Debug)]
 pub struct RdmaOptions {
     /// Retries, timeouts, the RNR timer, MTU, service level, addresses.
     pub connect: ConnectOptions,
-    /// WQEBBs of each send queue, 16 to the device's most. Default 128.
+    /// WQEBBs of each send queue, 16 to the device's maximum. Default 128.
     pub send_queue_size: u32,
-    /// Entries of a server's completion queue, which bounds its operations under way; a client has one as large as its send queue needs. Default 4096.
+    /// Entries of a server's completion queue, which bounds its operations under way. A client's completion queue is as large as its send
+    /// queue needs. Default 4096.
     pub cq_size: u32,
-    /// A client's: responses and events give it completions, so that [`RdmaClient::wait`] can sleep until they come. They are WRITEs with immediate
-    /// then, for which it has receives. Servers ignore it; one whose clients READ their responses cannot wake any. Default: no.
+    /// For a client: responses and events are WRITEs with immediate, for which the client posts receives. Their completions end the sleep
+    /// of [`RdmaClient::wait`]. Servers ignore this option. A server whose clients READ their responses cannot wake a client. Default:
+    /// no.
     pub sleeps: bool,
 }
 
@@ -86,7 +88,8 @@ impl Default for RdmaOptions {
     }
 }
 
-/// A full send queue drains by itself: the operation is posted later. Any other refusal means that the queue pair is broken.
+/// Returns whether the error is a full send queue, which drains by itself: the operation is posted later. Any other refusal means that
+/// the queue pair is broken.
 const fn is_full(error: &PostError) -> bool {
     matches!(error, PostError::QueueFull { .. })
 }
@@ -101,7 +104,7 @@ impl Memory for Mr {
         word(self, offset).map_or(0, |word| u64::from_le(word.load(Ordering::Acquire)))
     }
 
-    // A function of its own, whose loop has all registers.
+    // A function of its own, so that its loop has all registers.
     #[inline(never)]
     fn find(&self, runs: &[usize], stride: usize, count: usize) -> Option<(usize, usize)> {
         let reach = count.checked_sub(1)?.checked_mul(stride)?.checked_add(8)?;
@@ -109,15 +112,15 @@ impl Memory for Mr {
         if stride % 8 != 0 {
             return None;
         }
-        // SAFETY: it is called for words of a run whose first word is aligned and so far from the end that the last one is inside the region; the
-        // others are no further, and a multiple of 8 from it. The rest is as in `word`.
+        // SAFETY: called only for words of a run whose first word is aligned and so far from the end that the last one is inside the
+        // region; the others are no further, and a multiple of 8 from it. The rest is as in `word`.
         let load = |at: *mut u8| unsafe { AtomicU64::from_ptr(at.cast()) }.load(Ordering::Relaxed);
         for (run, first) in runs.iter().enumerate() {
             if first % 8 != 0 || *first > last_first {
                 continue;
             }
             let (mut left, mut at) = (count, self.as_ptr().as_ptr().wrapping_add(*first));
-            // Mostly there is nothing: four are looked at together.
+            // Mostly there is nothing, so four are tested together.
             while left >= 4 {
                 let third = at.wrapping_add(2 * stride);
                 if load(at) | load(at.wrapping_add(stride)) | load(third) | load(third.wrapping_add(stride)) != 0 {
@@ -186,15 +189,15 @@ impl Memory for Mr {
     }
 }
 
-/// The word at `offset`, if there is one.
+/// Returns the word at `offset`, if there is one.
 #[inline]
 fn word(region: &Mr, offset: usize) -> Option<&AtomicU64> {
-    // Words, the last one of fewer than 8 bytes left out.
+    // Whole words only: a last word of fewer than 8 bytes is left out.
     if offset % 8 != 0 || offset >= region.len() & !7 {
         return None;
     }
     // SAFETY: inside the region, whose memory lives as long as it does, and aligned, since regions begin at a page. The device and peers
-    // access it as memory that is shared; this process makes no reference to it but atomics, and copies.
+    // access it as shared memory; this process accesses it by atomics and copies only, and makes no other reference to it.
     Some(unsafe { AtomicU64::from_ptr(region.as_ptr().as_ptr().add(offset).cast()) })
 }
 

@@ -1,4 +1,4 @@
-//! What both ends have of a device: it, its protection domain, and the queue of their completions.
+//! The part of a device that both ends need: the device, its protection domain, and the queue of their completions.
 
 use mlx5::{
     Access, CompletionQueue, Device, Inline, Mr, Payload, Pd, PostError, QpAddress, QpConfig, RcQp, ReceiveSource, Signal, Write, WriteImm,
@@ -6,7 +6,7 @@ use mlx5::{
 
 use super::{MAX_INLINE_BYTES, RdmaOptions, SetupError};
 
-/// Declared so that queues go before the domain, and that before the device.
+/// A device with its domain and queue, declared so that queues are dropped before the domain, and the domain before the device.
 #[derive(Debug)]
 pub(super) struct Port<C> {
     /// The completions: a [`Cq`](mlx5::Cq) where there is one queue pair, a [`MonoCq`](mlx5::MonoCq) where there are many.
@@ -25,7 +25,7 @@ impl<C: CompletionQueue> Port<C> {
         &self.device
     }
 
-    /// The time of everything this end does: its device's, so that virtual time is that of both.
+    /// Returns the time of this end, in ns: its device's, so that virtual time governs both.
     pub(super) fn now_ns(&self) -> u64 {
         self.device.now_ns()
     }
@@ -38,7 +38,7 @@ impl<C: CompletionQueue> Port<C> {
         Ok(self.pd.alloc_huge(bytes, access)?)
     }
 
-    /// A queue pair with so many receives; nothing waits in a lane.
+    /// Makes a queue pair with that many receives. Nothing waits in a lane.
     pub(super) fn create_qp(&self, receives: u32) -> Result<RcQp, SetupError> {
         let config = QpConfig {
             max_send_wr: self.options.send_queue_size,
@@ -54,16 +54,16 @@ impl<C: CompletionQueue> Port<C> {
     }
 }
 
-/// Where a WRITE goes.
+/// The destination of a WRITE.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     pub(super) addr: u64,
     pub(super) rkey: u32,
-    /// The peer sleeps: it is woken.
+    /// The peer sleeps, and the WRITE wakes it.
     pub(super) wakes: bool,
 }
 
-/// WRITEs to a peer.
+/// Posts a WRITE to a peer.
 #[inline(always)]
 pub(super) fn post_to<P: Payload>(qp: &mut RcQp, to: Target, payload: P, signal: Signal, user: u64) -> Result<(), PostError> {
     let Target { addr, rkey, wakes } = to;
@@ -73,7 +73,7 @@ pub(super) fn post_to<P: Payload>(qp: &mut RcQp, to: Target, payload: P, signal:
     qp.post(&Write { addr, rkey, payload }, signal, user)
 }
 
-/// WRITEs `len` bytes from byte `from` of a region: within the WQE if they are few.
+/// Posts a WRITE of `len` bytes from byte `from` of a region: within the WQE if they are few.
 #[inline(always)]
 pub(super) fn post_write(
     qp: &mut RcQp,

@@ -12,7 +12,7 @@ use crate::protocol::{
     ClientId, Handlers, JoinError, ReadToken, ReplyMode, Server, ServerConfig, ServerMemory, ServerOp, ServerRegions, ServerStats,
 };
 
-/// What an operation was, in the word that comes back with its completion: kind in bits 0..2, and what belongs to it.
+/// The kind of an operation, in the word that comes back with its completion: kind in bits 0..2, its data in the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Posted {
     /// An event, or a probe.
@@ -47,7 +47,7 @@ impl Posted {
     }
 }
 
-/// Number of no client.
+/// The number that stands for no client.
 const NOBODY: u16 = u16::MAX;
 
 /// The queue pair of one client.
@@ -58,14 +58,14 @@ struct Peer {
     backlog: VecDeque<ServerOp>,
     /// Operations posted and not completed.
     under_way: usize,
-    /// Where a WRITE of no bytes goes.
+    /// Address and key of a WRITE of no bytes.
     probe_at: (u64, u32),
-    /// It sleeps until something completes.
+    /// The client sleeps until something completes.
     sleeps: bool,
     is_broken: bool,
 }
 
-/// A client that was made an offer.
+/// A client with an offer that it has not accepted yet.
 #[derive(Debug)]
 pub struct PendingPeer {
     qp: RcQp,
@@ -73,33 +73,34 @@ pub struct PendingPeer {
 }
 
 impl PendingPeer {
-    /// What the client must be told.
+    /// Returns the record for the client.
     #[must_use]
     pub const fn record(&self) -> &Offer {
         &self.offer
     }
 }
 
-/// A server on a device, of one thread.
+/// A server on a device. It belongs to one thread.
 #[derive(Debug)]
 pub struct RdmaServer {
-    /// By client; declared before the memory they use.
+    /// By client. Declared before the memory they use, so dropped first.
     peers: Vec<Option<Peer>>,
     core: Server<Mr>,
-    /// Each queue pair with the number of its client.
+    /// The device, and each queue pair with the number of its client.
     port: Port<MonoCq<usize>>,
-    /// What the core wants done; empty between steps.
+    /// Operations of the core to post; empty between steps.
     ops: Vec<ServerOp>,
-    /// Whose queue pair each response buffer is under way on; [`NOBODY`] if on none. Those of one that is gone go back.
+    /// For each response buffer the client on whose queue pair it is under way; [`NOBODY`] if on none. The buffers of a client that is
+    /// gone become free.
     senders: Vec<u16>,
-    /// Clients with something in their backlog, or to be parted with.
+    /// Clients with operations in their backlog, or to be disconnected.
     unserved: Vec<ClientId>,
-    /// Operations under way, and those of queue pairs that are gone while their completions may be in the queue.
+    /// Operations under way, and operations of removed queue pairs whose completions may still be in the queue.
     under_way: usize,
     of_the_gone: usize,
-    /// As many as the completion queue has entries.
+    /// Maximum number of operations under way: the entries of the completion queue.
     most_under_way: usize,
-    /// The next client to be probed, and when.
+    /// The next client to probe, and the time of that probe.
     probe: usize,
     probe_ns: u64,
 }
@@ -113,7 +114,7 @@ impl RdmaServer {
         Self::on(&Device::open(device)?, config, &RdmaOptions::default())
     }
 
-    /// Like [`new`](Self::new), with options, and on a device that is open.
+    /// Like [`new`](Self::new), with options, and on an open device.
     ///
     /// # Errors
     /// [`SetupError`].
@@ -138,7 +139,7 @@ impl RdmaServer {
     /// Makes a queue pair for one more client.
     ///
     /// # Errors
-    /// [`SetupError`]; without room for one more, [`SetupError::Join`].
+    /// [`SetupError`]; [`SetupError::Join`] if the server is full.
     pub fn offer(&self) -> Result<PendingPeer, SetupError> {
         if self.clients() == self.peers.len() {
             return Err(JoinError::Full { max: self.peers.len() as u32 }.into());
@@ -178,8 +179,8 @@ impl RdmaServer {
         Ok(Admission(regions))
     }
 
-    /// One bounded step: takes completions and arrivals, answers at most `budget` requests, or one of the legacy lane if there are none, posts.
-    /// Returns how many completions and requests there were; 0 means that nothing moved.
+    /// One bounded step: takes completions and arrivals, answers at most `budget` requests, or one of the legacy lane if there are none,
+    /// and posts. Returns the number of completions and requests; 0 means that nothing moved.
     pub fn step(&mut self, handlers: &mut Handlers<'_>, budget: usize) -> usize {
         let now_ns = self.port.now_ns();
         let completions = self.take_completions(now_ns);
@@ -194,7 +195,7 @@ impl RdmaServer {
         completions + answered
     }
 
-    /// Answers one request of the legacy lane; whether there was one. A server that is never idle calls this now and then.
+    /// Answers one request of the legacy lane. Returns whether there was one. A server that is never idle calls this from time to time.
     pub fn step_legacy(&mut self, handlers: &mut Handlers<'_>) -> bool {
         let Self { core, port, ops, .. } = self;
         let is_answered = handlers.step_legacy(core, || port.now_ns(), ops);
@@ -202,56 +203,56 @@ impl RdmaServer {
         is_answered
     }
 
-    /// The maximum number of bytes of a request, and of a response.
+    /// Maximum bytes of a request, and of a response.
     #[must_use]
     pub const fn max_payload(&self) -> usize {
         self.core.layout().max_payload()
     }
 
-    /// What was done since the server was made.
+    /// Returns counters since the server was made.
     #[must_use]
     pub const fn stats(&self) -> &ServerStats {
         self.core.stats()
     }
 
-    /// Groups of clients.
+    /// Returns the number of groups of clients.
     #[must_use]
     pub fn groups(&self) -> usize {
         self.core.groups().count()
     }
 
-    /// Length of the slices of now, in ns: the configured one, or a longer one; see [`ServerConfig::max_rotation_ns`].
+    /// Returns the current length of a slice, in ns: the configured length, or a longer one; see [`ServerConfig::max_rotation_ns`].
     #[must_use]
     pub const fn slice_ns(&self) -> u64 {
         self.core.scheduler().length_ns()
     }
 
-    /// The core.
+    /// Returns the core.
     #[doc(hidden)]
     #[must_use]
     pub const fn core(&self) -> &Server<Mr> {
         &self.core
     }
 
-    /// Has slices end at multiples of their length in global time, which is that of [`device`](Self::device) and this offset; `None` ends that.
-    /// A [`TimeFollower`](super::TimeFollower) does it.
+    /// Makes slices end at multiples of their length in global time, which is the time of [`device`](Self::device) plus this offset.
+    /// `None` ends that. A [`TimeFollower`](super::TimeFollower) calls this.
     pub const fn synchronise(&mut self, offset_ns: Option<i64>) {
         self.core.synchronise(offset_ns);
     }
 
-    /// Operations that are posted and not completed, as far as the steps so far have seen.
+    /// Returns the number of operations posted and not completed, as far as the steps so far have seen.
     #[must_use]
     pub const fn under_way(&self) -> usize {
         self.under_way
     }
 
-    /// Clients that are connected.
+    /// Returns the number of connected clients.
     #[must_use]
     pub fn clients(&self) -> usize {
         self.peers.iter().flatten().count()
     }
 
-    /// The device in use. Its clock is the one that slices are measured by, so that a simulation drives this end with its time.
+    /// Returns the device in use. Slices are measured by its clock, so a simulation drives this end with its time.
     #[must_use]
     pub const fn device(&self) -> &Device {
         self.port.device()
@@ -282,15 +283,15 @@ impl RdmaServer {
             *under_way -= ended;
         });
         if taken < COMPLETION_BATCH {
-            // The queue was empty, so nothing of the queue pairs that are gone is in it.
+            // The queue was empty, so it holds nothing of the queue pairs that are gone.
             *under_way -= std::mem::take(of_the_gone);
         }
         taken
     }
 
-    /// Posts what there is, and parts with the clients that are broken or evicted.
+    /// Posts the operations of the core, and disconnects the clients that are broken or evicted.
     fn post(&mut self) {
-        // What found no room comes first, and keeps what follows it for its client behind it.
+        // Operations that found no room come first, and hold back later ones for the same client.
         for nth in 0..self.unserved.len() {
             self.post_backlog(self.unserved[nth]);
         }
@@ -329,7 +330,7 @@ impl RdmaServer {
         }
     }
 
-    /// These operations of a client found no room; or it is broken, and they never will.
+    /// Keeps operations of a client that found no room. If the client is broken, marks it for removal.
     fn put_off(&mut self, client: ClientId, ops: &[ServerOp]) {
         let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) else { return };
         if !ops.is_empty() {
@@ -370,7 +371,7 @@ impl RdmaServer {
         let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::take) else { return };
         self.port.cq.unregister(peer.qp.qpn());
         let Peer { qp, backlog, under_way, .. } = peer;
-        // Nothing of the client is under way from here on.
+        // From here on nothing of the client is under way.
         drop(qp);
         self.of_the_gone += under_way;
         for (buffer, sender) in (0..).zip(&mut self.senders) {
@@ -384,13 +385,13 @@ impl RdmaServer {
     }
 }
 
-/// The response buffer of an operation that has one.
+/// Returns the response buffer of an operation that has one.
 const fn buffer_of(op: &ServerOp) -> Option<u32> {
     if let ServerOp::WriteResponse { buffer, .. } = op { Some(*buffer) } else { None }
 }
 
-/// Posts operations of one client in their order, as many as there is room for; how many. The client is broken if it is to be evicted, or if its
-/// queue pair refuses one.
+/// Posts operations of one client in their order, as many as there is room for. Returns their number. The client is broken if it is to be
+/// evicted, or if its queue pair refuses an operation.
 fn post_all(
     peer: &mut Peer,
     memory: &ServerMemory<Mr>,
@@ -406,7 +407,7 @@ fn post_all(
             peer.is_broken = true;
             break;
         }
-        // The completion of the last one tells of all before it; and where the room ends, one is needed to go on.
+        // The completion of the last operation implies all before it. Where the room ends, a completion is needed to go on.
         let is_last = posted + 1 == ops.len() || posted + 1 == room;
         let signal = if is_last { Signal::Always } else { Signal::Reclaim };
         match post_op(&mut peer.qp, memory, op, peer.sleeps, signal) {
@@ -443,7 +444,7 @@ fn post_op(qp: &mut RcQp, memory: &ServerMemory<Mr>, op: &ServerOp, wakes: bool,
         ServerOp::WriteEvent { addr, rkey, bytes, .. } => {
             post_to(qp, Target { addr, rkey, wakes }, Inline(&bytes), signal, Posted::Event.to_word())
         }
-        // Its owner parts with the client.
+        // The caller disconnects the client.
         ServerOp::Evict { .. } => Ok(()),
     }
 }

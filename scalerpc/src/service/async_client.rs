@@ -1,4 +1,4 @@
-//! The client whose calls are futures: a thread of its own has the connection, and sleeps while nothing comes.
+//! The client whose calls are futures. A thread of its own has the connection, and sleeps while nothing arrives.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,12 +23,13 @@ use crate::rdma::{RdmaClient, SyncCallError};
 
 type Reply = Result<Vec<u8>, ClientError>;
 
-/// A connection to a [`Server`](crate::Server) whose calls are futures, for any executor and from any thread. Clones are the same connection, which
-/// is closed with the last of them. As many calls are under way as the server gives slots to a client; the others wait for one, in their order.
+/// A connection to a [`Server`](crate::Server) whose calls are futures, for any executor and from any thread. Clones share the
+/// connection, which is closed with the last clone. As many calls are under way as the server gives slots to a client; further calls wait
+/// for a slot in their order.
 ///
-/// A thread of its own has the device. It sleeps on the completion channel while there is nothing to do: calls, responses and the server's events
-/// wake it ([`RdmaOptions::sleeps`](crate::rdma::RdmaOptions::sleeps), which it sets). A call that is made while the connection has ended connects
-/// again, and what is called meanwhile waits for that.
+/// A thread of its own has the device. The thread sleeps on the completion channel while there is nothing to do. Calls, responses and the
+/// server's events wake it ([`RdmaOptions::sleeps`](crate::rdma::RdmaOptions::sleeps), which it sets). A call after the end of the
+/// connection connects again; calls made meanwhile wait for the new connection.
 ///
 /// ```no_run
 /// # async fn caller() -> Result<(), scalerpc::ClientError> {
@@ -40,18 +41,18 @@ type Reply = Result<Vec<u8>, ClientError>;
 #[derive(Clone)]
 pub struct AsyncClient(Arc<Handle>);
 
-/// What the clients of a connection share. Its drop ends the thread.
+/// The shared part of a connection's clients. Its drop ends the thread.
 struct Handle {
     poster: Poster<Job>,
     limits: Arc<Limits>,
 }
 
-/// Of the device and the connection, which are the same after connecting again.
+/// Properties of the device and the connection, which are the same after connecting again.
 struct Limits {
     device: DeviceInfo,
     max_payload: usize,
     timeout: Duration,
-    /// Polls of the connection.
+    /// Number of polls of the connection.
     polls: AtomicU64,
 }
 
@@ -59,7 +60,7 @@ struct Limits {
 struct Job {
     rpc_type: u16,
     request: Vec<u8>,
-    /// `None`: beyond what the clock can tell.
+    /// End of the call's time. `None`: later than the clock can represent.
     end: Option<Instant>,
     reply: Sender<Reply>,
 }
@@ -89,7 +90,7 @@ impl fmt::Debug for AsyncClient {
 }
 
 impl AsyncClient {
-    /// Opens the device, and connects to the server at `address`, which is waited for.
+    /// Opens the device, and connects to the server at `address`. Waits for a server that is not there yet.
     ///
     /// # Errors
     /// [`ClientError`]; nothing is left behind.
@@ -120,8 +121,8 @@ impl AsyncClient {
         Ok(client)
     }
 
-    /// Sends a request, with the first poll of the future, and waits for its response, for as long as the options say. A future that is dropped gives
-    /// the call up; its slot is free when the response has come. Calls of one client leave in the order of their first polls.
+    /// Sends a request with the first poll of the future, and waits for its response, as long as the options allow. Dropping the future
+    /// gives the call up; its slot is free when the response has arrived. Calls of one client are sent in the order of their first polls.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -129,7 +130,7 @@ impl AsyncClient {
         self.call_for(DEFAULT_TYPE, request.into(), self.0.limits.timeout)
     }
 
-    /// Like [`call`](Self::call), but waits for so long at most, from the first poll on, for a connection that is made again, too.
+    /// Like [`call`](Self::call), with a timeout of its own. The timeout counts from the first poll, and includes a new connection.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -161,7 +162,7 @@ impl AsyncClient {
         &self.0.limits.device
     }
 
-    /// How often the thread has looked at its connection: not while it sleeps.
+    /// Returns the number of polls of the connection by the thread; it does not poll while it sleeps.
     #[doc(hidden)]
     #[must_use]
     pub fn polls(&self) -> u64 {
@@ -170,7 +171,7 @@ impl AsyncClient {
 }
 
 impl Handle {
-    /// Returns the place where its reply comes.
+    /// Posts a call to the thread. Returns the receiver of its reply.
     fn post(&self, rpc_type: u16, request: Vec<u8>, timeout: Duration) -> Receiver<Reply> {
         let (reply, receiver) = oneshot();
         self.poster.post(|_| Job { rpc_type, request, end: Instant::now().checked_add(timeout), reply });
@@ -215,10 +216,10 @@ impl Future for AsyncCall {
     }
 }
 
-/// What the thread has.
+/// The state of the thread.
 struct Worker {
     rdma: RdmaClient,
-    /// As it was given, for errors.
+    /// The address as given, for errors.
     address: String,
     addresses: Vec<SocketAddr>,
     options: ClientOptions,
@@ -249,7 +250,7 @@ impl Worker {
         Ok((Self { rdma, address, addresses, options, response, posted, limits, under_way: HashMap::new() }, handle))
     }
 
-    /// Works until nobody can call any more. Its drop then tells every caller that still waits.
+    /// Serves the calls until no client is left. The drop then tells every caller that still waits.
     fn serve(mut self) {
         let mut in_vain = 0;
         while self.posted.take() {
@@ -261,7 +262,7 @@ impl Worker {
         }
     }
 
-    /// Takes responses, and sends the calls that there are slots for. Returns whether anything happened.
+    /// Takes responses, and sends waiting calls as far as there are slots. Returns whether anything happened.
     fn step(&mut self) -> bool {
         self.limits.polls.fetch_add(1, Ordering::Relaxed);
         self.rdma.poll();
@@ -309,7 +310,7 @@ impl Worker {
         moved
     }
 
-    /// Connects again. If that is not possible, every call that waits ends.
+    /// Connects again. If that is not possible, every waiting call ends.
     fn reconnect(&mut self) {
         let Self { rdma, address, addresses, options, posted, response, .. } = self;
         let device = rdma.device().clone();

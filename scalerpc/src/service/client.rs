@@ -1,4 +1,4 @@
-//! The client: one call at a time, answered or ended.
+//! The client: one call at a time, which ends with a response or an error.
 
 use std::fmt;
 use std::io;
@@ -13,17 +13,17 @@ use crate::protocol::State;
 use crate::rdma::exchange::MeetError;
 use crate::rdma::{RdmaClient, RdmaOptions, SetupError, SyncCallError};
 
-/// What a [`Client`] is made with.
+/// Options of a [`Client`].
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// Its device, of the kind that the server's is. Default: the one that the environment variable `COPYRPC_DEVICE` names (`soft`, `mlx5_0`,
-    /// `mlx5_0:2`), or the software HCA.
+    /// Its device, of the same kind as the server's. Default: the device that the environment variable `COPYRPC_DEVICE` names (`soft`,
+    /// `mlx5_0`, `mlx5_0:2`), or the software HCA.
     pub device: DeviceSpec,
-    /// What its queues are made with.
+    /// Options of its queues.
     pub rdma: RdmaOptions,
-    /// For how long a server that is not there yet, or does not answer, is waited for, whenever a connection is made. Default 5 s.
+    /// Maximum time to wait for a server that is not there yet, or does not answer, at each connection. Default 5 s.
     pub connect_timeout: Duration,
-    /// How long [`Client::call`] waits. Default 5 s.
+    /// Maximum time of [`Client::call`]. Default 5 s.
     pub timeout: Duration,
 }
 
@@ -34,29 +34,29 @@ impl Default for ClientOptions {
     }
 }
 
-/// Why there is no client, or no response.
+/// Why a client could not be made, or a call has no response.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// The address is none, or nobody listens there.
-    #[error("the server at {address}: {source}")]
+    /// The address is invalid, or no server listens there.
+    #[error("connecting to the server at {address}: {source}")]
     Unreachable {
         /// The address.
         address: String,
-        /// What the socket says.
+        /// The error of the socket.
         source: io::Error,
     },
-    /// There was no room for the thread of an [`AsyncClient`](crate::AsyncClient).
+    /// The thread of an [`AsyncClient`](crate::AsyncClient) could not be started.
     #[error("starting the thread of a client: {0}")]
     Thread(#[source] io::Error),
     /// The server and this client could not be connected.
     #[error(transparent)]
     Connect(#[from] MeetError),
-    /// The call was not made, or ended without a response. Of one that ran out of time, or whose connection has ended, it is not known whether the
-    /// handler ran, or will.
+    /// The call was not made, or ended without a response. If the call ran out of time, or its connection has ended, it is not known
+    /// whether the handler ran or will run.
     #[error(transparent)]
     Call(#[from] SyncCallError),
-    /// The response is not the type that was asked for.
+    /// The response has another size than the type that was asked for.
     #[error("the response has {received} bytes, the type has {expected}")]
     Size {
         /// Bytes of the response.
@@ -66,7 +66,7 @@ pub enum ClientError {
     },
 }
 
-/// A connection to a [`Server`](crate::Server), which calls make again when it has ended. It belongs to one thread.
+/// A connection to a [`Server`](crate::Server). A call after the end of the connection connects again. A client belongs to one thread.
 ///
 /// ```no_run
 /// let mut client = scalerpc::Client::connect("127.0.0.1:7480")?;
@@ -75,7 +75,7 @@ pub enum ClientError {
 /// ```
 pub struct Client {
     rdma: RdmaClient,
-    /// As it was given, for errors.
+    /// The address as given, for errors.
     address: String,
     addresses: Vec<SocketAddr>,
     options: ClientOptions,
@@ -89,7 +89,7 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// Opens the device, and connects to the server at `address`, which is waited for.
+    /// Opens the device, and connects to the server at `address`. Waits for a server that is not there yet.
     ///
     /// # Errors
     /// [`ClientError`]; nothing is left behind.
@@ -108,7 +108,7 @@ impl Client {
         Ok(Self { rdma, address, addresses, options: options.clone(), response })
     }
 
-    /// Sends a request and waits for its response, for as long as the options say. If the connection has ended, it is made again first.
+    /// Sends a request and waits for its response, as long as the options allow. If the connection has ended, connects again first.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -116,7 +116,7 @@ impl Client {
         self.call_for(DEFAULT_TYPE, request, self.options.timeout)
     }
 
-    /// Like [`call`](Self::call), but waits for so long at most, for a connection that is made again, too.
+    /// Like [`call`](Self::call), with a timeout of its own, which includes a new connection.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -132,7 +132,7 @@ impl Client {
         self.call_for(rpc_type, request, self.options.timeout)
     }
 
-    /// The maximum number of bytes of a request, and of a response.
+    /// Maximum bytes of a request, and of a response.
     #[must_use]
     pub const fn max_payload(&self) -> usize {
         self.rdma.max_payload()
@@ -144,7 +144,7 @@ impl Client {
         self.rdma.device().info()
     }
 
-    /// The client on its device, of the connection that there is: for many calls at once.
+    /// Returns the client on its device, of the current connection: for many calls at once.
     #[must_use]
     pub const fn rdma(&mut self) -> &mut RdmaClient {
         &mut self.rdma
@@ -152,7 +152,7 @@ impl Client {
 
     fn call_for(&mut self, rpc_type: u16, request: &[u8], timeout: Duration) -> Result<Vec<u8>, ClientError> {
         let start = Instant::now();
-        // What ended it while nobody looked.
+        // Learn of an end of the connection since the last call.
         self.rdma.poll();
         if matches!(self.rdma.state(), State::Closed(_)) {
             let (device, patience) = (self.rdma.device().clone(), timeout.min(self.options.connect_timeout));
@@ -169,7 +169,7 @@ impl Client {
     }
 }
 
-/// An address as it was given, for errors, and the sockets that it stands for.
+/// Resolves an address. Returns it as given, for errors, and its sockets.
 pub(super) fn resolve(address: &(impl ToSocketAddrs + fmt::Debug)) -> Result<(String, Vec<SocketAddr>), ClientError> {
     let name = format!("{address:?}");
     match address.to_socket_addrs() {
@@ -182,7 +182,7 @@ pub(super) fn open(options: &ClientOptions) -> Result<Device, ClientError> {
     Ok(Device::open(&options.device).map_err(|error| MeetError::from(SetupError::from(error)))?)
 }
 
-/// Connects to the first of the addresses that has a server, which is waited for as long as it `is_wanted`.
+/// Connects to the first of the addresses that has a server. Waits for a server as long as it `is_wanted`.
 pub(super) fn reach(
     device: &Device,
     name: &str,
@@ -196,7 +196,7 @@ pub(super) fn reach(
     rendezvous::reach(addresses, patience, is_wanted, meet, has_left, unreachable)
 }
 
-/// Whether the server left while this client was waiting to be taken, or while they met.
+/// Returns whether the server left while this client waited to be accepted, or while the two connected.
 fn has_left(error: &ClientError) -> bool {
     use mlx5::ConnectError::{NoSuchDevice, NoSuchQp, StaleDevice};
 

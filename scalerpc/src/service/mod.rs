@@ -1,4 +1,5 @@
-//! A server and its clients, each in two lines. They meet at a TCP address, which serves for that only, and go on over the device.
+//! A server and its clients, each in two lines. They connect through a TCP address, which is used for that only; all messages go over the
+//! device.
 
 mod async_client;
 mod client;
@@ -11,37 +12,37 @@ pub use client::{Client, ClientError, ClientOptions};
 use mlx5::DeviceSpec;
 pub use server::{Server, ServerError, ServerOptions, SharedAddress, StopHandle};
 
-/// The `rpc_type` of calls and handlers that are given none.
+/// The `rpc_type` of calls and handlers by default.
 pub const DEFAULT_TYPE: u16 = 0;
 
-/// Names the device of those that are told none.
+/// Names the default device.
 const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";
 
-/// Looks that find nothing before one yields, and again so many before one sleeps.
+/// Number of looks that find nothing before the first yield, and again before the first sleep.
 const SPINS: u32 = 256;
-/// The first sleep. Nothing wakes who sleeps: a WRITE is not told to the memory's owner.
+/// The first sleep. Nothing wakes a sleeping end: a WRITE does not notify the memory's owner.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
-/// The longest.
+/// The longest sleep.
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 
-/// The device that the environment variable names, as [`DeviceSpec`]'s `From<&str>` takes it; else the software HCA.
+/// Returns the device that the environment variable names, as [`DeviceSpec`]'s `From<&str>` takes it; else the software HCA.
 fn default_device() -> DeviceSpec {
     std::env::var(DEVICE_VARIABLE).map_or_else(|_| DeviceSpec::default(), |name| DeviceSpec::from(&*name))
 }
 
-/// What one does between looks that find nothing: spins, then yields, then sleeps, each time twice as long.
+/// The waiting strategy between looks that find nothing: first spin, then yield, then sleep, each sleep twice as long.
 #[derive(Debug, Default)]
 struct Idle {
     in_vain: u32,
 }
 
 impl Idle {
-    /// Something was found.
+    /// Restarts the strategy: a look found something.
     const fn reset(&mut self) {
         self.in_vain = 0;
     }
 
-    /// Nothing was found. Whether it slept.
+    /// Waits once: a look found nothing. Returns whether the thread slept.
     fn pass(&mut self) -> bool {
         self.in_vain = self.in_vain.saturating_add(1);
         match self.in_vain.checked_sub(2 * SPINS) {

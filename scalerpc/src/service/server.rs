@@ -16,31 +16,32 @@ use crate::protocol::{Handlers, ServerConfig, ServerStats};
 use crate::rdma::exchange::{Accept, Admission, Hello, MeetError, Offer, Refusal, refusal_of};
 use crate::rdma::{PendingPeer, RdmaOptions, RdmaServer, SetupError};
 
-/// Requests that one step answers at most.
+/// Maximum number of requests that one step answers.
 const BUDGET: usize = 64;
-/// So often a server that always has something to do looks at its socket all the same.
+/// Number of steps between two looks at the socket, for a server that always has something to do.
 const STEPS_PER_LOOK: u32 = 1024;
-/// How long a client may take to connect. It keeps nobody else waiting.
+/// Maximum time for a client to connect. Other clients do not wait meanwhile.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
-/// How long a server that was stopped waits until its last responses have arrived.
+/// Maximum time that a stopped server waits for its last responses to arrive.
 const LINGER: Duration = Duration::from_millis(20);
-/// Clients that have a queue pair and are not admitted yet, at most: others wait with theirs.
+/// Maximum number of clients that have a queue pair and are not admitted yet. Further clients wait.
 const MOST_OFFERED: usize = 64;
-/// New clients that a server takes at a time where others share its address.
+/// Number of new clients that a server takes at a time if others share its address.
 const PEERS_PER_LOOK_OF_MANY: usize = 1;
-/// How far servers of one host are from each other's time.
+/// Offset of the clocks of servers on one host: they share one clock.
 const SAME_CLOCK: Option<i64> = Some(0);
-/// How long each of so many may take then.
+/// Time after which a client that connects loses its place, if as many clients connect as may.
 const SHORT_CONNECT_TIME: Duration = Duration::from_millis(250);
 
-/// What a [`Server`] is made with.
+/// Options of a [`Server`].
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Its device. Default: the one that the environment variable `COPYRPC_DEVICE` names (`soft`, `mlx5_0`, `mlx5_0:2`), or the software HCA.
+    /// Its device. Default: the device that the environment variable `COPYRPC_DEVICE` names (`soft`, `mlx5_0`, `mlx5_0:2`), or the
+    /// software HCA.
     pub device: DeviceSpec,
-    /// Its numbers: clients, slots, groups and slices.
+    /// Numbers of clients and slots, groups and slices.
     pub config: ServerConfig,
-    /// What its queues are made with.
+    /// Options of its queues.
     pub rdma: RdmaOptions,
 }
 
@@ -54,10 +55,10 @@ impl Default for ServerOptions {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServerError {
-    /// The device could not be opened, or its queues and memory not be made.
+    /// The device could not be opened, or its queues and memory could not be created.
     #[error(transparent)]
     Setup(#[from] SetupError),
-    /// The address cannot be listened at.
+    /// The server cannot listen at the address.
     #[error("listening at the server's address: {0}")]
     Listen(#[source] io::Error),
 }
@@ -67,14 +68,14 @@ pub enum ServerError {
 pub struct StopHandle(Arc<AtomicBool>);
 
 impl StopHandle {
-    /// Ends the server's loop, which takes a millisecond if it sleeps and 20 ms while clients call on. The server answers the requests that have
-    /// arrived, as far as that time allows.
+    /// Ends the server's loop: within a millisecond if the server sleeps, within 20 ms while clients keep calling. The server answers the
+    /// requests that have arrived, as far as that time allows.
     pub fn stop(&self) {
         self.0.store(true, Ordering::Release);
     }
 }
 
-/// The address of a server at which others are to serve, too: see [`Server::beside`].
+/// The address of a server at which further servers can serve: see [`Server::beside`].
 #[derive(Debug)]
 pub struct SharedAddress {
     listener: TcpListener,
@@ -82,10 +83,10 @@ pub struct SharedAddress {
     stop: StopHandle,
 }
 
-/// A server at a TCP address. It belongs to one thread, and serves all its clients in it.
+/// A server at a TCP address. It belongs to one thread, and serves all its clients in that thread.
 ///
-/// Clients that leave, in whatever way, and those that take their time to connect, keep no other waiting. Who reaches the port can call: the exchange
-/// is not authenticated.
+/// A client that leaves, in any way, or takes its time to connect delays no other client. Any process that reaches the port can call: the
+/// exchange is not authenticated.
 ///
 /// ```no_run
 /// let mut server = scalerpc::Server::bind("127.0.0.1:7480")?;
@@ -101,32 +102,32 @@ pub struct Server {
     idle: Idle,
 }
 
-/// How far a client has come that is being connected.
+/// The progress of a client that connects.
 enum Arriving {
-    /// It has not said that it is one. It costs nothing but a descriptor.
+    /// The client has not identified itself. It costs a descriptor only.
     Silent(Incoming<{ Hello::BYTES }>),
     Offered(Box<Offered>),
-    /// It is a client; what it must be told of that.
+    /// The client is admitted; its admission is being sent.
     Admitted(Outgoing<{ Admission::BYTES }>),
 }
 
 struct Offered {
     since: Instant,
-    /// `None` once it is admitted, or was not.
+    /// `None` once it is admitted or refused.
     peer: Option<PendingPeer>,
     offer: Outgoing<{ Offer::BYTES }>,
     accept: Incoming<{ Accept::BYTES }>,
 }
 
 impl Arriving {
-    /// Goes on as far as the socket lets it.
+    /// Proceeds as far as the socket permits. Returns `Some` when nothing is left to do.
     fn advance(&mut self, stream: &mut TcpStream, server: &mut RdmaServer, offered: &mut usize) -> Result<Option<()>, MeetError> {
         if let Self::Silent(hello) = self {
             if *offered >= MOST_OFFERED {
                 return Ok(None);
             }
             let Some(hello) = hello.advance(stream)? else { return Ok(None) };
-            // Who cannot take a refusal at once does not learn of it.
+            // A client that cannot take a refusal at once does not learn of it.
             let refuse = |stream: &mut TcpStream, refusal| drop(stream.write(&Offer::refuse(refusal)));
             Hello::decode(hello).inspect_err(|_| refuse(stream, Refusal::Failed))?;
             let peer = server.offer().inspect_err(|error| refuse(stream, refusal_of(error)))?;
@@ -161,7 +162,7 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    /// Opens the device, and listens at `address`; port 0 is any that is free.
+    /// Opens the device, and listens at `address`. Port 0 is any free port.
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
@@ -177,8 +178,8 @@ impl Server {
         Self::at(Gate::bind(address, CONNECT_TIME).map_err(ServerError::Listen)?, options.clone(), StopHandle::default())
     }
 
-    /// One more server at the address of another one, for another thread: clients are shared out among them. Each has a device and memory of its
-    /// own, and the slices of all end at the same times.
+    /// Makes one more server at the address of another one, for another thread: clients are distributed among them. Each has a device and
+    /// memory of its own, and the slices of all end at the same times.
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
@@ -195,10 +196,10 @@ impl Server {
         Ok(Self { rdma, gate, options, stop, steps_to_look: 0, idle: Idle::default() })
     }
 
-    /// For [`beside`](Self::beside). The stop handle of this server is that of all.
+    /// Shares the address, for [`beside`](Self::beside). The stop handle of this server stops all servers at the address.
     ///
     /// # Errors
-    /// There is no descriptor left.
+    /// No descriptor is free.
     pub fn share(&mut self) -> Result<SharedAddress, ServerError> {
         let listener = self.gate.listener().map_err(ServerError::Listen)?;
         self.gate.take_by(PEERS_PER_LOOK_OF_MANY);
@@ -206,52 +207,53 @@ impl Server {
         Ok(SharedAddress { listener, options: self.options.clone(), stop: self.stop.clone() })
     }
 
-    /// Where it listens.
+    /// Returns the address at which it listens.
     ///
     /// # Errors
-    /// The system cannot tell.
+    /// The system cannot tell the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.gate.local_addr()
     }
 
-    /// Clients that are connected.
+    /// Returns the number of connected clients.
     #[must_use]
     pub fn clients(&self) -> usize {
         self.rdma.clients()
     }
 
-    /// The maximum number of bytes of a request, and of a response.
+    /// Returns the maximum bytes of a request, and of a response.
     #[must_use]
     pub const fn max_payload(&self) -> usize {
         self.rdma.max_payload()
     }
 
-    /// Name, transport and capabilities of the device in use.
+    /// Returns name, transport and capabilities of the device in use.
     #[must_use]
     pub fn device_info(&self) -> DeviceInfo {
         self.rdma.device().info()
     }
 
-    /// What was done since the server was made.
+    /// Returns counters since the server was made.
     #[must_use]
     pub const fn stats(&self) -> &ServerStats {
         self.rdma.stats()
     }
 
-    /// Ends [`serve`](Self::serve), from any thread.
+    /// Returns a handle that ends [`serve`](Self::serve), from any thread.
     #[must_use]
     pub fn stop_handle(&self) -> StopHandle {
         self.stop.clone()
     }
 
-    /// Answers each request with what `handler` makes of it, until it is stopped. A response longer than [`max_payload`](Self::max_payload) is
-    /// answered with a failure. For more than one kind of request, and handlers that answer later: [`serve_types`](Self::serve_types).
+    /// Answers each request with the return value of `handler`, until the server is stopped. A response longer than
+    /// [`max_payload`](Self::max_payload) becomes a failure at the caller. For more than one type of request, and handlers that answer
+    /// later, see [`serve_types`](Self::serve_types).
     pub fn serve<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(&[u8]) -> R) {
         let mut handlers = Handlers::new(self.max_payload());
         handlers.insert(DEFAULT_TYPE, |request: &[u8], place: &mut [u8]| {
             let response = handler(request);
             let response = response.as_ref();
-            // A length that does not fit is told to the caller.
+            // A length that does not fit becomes a failure at the caller.
             if let Some(place) = place.get_mut(..response.len()) {
                 place.copy_from_slice(response);
             }
@@ -260,19 +262,19 @@ impl Server {
         self.serve_types(&mut handlers);
     }
 
-    /// Has each request answered by the handler of its type, until it is stopped.
+    /// Answers each request with the handler of its type, until the server is stopped.
     pub fn serve_types(&mut self, handlers: &mut Handlers<'_>) {
         while !self.stop.0.load(Ordering::Acquire) {
             self.step(handlers);
         }
-        // What was written last must arrive before the queue pairs go.
+        // The last responses must arrive before the queue pairs are destroyed.
         let end = Instant::now() + LINGER;
-        // Clients that call on do not keep it from ending.
+        // Clients that keep calling do not delay the end.
         while (self.rdma.step(handlers, BUDGET) > 0 || self.rdma.under_way() > 0) && Instant::now() < end {}
     }
 
-    /// One bounded step: connects clients, answers requests, sleeps for at most a millisecond if there has been nothing to do for a while. Whether
-    /// anything moved.
+    /// One bounded step: connects clients, answers requests, and sleeps for at most a millisecond if there was nothing to do for a while.
+    /// Returns whether anything moved.
     pub fn step(&mut self, handlers: &mut Handlers<'_>) -> bool {
         if self.steps_to_look == 0 {
             self.look_at_sockets();
@@ -288,7 +290,7 @@ impl Server {
         moved
     }
 
-    /// The server on its device: statistics, groups, slices.
+    /// Returns the server on its device, for statistics, groups and slices.
     #[must_use]
     pub const fn rdma(&mut self) -> &mut RdmaServer {
         &mut self.rdma

@@ -1,4 +1,4 @@
-//! A process of many clients: each makes some thousand calls, leaves, and another joins in its place.
+//! A process of many clients. Each makes some thousand calls and leaves, and another one joins in its place.
 
 use std::time::{Duration, Instant};
 
@@ -8,16 +8,16 @@ use crate::desk::{LARGE_ARENA, SMALL_ARENA, device_in, socket_in};
 use crate::guest::Guest;
 use shm_testing::helpers::is_over;
 
-/// Clients at a time.
+/// Number of clients at a time.
 pub(crate) const SIZE: usize = 100;
 /// Calls of a client before it leaves.
 const QUOTA: std::ops::Range<u64> = 500..4_000;
-/// Before the next attempt to join, if the server had no room.
+/// Pause before the next attempt to join, if the server was full.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Rounds without work before the process gives its core away.
+/// Rounds without work before the process yields its core.
 const SPINS: u32 = 8;
 
-/// `size` clients, each on a device of its own or all on one. Until the test hangs up; then all leave.
+/// Runs `size` clients, each on a device of its own or all on one, until the test hangs up. Then all leave.
 pub(crate) fn run(size: usize, shares_device: bool) {
     let (device, socket) = (device_in(if shares_device { LARGE_ARENA } else { SMALL_ARENA }), socket_in());
     let shared = shares_device.then(|| Device::open(&device).unwrap());

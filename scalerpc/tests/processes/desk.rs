@@ -1,4 +1,4 @@
-//! The server of a test: admits who connects, serves, and keeps the books.
+//! The server of a test: admits clients, serves them, and keeps the books.
 
 use std::cell::RefCell;
 use std::io::{ErrorKind, Read, Write};
@@ -19,10 +19,10 @@ use crate::support::plan::SLOT_BYTES;
 use crate::time::{Mode, Net, mode};
 use shm_testing::helpers::Scratch;
 
-/// Requests answered in a step.
+/// Maximum number of requests answered in a step.
 const BUDGET: usize = 64;
 
-/// Of the scratch directory, which helpers are told.
+/// Returns the path of the server's socket in the scratch directory, which helpers know.
 pub(crate) fn socket_in() -> PathBuf {
     scratch().join("server")
 }
@@ -32,7 +32,7 @@ pub(crate) const SMALL_ARENA: usize = 16 << 20;
 /// Memory of a device for hundreds of clients, or their server.
 pub(crate) const LARGE_ARENA: usize = 256 << 20;
 
-/// A device of the test's fabric, in immediate time or delayed as `MLX5_TEST_TIME` says.
+/// Returns a device of the test's fabric, in immediate time or delayed as `MLX5_TEST_TIME` says.
 pub(crate) fn device_in(arena_bytes: usize) -> DeviceSpec {
     device(&scratch(), arena_bytes)
 }
@@ -47,7 +47,7 @@ fn device(scratch: &Path, arena_bytes: usize) -> DeviceSpec {
     DeviceSpec::Soft(SoftOptions { fabric, timing, arena_bytes, ..SoftOptions::default() })
 }
 
-/// A client that is connected, or was when it was looked at last.
+/// A client that is connected, or was when its channel was last read.
 struct Present {
     channel: UnixStream,
     name: u64,
@@ -62,12 +62,12 @@ pub(crate) struct Desk {
     guests: Vec<Present>,
     named: u64,
     steps: u64,
-    /// Which guest is heard next.
+    /// The client whose channel is read next.
     next: usize,
-    /// Clients that left when all their calls had been answered, and these calls.
+    /// Number of clients that left when all their calls had been answered, and number of these calls.
     pub(crate) farewells: u64,
     pub(crate) answered: u64,
-    /// Clients that had no room, or were gone before they were admitted.
+    /// Number of clients that were refused, or were gone before they were admitted.
     pub(crate) refused: u64,
 }
 
@@ -84,14 +84,14 @@ impl Desk {
         Self { server, handlers, books, device, listener, guests, named: 0, steps: 0, next: 0, farewells: 0, answered: 0, refused: 0 }
     }
 
-    /// A client of this process.
+    /// Makes a client in this process.
     pub(crate) fn join_here(&mut self) -> Guest {
         let client = connect(&self.device, &mut self.server);
         let (here, there) = UnixStream::pair().unwrap();
         Guest::new(client, here, self.add(there))
     }
 
-    /// One step; whether a request was answered or a completion came.
+    /// Does one step. Returns whether a request was answered or a completion arrived.
     pub(crate) fn step(&mut self) -> bool {
         let moved = self.server.step(&mut self.handlers, BUDGET) > 0;
         self.steps += 1;
@@ -101,7 +101,7 @@ impl Desk {
         moved
     }
 
-    /// Admits one client, and hears another one.
+    /// Admits one client, and reads the channel of another one.
     fn look(&mut self) {
         if let Ok((channel, _)) = self.listener.accept() {
             self.admit(channel);
@@ -115,7 +115,7 @@ impl Desk {
     fn admit(&mut self, mut channel: UnixStream) {
         match self.server.accept_over(&mut channel) {
             Ok(_) => {
-                // Unless it is gone, which shows when it is looked at.
+                // A failure means that the client is gone, which the next read of its channel shows.
                 let _sent = channel.write_all(&(self.named + 1).to_le_bytes());
                 self.add(channel);
             }
@@ -124,7 +124,7 @@ impl Desk {
         }
     }
 
-    /// The name of a client that was admitted.
+    /// Adds a client that was admitted. Returns its name.
     fn add(&mut self, channel: UnixStream) -> u64 {
         channel.set_nonblocking(true).unwrap();
         self.named += 1;
@@ -148,22 +148,22 @@ impl Desk {
         }
     }
 
-    /// See [`Books::bytes`].
+    /// Returns [`Books::bytes`].
     pub(crate) fn bytes_of_books(&self) -> usize {
         self.books.borrow().bytes()
     }
 
-    /// Requests that the handler has run for.
+    /// Returns the number of requests that the handler has run for.
     pub(crate) fn executed(&self) -> u64 {
         self.books.borrow().total()
     }
 
-    /// Clients whose channels are open.
+    /// Returns the number of clients whose channels are open.
     pub(crate) fn guests(&self) -> usize {
         self.guests.len()
     }
 
-    /// All clients have left, or died: everything that was theirs is free, and nothing came that was no request.
+    /// Asserts, after all clients have left or died, that all their resources are free, and that everything that arrived was a request.
     pub(crate) fn close(self, scratch: &Scratch) {
         let Self { server, device, .. } = self;
         let (core, layout) = (server.core(), *server.core().layout());

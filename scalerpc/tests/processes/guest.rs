@@ -1,4 +1,4 @@
-//! A client that met its server through a socket, and says farewell by it.
+//! A client that connected through a socket, and uses it to say that it leaves.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -11,7 +11,7 @@ use scalerpc::{CallFailure, CloseReason, RdmaClient, State};
 
 use crate::support::caller::Caller;
 
-/// Longer than any call takes unless the client was stopped.
+/// A timeout that no call reaches unless the client was stopped, in ns.
 const TIMEOUT_NS: u64 = 100_000_000_000;
 
 pub(crate) struct Guest {
@@ -20,12 +20,12 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// A client of the server behind a socket, which gives it its name. `None` if the server has no room now.
+    /// Connects to the server behind a socket, which gives the client its name. Returns `None` if the server is full now.
     pub(crate) fn connect(device: &Device, socket: &Path) -> Option<Self> {
         let mut channel = UnixStream::connect(socket).unwrap();
         let client = match RdmaClient::connect_on(device, &RdmaOptions::default(), &mut channel) {
             Ok(client) => client,
-            // It refuses, or hung up.
+            // The server refused, or hung up.
             Err(MeetError::Channel(_) | MeetError::Record(RecordError::Refused(_))) => return None,
             Err(error) => panic!("{error}"),
         };
@@ -39,7 +39,7 @@ impl Guest {
         Self { caller: Caller::new(client, name), channel }
     }
 
-    /// Whether the server has ended the connection. All calls have ended with it, then.
+    /// Returns whether the server has ended the connection. If so, all calls have ended with it.
     pub(crate) fn was_evicted(&mut self) -> bool {
         let State::Closed(reason) = self.caller.state() else { return false };
         self.caller.poll();
@@ -48,7 +48,7 @@ impl Guest {
         true
     }
 
-    /// Leaves: every call that was made has been answered.
+    /// Says that the client leaves. Every call that was made has been answered.
     pub(crate) fn say_farewell(mut self) {
         let Caller { name, failures, .. } = &self.caller;
         assert!(self.caller.outstanding() == 0 && failures.is_empty(), "client {name}: {failures:?}");

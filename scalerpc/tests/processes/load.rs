@@ -1,4 +1,4 @@
-//! Two processes of a hundred clients each, and four of five hundred.
+//! Two processes of a hundred clients each, and four processes of five hundred.
 
 use std::time::{Duration, Instant};
 
@@ -9,18 +9,18 @@ use crate::desk::Desk;
 use crate::support::plan::SLOT_BYTES;
 use shm_testing::helpers::{Helper, Scratch, limited, scale};
 
-/// Entries beside those of the clients of both processes: for clients that have left, until the server notices.
+/// Entries beyond those of the clients of both processes, for clients that have left, until the server notices.
 const SPARE: usize = 32;
-/// Processes killed, one after the other, while calls are made.
+/// Number of processes that are killed, in sequence, while calls are made.
 const KILLS: u64 = 5;
-/// More requests than the pools can hold of clients that were killed.
+/// More requests than killed clients can have in the pools.
 const MORE: u64 = 5_000;
 
 fn crowd(scratch: &Scratch) -> Helper {
     Helper::start("crowd", scratch)
 }
 
-/// A software device keeps some files of each peer open: more than most systems let a process have unless it asks.
+/// Raises the limit of descriptors. A software device keeps several files of each peer open: more than the default limit of most systems.
 fn allow_many_files() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: room for the answer.
@@ -30,7 +30,7 @@ fn allow_many_files() {
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
 }
 
-/// Steps until `done`; fails if a process ends first, whose clients have then said why.
+/// Steps until `done`. Fails if a process ends first; its clients have then printed why.
 fn step_until(desk: &mut Desk, crowds: &mut [Helper], mut done: impl FnMut(&Desk) -> bool) {
     for step in 0_u64.. {
         if done(desk) {
@@ -43,8 +43,8 @@ fn step_until(desk: &mut Desk, crowds: &mut [Helper], mut done: impl FnMut(&Desk
     }
 }
 
-/// Each request runs once, and each response is that of its call; those of the clients that were killed run at most once. What the killed
-/// ones had comes back (S20), and the processes that take their places join with it: without it there is no room for them.
+/// Each request runs once, and each response is that of its call. Requests of killed clients run at most once. The resources of killed
+/// clients return (S20); without them the processes that take their places could not join.
 #[test]
 fn two_hundred_clients_lose_and_repeat_nothing_while_they_join_and_leave_and_are_killed() {
     limited(|| {
@@ -55,9 +55,9 @@ fn two_hundred_clients_lose_and_repeat_nothing_while_they_join_and_leave_and_are
         let config = ServerConfig {
             max_clients,
             slot_bytes: SLOT_BYTES,
-            // Some rounds of a process that polls a hundred clients, so that requests are written as well as READ.
+            // Some rounds of a process that polls a hundred clients, so that requests are WRITTEN as well as READ.
             slice_ns: 1_000_000,
-            // Nobody is stopped for so long.
+            // No client is stopped for this long.
             drain_ns: 100_000_000_000,
             ..ServerConfig::default()
         };
@@ -92,16 +92,16 @@ fn two_hundred_clients_lose_and_repeat_nothing_while_they_join_and_leave_and_are
     });
 }
 
-/// What the server's process holds.
+/// The resources of the server's process.
 #[derive(Clone, Copy, Debug)]
 struct Held {
-    /// Beside those of the clients' channels.
+    /// Number of descriptors, without those of the clients' channels.
     descriptors: usize,
-    /// KiB of memory of its own: the heap above all.
+    /// KiB of private memory: mainly the heap.
     own: usize,
-    /// KiB of memory that it shares: the devices', of which it has touched so much.
+    /// KiB of shared memory: the touched part of the devices'.
     shared: usize,
-    /// KiB of the heap that are the test's books.
+    /// KiB of the heap that the test's books take.
     books: usize,
 }
 
@@ -117,7 +117,7 @@ impl Held {
     }
 }
 
-/// Half a minute, times the scale, of clients that call, leave and join again: in the end the server has no more than after the first tenth.
+/// Clients call, leave and join again for half a minute, times the scale. In the end the server has no more than after the first tenth.
 #[test]
 #[ignore = "half a minute and more; scripts/soak scalerpc-clients"]
 fn two_thousand_clients_of_four_processes_take_constant_memory_and_descriptors() {

@@ -21,7 +21,7 @@ mod support;
 #[path = "../../../mlx5/tests/support/time.rs"]
 mod time;
 
-/// Not a test of its own: what the helper processes of the others do.
+/// Runs the helper processes of the other tests. It is not a test of its own.
 #[test]
 fn helper_process() {
     let Ok(role) = std::env::var("SHM_TEST_ROLE") else { return };

@@ -10,19 +10,19 @@ use crate::time::{Mode, mode};
 use shm_testing::helpers::{Helper, Scratch, limited, say, scale};
 
 const STATES: [&str; 3] = ["idle", "warmup", "process"];
-/// Clients of the test's own process.
+/// Number of clients in the test's own process.
 const OTHERS: usize = 5;
-/// Nobody is stopped for so long.
+/// A time for which no client is stopped, in ns.
 const NEVER_NS: u64 = 100_000_000_000;
-/// Slices that the others are watched for.
+/// Number of slices for which the others are watched.
 const WATCHED: u64 = 300;
 
-/// In the helper: gets into a state, and stops or dies there. If it is continued, it calls on, and says how that went.
+/// Runs in the helper: gets into a state, and stops or dies there. If it is continued, it makes more calls, and reports the outcome.
 pub(crate) fn run(deed: &str, state: &str) {
     let mut guest = Guest::connect(&Device::open(device_in(SMALL_ARENA)).unwrap(), &socket_in()).expect("there is room");
     let caller = &mut guest.caller;
     match state {
-        // Back in it, after a slice of its own.
+        // Back in the state, after a slice of its own.
         "idle" => {
             caller.call();
             while caller.outstanding() > 0 || caller.state() != State::Idle {
@@ -35,7 +35,7 @@ pub(crate) fn run(deed: &str, state: &str) {
                 caller.poll();
             }
         }
-        // With a request that was just written into the pool.
+        // In the state, with a request that was just written into the pool.
         "process" => {
             while !matches!(caller.state(), State::Process { .. }) || caller.outstanding() == 0 {
                 caller.call();
@@ -60,10 +60,10 @@ pub(crate) fn run(deed: &str, state: &str) {
     say("went on");
 }
 
-/// A client of the test's own process, with one call at a time.
+/// A client in the test's own process, with one call at a time.
 struct Local {
     guest: Guest,
-    /// Slices when the call was made.
+    /// The slice in which the call was made.
     since: u64,
 }
 
@@ -72,7 +72,7 @@ struct Room {
     scratch: Scratch,
     desk: Desk,
     locals: Vec<Local>,
-    /// Most slices from a call to its response.
+    /// Maximum number of slices from a call to its response.
     farthest: u64,
 }
 
@@ -119,7 +119,7 @@ impl Room {
         }
     }
 
-    /// The others are served, each within two rotations of the groups (S17).
+    /// Asserts that the others are served, each within two rotations of the groups (S17).
     fn watch(&mut self) {
         let (slices, made) = (self.slices(), self.made());
         self.farthest = 0;
@@ -133,7 +133,7 @@ impl Room {
         self.locals.iter().map(|local| local.guest.caller.made()).collect()
     }
 
-    /// The others leave too.
+    /// Lets the others leave too.
     fn close(mut self) {
         while let Some(mut local) = self.locals.pop() {
             while local.guest.caller.outstanding() > 0 {
@@ -168,11 +168,12 @@ fn a_client_that_stops_in_whatever_state_keeps_nobody_from_being_served_and_goes
     });
 }
 
-/// In WARMUP it has a zone as soon as the server has taken its announcement. In delayed time that may not have left when the client stops.
+/// In WARMUP a client has a zone as soon as the server has taken its announcement. In delayed time the announcement may not be sent when
+/// the client stops.
 #[test]
 fn a_client_that_stops_with_a_zone_and_for_too_long_is_evicted_and_told_so() {
     limited(|| {
-        // Longer than a busy machine keeps the helper from running before it stops by itself.
+        // Longer than a busy machine may keep the helper from running before it stops by itself.
         let mut room = Room::new("scalerpc-evicted", 500_000_000);
         let states: &[_] = if mode() == Mode::Delay { &["process"] } else { &["warmup", "process"] };
         for (round, state) in states.repeat(scale() as usize).into_iter().enumerate() {
@@ -191,7 +192,7 @@ fn a_client_that_stops_with_a_zone_and_for_too_long_is_evicted_and_told_so() {
     });
 }
 
-/// The next one joins with what this one leaves: there is one entry more than others.
+/// The next client joins with the resources of this one: there is one entry more than there are others.
 #[test]
 fn what_a_client_had_that_dies_in_whatever_state_is_its_successors() {
     limited(|| {

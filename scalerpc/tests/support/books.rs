@@ -1,4 +1,4 @@
-//! Which requests a handler has run for.
+//! The requests that a handler has run for.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -10,12 +10,12 @@ use super::plan::{WORK, name_and_number, request, response};
 
 #[derive(Debug, Default)]
 pub(crate) struct Books {
-    /// A bit for each number, by name.
+    /// A bit for each request number, by name of the client.
     executed: HashMap<u64, Vec<u64>>,
     total: u64,
 }
 
-/// Handlers of a server that answer each request as planned, and what they write down.
+/// Returns handlers of a server that answer each request as planned, and the books that they keep.
 pub(crate) fn handlers(server: &RdmaServer) -> (Handlers<'static>, Rc<RefCell<Books>>) {
     let mut handlers = Handlers::new(server.max_payload());
     let books = Rc::<RefCell<Books>>::default();
@@ -29,7 +29,7 @@ pub(crate) fn handlers(server: &RdmaServer) -> (Handlers<'static>, Rc<RefCell<Bo
 }
 
 impl Books {
-    /// Runs for each request once, and for nothing that is not one.
+    /// Records one run of the handler. Asserts that each request runs once, and nothing else does.
     fn execute(&mut self, bytes: &[u8]) -> Vec<u8> {
         let (name, number) = name_and_number(bytes).expect("a request");
         assert!(bytes == request(name, number), "request {number} of client {name} came as {bytes:?}");
@@ -42,18 +42,18 @@ impl Books {
         response(name, number)
     }
 
-    /// Requests that the handler has run for.
+    /// Returns the number of requests that the handler has run for.
     pub(crate) fn total(&self) -> u64 {
         self.total
     }
 
-    /// Bytes that the books take, as good as: they grow with each call of a client that stays.
+    /// Returns the approximate bytes that the books take. They grow with each call of a client that stays.
     pub(crate) fn bytes(&self) -> usize {
         let words: usize = self.executed.values().map(Vec::capacity).sum();
         8 * words + self.executed.capacity() * size_of::<(u64, Vec<u64>)>()
     }
 
-    /// A client has left that made so many calls, and got a response to each.
+    /// Asserts, for a client that has left, that the handler ran for exactly its calls.
     pub(crate) fn close(&mut self, name: u64, made: u64) {
         let executed = self.executed.remove(&name).unwrap_or_default();
         let count: u32 = executed.iter().map(|word| word.count_ones()).sum();

@@ -9,7 +9,7 @@ pub(crate) struct Caller {
     pub(crate) name: u64,
     made: u64,
     outstanding: Vec<(CallHandle, u64)>,
-    /// Of the calls that ended without a response.
+    /// The failures of calls that ended without a response.
     pub(crate) failures: Vec<CallFailure>,
 }
 
@@ -29,7 +29,8 @@ impl Caller {
         true
     }
 
-    /// Calls as often as the depth lets it until it has made `quota` calls, then takes what came; how many calls were made and how many ended.
+    /// Calls as often as the depth permits until it has made `quota` calls, then takes responses. Returns the number of calls made plus
+    /// the number ended.
     pub(crate) fn step(&mut self, quota: u64) -> usize {
         let mut made = 0;
         while self.made < quota && self.call() {
@@ -38,7 +39,7 @@ impl Caller {
         made + self.poll()
     }
 
-    /// Takes and checks what came; how many calls ended.
+    /// Takes and checks responses. Returns the number of calls ended.
     pub(crate) fn poll(&mut self) -> usize {
         self.client.poll();
         let (mut bytes, mut ended) = ([0; SLOT_BYTES as usize], 0);

@@ -1,5 +1,6 @@
-//! What the tests of the binding share: a client that is connected by hand, and calls of which both ends check every byte. What a request and
-//! its response are follows from whose they are and the how-manyth ([`plan`]); the server writes down what it ran for ([`books`]).
+//! Helpers of the binding's tests: a client that is connected by hand, and calls of which both ends check every byte. The bytes of a
+//! request and its response are a function of its client and its number ([`plan`]). The server records the requests that it ran for
+//! ([`books`]).
 #![allow(dead_code, reason = "each test uses what it needs")]
 #![allow(
     clippy::unwrap_used,
@@ -16,7 +17,7 @@ use scalerpc::mlx5::DeviceSpec;
 use scalerpc::rdma::PendingClient;
 use scalerpc::{RdmaClient, RdmaServer};
 
-/// One more client of a server of the same process.
+/// Connects one more client of a server of the same process.
 pub(crate) fn connect(device: &DeviceSpec, server: &mut RdmaServer) -> RdmaClient {
     let offered = server.offer().unwrap();
     let client = PendingClient::new(device, offered.record()).unwrap();

@@ -1,4 +1,4 @@
-//! What each request and its response are: a function of whose it is and the how-manyth.
+//! The bytes of each request and its response: a function of the client's name and the request's number.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ const MAX_PAYLOAD: usize = SLOT_BYTES as usize - 40;
 /// The type of all requests.
 pub(crate) const WORK: u16 = 1;
 
-/// A request: whose, the how-manyth, and bytes that follow from both.
+/// Returns a request: name, number, and bytes that follow from both.
 pub(crate) fn request(name: u64, number: u64) -> Vec<u8> {
     message(name, number, 0)
 }
@@ -21,13 +21,13 @@ pub(crate) fn response(name: u64, number: u64) -> Vec<u8> {
     bytes
 }
 
-/// Whose a request is, and the how-manyth, if it is one.
+/// Returns the name and the number in a request, if the bytes are a request.
 pub(crate) fn name_and_number(request: &[u8]) -> Option<(u64, u64)> {
     let word = |range: Range<usize>| Some(u64::from_le_bytes(request.get(range)?.try_into().ok()?));
     Some((word(0..8)?, word(8..16)?))
 }
 
-/// Mostly of some tens of bytes, in the WQE and beside it; one in sixteen of any length that fits.
+/// Returns the bytes of a message: mostly some tens, in the WQE and beside it; in one of sixteen messages any number that fits.
 fn message(name: u64, number: u64, seed: u64) -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(name.rotate_left(32) ^ number ^ seed);
     let len = if rng.u8(..16) == 0 { rng.usize(16..=MAX_PAYLOAD) } else { rng.usize(16..80) };
@@ -38,7 +38,7 @@ fn message(name: u64, number: u64, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// FNV-1a.
+/// Returns the FNV-1a hash.
 fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }

@@ -1,5 +1,5 @@
-//! What is compared: the contestants by name, one load, and the seam behind which each of them is a server and some clients. One loop puts all
-//! of them under load ([`super::load`]), one check looks at all payloads ([`harness::pattern`]).
+//! The contestants by name, one load, and the interface that makes each of them a server and its clients. One loop puts all of them under
+//! load ([`super::load`]), and one check verifies all payloads ([`harness::pattern`]).
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::options::Fault;
 
-/// What carries the calls. Names and descriptions are what the command line's help, tables and documents say.
+/// The transport of the calls. The command line's help, tables and documents use these names and descriptions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Kind {
     /// ScaleRPC: groups and time slices; the server WRITEs replies.
@@ -31,13 +31,13 @@ pub(crate) enum Kind {
 impl Kind {
     pub(crate) const ALL: [Self; 5] = [Self::Scalerpc, Self::ScalerpcRead, Self::Copyrpc, Self::RcSend, Self::UdSend];
 
-    /// For the reader of a table.
+    /// Returns the description, for the reader of a table.
     pub(crate) fn what(self) -> String {
         self.to_possible_value().and_then(|value| Some(value.get_help()?.to_string())).unwrap_or_default()
     }
 }
 
-/// As it is typed.
+/// Formats the name as it is typed.
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.to_possible_value().map_or(Ok(()), |value| f.pad(value.get_name()))
@@ -50,7 +50,7 @@ impl Serialize for Kind {
     }
 }
 
-/// What one measurement puts a contestant under. Both processes know it.
+/// The parameters of one measurement, which both processes know.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Case {
     pub(crate) kind: Kind,
@@ -59,24 +59,24 @@ pub(crate) struct Case {
     pub(crate) depth: usize,
     /// Bytes of a request, and of its reply.
     pub(crate) payload_bytes: usize,
-    /// Of ScaleRPC.
+    /// Group size of ScaleRPC.
     pub(crate) group_size: u32,
     pub(crate) fault: Option<Fault>,
 }
 
-/// Counts that only one contestant has, by name.
+/// Counters of only one contestant, by name.
 pub(crate) type Counters = BTreeMap<String, u64>;
 
-/// The side that answers: one device, and what it needs for each client.
+/// The answering side: one device, and its resources for each client.
 pub(crate) trait Server: Sized {
-    /// Makes everything but the connections; and what each client must be told first, by client.
+    /// Makes everything but the connections. Returns the first record for each client, by client.
     fn open(case: &Case, device: &DeviceSpec, answers: Answers) -> Result<(Self, Vec<Vec<u8>>), Failure>;
-    /// Connects to the clients, which said this; and what each must be told at last.
+    /// Connects to the clients, which sent `said`. Returns the last record for each client.
     fn admit(&mut self, said: &[&[u8]]) -> Result<Vec<Vec<u8>>, Failure>;
-    /// One bounded step: answers what has arrived. 0: nothing moved.
+    /// Does one bounded step: answers requests that have arrived. Returns 0 if nothing moved.
     fn step(&mut self) -> Result<usize, Failure>;
     fn answers(&self) -> &Answers;
-    /// Memory that it has registered with the device.
+    /// Returns the bytes of memory that it has registered with the device.
     fn registered_bytes(&self) -> u64;
     fn device_info(&self) -> DeviceInfo;
     fn counters(&self) -> Counters {
@@ -86,21 +86,22 @@ pub(crate) trait Server: Sized {
 
 /// One client, with a device of its own.
 pub(crate) trait Client: Sized {
-    /// Before it is admitted.
+    /// A client before it is admitted.
     type Pending;
 
-    /// Makes everything for client `number`, which the server offered this; and what the server must be told.
+    /// Makes everything for client `number`, with the server's `offer`. Returns the record for the server.
     fn open(case: &Case, device: &DeviceSpec, number: usize, offer: &[u8]) -> Result<(Self::Pending, Vec<u8>), Failure>;
-    /// The server has admitted it.
+    /// Completes the client with the server's admission.
     fn admitted(pending: Self::Pending, admission: &[u8]) -> Result<Self, Failure>;
-    /// Makes a call from `slot`, below the depth, which has none unanswered. It leaves with the next poll. False: not now.
+    /// Makes a call from `slot`, below the depth, which has no unanswered call. The call is sent with the next poll. Returns `false` if
+    /// there is no room now.
     fn issue(&mut self, slot: u32, request: &[u8]) -> Result<bool, Failure>;
-    /// One bounded step: hands out the calls that have ended, by slot, with their replies; `None` if the server did not execute it, and it is to
-    /// be made again.
+    /// Does one bounded step: gives the calls that have ended to `ended`, by slot, with their replies. The reply is `None` if the server
+    /// did not execute the call, which is to be made again.
     fn poll(&mut self, ended: impl FnMut(u32, Option<&[u8]>)) -> Result<(), Failure>;
 }
 
-/// What the server makes of requests, and counts.
+/// The server's answers to requests, and its counters.
 #[derive(Debug)]
 pub(crate) struct Answers {
     clients: usize,
@@ -129,7 +130,7 @@ impl Answers {
         self.answered.set(self.answered.get() + 1);
     }
 
-    /// Bytes of every request and reply.
+    /// Returns the bytes of every request and reply.
     pub(crate) const fn payload_bytes(&self) -> usize {
         self.payload_bytes
     }
@@ -143,9 +144,9 @@ impl Answers {
     }
 }
 
-/// The bytes of a record of fixed size.
+/// Returns the bytes of a record of fixed size.
 pub(crate) fn record<const N: usize>(bytes: &[u8]) -> Result<&[u8; N], Failure> {
-    bytes.try_into().map_err(|_| format!("a record of {} bytes where one of {N} was due", bytes.len()).into())
+    bytes.try_into().map_err(|_| format!("record of {} bytes; {N} are expected", bytes.len()).into())
 }
 
 #[cfg(test)]

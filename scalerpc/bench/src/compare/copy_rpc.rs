@@ -10,21 +10,22 @@ use mlx5::{DeviceInfo, DeviceSpec};
 
 use super::contestant::{Answers, Case, Client, Server, record};
 
-/// Least bytes of a ring.
+/// Minimum bytes of a ring.
 const LEAST_RING_BYTES: usize = 64 << 10;
-/// What a message takes of a ring beside its payload, at most.
+/// Maximum bytes of a ring that a message takes beside its payload.
 const OVERHEAD_BYTES: usize = 44;
-/// Entries of a completion queue for each endpoint beside its batches.
+/// Entries of a completion queue for each endpoint, beside those of its batches.
 const COMPLETIONS_BESIDE_BATCHES: u32 = 8;
 
-/// Rings of four times what one client has unanswered, so that their size is not what is measured.
+/// Returns a configuration with rings of four times the unanswered bytes of one client, so that the size of rings does not affect the
+/// result.
 fn endpoint_config(case: &Case) -> EndpointConfig {
     let unanswered = case.depth * (case.payload_bytes + OVERHEAD_BYTES);
     let ring_size = (4 * unanswered).next_power_of_two().max(LEAST_RING_BYTES) as u64;
     EndpointConfig { ring_size, raw_operations: 0, ..EndpointConfig::default() }
 }
 
-/// A context for so many endpoints.
+/// Makes a context for that many endpoints.
 fn context<U>(device: &DeviceSpec, config: &EndpointConfig, endpoints: usize) -> Result<Context<U>, Failure> {
     let (endpoints, batches) = (endpoints as u32, config.batches_in_flight);
     // Two thirds of the receives are for batches in flight.
@@ -56,7 +57,7 @@ impl Server for CopyServer {
         let offers = pending.iter().map(|endpoint| endpoint.local_info().encode().to_vec()).collect();
         let bytes = answers.payload_bytes();
         let (request, reply) = (vec![0; bytes], vec![0; bytes]);
-        // One ring to send from, one to receive in.
+        // Each client has one ring to send from, and one to receive in.
         let registered_bytes = 2 * config.ring_size * case.clients as u64;
         Ok((Self { context, pending, endpoints: Vec::new(), answers, request, reply, registered_bytes }, offers))
     }

@@ -1,4 +1,4 @@
-//! The load, whatever carries it: each client keeps its calls unanswered, and every reply is checked. One thread turns all clients.
+//! The load, for every transport: each client keeps its calls unanswered, and every reply is checked. One thread runs all clients.
 
 use std::time::Duration;
 
@@ -11,32 +11,32 @@ use shm::wait::{WaitStrategy, Waiter};
 use super::contestant::{Case, Client};
 use super::options::Fault;
 
-/// Rounds without anything between two looks at what else may have happened.
+/// Number of rounds without a reply between two checks for other events.
 const IDLE_ROUNDS: u32 = 4096;
 
-/// What one measurement found.
+/// The result of one measurement.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Measured {
-    /// Of all clients together.
+    /// Rate of all clients together.
     pub(crate) calls_per_s: f64,
     /// Median over blocks of calls; with one call at a time a round trip. A moment without a core does not change it.
     pub(crate) ns_per_call_of_blocks: f64,
-    /// Calls of the client that had fewest, over those of the one that had most.
+    /// Minimum over maximum of the calls of a client.
     pub(crate) slowest_vs_fastest: f64,
-    /// All calls that were made; each has ended.
+    /// Number of all calls that were made; each has ended.
     pub(crate) calls: u64,
     pub(crate) bad_replies: u64,
-    /// Calls that the server did not execute, and that were made again.
+    /// Number of calls that the server did not execute, and that were made again.
     pub(crate) refused: u64,
 }
 
-/// How a measurement waits, and for how long it measures.
+/// The waiting strategy of a measurement, and its length.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pace {
     pub(crate) clock: Clock,
     pub(crate) wait: WaitStrategy,
     pub(crate) duration: Duration,
-    /// When nothing came for this long although calls are unanswered, nothing will.
+    /// Maximum time without a reply while calls are unanswered; longer silence is a failure.
     pub(crate) silence: Duration,
 }
 
@@ -44,9 +44,9 @@ pub(crate) struct Pace {
 struct Seat<'a, C> {
     client: &'a mut C,
     number: usize,
-    /// What is unanswered, by slot.
+    /// The unanswered calls, by slot.
     tags: Vec<Option<Tag>>,
-    /// Slots with nothing unanswered.
+    /// Slots with no unanswered call.
     free: Vec<u32>,
     /// Number of the next call.
     next: u64,
@@ -61,7 +61,7 @@ impl<'a, C: Client> Seat<'a, C> {
         Self { client, number, tags, free, next: 0, ended: 0, bad_replies: 0, refused: 0 }
     }
 
-    /// Calls from every free slot, unless no more calls are wanted, and takes what has ended. How many calls that was.
+    /// Calls from every free slot, unless no more calls are wanted, and takes the calls that have ended. Returns their number.
     #[inline]
     fn turn(&mut self, fault: Option<Fault>, request: &mut [u8], is_over: bool) -> Result<u64, Failure> {
         while let Some(&slot) = self.free.last().filter(|_| !is_over) {
@@ -112,14 +112,14 @@ struct Load<'a, C> {
     pace: &'a Pace,
     waiter: Waiter,
     idle_rounds: u32,
-    /// When nothing came for the first time since something did.
+    /// Time of the first round without a reply since the last reply, in ns.
     silent_since_ns: Option<u64>,
-    /// Asked when nothing comes: whether the job has come to its end, and why.
+    /// Called when no reply arrives. Fails, with the reason, if the job has ended.
     watch: &'a mut dyn FnMut() -> Result<(), Failure>,
 }
 
 impl<C: Client> Load<'_, C> {
-    /// One turn of each client; how many calls have ended.
+    /// Gives one turn to each client. Returns the number of calls that have ended.
     #[inline]
     fn round(&mut self, is_over: bool) -> Result<u64, Failure> {
         let Self { seats, fault, request, .. } = self;
@@ -140,7 +140,7 @@ impl<C: Client> Load<'_, C> {
         Ok(ended)
     }
 
-    /// Nothing has come for a while.
+    /// Checks for other events: no reply has arrived for a while.
     #[cold]
     fn look(&mut self) -> Result<(), Failure> {
         (self.watch)()?;
@@ -234,7 +234,7 @@ mod tests {
             Err("made by the test".into())
         }
 
-        /// Every third time there is no room.
+        /// Makes a call. Every third time there is no room.
         fn issue(&mut self, slot: u32, request: &[u8]) -> Result<bool, Failure> {
             self.calls += 1;
             if self.calls % 3 == 0 {
@@ -283,7 +283,7 @@ mod tests {
             let measured = run_with(tenth, &mut || Ok(())).unwrap();
             assert!(measured.calls >= BLOCK_CALLS && measured.calls_per_s > 0.0);
             assert!((0.9..=1.0).contains(&measured.slowest_vs_fastest), "{measured:?}");
-            // One in ten of each client's, from its first on.
+            // One in ten of each client's calls, from its first on.
             let tenths = measured.calls.div_ceil(10)..=measured.calls / 10 + 2;
             assert_eq!((measured.bad_replies > 0, measured.refused), (is_bad, 0));
             assert!(!is_bad || tenths.contains(&measured.bad_replies), "{measured:?}");

@@ -1,7 +1,7 @@
 //! Round trip and rate of ScaleRPC, copyrpc, SEND on reliable connections and SEND on datagrams, in turn in one run.
 //!
-//! In the order a run uses the files: [`options`] (what to do), [`rank`] (the order of a job), [`contestant`] (the seam), [`scale_rpc`],
-//! [`copy_rpc`] and [`send`] (what is behind it), [`load`] (the one loop), [`result`] (what came out).
+//! In the order a run uses the files: [`options`] (the job), [`rank`] (the order of a job), [`contestant`] (the interface),
+//! [`scale_rpc`], [`copy_rpc`] and [`send`] (its implementations), [`load`] (the one loop), [`result`] (tables and document).
 
 mod contestant;
 mod copy_rpc;
@@ -27,11 +27,11 @@ pub(crate) use options::Options;
 use options::{Job, OptionError, RANKS};
 use result::{Comparison, Outcomes};
 
-/// Exit status for options that cannot be honoured; clap uses the same for those it refuses.
+/// Exit status for options that cannot be honoured; clap uses the same for options that it refuses.
 const EXIT_OPTIONS: u8 = 2;
 /// Exit status for a result that is not sound.
 const EXIT_UNSOUND: u8 = 3;
-/// How long the processes may take to end by themselves when the job has failed.
+/// Maximum time for the processes to end by themselves when the job has failed.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Runs the launcher, or one of the processes that it started.
@@ -52,13 +52,13 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     ended.unwrap_or_else(|error| fail(1, &error))
 }
 
-/// Says what went wrong.
+/// Prints an error. Returns the exit code.
 fn fail(code: u8, error: &str) -> ExitCode {
     say(&format!("scalerpc_bench: {error}"));
     ExitCode::from(code)
 }
 
-/// Checks what can be checked before a process is started, then starts both with the same arguments.
+/// Checks everything that can be checked before a process is started, then starts both processes with the same arguments.
 fn launch(job: &Job) -> ExitCode {
     if let Some((name, size)) = foreign_launcher() {
         return fail(EXIT_OPTIONS, &format!("{name} announces {size} processes, but this program starts its own: start it alone"));

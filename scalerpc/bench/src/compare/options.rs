@@ -1,5 +1,5 @@
-//! From the command line to a job that can be run: every range is checked, every `auto` computed, before a process is started; launcher and ranks
-//! arrive at the same values from the same arguments.
+//! From the command line to a job that can run. Every range is checked and every `auto` computed before a process is started. Launcher
+//! and ranks compute the same values from the same arguments.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -19,26 +19,28 @@ use super::scale_rpc;
 /// The two processes: rank 0 has the clients, rank 1 the server.
 pub(crate) const RANKS: usize = 2;
 
-/// The maximum number of clients: each has a device of its own, which takes 8 descriptors of the 1,024 that a process usually may have.
+/// Maximum number of clients: each has a device of its own, which takes 8 descriptors of the usual limit of 1,024 for a process.
 const MAX_CLIENTS: usize = 112;
-/// Numbers of clients that one run takes, at most.
+/// Maximum number of loads of one run.
 const MAX_LOADS: usize = 8;
-/// The maximum number of calls that a client keeps unanswered: as many datagrams wait from one software device to another, and none of them is to be lost.
+/// Maximum number of calls that a client keeps unanswered: one software device keeps that many datagrams of another one without loss.
 const MAX_DEPTH: usize = 32;
-/// Least and most payload: what names a call, and what fits a datagram with the header of either SEND, and a slot of 4 KiB of ScaleRPC.
+/// Minimum and maximum payload: the name of a call; and the room of a datagram with the header of either SEND, and of a slot of 4 KiB of
+/// ScaleRPC.
 const PAYLOAD_BYTES: (usize, usize) = (8, 4056);
 
 /// Round trip and rate of ScaleRPC beside copyrpc, SEND on reliable connections and SEND on datagrams, in turn in one run.
 ///
-/// Starts both processes itself and prints one table for each load. Exit status: 0 done and sound, 1 failed, 2 illegal options, 3 measured, but
-/// payloads were wrong, or calls executed more or less than once.
+/// Starts both processes itself and prints one table for each load. Exit status: 0 done and sound, 1 failed, 2 illegal options, 3
+/// measured, but payloads were wrong, or calls executed more or less than once.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
-    /// What is compared.
+    /// Contestants to compare.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME,...", default_values_t = Kind::ALL)]
     contestants: Vec<Kind>,
 
-    /// Numbers of clients for rates, 1 to 112 each, 8 of them at most: up to 1.5 times the group size are one group of ScaleRPC, more are several.
+    /// Numbers of clients for rates, 1 to 112 each, at most 8 of them: up to 1.5 times the group size are one group of ScaleRPC, more are
+    /// several.
     #[arg(long, value_delimiter = ',', value_name = "N,...", default_values_t = [8, 64])]
     clients: Vec<usize>,
 
@@ -54,28 +56,28 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", default_value_t = scalerpc::protocol::groups::DEFAULT_GROUP_SIZE)]
     group: u32,
 
-    /// Rounds, each of them everything once, 1 to 99.
+    /// Rounds, 1 to 99. Each measures everything once.
     #[arg(long, value_name = "N", default_value_t = 5)]
     rounds: usize,
 
-    /// Length of each measurement in seconds, 0.01 to 60; a quarter of it warms up before.
+    /// Length of each measurement in seconds, 0.01 to 60, after a warm-up of a quarter of it.
     #[arg(long, value_name = "SECONDS", default_value_t = 0.2)]
     duration: f64,
 
-    /// What a process does that finds nothing: auto is busy where each has a core, else yield.
+    /// Action of a process that finds nothing: auto is busy if each process has a core, else yield.
     #[arg(long, value_enum, default_value_t = WaitChoice::Auto)]
     wait: WaitChoice,
 
-    /// Cores of the clients and the server: auto pins where each can have its own, none never pins, or a list such as 0,1.
+    /// Cores of the clients and the server: auto pins if each can have its own, none never pins, or a list such as 0,1.
     #[arg(long, value_name = "POLICY", default_value_t = PinPolicy::Auto)]
     pin: PinPolicy,
 
-    /// RDMA device: soft, which auto takes (see the help of benchkv for soft:KEY=VALUE); or hardware, by the name of the device and maybe its
-    /// port (mlx5_0, mlx5_0:1, verbs:NAME for other names), or verbs for the first with an active port.
+    /// RDMA device: soft, which auto takes (see the help of benchkv for soft:KEY=VALUE); or hardware, by the name of the device with an
+    /// optional port (mlx5_0, mlx5_0:1, verbs:NAME for other names), or verbs for the first device with an active port.
     #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
     device: DeviceChoice,
 
-    /// Directory where software devices meet [default: one of this user in /dev/shm].
+    /// Directory of the software devices' fabric [default: one of this user in /dev/shm].
     #[arg(long, value_name = "DIR")]
     shm_dir: Option<PathBuf>,
 
@@ -83,23 +85,23 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE")]
     json: Option<JsonSink>,
 
-    /// Breaks something on purpose, for tests.
+    /// Inject a fault, for tests.
     #[arg(long, value_enum, hide = true)]
     fault: Option<Fault>,
 }
 
-/// What `--wait` asks for. Clients of one-sided RPC have nothing to sleep on.
+/// The values of `--wait`. Clients of one-sided RPC have nothing to sleep on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum WaitChoice {
-    /// Busy where each process has a core of its own, else yield.
+    /// Busy if each process has a core of its own, else yield.
     Auto,
     /// Poll without pause.
     Busy,
-    /// Give the core away.
+    /// Yield the core.
     Yield,
 }
 
-/// What `--fault` breaks.
+/// The values of `--fault`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Fault {
@@ -109,24 +111,24 @@ pub(crate) enum Fault {
     CorruptReply,
 }
 
-/// An option cannot be honoured.
+/// Why an option cannot be honoured.
 #[derive(Debug, Error)]
 pub(crate) enum OptionError {
-    /// It is outside its range.
+    /// A number is outside its range.
     #[error("{flag} {given}: legal is {legal}")]
     Range { flag: &'static str, given: String, legal: String },
-    /// ScaleRPC cannot have it.
+    /// ScaleRPC does not support the configuration.
     #[error("scalerpc: {0}")]
     ScaleRpc(#[from] scalerpc::ConfigError),
-    /// The cores cannot be used as asked.
+    /// The cores cannot be used as given.
     #[error("--pin: {0}")]
     Pin(#[from] AffinityError),
-    /// The result has nowhere to go.
+    /// The output cannot be opened.
     #[error("--json: {0}")]
     Json(#[from] harness::report::JsonError),
 }
 
-/// What every contestant is put under.
+/// A load, which every contestant gets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Load {
     pub(crate) name: String,
@@ -135,7 +137,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Whether it is one call at a time of one client: then the time counts, else the rate.
+    /// Returns whether the load is one call at a time of one client: then the time counts, otherwise the rate.
     pub(crate) const fn is_round_trip(&self) -> bool {
         self.clients * self.depth == 1
     }
@@ -150,7 +152,7 @@ pub(crate) struct Job {
     pub(crate) group_size: u32,
     pub(crate) rounds: usize,
     pub(crate) duration_s: f64,
-    /// What was asked for, as it is typed.
+    /// The option as typed.
     #[serde(serialize_with = "as_typed")]
     pub(crate) device: DeviceChoice,
     #[serde(serialize_with = "as_typed")]
@@ -160,7 +162,7 @@ pub(crate) struct Job {
     pub(crate) shm_dir: Option<PathBuf>,
     #[serde(skip)]
     pub(crate) json: Option<JsonSink>,
-    /// Where the two processes run.
+    /// The cores of the two processes.
     pub(crate) placement: Plan,
 }
 
@@ -169,7 +171,7 @@ fn as_typed<S: serde::Serializer>(value: &impl fmt::Display, serializer: S) -> R
 }
 
 impl Job {
-    /// Checks and computes everything; changes nothing.
+    /// Checks and computes everything. Changes nothing.
     pub(crate) fn resolve(options: &Options) -> Result<Self, OptionError> {
         let Options { contestants, clients, depth, payload, group, rounds, duration, .. } = options;
         in_range("--depth", *depth, (1, MAX_DEPTH))?;
@@ -225,7 +227,7 @@ impl Job {
         Duration::from_secs_f64(self.duration_s)
     }
 
-    /// What is measured in the order in which it is: everything once in each round, and each contestant first now and then.
+    /// Returns the measurements in their order: each once in each round, and each contestant first in some rounds.
     pub(crate) fn measurements(&self) -> impl Iterator<Item = (&Load, Kind)> {
         let count = self.contestants.len();
         (0..self.rounds).flat_map(move |round| {
@@ -234,7 +236,7 @@ impl Job {
         })
     }
 
-    /// How long the job may take: what it measures, and ample time to set up and tear down on a loaded machine.
+    /// Returns the maximum time of the job: its measurements, and ample time to set up and tear down on a loaded machine.
     pub(crate) fn time_limit(&self) -> Duration {
         let each = self.duration() * 5 / 4 + Duration::from_secs(5);
         each * (self.rounds * self.loads.len() * self.contestants.len()) as u32 + Duration::from_secs(60)

@@ -1,6 +1,7 @@
-//! One of the two processes, and the order of a job. A measurement makes a server and its clients anew: the server's process says what each
-//! client must know, the clients' process answers, the server admits them; then the load, and when nothing is unanswered the server's account.
-//! The server has a thread of its own, while the main thread of its process sleeps in the exchange. No meeting is inside a measured window.
+//! One of the two processes, and the order of a job. Each measurement makes a server and its clients anew. The server's process sends the
+//! offers, the clients' process answers, and the server admits the clients. Then comes the load, and when nothing is unanswered the
+//! server's account. The server has a thread of its own, while the main thread of its process sleeps in the exchange. No exchange is
+//! inside a measured window.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -20,11 +21,11 @@ use super::options::Job;
 use super::scale_rpc::{ScaleClient, ScaleServer};
 use super::send::{RcPort, SendClient, SendServer, UdPort};
 
-/// How long the slower process may take to make and connect its ends.
+/// Maximum time for the slower process to make and connect its ends.
 const SETUP_LIMIT: Duration = Duration::from_secs(60);
-/// How long the server may take to say what it did.
+/// Maximum time for the server to send its account.
 const MEET_LIMIT: Duration = Duration::from_secs(15);
-/// How long the server may be silent with calls unanswered.
+/// Maximum time that the server may be silent with calls unanswered.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 
 /// The server's account of a measurement.
@@ -39,14 +40,14 @@ pub(crate) struct Account {
     pub(crate) counters: Counters,
 }
 
-/// One measurement.
+/// The result of one measurement.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) measured: Measured,
     pub(crate) account: Account,
 }
 
-/// Has all measurements made, as the process with the clients, and hands each to `take`.
+/// Makes all measurements, as the process with the clients, and gives each to `take`.
 pub(crate) fn call_all(
     job: &Job,
     exchange: &mut dyn Exchange,
@@ -68,7 +69,7 @@ pub(crate) fn call_all(
     Ok(())
 }
 
-/// The same as the process with the server.
+/// Makes all measurements, as the process with the server.
 pub(crate) fn serve_all(job: &Job, exchange: &mut dyn Exchange) -> Result<(), Failure> {
     for (load, kind) in job.measurements() {
         let case = job.case(kind, load);
@@ -83,11 +84,11 @@ pub(crate) fn serve_all(job: &Job, exchange: &mut dyn Exchange) -> Result<(), Fa
     Ok(())
 }
 
-/// Gives `part`, and returns that of the other process.
+/// Gives `part` to the other process. Returns the part of that process.
 fn swap(exchange: &mut dyn Exchange, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<u8>, Failure> {
     let other = 1 - exchange.rank();
     let mut parts = exchange.all_gather(part, within, give_up)?;
-    // One part of each rank.
+    // There is one part for each rank.
     Ok(if other < parts.len() { parts.swap_remove(other) } else { Vec::new() })
 }
 
@@ -95,7 +96,7 @@ const fn never() -> bool {
     false
 }
 
-/// The parts of all clients, which are of one length.
+/// Splits the parts of all clients, which have equal lengths.
 fn split(records: &[u8], clients: usize) -> Result<Vec<&[u8]>, Failure> {
     if records.len() % clients != 0 {
         return Err(format!("{} bytes of records for {clients} clients", records.len()).into());
@@ -149,12 +150,12 @@ fn serve<S: Server>(job: &Job, case: &Case, exchange: &mut dyn Exchange) -> Resu
     Ok(())
 }
 
-/// Whether it is the other process that failed, or the launcher, and not the thread that this one waits for.
+/// Returns whether the other process or the launcher failed, and not the thread that this one waits for.
 fn is_elsewhere(why: &Failure) -> bool {
     why.downcast_ref::<ExchangeError>().is_some_and(|why| *why != ExchangeError::GivenUp)
 }
 
-/// The main thread of the server's process: passes on what the ends tell each other, and waits for the end of the load.
+/// Runs the main thread of the server's process: carries the records of the ends, and waits for the end of the load.
 fn conduct(
     job: &Job,
     exchange: &mut dyn Exchange,
@@ -169,7 +170,7 @@ fn conduct(
     Ok(exchange.barrier(job.time_limit(), &has_ended)?)
 }
 
-/// The server's thread: answers until told to stop, when nothing is unanswered.
+/// Runs the server's thread: answers until told to stop, when nothing is unanswered.
 fn answer<S: Server>(
     job: &Job,
     case: &Case,

@@ -1,4 +1,4 @@
-//! What was measured, brought together: tables for people, one JSON document for programs.
+//! The results of all measurements: tables for people, one JSON document for programs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use super::contestant::{Counters, Kind};
 use super::options::{Job, Load};
 use super::rank::Outcome;
 
-/// Changes whenever a field goes or gets another meaning.
+/// Version of the schema. It changes whenever a field is removed or changes its meaning.
 const SCHEMA: &str = "scalerpc_bench.compare";
 const SCHEMA_VERSION: u32 = 1;
 
@@ -33,24 +33,24 @@ impl Outcomes {
 /// One contestant under one load. Spreads are over the rounds.
 #[derive(Debug, Serialize)]
 pub(crate) struct Figures {
-    /// Of all clients together.
+    /// Rate of all clients together.
     calls_per_s: Spread,
     /// Medians over blocks of 64 calls (round trip) or 1,024. With one call at a time it is the round trip.
     ns_per_call_of_blocks: Spread,
     /// Calls of the slowest client over those of the fastest.
     slowest_vs_fastest: Spread,
-    /// Memory that the server registers, in all and over its clients.
+    /// Memory that the server registers, in all and divided by its clients, in bytes.
     server_registered_bytes: u64,
     server_registered_bytes_per_client: f64,
     /// Calls of all rounds, warm-up included.
     calls: u64,
-    /// Calls of these that the server executed not at all, or more than once.
+    /// Calls of these that the server did not execute exactly once.
     not_executed_once: u64,
-    /// Requests and replies that were not the right ones.
+    /// Requests and replies with wrong bytes.
     bad_payloads: u64,
-    /// Calls that the server put off, and that were made again.
+    /// Calls that the server refused, and that were made again.
     refused: u64,
-    /// What only this contestant counts; sums over the rounds.
+    /// Counters of this contestant only; sums over the rounds.
     counters: Counters,
 }
 
@@ -83,15 +83,16 @@ impl Figures {
 pub(crate) struct Comparison {
     schema: &'static str,
     schema_version: u32,
-    /// By load and rival: ScaleRPC / the rival, over the rounds; of rates, and of round trips where the load is one call at a time.
+    /// By load and rival: ScaleRPC / the rival, over the rounds. A ratio of rates, and of round trips where the load is one call at a
+    /// time.
     ratios: BTreeMap<String, BTreeMap<String, Spread>>,
     /// By load and contestant.
     figures: BTreeMap<String, BTreeMap<String, Figures>>,
-    /// By contestant, what the server registers for a client more: from the load with the fewest clients to the one with most, of equal depths;
-    /// empty with only one of them.
+    /// By contestant, the bytes that the server registers for each further client: from the load with the fewest clients to the load with
+    /// the maximum, of equal depths. Empty with only one of them.
     server_registered_bytes_per_further_client: BTreeMap<String, f64>,
     job: Job,
-    /// The server's.
+    /// The server's device.
     device: String,
     clock: ClockSource,
     environment: Environment,
@@ -133,7 +134,7 @@ impl Comparison {
         }
     }
 
-    /// What makes the result worthless, if anything does.
+    /// Returns the reason why the result is worthless, if there is one.
     pub(crate) fn defect(&self) -> Option<String> {
         let sum = |count: fn(&Figures) -> u64| self.figures.values().flat_map(BTreeMap::values).map(count).sum::<u64>();
         match (sum(|figures| figures.bad_payloads), sum(|figures| figures.not_executed_once)) {
@@ -159,7 +160,7 @@ impl Comparison {
             let mut row = vec![kind.to_string(), show(spread.median), show(spread.min), show(spread.max), ratio];
             row.push(format!("{:.2}", figures.slowest_vs_fastest.median));
             row.extend([bytes(figures.server_registered_bytes), bytes(figures.server_registered_bytes_per_client as u64)]);
-            // Of one round.
+            // The counters of one round.
             let count = |name: &str| figures.counters.get(name).map(|count| (count / self.job.rounds as u64).to_string());
             row.extend(["groups", "slices", "fetched"].into_iter().filter_map(count));
             table.row(row);
@@ -226,7 +227,7 @@ mod tests {
         Job::resolve(&Cli::try_parse_from(args.split_whitespace()).unwrap().options).unwrap()
     }
 
-    /// One round: 100 calls at this rate, of which the server executed so many.
+    /// Makes one round: 100 calls at this rate, `answered` of which the server executed.
     fn outcome(calls_per_s: f64, answered: u64, registered_bytes: u64) -> Outcome {
         let ns_per_call_of_blocks = 1e9 / calls_per_s;
         let measured = Measured { calls_per_s, ns_per_call_of_blocks, slowest_vs_fastest: 1.0, calls: 100, bad_replies: 0, refused: 0 };
@@ -234,7 +235,7 @@ mod tests {
         Outcome { measured, account: Account { device: "a device".to_owned(), answered, bad_requests: 0, registered_bytes, counters } }
     }
 
-    /// ScaleRPC at rates 2 and 9, copyrpc at 4 and 3; memory grows by ten bytes a client.
+    /// Makes outcomes of ScaleRPC at rates 2 and 9, copyrpc at 4 and 3. Memory grows by ten bytes a client.
     fn outcomes(job: &Job, answered: u64) -> Outcomes {
         let mut outcomes = Outcomes::default();
         for load in &job.loads {
@@ -253,7 +254,7 @@ mod tests {
         let result = Comparison::new(&job, &outcomes(&job, 100), ClockSource::Monotonic);
         assert_eq!(result.defect(), None);
         let ratio = |load: &str| result.ratios[load]["copyrpc"];
-        // Rates are ours over theirs, and so are times.
+        // Rates are ScaleRPC's over the rival's, and so are times.
         assert_eq!(ratio("rate_3x2"), Spread { median: 1.75, min: 0.5, max: 3.0 });
         assert!((ratio("round_trip").max - 2.0).abs() < 1e-9 && (ratio("round_trip").min - 1.0 / 3.0).abs() < 1e-9);
         assert_eq!(result.server_registered_bytes_per_further_client["copyrpc"], 10.0);

@@ -1,4 +1,4 @@
-//! ScaleRPC as a contestant, with either way of the reply.
+//! ScaleRPC as a contestant, with either transport of the reply.
 
 use std::rc::Rc;
 
@@ -13,10 +13,10 @@ use super::contestant::{Answers, Case, Client, Counters, Kind, Server, record};
 
 /// The only type of request.
 const ECHO: u16 = 1;
-/// Requests of one step at most.
+/// Maximum number of requests of one step.
 const BUDGET: usize = 64;
 
-/// The server's numbers: slots no larger than they must be; all else as scalerpc has it by default.
+/// Returns the server's configuration: slots no larger than needed, and scalerpc's defaults otherwise.
 pub(crate) fn config(case: &Case) -> ServerConfig {
     let reply_mode = if case.kind == Kind::ScalerpcRead { ReplyMode::ClientReads } else { ReplyMode::ServerWrites };
     ServerConfig {
@@ -32,9 +32,9 @@ pub(crate) fn config(case: &Case) -> ServerConfig {
 pub(crate) struct ScaleServer {
     server: RdmaServer,
     handlers: Handlers<'static>,
-    /// Those that were made an offer.
+    /// Clients with an offer that they have not accepted yet.
     pending: Vec<PendingPeer>,
-    /// Also held by the handler.
+    /// Shared with the handler.
     answers: Rc<Answers>,
 }
 
@@ -88,7 +88,7 @@ impl Server for ScaleServer {
 
 pub(crate) struct ScaleClient {
     client: RdmaClient,
-    /// Calls that have not ended, with their slots; as many as the depth.
+    /// Calls that have not ended, with their slots: at most the depth.
     calls: Vec<(CallHandle, u32)>,
     reply: Vec<u8>,
 }

@@ -1,4 +1,4 @@
-//! What a context costs that the NIC has to fetch: not chosen, but calculated from one published point.
+//! The cost of a context that the NIC has to fetch, calculated from one published point.
 
 use mlx5::NicParameters;
 use serde::Serialize;
@@ -8,24 +8,26 @@ use serde::Serialize;
 pub(crate) struct Published {
     pub(crate) full_gbps: f64,
     pub(crate) missing_gbps: f64,
-    /// Of the messages, those whose context had to be fetched.
+    /// Part of the messages whose context had to be fetched.
     pub(crate) miss_share: f64,
-    /// Of a message: an assumption, since the point comes without it. 4,096 is the largest MTU, and with it the model's NIC sends 97.0 Gbit/s.
+    /// Bytes of a message: an assumption, since the published point does not say. 4,096 is the largest MTU, and with it the model's NIC
+    /// sends 97.0 Gbit/s.
     pub(crate) message_bytes: u64,
 }
 
-/// The point: at 49.1 % misses, 48 instead of 96.6 Gbit/s.
+/// The published point: at 49.1 % misses, 48 instead of 96.6 Gbit/s.
 pub(crate) const PUBLISHED: Published = Published { full_gbps: 96.6, missing_gbps: 48.0, miss_share: 0.491, message_bytes: 4096 };
 
 impl Published {
-    /// What a miss costs, in ns: by so much a message takes longer, on average over all messages, and of these a share misses.
+    /// Returns the cost of a miss, in ns: the extra time of a message, on average over all messages, divided by the part that misses.
     pub(crate) fn miss_ns(&self) -> u64 {
         let message_ns = |gbps: f64| self.message_bytes as f64 * 8.0 / gbps;
         ((message_ns(self.missing_gbps) - message_ns(self.full_gbps)) / self.miss_share).round() as u64
     }
 }
 
-/// The NIC of the model with so many contexts, each of which costs `context_miss_ns` to fetch. The rest is the model's default.
+/// Returns the NIC of the model with that many contexts, each of which costs `context_miss_ns` to fetch. Other parameters are the model's
+/// defaults.
 pub(crate) fn nic(context_entries: usize, context_miss_ns: u64) -> NicParameters {
     NicParameters { context_entries, context_miss_ns, ..NicParameters::default() }
 }
@@ -38,13 +40,13 @@ mod tests {
 
     #[test]
     fn a_miss_costs_what_the_published_point_says() {
-        // 4,096 B take 339.21 ns at 96.6 Gbit/s and 682.67 ns at 48; 343.46 ns more, of which 49.1 % of the messages are the cause.
+        // 4,096 B take 339.21 ns at 96.6 Gbit/s and 682.67 ns at 48. The difference of 343.46 ns is due to 49.1 % of the messages.
         assert_eq!(PUBLISHED.miss_ns(), 699);
         assert_eq!(Published { message_bytes: 1024, ..PUBLISHED }.miss_ns(), 175);
         assert_eq!(Published { missing_gbps: 96.6, ..PUBLISHED }.miss_ns(), 0);
     }
 
-    /// Gbit/s and share of misses of a NIC that WRITEs messages of the point's size over `qps` queue pairs in random order.
+    /// Returns Gbit/s and the part of misses of a NIC that WRITEs messages of the point's size over `qps` queue pairs in random order.
     fn driven(qps: usize, context_entries: usize) -> (f64, f64) {
         const MESSAGES: usize = 4_000;
         let mut simulation = Simulation::new(nic(context_entries, PUBLISHED.miss_ns()));
@@ -86,7 +88,8 @@ mod tests {
         ((MESSAGES * bytes * 8) as f64 / simulation.now_ns() as f64, uses.send_misses as f64 / uses.sends as f64)
     }
 
-    /// The model, not the formula: a cache of 64 contexts, and so many queue pairs in random order that 49.1 % of the messages find theirs missing.
+    /// Tests the model, not the formula: a cache of 64 contexts, and as many queue pairs in random order as make 49.1 % of the messages miss
+    /// theirs.
     #[test]
     fn the_model_halves_its_throughput_where_the_published_nic_did() {
         let (full_gbps, misses) = driven(60, 64);

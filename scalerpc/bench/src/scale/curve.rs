@@ -1,4 +1,4 @@
-//! Which points there are: the curve over the number of clients, and what it becomes when one assumption is another.
+//! The points to measure: the curve over the number of clients, and its variations with one assumption changed.
 
 use scalerpc::{Grouping, ServerConfig};
 use serde::Serialize;
@@ -6,14 +6,14 @@ use serde::Serialize;
 use super::calibration;
 use super::point::{Load, Measured, Point, PointError};
 
-/// Load at which the server is as busy as it gets, as a part of its peak: from there on throughput says something about it.
+/// Part of its peak from which on the server counts as busy: from there on throughput says something about the server.
 const ENOUGH: f64 = 0.95;
-/// Rotations, of the longest there can be, in which slices become as long as they stay.
+/// Number of rotations, of the maximum length, in which slices reach their final length.
 const ROTATIONS_TO_SETTLE: u64 = 5;
 /// Bytes of a message that are not payload: header and trailer.
 const MESSAGE_OVERHEAD: usize = 40;
 
-/// What all points of a curve have in common.
+/// The parameters that all points of a curve share.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Setting {
     pub(crate) context_entries: usize,
@@ -29,7 +29,7 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// The server of a point.
+    /// Returns the configuration of the server of a point.
     pub(crate) fn server(&self, clients: u32, grouping: Grouping) -> ServerConfig {
         let Self { depth, group_size, slice_ns, max_rotation_ns, load, .. } = *self;
         let slot_bytes = (load.request_bytes.max(load.response_bytes) + MESSAGE_OVERHEAD).next_multiple_of(64).max(128) as u32;
@@ -44,12 +44,12 @@ impl Setting {
         Point { clients, server: self.server(clients, grouping), nic, load: self.load, settle_ns }.measure()
     }
 
-    /// Both ways with so many clients.
+    /// Measures both modes with that many clients.
     pub(crate) fn pair(&self, clients: u32) -> Result<Pair, PointError> {
         Ok(Pair { clients, off: self.measure(clients, Grouping::Off)?, on: self.measure(clients, Grouping::On)? })
     }
 
-    /// Why slices are not longer than this, with so many clients.
+    /// Returns why slices are not longer than this, with that many clients.
     pub(crate) fn limit_of_slices(&self, clients: u32, slice_ns: u64) -> &'static str {
         let groups = u64::from(clients.div_ceil(self.group_size));
         if self.max_rotation_ns == 0 {
@@ -61,13 +61,13 @@ impl Setting {
         }
     }
 
-    /// The maximum number of clients that are one group, and so never switch.
+    /// Returns the maximum number of clients that are one group, and so never switch.
     pub(crate) const fn one_group(&self) -> u32 {
         self.group_size + self.group_size / 2
     }
 }
 
-/// The same clients, grouping off and on.
+/// The results of the same clients, grouping off and on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Pair {
     pub(crate) clients: u32,
@@ -81,19 +81,20 @@ impl Pair {
     }
 }
 
-/// What a curve comes to.
+/// The summary of a curve.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Verdict {
-    /// Fewest clients of the curve with which grouping off reaches 95 % of its peak: with fewer, clients are too few to keep the server busy.
+    /// Minimum number of clients of the curve with which grouping off reaches 95 % of its peak. Fewer clients do not keep the server
+    /// busy.
     pub(crate) enough_clients: u32,
-    /// How far grouping off falls from its peak with more clients than at the peak, 0..1.
+    /// The drop of grouping off from its peak with more clients than at the peak, 0..1.
     pub(crate) grouping_off_drop: f64,
-    /// The worst of grouping on over its peak, from `enough_clients` on, 0..1.
+    /// The minimum of grouping on over its peak, from `enough_clients` on, 0..1.
     pub(crate) grouping_on_worst: f64,
 }
 
 impl Verdict {
-    /// `None` for no points. They are in order of clients.
+    /// Summarizes a curve whose points are in order of clients. Returns `None` for no points.
     pub(crate) fn of(curve: &[Pair]) -> Option<Self> {
         let off = |pair: &Pair| pair.off.responses_per_s;
         let on = |pair: &Pair| pair.on.responses_per_s;
@@ -110,18 +111,18 @@ impl Verdict {
     }
 }
 
-/// One assumption changed.
+/// The results with one assumption changed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Variation {
     pub(crate) name: String,
     pub(crate) setting: Setting,
-    /// With as many clients as are one group, and with the most of the curve.
+    /// With the clients of one group, and with the maximum of the curve.
     pub(crate) few: Pair,
     pub(crate) many: Pair,
     pub(crate) verdict: Verdict,
 }
 
-/// The assumptions, each changed alone.
+/// Returns the assumptions, each changed alone.
 pub(crate) fn variations(base: &Setting) -> Vec<(String, Setting)> {
     let miss = |factor: f64| {
         let context_miss_ns = (base.context_miss_ns as f64 * factor).round() as u64;
@@ -140,7 +141,7 @@ pub(crate) fn variations(base: &Setting) -> Vec<(String, Setting)> {
             .map(|depth| (format!("depth {depth}"), Setting { depth, ..*base })),
     );
     all.extend([10, 25, 100].into_iter().filter(|ns| *ns != base.load.server_request_ns).map(cpu));
-    // As they are at first, and no longer.
+    // Slices keep their initial length.
     let fixed = |slice_ns| (format!("slices of {} us, no longer", slice_ns / 1000), Setting { slice_ns, max_rotation_ns: 0, ..*base });
     all.extend([100_000, 200_000, 400_000].map(fixed));
     all

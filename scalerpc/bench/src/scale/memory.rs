@@ -1,4 +1,4 @@
-//! What a server takes of memory with so many clients connected: measured, beside what reliable connections with buffers of their own take.
+//! The memory of a server by number of connected clients: measured, beside that of reliable connections with buffers of their own.
 
 use std::error::Error;
 
@@ -8,21 +8,22 @@ use scalerpc::rdma::PendingClient;
 use scalerpc::{RdmaServer, ServerConfig};
 use serde::Serialize;
 
-/// Address space of a client's device, whose memory is a few slots.
+/// Address space of a client's device, whose memory is a few slots, in bytes.
 const CLIENT_ARENA_BYTES: usize = 64 << 20;
 
-/// A node of a cluster in which everybody has a reliable connection with buffers of its own to everybody, in MB, by number of nodes: as published.
+/// Published memory, in MB, of a node in a cluster in which each node has a reliable connection with buffers of its own to each other
+/// node, by number of nodes.
 pub(crate) const PER_CONNECTION_MB: [(u32, f64); 2] = [(32, 8.869), (512, 146.198)];
 
-/// A server with so many clients connected, all bytes its own: those of the clients, in the same process here, do not count.
+/// The bytes of a server with that many clients connected. The bytes of the clients, in the same process here, do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct ServerBytes {
     pub(crate) clients: u32,
-    /// Entries, both pools, responses: by the formulas of the configuration.
+    /// Entries, both pools, responses: calculated by the formulas of the configuration.
     pub(crate) registered: u64,
-    /// Pages of its device: what is registered, and what the software HCA has of queues.
+    /// Pages of its device: registered memory, and the queues of the software HCA.
     pub(crate) device: u64,
-    /// Of the allocator: send queues, and what server and driver know of each client.
+    /// Bytes of the allocator: send queues, and the records of server and driver for each client.
     pub(crate) heap: u64,
 }
 
@@ -32,7 +33,7 @@ impl ServerBytes {
     }
 }
 
-/// A server made for this many clients, which then all connect.
+/// Measures a server made for this many clients, all of which connect.
 pub(crate) fn measure(clients: u32) -> Result<ServerBytes, Box<dyn Error>> {
     let config = ServerConfig { max_clients: clients, ..ServerConfig::default() };
     let fabric = LocalFabric::new();
@@ -58,7 +59,7 @@ pub(crate) fn measure(clients: u32) -> Result<ServerBytes, Box<dyn Error>> {
     Ok(ServerBytes { clients, registered: registered as u64, device: Memfds::now()?.bytes_of(&own), heap })
 }
 
-/// Bytes for each client more, by the first and the last of `servers`, and what is left for a server with none.
+/// Returns the bytes for each further client, from the first and the last of `servers`, and the remaining bytes of a server with none.
 pub(crate) fn line(servers: &[ServerBytes]) -> Option<(f64, f64)> {
     let (first, last) = (servers.first()?, servers.last()?);
     if first.clients == last.clients {

@@ -1,7 +1,7 @@
 //! Throughput against the number of clients, grouping off and on, in virtual time with the NIC model of the software HCA.
 //!
-//! [`calibration`]: what a missing context costs; [`point`]: a server and its clients in one thread; [`curve`]: which points there are and what
-//! they come to; [`memory`]: what a server takes; [`result`]: tables, JSON document and plot.
+//! [`calibration`]: the cost of a missing context; [`point`]: a server and its clients in one thread; [`curve`]: the points and their
+//! summary; [`memory`]: the memory of a server; [`result`]: tables, JSON document and plot.
 
 mod calibration;
 mod curve;
@@ -25,13 +25,13 @@ use memory::ServerBytes;
 use point::Load;
 use result::Document;
 
-/// The maximum number of clients of a point: each is a device of its own in this process.
+/// Maximum number of clients of a point: each is a device of its own in this process.
 const MOST_CLIENTS: i64 = 4096;
 /// Descriptors of a client: its device's three memfds, the same at the server, and the server's at the client.
 const FILES_PER_CLIENT: u64 = 9;
-/// And of everything else.
+/// Descriptors of everything else.
 const OTHER_FILES: u64 = 64;
-/// Servers whose memory is measured: those for which there are published figures, and two more.
+/// Numbers of clients of the servers whose memory is measured: those with published figures, and two more.
 const SERVERS: [u32; 4] = [32, 128, 512, 1000];
 
 /// Throughput against the number of clients, grouping off and on, in virtual time.
@@ -62,7 +62,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "US", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     slice_us: u64,
 
-    /// Slices are made longer, where that gets more done, as far as a rotation takes at most this long, in us, 0 to 1000000: 0 leaves them as they are.
+    /// Maximum length of a rotation with longer slices, in us, 0 to 1000000: slices become longer where that gets more done; 0 keeps
+    /// their length.
     #[arg(long, value_name = "US", default_value_t = 25_000, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     max_rotation_us: u64,
 
@@ -70,28 +71,28 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", default_value_t = 400, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     cache: u32,
 
-    /// What a context costs that a NIC does not hold, in ns, 0 to 1000000 [default: by calibration on a published point].
+    /// Cost of a context that the NIC does not hold, in ns, 0 to 1000000 [default: by calibration on a published point].
     #[arg(long, value_name = "NS", value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     miss_ns: Option<u64>,
 
-    /// What a request takes of the server's CPU, in ns, 1 to 1000000: 50 ns is as 10 threads that take 500 ns each.
+    /// CPU time of the server for a request, in ns, 1 to 1000000: 50 ns stands for 10 threads that take 500 ns each.
     #[arg(long, value_name = "NS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     server_ns: u64,
 
-    /// Up to this much more for each message on its way, at random, in ns, 0 to 1000000.
+    /// Maximum random delay of each message on its way, in ns, 0 to 1000000.
     #[arg(long, value_name = "NS", default_value_t = 200, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     jitter_ns: u64,
 
-    /// Of the random numbers: equal options give equal results.
+    /// Seed of the random numbers: equal options give equal results.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
-    /// Virtual time that is measured at each point, in us, 100 to 10000000; half as much passes before, and with
-    /// several groups five of the longest rotations, in which slices become as long as they stay.
+    /// Virtual time that is measured at each point, in us, 100 to 10000000. Half as much passes before, and with several groups five of
+    /// the longest rotations, in which slices reach their final length.
     #[arg(long, value_name = "US", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     window_us: u64,
 
-    /// Only the curve: no other assumptions, no memory of servers.
+    /// Measure only the curve: no other assumptions, no memory of servers.
     #[arg(long)]
     curve_only: bool,
 
@@ -104,10 +105,10 @@ pub(crate) struct Options {
     svg: Option<PathBuf>,
 }
 
-/// Options that cannot be honoured together.
+/// The options contradict each other, or an output cannot be opened.
 #[derive(Debug, Error)]
 enum OptionsError {
-    #[error("--clients {0:?}: legal is a list that rises, such as 10,100,1000")]
+    #[error("--clients {0:?}: legal is a rising list, such as 10,100,1000")]
     NotRising(Vec<u32>),
     #[error("a point with {clients} clients: {error}")]
     Server { clients: u32, error: scalerpc::ConfigError },
@@ -118,7 +119,7 @@ enum OptionsError {
 }
 
 impl Options {
-    /// The setting of the curve, and the most clients of it.
+    /// Returns the setting of the curve, and its maximum number of clients.
     fn resolve(&self) -> Result<(Setting, u32), OptionsError> {
         let most = match self.clients.last() {
             Some(most) if self.clients.windows(2).all(|pair| pair[0] < pair[1]) => *most,

@@ -13,60 +13,60 @@ use thiserror::Error;
 
 /// The only type of requests.
 const ECHO: u16 = 1;
-/// Requests that a step of the server answers at most.
+/// Maximum number of requests that a step of the server answers.
 const BUDGET: usize = 32;
-/// Address space of a client's device, whose memory is a few slots; and of the server's, which has the pools.
+/// Address space of a client's device, whose memory is a few slots; and of the server's, which has the pools. In bytes.
 const CLIENT_ARENA_BYTES: usize = 64 << 20;
 const SERVER_ARENA_BYTES: usize = 16 << 30;
-/// When nobody calls any more, what is outstanding ends within this long, in ns, or is lost; looked at so often.
+/// Time after the last call within which outstanding calls end, or are lost, in ns; and the interval of the check.
 const DRAIN_NS: u64 = 1_000_000_000;
 const DRAIN_STEP_NS: u64 = 1_000_000;
-/// Posting a READ or an event takes this part of what a request takes: an operation is posted, and nothing copied or looked at.
+/// Divisor of a request's CPU time for posting a READ or an event: such an operation is posted, without a copy or a check.
 const OPERATION_DIVISOR: u64 = 10;
 
-/// What clients ask for and what CPUs take. Each client keeps all its slots in use.
+/// The requests of clients, and the CPU times. Each client keeps all its slots in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Load {
     /// Payload bytes.
     pub(crate) request_bytes: usize,
     pub(crate) response_bytes: usize,
-    /// What a request takes of the server's CPU, in ns: that of one thread, or of n threads of which each takes n times as long.
+    /// CPU time of the server for a request, in ns: of one thread, or of n threads each of which takes n times as long.
     pub(crate) server_request_ns: u64,
-    /// What a step of the server takes besides, in ns: looking at completions, entries and slots.
+    /// Other CPU time of a step of the server, in ns: polling of completions, entries and slots.
     pub(crate) server_step_ns: u64,
-    /// What a call takes of its client's CPU, in ns.
+    /// CPU time of a client for a call, in ns.
     pub(crate) client_call_ns: u64,
-    /// What is measured, in ns of virtual time.
+    /// Length of the measurement, in ns of virtual time.
     pub(crate) window_ns: u64,
 }
 
-/// What a point is made of.
+/// The parameters of a point.
 #[derive(Clone, Debug)]
 pub(crate) struct Point {
     pub(crate) clients: u32,
     pub(crate) server: ServerConfig,
     pub(crate) nic: NicParameters,
     pub(crate) load: Load,
-    /// What passes before, in ns of virtual time.
+    /// Time before the measurement, in ns of virtual time.
     pub(crate) settle_ns: u64,
 }
 
-/// What was counted in the window.
+/// The counters of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Measured {
     pub(crate) responses: u64,
     pub(crate) responses_per_s: f64,
-    /// Of the messages that the server's NIC sent, those whose context it had to fetch.
+    /// Part of the messages that the server's NIC sent whose context it had to fetch.
     pub(crate) send_miss_share: f64,
-    /// The same of the messages that arrived there.
+    /// Part of the messages that arrived there whose context it had to fetch.
     pub(crate) arrival_miss_share: f64,
-    /// Messages it sent for each response: that, and its share of READs and events.
+    /// Messages sent for each response: the response, and its share of READs and events.
     pub(crate) sends_per_response: f64,
     /// Slices begun.
     pub(crate) slices: u64,
-    /// Their length, in ns, at the end.
+    /// Length of slices at the end, in ns.
     pub(crate) slice_ns: u64,
-    /// Responses of the client that got fewest, and of the one that got most.
+    /// Minimum and maximum of responses of a client.
     pub(crate) fewest_of_a_client: u64,
     pub(crate) most_of_a_client: u64,
 }
@@ -90,12 +90,12 @@ pub(crate) enum PointError {
     Wrong { client: u32, call: u64, bytes: usize },
     #[error("{lost} calls had not ended {} ms after the last one was made", DRAIN_NS / 1_000_000)]
     Lost { lost: u64 },
-    #[error("the server found {0} requests or entries that were not right")]
+    #[error("the server found {0} malformed requests or entries")]
     Garbage(u64),
 }
 
 impl Point {
-    /// Runs it. Everything that is called is answered, and every response checked, or it is an error.
+    /// Runs the point. It is an error if a call is not answered, or a response is wrong.
     pub(crate) fn measure(&self) -> Result<Measured, PointError> {
         let mut simulation = Simulation::new(self.nic);
         let world = World::new(self, &mut simulation)?;
@@ -128,7 +128,7 @@ impl Point {
     }
 }
 
-/// What is counted at one moment.
+/// The counters at one moment.
 struct Snapshot {
     /// Calls that ended, by client.
     ended: Vec<u64>,
@@ -137,13 +137,13 @@ struct Snapshot {
     slice_ns: u64,
 }
 
-/// The actors, which the simulation steps, as they are looked at from outside.
+/// The actors, which the simulation steps, as seen from outside.
 struct World {
     server: Rc<RefCell<Serving>>,
-    /// Of the server.
+    /// The server's device.
     device: Device,
     callers: Vec<Rc<RefCell<Caller>>>,
-    /// Clients call no more.
+    /// Set when clients make no more calls.
     is_over: Rc<Cell<bool>>,
 }
 
@@ -175,7 +175,7 @@ impl World {
         Ok(Snapshot { ended, uses: simulation.context_uses(&self.device)?, stats: *server.stats(), slice_ns: server.slice_ns() })
     }
 
-    /// The first thing that went wrong.
+    /// Returns the first error of the run.
     fn check(&self) -> Result<(), PointError> {
         match self.server.borrow().server.stats().garbage {
             0 => {}
@@ -184,7 +184,7 @@ impl World {
         self.callers.iter().find_map(|caller| caller.borrow_mut().error.take()).map_or(Ok(()), Err)
     }
 
-    /// Lets everything end that was begun.
+    /// Lets all calls under way end.
     fn drain(&self, simulation: &mut Simulation<'_>) -> Result<(), PointError> {
         self.is_over.set(true);
         let end_ns = simulation.now_ns() + DRAIN_NS;
@@ -199,7 +199,8 @@ impl World {
     }
 }
 
-/// A device of the simulation. Not strict and not traced, which would take most of the run's time; the protocol's tests are.
+/// Returns a device of the simulation. It is not strict and not traced, which would take most of the run's time; the devices of the
+/// protocol's tests are.
 fn spec(simulation: &Simulation<'_>, arena_bytes: usize) -> DeviceSpec {
     DeviceSpec::Soft(SoftOptions { arena_bytes, strict: false, trace: false, ..simulation.options() })
 }
@@ -211,12 +212,12 @@ fn connect(simulation: &Simulation<'_>, server: &mut RdmaServer) -> Result<RdmaC
     Ok(client.admitted(&admission))
 }
 
-/// The server as an actor: never idle, as a server's threads are that poll memory.
+/// The server as an actor. It is never idle, like a server's threads that poll memory.
 struct Serving {
     server: RdmaServer,
     handlers: Handlers<'static>,
     load: Load,
-    /// Requests answered.
+    /// Number of requests answered.
     answered: Rc<Cell<u64>>,
 }
 
@@ -246,12 +247,12 @@ impl Serving {
     }
 }
 
-/// A client as an actor: calls whenever it has a slot, checks every response.
+/// A client as an actor: calls whenever it has a free slot, and checks every response.
 struct Caller {
     client: RdmaClient,
     number: u32,
     load: Load,
-    /// Calls made and ended.
+    /// Numbers of calls made and ended.
     made: u64,
     ended: u64,
     outstanding: Vec<(CallHandle, u64)>,
@@ -277,7 +278,7 @@ impl Caller {
         }
     }
 
-    /// Takes what has ended and calls anew; how many calls ended, or began if those are more.
+    /// Takes the calls that have ended and makes new ones. Returns the number of calls ended or made, whichever is larger.
     fn work(&mut self, is_over: bool) -> Result<u64, PointError> {
         self.client.poll();
         let (ended, made) = (self.ended, self.made);
@@ -298,7 +299,7 @@ impl Caller {
         Ok((self.ended - ended).max(self.made - made))
     }
 
-    /// A call for each slot that is free.
+    /// Makes a call for each free slot.
     fn call_anew(&mut self) -> Result<(), PointError> {
         loop {
             pattern::fill_request(&mut self.request, Tag::new(self.number as usize, self.made));

@@ -1,4 +1,4 @@
-//! What came out: tables for people, one JSON document for programs, and the plot.
+//! The result: tables for people, one JSON document for programs, and the plot.
 
 use std::fmt;
 
@@ -13,13 +13,13 @@ use super::curve::{Pair, Setting, Variation, Verdict};
 use super::memory::{self, PER_CONNECTION_MB, ServerBytes};
 use super::point::Measured;
 
-/// Of [`Document::schema_version`]: another number for another meaning of any field.
+/// Version of [`Document::schema_version`]. It changes with the meaning of any field.
 const SCHEMA_VERSION: u32 = 2;
 
-/// The part of its peak that grouping on should keep: a row in which it does not says why.
+/// Part of its peak that grouping on should keep. A row with less says why.
 const ENOUGH_OF_PEAK: f64 = 0.9;
 
-/// What the model's NIC costs, as `NicParameters` has it.
+/// The costs of the model's NIC, as in `NicParameters`.
 #[derive(Debug, Clone, Serialize)]
 struct Nic {
     doorbell_ns: u64,
@@ -28,7 +28,7 @@ struct Nic {
     link_ns: u64,
 }
 
-/// The JSON document. Nothing in it depends on the machine: equal options give equal bytes.
+/// The JSON document. It does not depend on the machine: equal options give equal bytes.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Document {
     schema: &'static str,
@@ -126,7 +126,7 @@ impl Document {
         table
     }
 
-    /// The curve, as an SVG document.
+    /// Returns the curve as an SVG document.
     pub(crate) fn plot(&self) -> String {
         let series = |name: String, of: fn(&Pair) -> f64| Series {
             name,
@@ -210,7 +210,7 @@ impl fmt::Display for Document {
     }
 }
 
-/// The length that slices have, if there are any.
+/// Returns the length of slices, if there were any.
 fn slices(measured: &Measured) -> String {
     if measured.slices == 0 { "-".to_owned() } else { format!("{} us", measured.slice_ns / 1000) }
 }

@@ -1,4 +1,4 @@
-//! Responses and events: found in memory that the server writes, checked, acted on.
+//! Responses and events: found in memory that the server writes, checked, and processed.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use crate::protocol::error::{CallFailure, ProtocolError};
 use crate::protocol::memory::Memory;
 use crate::protocol::wire::{EVENT_SLOT_BYTES, Event, HEADER_BYTES, ReqId, ResponseHeader, Status, TRAILER_BYTES, Trailer, ZoneId, valid};
 
-/// The newest events that one look found.
+/// The newest events that one poll found.
 #[derive(Clone, Copy, Debug, Default)]
 struct Events {
     activate: Option<(u64, u16)>,
@@ -21,7 +21,7 @@ impl Events {
         self.activate.is_some() || self.switch.is_some()
     }
 
-    /// Honours an event of a later slice than the last one closed (S11).
+    /// Records an event if its slice is later than the last closed one (S11).
     fn add(&mut self, event: Option<Event>, closed_epoch: u64) {
         match event {
             Some(Event::Activate { epoch, zone }) if epoch > closed_epoch => self.activate = Some((epoch, zone)),
@@ -32,8 +32,9 @@ impl Events {
 }
 
 impl<M: Memory> Client<M> {
-    /// Takes responses and events. All responses first: what an announcement offers was not answered. The slot of activations last: an
-    /// activation is posted before everything else that tells of its slice, so it is there, and is cleared, when that is seen (S12).
+    /// Takes responses and events. Responses come first, so that an announcement offers only unanswered requests. The slot of activations
+    /// comes last: an activation is posted before everything else of its slice, so when that is seen, the activation is there and is
+    /// cleared (S12).
     pub(super) fn take_arrivals(&mut self, out: &mut VecDeque<ClientOp>) -> Result<(), ProtocolError> {
         let mut events = Events::default();
         let fresh = std::mem::take(&mut self.fresh);
@@ -41,7 +42,7 @@ impl<M: Memory> Client<M> {
         for slot in bits(self.pending & !unposted) {
             let trailer_at = self.layout.client_slot(slot) + self.layout.trailer_at();
             let trailer = Trailer::from_word(self.memory.responses.load(trailer_at));
-            // Else it is of an earlier call of the slot, which has ended (S15).
+            // Otherwise the response is of an earlier call of the slot, which has ended (S15).
             if trailer.valid == valid(self.calls[slot].sequence) {
                 self.take_response(slot, trailer_at, trailer, &mut events)?;
             }
@@ -54,7 +55,7 @@ impl<M: Memory> Client<M> {
         self.take_events(slots, events, out)
     }
 
-    /// Takes bare events, and honours them and those that responses carried.
+    /// Takes bare events. Processes them, and the events that responses carried.
     #[cold]
     fn take_events(&mut self, slots: [usize; 2], mut events: Events, out: &mut VecDeque<ClientOp>) -> Result<(), ProtocolError> {
         for start in slots {
@@ -83,9 +84,9 @@ impl<M: Memory> Client<M> {
         }
     }
 
-    /// Takes the response of a slot, whose trailer is there.
+    /// Takes the response of a slot whose trailer has arrived.
     fn take_response(&mut self, slot: usize, trailer_at: usize, trailer: Trailer, events: &mut Events) -> Result<(), ProtocolError> {
-        // One that is READ is whole when its READ is, and not when its trailer is seen.
+        // A response that is READ is complete when its READ is, not when its trailer is seen.
         if self.layout.reply_mode == ReplyMode::ClientReads && self.calls[slot].fetch != Fetch::Here {
             return Ok(());
         }

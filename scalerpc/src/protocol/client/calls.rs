@@ -1,4 +1,4 @@
-//! Calls: made, ended once, and what is left of them.
+//! Calls: how they are made and ended, and when their slots become free.
 
 use std::collections::VecDeque;
 
@@ -8,40 +8,40 @@ use crate::protocol::error::{CallError, CallFailure, CloseReason};
 use crate::protocol::memory::Memory;
 use crate::protocol::wire::{HEADER_BYTES, ReqId, RequestHeader, TRAILER_BYTES, Trailer, valid};
 
-/// Names a call until its completion was taken.
+/// The name of a call until its completion is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallHandle(pub(crate) ReqId);
 
-/// How a call ended: payload bytes of the response, or why there are none.
+/// The end of a call: the payload bytes of the response, or the reason why there are none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Completion {
-    /// Which call.
+    /// The call.
     pub handle: CallHandle,
-    /// How.
+    /// Payload bytes of the response, or the failure.
     pub outcome: Result<usize, CallFailure>,
 }
 
-/// What a slot was used for last.
+/// The last use of a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Call {
     pub(super) sequence: u32,
     /// Bytes of the message, trailer included.
     pub(super) len: u32,
-    /// The server may have it: it was announced, or written.
+    /// The call was announced or written, so the server may have it.
     pub(super) is_offered: bool,
     pub(super) deadline_ns: u64,
     pub(super) fetch: Fetch,
 }
 
-/// The right to write straight into the pool. While it lives the client is in PROCESS: it takes no events, so it does not leave. Dropping it
-/// gives the right back.
+/// The right to write straight into the pool. While it lives the client is in PROCESS: it takes no events, so it does not leave PROCESS.
+/// Dropping it gives the right back.
 #[derive(Debug)]
 pub struct Permit<'a, M: Memory> {
     client: &'a mut Client<M>,
 }
 
 impl<M: Memory> Permit<'_, M> {
-    /// Like [`Client::call`]; the request leaves at once.
+    /// Like [`Client::call`]; the request is sent at once.
     ///
     /// # Errors
     /// Like [`Client::call`].
@@ -51,8 +51,8 @@ impl<M: Memory> Permit<'_, M> {
 }
 
 impl<M: Memory> Client<M> {
-    /// Makes a call (the paper's AsyncCall). In PROCESS the request leaves at once; else it waits in its slot until the server fetches it. The call
-    /// ends in [`poll_completion`](Self::poll_completion), at latest, if polled, when the timeout is over.
+    /// Makes a call (the paper's AsyncCall). In PROCESS the request is sent at once; otherwise it waits in its slot until the server
+    /// fetches it. The call ends in [`poll_completion`](Self::poll_completion), at the timeout at latest if the client is polled.
     ///
     /// # Errors
     /// [`CallError`]; nothing was done.
@@ -65,7 +65,7 @@ impl<M: Memory> Client<M> {
         if payload.len() > max {
             return Err(CallError::PayloadTooLarge { len: payload.len(), max });
         }
-        // 64 if none is free.
+        // The slot is 64 if none is free.
         let slot = self.free.trailing_zeros() as usize;
         let call = self.calls.get_mut(slot).ok_or(CallError::NoSlot)?;
         self.free &= self.free - 1;
@@ -95,10 +95,10 @@ impl<M: Memory> Client<M> {
         Ok(CallHandle(id))
     }
 
-    /// The right to write straight into the pool, if the server serves this client now. Does not wait.
+    /// Returns the right to write straight into the pool, if the server serves this client now. Does not wait.
     ///
     /// # Errors
-    /// [`CallError::NotActive`], or the connection has ended.
+    /// [`CallError::NotActive`], or [`CallError::Closed`] after the end of the connection.
     pub fn try_activate(&mut self) -> Result<Permit<'_, M>, CallError> {
         match self.state {
             State::Process { .. } => Ok(Permit { client: self }),
@@ -107,7 +107,7 @@ impl<M: Memory> Client<M> {
         }
     }
 
-    /// The next call that has ended; as much of its response's payload as fits is copied to `into` (the paper's PollCompletion).
+    /// Takes the next call that has ended. Copies as much of its response's payload as fits to `into` (the paper's PollCompletion).
     #[inline]
     pub fn poll_completion(&mut self, into: &mut [u8]) -> Option<Completion> {
         let completion = self.ended.pop_front()?;
@@ -117,14 +117,14 @@ impl<M: Memory> Client<M> {
             let copied = len.min(into.len());
             self.memory.responses.read(at, &mut into[..copied]);
         }
-        // The slot of a call that ran out of time is not free before its response came (S14).
+        // The slot of a call that ran out of time is not free before its response arrives (S14).
         if self.pending >> slot & 1 == 0 {
             self.free_slot(slot);
         }
         Some(completion)
     }
 
-    /// The response of a slot came, into the slot of that number (S13). `outcome` is that of its call, which may have ended.
+    /// Takes the response of a slot, which arrived in the slot of that number (S13). `outcome` is that of its call, which may have ended.
     #[inline]
     pub(super) fn end_call(&mut self, slot: usize, outcome: Result<usize, CallFailure>) {
         self.pending &= !(1 << slot);
@@ -132,7 +132,7 @@ impl<M: Memory> Client<M> {
             return self.push_ended(slot, outcome);
         }
         self.quarantined &= !(1 << slot);
-        // Nor before the end of its call was taken: `poll_completion` frees it then.
+        // The slot is not free before the end of its call is taken: `poll_completion` frees it then.
         if self.ended.iter().all(|completion| usize::from(completion.handle.0.slot) != slot) {
             self.free_slot(slot);
         }
@@ -143,7 +143,7 @@ impl<M: Memory> Client<M> {
         self.ended.push_back(Completion { handle, outcome });
     }
 
-    /// Ends the calls whose time is over. Their slots wait for the response (S14), unless nobody was asked for one.
+    /// Ends the calls whose time is over. Their slots wait for the response (S14), unless the request was never offered.
     #[cold]
     pub(super) fn expire(&mut self, now_ns: u64) {
         self.expire_ns = u64::MAX;
@@ -158,7 +158,7 @@ impl<M: Memory> Client<M> {
                 self.push_ended(slot, Err(CallFailure::DeadlineExceeded));
             } else {
                 self.end_call(slot, Err(CallFailure::DeadlineExceeded));
-                // The number was not used: the server takes none but the next one (S22).
+                // The number was not used, and the server takes only the next number (S22).
                 self.calls[slot].sequence = self.calls[slot].sequence.wrapping_sub(1);
             }
         }
@@ -171,19 +171,19 @@ impl<M: Memory> Client<M> {
         }
     }
 
-    /// A slot that nothing is left of can be used again, once it is not lent any more (S6).
+    /// Frees a slot, which holds no call and no response. It can be used again once it is not lent any more (S6).
     fn free_slot(&mut self, slot: usize) {
         let freed = if self.lent >> slot & 1 != 0 { &mut self.lent_free } else { &mut self.free };
         *freed |= 1 << slot;
     }
 
-    /// The announcement is closed: the server READs no slot any more.
+    /// Takes the lent slots back: the announcement is closed, and the server READs no slot any more.
     pub(super) fn take_back_slots(&mut self) {
         self.lent = 0;
         self.free |= std::mem::take(&mut self.lent_free);
     }
 
-    /// When [`poll`](Self::poll) will have something to do without anything arriving.
+    /// Returns the time, in ns, at which [`poll`](Self::poll) has something to do without an arrival.
     #[must_use]
     pub fn next_event_ns(&self) -> Option<u64> {
         let deadlines = bits(self.pending & !self.quarantined).map(|slot| self.calls[slot].deadline_ns);

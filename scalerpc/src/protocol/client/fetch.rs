@@ -1,4 +1,4 @@
-//! Responses that the client READs: first the trailer, and when it is that of the call, the message.
+//! Responses that the client READs: first the trailer, and the message once the trailer is that of the call.
 
 use std::collections::VecDeque;
 
@@ -7,14 +7,14 @@ use crate::protocol::config::ReplyMode;
 use crate::protocol::memory::Memory;
 use crate::protocol::wire::{HEADER_BYTES, TRAILER_BYTES, Trailer, valid};
 
-/// How far the response of a slot has come.
+/// The progress of a slot's response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) enum Fetch {
     #[default]
     Unasked,
     /// The trailer is being READ.
     Looking,
-    /// The trailer was that of the call; the message has so many bytes, trailer included.
+    /// The trailer was that of the call; the message has `len` bytes, trailer included.
     Found {
         len: u32,
     },
@@ -24,7 +24,7 @@ pub(super) enum Fetch {
 }
 
 impl<M: Memory> Client<M> {
-    /// READs what may have been answered.
+    /// READs responses that may be there.
     pub(super) fn fetch(&mut self, now_ns: u64, out: &mut VecDeque<ClientOp>) {
         let may_look = now_ns >= self.next_read_ns;
         for slot in bits(self.pending) {
@@ -46,7 +46,7 @@ impl<M: Memory> Client<M> {
         }
     }
 
-    /// A READ has completed, successfully.
+    /// Takes the successful completion of a READ.
     pub fn on_read_done(&mut self, slot: u8) {
         let slot = usize::from(slot);
         let Some(call) = self.calls.get_mut(slot) else { return };

@@ -1,7 +1,7 @@
-//! The client as a state machine: responses and events found in its memory, completions, and the time go in; operations come out.
+//! The client as a state machine. Inputs: responses and events in its memory, completions, and the time. Output: operations.
 //!
-//! `calls` makes and ends calls, `arrivals` reads what came, `states` goes from IDLE to WARMUP to PROCESS and back, `fetch` READs responses
-//! where the server does not WRITE them.
+//! `calls` makes and ends calls, `arrivals` reads responses and events, `states` goes from IDLE to WARMUP to PROCESS and back, `fetch`
+//! READs responses where the server does not WRITE them.
 
 mod arrivals;
 mod calls;
@@ -21,7 +21,7 @@ use crate::protocol::memory::Memory;
 use crate::protocol::wire::{Announcement, Release, ZoneId};
 use calls::Call;
 
-/// Time between looks at a response that the client READs, in ns, by default.
+/// Default interval between READs of a response's trailer, in ns.
 pub const DEFAULT_READ_INTERVAL_NS: u64 = 2_000;
 
 /// The regions of a client. Their sizes: [`Layout::requests_bytes`], [`Layout::client_responses_bytes`].
@@ -33,84 +33,84 @@ pub struct ClientMemory<M> {
     pub responses: M,
 }
 
-/// Where the server's memory is, and this client's own as the server knows it.
+/// The addresses of the server's memory, and this client's number and parts there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ServerRegions {
-    /// This client's number there.
+    /// This client's number at the server.
     pub client: ClientId,
     /// Address of both pools.
     pub pools_addr: u64,
-    /// Key of them.
+    /// Key of the pools.
     pub pools_rkey: u32,
     /// Address of this client's entry.
     pub entry_addr: u64,
-    /// Key of it.
+    /// Key of the entry.
     pub entry_rkey: u32,
     /// Address of this client's part of the area that clients READ; 0 if the server WRITEs.
     pub responses_addr: u64,
-    /// Key of it.
+    /// Key of that area.
     pub responses_rkey: u32,
 }
 
-/// What the client wants done, in the order given.
+/// An operation of the client. Operations are executed in the order given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ClientOp {
     /// WRITE `len` bytes from byte `from` of the requests to `addr`.
     WriteRequest {
-        /// Where in the server's memory.
+        /// Address in the server's memory.
         addr: u64,
-        /// Its key.
+        /// Key of that memory.
         rkey: u32,
         /// Offset in the requests.
         from: usize,
-        /// Bytes.
+        /// Number of bytes.
         len: u32,
     },
     /// WRITE the first `len` of these bytes to `addr`.
     WriteEntry {
-        /// Where in the server's memory.
+        /// Address in the server's memory.
         addr: u64,
-        /// Its key.
+        /// Key of that memory.
         rkey: u32,
-        /// What.
+        /// The bytes.
         bytes: [u8; Release::BYTES + Announcement::BYTES],
-        /// How many of them.
+        /// Number of bytes.
         len: u8,
     },
     /// READ `len` bytes at `addr` to byte `into` of the responses; then [`Client::on_read_done`].
     Read {
-        /// Where in the server's memory.
+        /// Address in the server's memory.
         addr: u64,
-        /// Its key.
+        /// Key of that memory.
         rkey: u32,
         /// Offset in the responses.
         into: usize,
-        /// Bytes.
+        /// Number of bytes.
         len: u32,
-        /// For the completion.
+        /// Argument of the completion.
         slot: u8,
     },
 }
 
-/// Where a client is in the server's round.
+/// The state of a client in the server's round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Nothing is asked of the server.
+    /// The client has no request at the server.
     Idle,
     /// Requests are announced.
     Warmup,
     /// Requests are written straight into the pool.
     Process {
-        /// The slice.
+        /// Epoch of the slice.
         epoch: u64,
-        /// The client's zone in it.
+        /// The client's zone in the slice.
         zone: ZoneId,
     },
     /// The connection has ended.
     Closed(CloseReason),
 }
 
-/// What was done since the client was made.
+/// Counters since the client was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct ClientStats {
@@ -120,11 +120,11 @@ pub struct ClientStats {
     pub direct: u64,
     /// Announcements.
     pub announcements: u64,
-    /// Slices that this client was in PROCESS for.
+    /// Slices in which this client was in PROCESS.
     pub activations: u64,
 }
 
-/// A client of one server, of one thread.
+/// A client of one server. It belongs to one thread.
 #[derive(Clone, Debug)]
 pub struct Client<M> {
     memory: ClientMemory<M>,
@@ -143,28 +143,28 @@ pub struct Client<M> {
     /// First byte of the zone in the server's memory, in PROCESS.
     zone_addr: u64,
     calls: Vec<Call>,
-    /// Slots that can be used. Those that are neither free, pending nor lent hold a response.
+    /// Free slots. A slot that is neither free, pending nor lent holds a response.
     free: u64,
-    /// Slots whose responses have not come, those of calls that have ended included.
+    /// Slots whose responses have not arrived, including those of calls that have ended.
     pending: u64,
-    /// Those of them whose calls have ended: only the response frees them (S14).
+    /// Pending slots whose calls have ended: only the response frees them (S14).
     quarantined: u64,
-    /// Slots of calls made since the last poll: as long as what they gave to post was not taken, there is nothing to look at.
+    /// Slots of calls made since the last poll. As long as their operations were not taken, no response can be there.
     fresh: u64,
-    /// No call's time is over before.
+    /// Earliest deadline of a call, in ns.
     expire_ns: u64,
-    /// Slots of the announcement that is open: not written (S6).
+    /// Slots of the open announcement, which are not written (S6).
     lent: u64,
-    /// Those of them that are free but for that.
+    /// Lent slots that are free apart from that.
     lent_free: u64,
-    /// Calls that have ended, in that order.
+    /// Calls that have ended, in the order of their ends.
     ended: VecDeque<Completion>,
     stats: ClientStats,
 }
 
 impl<M: Memory> Client<M> {
-    /// A client that was admitted. The regions must be all zeros, and as large as `layout`, which is the server's, says: smaller ones lose
-    /// messages. `requests_addr`, `responses_addr` and `responses_rkey` are what the server was told.
+    /// Makes a client that was admitted. `layout` is the server's. The regions must be all zeros, and as large as `layout` says: smaller
+    /// ones lose messages. `requests_addr`, `responses_addr` and `responses_rkey` are those that the server was told.
     #[must_use]
     pub fn new(
         layout: Layout,
@@ -202,12 +202,13 @@ impl<M: Memory> Client<M> {
         }
     }
 
-    /// How long calls may take, in ns, from now on. Default 5 s.
+    /// Sets the timeout of later calls, in ns. Default 5 s.
     pub const fn set_timeout_ns(&mut self, timeout_ns: u64) {
         self.timeout_ns = timeout_ns;
     }
 
-    /// One bounded step: takes what arrived, ends calls whose time is over, announces what waits. Operations are appended to `out`.
+    /// One bounded step: takes responses and events, ends calls whose time is over, announces waiting requests. Appends operations to
+    /// `out`.
     pub fn poll(&mut self, now_ns: u64, out: &mut VecDeque<ClientOp>) {
         if matches!(self.state, State::Closed(_)) {
             return;
@@ -227,7 +228,7 @@ impl<M: Memory> Client<M> {
         }
     }
 
-    /// Ends the connection and all its calls. The queue pair must be gone, or in error, before the regions are.
+    /// Ends the connection and all its calls. The queue pair must be gone, or in error, before the regions are dropped.
     pub fn close(&mut self, reason: CloseReason) {
         if !matches!(self.state, State::Closed(_)) {
             self.state = State::Closed(reason);
@@ -235,50 +236,50 @@ impl<M: Memory> Client<M> {
         }
     }
 
-    /// Where it is in the server's round.
+    /// Returns the client's state in the server's round.
     #[must_use]
     pub const fn state(&self) -> State {
         self.state
     }
 
-    /// Calls that can be made now.
+    /// Returns the number of calls that can be made now.
     #[must_use]
     pub const fn free_slots(&self) -> usize {
         self.free.count_ones() as usize
     }
 
-    /// Whether a call has not ended, or its end was not taken.
+    /// Returns whether a call has not ended, or its end was not taken.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         !self.ended.is_empty() || self.pending & !self.quarantined != 0
     }
 
-    /// How long calls may take, in ns.
+    /// Returns the timeout of calls, in ns.
     #[must_use]
     pub const fn timeout_ns(&self) -> u64 {
         self.timeout_ns
     }
 
-    /// Where everything lies.
+    /// Returns the memory layout.
     #[must_use]
     pub const fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// The regions.
+    /// Returns the regions.
     #[must_use]
     pub const fn memory(&self) -> &ClientMemory<M> {
         &self.memory
     }
 
-    /// What was done.
+    /// Returns the counters.
     #[must_use]
     pub const fn stats(&self) -> &ClientStats {
         &self.stats
     }
 }
 
-/// The numbers of the bits that are set.
+/// Iterates over the numbers of the set bits.
 fn bits(mut word: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let bit = word.trailing_zeros() as usize;

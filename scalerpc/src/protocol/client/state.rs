@@ -1,4 +1,4 @@
-//! What the exploration of all states, and random worlds, need of a client.
+//! A client as the exploration of all states, and random worlds, need it.
 
 use std::hash::{Hash, Hasher};
 
@@ -6,7 +6,7 @@ use super::Client;
 use crate::protocol::memory::HeapMemory;
 
 impl Client<HeapMemory> {
-    /// Without times, which the exploration does not reach.
+    /// Hashes the state without times, which the exploration does not reach.
     pub(crate) fn hash_state(&self, hasher: &mut impl Hasher) {
         let Self { memory, state, closed_epoch, announcements, calls, free, pending, quarantined, fresh, lent, lent_free, ended, .. } =
             self;
@@ -15,26 +15,26 @@ impl Client<HeapMemory> {
         memory.requests.words().chain(memory.responses.words()).for_each(|word| word.hash(hasher));
     }
 
-    /// Whether the server may READ a slot.
+    /// Returns whether the server may READ a slot.
     pub(crate) fn is_lent(&self, slot: usize) -> bool {
         self.lent >> slot & 1 != 0
     }
 
-    /// As if it had been connected for long, and idle since the slice `closed_epoch`.
+    /// Sets the counters as if the client had been connected for long, and idle since the slice `closed_epoch`.
     pub(crate) fn count_from(&mut self, closed_epoch: u64, sequence: u32, announcements: u32) {
         self.closed_epoch = closed_epoch;
         self.announcements = announcements;
         self.calls.iter_mut().for_each(|call| call.sequence = sequence);
     }
 
-    /// Makes `now_ns` the time 0, and all times before it too.
+    /// Makes `now_ns` the time 0, and all earlier times too.
     pub(crate) fn rebase(&mut self, now_ns: u64) {
         self.next_read_ns = self.next_read_ns.saturating_sub(now_ns);
         self.calls.iter_mut().for_each(|call| call.deadline_ns = call.deadline_ns.saturating_sub(now_ns));
         self.expire_ns = self.expire_ns.saturating_sub(now_ns);
     }
 
-    /// Calls that have not ended, or whose ends were not taken.
+    /// Returns the number of calls that have not ended, or whose ends were not taken.
     pub(crate) fn outstanding(&self) -> usize {
         self.pending.count_ones() as usize + self.ended.len()
     }

@@ -1,4 +1,4 @@
-//! IDLE, WARMUP, PROCESS: what the client writes to the server. The table is in `docs/scalerpc.md`.
+//! IDLE, WARMUP, PROCESS: the writes of the client to the server. The table is in `docs/scalerpc.md`.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use crate::protocol::memory::Memory;
 use crate::protocol::wire::{Announcement, Release, ZoneId};
 
 impl<M: Memory> Client<M> {
-    /// WRITEs a request of `len` bytes into the client's zone, from the slot that begins at `start`, to the slot of the same number.
+    /// WRITEs a request of `len` bytes from the slot that begins at `start` into the slot of the same number of the client's zone.
     #[inline]
     pub(super) fn write_request(&mut self, start: usize, len: u32) -> ClientOp {
         let from = start + self.layout.slot_bytes - len as usize;
@@ -15,7 +15,7 @@ impl<M: Memory> Client<M> {
         ClientOp::WriteRequest { addr: self.zone_addr.wrapping_add(from as u64), rkey: self.server.pools_rkey, from, len }
     }
 
-    /// PROCESS begins. What was announced was READ; the rest is written.
+    /// Begins PROCESS. Announced requests were READ; the other requests are written now.
     pub(super) fn activate(&mut self, epoch: u64, zone: ZoneId, out: &mut VecDeque<ClientOp>) {
         self.state = State::Process { epoch, zone };
         self.zone_addr = self.server.pools_addr.wrapping_add(self.layout.pool_slot(zone, 0) as u64);
@@ -28,7 +28,7 @@ impl<M: Memory> Client<M> {
         }
     }
 
-    /// The slice is over. Releases the zone, and announces what was not answered, so that nothing of it is lost (S5).
+    /// Ends the slice. Releases the zone, and announces all unanswered requests, so that none is lost (S5).
     pub(super) fn switch(&mut self, epoch: u64, out: &mut VecDeque<ClientOp>) {
         self.closed_epoch = epoch;
         self.state = State::Idle;

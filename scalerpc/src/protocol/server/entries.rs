@@ -1,4 +1,4 @@
-//! Endpoint entries: releases and announcements, taken out of memory that clients write.
+//! Endpoint entries: takes releases and announcements from memory that clients write.
 
 use super::{SWEEP, Server};
 use crate::protocol::mapping::ClientId;
@@ -6,9 +6,9 @@ use crate::protocol::memory::Memory;
 use crate::protocol::wire::{Announcement, ENTRY_BYTES, HEADER_BYTES, Release, TRAILER_BYTES, Trailer, valid};
 
 impl<M: Memory> Server<M> {
-    /// Looks at the entries of the current and the next group, and at some others (S19).
+    /// Looks at the entries of the current and the next group, and at a number of others (S19).
     pub(super) fn take_entries(&mut self) {
-        // If there are fewer, the sweep looks at all of them.
+        // With fewer clients, the sweep looks at all of them.
         if self.clients.len() > SWEEP {
             for group in [Some(self.scheduler.current()), self.scheduler.next()].into_iter().flatten() {
                 let mut first = 0;
@@ -38,7 +38,7 @@ impl<M: Memory> Server<M> {
         self.memory.entries.store(entry + Announcement::TRAILER_AT, 0);
     }
 
-    /// Whether either half of an entry holds something.
+    /// Returns whether either half of an entry is written.
     #[inline]
     fn is_written(&self, client: ClientId) -> bool {
         let entry = client.index() * ENTRY_BYTES;
@@ -89,7 +89,7 @@ impl<M: Memory> Server<M> {
                 && (HEADER_BYTES + TRAILER_BYTES..=slot_bytes).contains(&(announcement.longest as usize))
         };
         match announcement.filter(is_good) {
-            // One is taken and not closed: no correct client sends another (S7).
+            // If an announcement is taken and not closed, no correct client sends another (S7).
             Some(announcement) if record.waiting.is_none() => {
                 record.waiting = Some(announcement);
                 self.waiters += 1;

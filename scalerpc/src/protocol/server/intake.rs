@@ -12,20 +12,20 @@ use crate::protocol::wire::{HEADER_BYTES, ReqId, RequestHeader, Status, Trailer,
 pub(super) struct Queued {
     pub(super) request: Request,
     zone: ZoneId,
-    /// Where its trailer was in the pools.
+    /// Offset of its trailer in the pools.
     trailer_at: usize,
 }
 
 #[cfg(test)]
 impl Queued {
-    /// Its zone: what is queued goes with its client.
+    /// Returns its zone, if its client is still connected.
     pub(super) fn zone_if_current<M: Memory>(&self, server: &Server<M>) -> Option<ZoneId> {
         server.record_of(&self.request).map(|_| self.zone)
     }
 }
 
 impl<M: Memory> Server<M> {
-    /// Accepts what arrived in the zones of the slice.
+    /// Accepts the requests that arrived in the zones of the slice.
     pub(super) fn accept_active(&mut self) {
         let Layout { depth, slot_bytes, .. } = self.layout;
         let mut first = 0;
@@ -36,7 +36,7 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// Accepts what arrived in an active zone, from a slot on.
+    /// Accepts the requests that arrived in an active zone, from a slot on.
     pub(super) fn accept_zone(&mut self, nth: usize, first: usize) {
         let Layout { depth, slot_bytes, .. } = self.layout;
         let (ActiveZone { zone, client }, start) = (self.active[nth], self.active_at[nth]);
@@ -49,7 +49,7 @@ impl<M: Memory> Server<M> {
             let (slot, trailer_at) = (next, start + next * slot_bytes);
             let word = memory.pools.load(trailer_at);
             if word == 0 {
-                // Mostly the rest is empty too.
+                // The rest is usually empty too.
                 let Some((_, nth)) = memory.pools.find(&[trailer_at], slot_bytes, depth - slot) else { break };
                 next = slot + nth;
                 continue;
@@ -61,7 +61,8 @@ impl<M: Memory> Server<M> {
                 remove(&memory.pools, stats, trailer_at, word, *last);
                 continue;
             };
-            // Before the reply, after which the client may write here again (S3). Until then it does not, so nothing else is removed.
+            // Clear before the reply, after which the client may write here again (S3). Until then the client does not, so nothing else
+            // is removed.
             memory.pools.store(trailer_at, 0);
             *last = id.sequence;
             let len = trailer.len - HEADER_BYTES as u32;
@@ -76,10 +77,12 @@ impl<M: Memory> Server<M> {
         self.zone_mut(zone).queued += count;
     }
 
-    /// The oldest accepted request; as much of its payload as fits is copied to `into`, which should have
-    /// [`max_payload`](crate::Layout::max_payload) bytes. `None` if there is none, or no buffer for its response: one that is written makes room.
+    /// Takes the oldest accepted request. Copies as much of its payload as fits to `into`, which should have
+    /// [`max_payload`](crate::Layout::max_payload) bytes. Returns `None` if there is no request, or no buffer for its response: a
+    /// response that is written frees one.
     ///
-    /// Requests of types that are marked long go to the legacy lane instead; if that is full they are answered, through `out`.
+    /// Requests of types that are marked long go to the legacy lane instead. If that is full they are answered with a failure, through
+    /// `out`.
     #[inline]
     pub fn take(&mut self, into: &mut [u8], now_ns: u64, out: &mut Vec<ServerOp>) -> Option<Request> {
         let needs_buffer = self.layout.reply_mode == ReplyMode::ServerWrites;
@@ -99,7 +102,7 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// Puts a request into the legacy lane, or says that it is full.
+    /// Puts a request into the legacy lane, or answers that it is full.
     #[cold]
     fn divert(&mut self, request: Request, payload: &[u8], now_ns: u64, out: &mut Vec<ServerOp>) {
         self.stats.legacy += 1;
@@ -109,13 +112,13 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// The oldest request of the legacy lane; as [`take`](Self::take).
+    /// Takes the oldest request of the legacy lane, as [`take`](Self::take) does.
     #[inline]
     pub fn take_legacy(&mut self, into: &mut [u8]) -> Option<Request> {
         self.legacy.pop(into)
     }
 
-    /// Accepted requests that no worker has taken.
+    /// Returns the number of accepted requests that no worker has taken.
     #[inline]
     #[must_use]
     pub fn queued(&self) -> usize {
@@ -123,7 +126,7 @@ impl<M: Memory> Server<M> {
     }
 }
 
-/// S1, S2. The request's type, if everything about the message is as it must be.
+/// Checks a message (S1, S2). Returns the request's type if everything about the message is correct.
 #[inline(always)]
 fn check(pools: &impl Memory, layout: &Layout, regions: &ClientRegions, trailer_at: usize, id: ReqId, trailer: Trailer) -> Option<u16> {
     let len = trailer.len as usize;
@@ -140,8 +143,8 @@ fn check(pools: &impl Memory, layout: &Layout, regions: &ClientRegions, trailer_
     expected.type_if_equal(&pools.header(trailer_at - len)?)
 }
 
-/// Removes what is no request, or was accepted before (S4): `last` is the number that was accepted last. An exchange, so that a good message that
-/// lands meanwhile is not removed (S2).
+/// Removes a message that is not a request, or was accepted before (S4). `last` is the number accepted last. Removes by an exchange, so
+/// that a good message that lands meanwhile is not removed (S2).
 #[cold]
 fn remove(pools: &impl Memory, stats: &mut ServerStats, trailer_at: usize, word: u64, last: u32) {
     pools.exchange(trailer_at, word, 0);

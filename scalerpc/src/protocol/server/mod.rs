@@ -1,7 +1,7 @@
-//! The server as a state machine: entries and messages found in its memory, completions, and the time go in; operations come out.
+//! The server as a state machine. Inputs: entries and messages in its memory, completions, and the time. Output: operations.
 //!
-//! [`Server::poll`] does everything but the requests themselves: `entries` takes releases and announcements, `zones` warms, activates, ends
-//! and frees, `intake` accepts requests from active zones. [`Server::take`] and [`Server::reply`] are the worker's side.
+//! [`Server::poll`] does everything except the requests: `entries` takes releases and announcements, `zones` warms, activates, ends and
+//! frees, `intake` accepts requests from active zones. [`Server::take`] and [`Server::reply`] are the worker's side.
 
 mod entries;
 mod intake;
@@ -29,7 +29,7 @@ use crate::protocol::wire::{Announcement, HEADER_BYTES, TRAILER_BYTES, ZoneId};
 use intake::Queued;
 use zones::{ActiveZone, Zone};
 
-/// Entries of other groups that a poll looks at (S19).
+/// Number of entries of other groups that a poll looks at (S19).
 const SWEEP: usize = 64;
 
 /// The regions of a server. Their sizes: [`ServerConfig::entries_bytes`], [`Layout::pools_bytes`], [`ServerConfig::responses_bytes`].
@@ -51,59 +51,59 @@ pub struct ReadToken {
     pub(crate) zone: ZoneId,
 }
 
-/// What the server wants done, on the queue pair of `client`, in the order given.
+/// An operation for the queue pair of `client`. The operations of one client are executed in the order given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ServerOp {
     /// READ `len` bytes at `addr` to byte `into` of the pools; then [`Server::on_read_done`].
     Read {
-        /// Whose queue pair.
+        /// The client whose queue pair is used.
         client: ClientId,
-        /// Where in the client's memory.
+        /// Address in the client's memory.
         addr: u64,
-        /// Its key.
+        /// Key of that memory.
         rkey: u32,
         /// Offset in the pools.
         into: usize,
-        /// Bytes.
+        /// Number of bytes.
         len: u32,
-        /// For the completion.
+        /// Argument of the completion.
         token: ReadToken,
     },
     /// WRITE `len` bytes from byte `from` of the responses to `addr`; then [`Server::on_write_done`], also if it failed or was never posted.
     WriteResponse {
-        /// Whose queue pair.
+        /// The client whose queue pair is used.
         client: ClientId,
-        /// Where in the client's memory.
+        /// Address in the client's memory.
         addr: u64,
-        /// Its key.
+        /// Key of that memory.
         rkey: u32,
         /// Offset in the responses.
         from: usize,
-        /// Bytes.
+        /// Number of bytes.
         len: u32,
-        /// For the completion.
+        /// Argument of the completion.
         buffer: u32,
     },
     /// WRITE these bytes to `addr`.
     WriteEvent {
-        /// Whose queue pair.
+        /// The client whose queue pair is used.
         client: ClientId,
-        /// Where in the client's memory.
+        /// Address in the client's memory.
         addr: u64,
-        /// Its key.
+        /// Key of that memory.
         rkey: u32,
-        /// What.
+        /// The bytes of the event.
         bytes: [u8; HEADER_BYTES + TRAILER_BYTES],
     },
     /// The client did not release its zone: destroy its queue pair, then [`Server::leave`].
     Evict {
-        /// Who.
+        /// The client.
         client: ClientId,
     },
 }
 
 impl ServerOp {
-    /// Whose queue pair it is for.
+    /// Returns the client whose queue pair is used.
     #[must_use]
     pub const fn client(&self) -> ClientId {
         match self {
@@ -120,7 +120,7 @@ pub enum JoinError {
     /// Every endpoint entry is in use. A client that leaves makes room.
     #[error("all {max} endpoint entries are in use: raise max_clients, or wait for a client to leave")]
     Full {
-        /// Entries.
+        /// Number of entries.
         max: u32,
     },
 }
@@ -135,16 +135,16 @@ pub enum NewServerError {
     /// A region is too small.
     #[error("the {region} have {bytes} bytes; {needed} are needed")]
     Region {
-        /// Which.
+        /// Name of the region.
         region: &'static str,
-        /// Its size.
+        /// Its size, in bytes.
         bytes: usize,
-        /// The size it must have.
+        /// The required size, in bytes.
         needed: usize,
     },
 }
 
-/// What was done since the server was made.
+/// Counters since the server was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct ServerStats {
@@ -174,7 +174,7 @@ struct ClientRecord {
     generation: u32,
     /// Requests that wait at the client.
     waiting: Option<Announcement>,
-    /// Since the groups were formed: for the priority.
+    /// Counters since the groups were formed, for the priority.
     requests: u64,
     bytes: u64,
 }
@@ -185,7 +185,7 @@ impl ClientRecord {
         (self.regions.responses_addr, self.regions.responses_rkey)
     }
 
-    /// P = T/S: requests over their mean size, in thousandths.
+    /// Returns the priority P = T/S: requests over their mean size, in thousandths.
     fn priority(&self) -> u64 {
         let priority = u128::from(self.requests) * u128::from(self.requests) * 1000 / u128::from(self.bytes.max(1));
         u64::try_from(priority).unwrap_or(u64::MAX)
@@ -202,7 +202,7 @@ pub struct Server<M> {
     /// Numbers of clients.
     ids: MessagePool,
     clients: Vec<Option<ClientRecord>>,
-    /// How many of them have `waiting`: without any, no look is needed at who it is.
+    /// Number of clients with a `waiting` announcement. At 0, no search for them is needed.
     waiters: usize,
     generation: u32,
     /// Last accepted sequence number of each slot of each client (S4).
@@ -212,17 +212,17 @@ pub struct Server<M> {
     slices: SliceLength,
     mapping: VirtualMapping,
     pools: [MessagePool; 2],
-    /// Of both pools, by [`Layout::zone_place`].
+    /// The zones of both pools, by [`Layout::zone_place`].
     zones: Vec<Zone>,
     /// Zones that are not free, in no order.
     busy: Vec<ZoneId>,
-    /// Those of them that are active.
+    /// Busy zones that are active.
     active: Vec<ActiveZone>,
-    /// Of each of these the offset of the first slot's trailer in the pools.
+    /// For each active zone, the offset of the first slot's trailer in the pools.
     active_at: Vec<usize>,
-    /// Busy zones that owe their clients an event: without any, no look is needed at which ones do.
+    /// Number of busy zones that owe their clients an event. At 0, no search for them is needed.
     owed: usize,
-    /// No client is to be evicted before.
+    /// Earliest time of an eviction, in ns.
     evict_ns: u64,
     /// Accepted requests that no worker has taken.
     dispatch: VecDeque<Queued>,
@@ -235,10 +235,10 @@ pub struct Server<M> {
 }
 
 impl<M: Memory> Server<M> {
-    /// A server without clients. The regions must be all zeros.
+    /// Makes a server without clients. The regions must be all zeros.
     ///
     /// # Errors
-    /// A number outside its range, or a region too small.
+    /// A number is outside its range, or a region is too small.
     pub fn new(config: &ServerConfig, memory: ServerMemory<M>) -> Result<Self, NewServerError> {
         let layout = config.layout()?;
         let regions = [
@@ -280,10 +280,10 @@ impl<M: Memory> Server<M> {
         })
     }
 
-    /// Admits a client whose queue pair is connected. Its entry, and what it may have left of an earlier client, is cleared.
+    /// Admits a client whose queue pair is connected. Clears its entry, and everything that an earlier client may have left.
     ///
     /// # Errors
-    /// There are as many clients as entries.
+    /// [`JoinError::Full`]: there are as many clients as entries.
     pub fn join(&mut self, regions: ClientRegions) -> Result<ClientId, JoinError> {
         let Some(id) = self.ids.allocate() else { return Err(JoinError::Full { max: self.clients.len() as u32 }) };
         let client = ClientId(id as u16);
@@ -295,22 +295,22 @@ impl<M: Memory> Server<M> {
         let record = ClientRecord { regions, generation: self.generation, waiting: None, requests: 0, bytes: 0 };
         self.clients[client.index()] = Some(record);
         self.groups.join(client);
-        // A split moves clients out of a group, and none between others: numbers stay as they are.
+        // A split moves clients out of a group, and does not move groups, so numbers stay as they are.
         Ok(client)
     }
 
-    /// The client's queue pair is gone: nothing of it is under way, and it can write nothing any more. Requests of it that a worker has may still
-    /// be answered, in vain.
+    /// Removes a client whose queue pair is gone: none of its operations is under way, and it can write nothing any more. A worker may
+    /// still answer requests of it that it has; the answers are dropped.
     pub fn leave(&mut self, client: ClientId) {
         let Some(record) = self.clients.get_mut(client.index()).and_then(Option::take) else { return };
         self.waiters -= usize::from(record.waiting.is_some());
-        // Its zone is freed, so what waits in it does not run.
+        // The zone is freed, so requests that wait in it do not run.
         self.dispatch.retain(|queued| queued.request.client != client);
         if let Some(zone) = self.mapping.zone(client) {
             self.free_zone(zone);
         }
         let current = self.groups.leave(client, self.scheduler.current());
-        // Who was warmed for the next slice gets it, whatever its group is now.
+        // A client that was warmed for the next slice gets that slice, in any group that it is in now.
         let epoch = self.scheduler.epoch() + 1;
         let warmed = self.busy.iter().find(|zone| self.zone(**zone).is_of(epoch)).and_then(|zone| self.mapping.client(*zone));
         self.scheduler.renumber(current, warmed.and_then(|client| self.groups.group_of(client)));
@@ -318,7 +318,7 @@ impl<M: Memory> Server<M> {
         let _freed = self.ids.release(u32::from(client.0));
     }
 
-    /// One bounded step (S19). Operations are appended to `out`.
+    /// One bounded step (S19). Appends operations to `out`.
     pub fn poll(&mut self, now_ns: u64, out: &mut Vec<ServerOp>) {
         self.take_entries();
         self.accept_active();
@@ -329,7 +329,7 @@ impl<M: Memory> Server<M> {
         self.tell_zones(now_ns, out);
     }
 
-    /// Whose turn it is. Changes nothing if nobody waits and no group was chosen.
+    /// Decides whose turn it is. Changes nothing if no client waits and no group was chosen.
     fn schedule(&mut self, now_ns: u64) {
         let epoch = self.scheduler.epoch();
         let is_vacant = !self.busy.iter().any(|zone| self.zone(*zone).is_of(epoch));
@@ -338,7 +338,7 @@ impl<M: Memory> Server<M> {
         let waits = |client: ClientId| record(client).is_some_and(|record| record.waiting.is_some()) && mapping.zone(client).is_none();
         let priority = |client: ClientId| record(client).map_or(0, ClientRecord::priority);
         let turn = scheduler.step(now_ns, groups, waits, priority, is_vacant);
-        // Others may have the zones, of a group that this one was: it is next itself, if that helps.
+        // Other clients may have the zones, if this group was split off theirs: the group comes next itself, if that helps.
         let [current, next] = [epoch, epoch + 1].map(|epoch| self.pools[(epoch % 2) as usize].free());
         if turn == Turn::Same && scheduler.next().is_none() && current == 0 && next > 0 {
             scheduler.repeat(groups, waits);
@@ -347,80 +347,80 @@ impl<M: Memory> Server<M> {
             self.switch(now_ns);
         }
         if self.scheduler.take_regrouped() {
-            // What is measured next decides the next regrouping.
+            // The measurements from here on decide the next regrouping.
             self.clients.iter_mut().flatten().for_each(|record| (record.requests, record.bytes) = (0, 0));
             self.slices.on_rotation(now_ns, self.stats.accepted, self.groups.count());
             self.scheduler.set_length(self.slices.ns());
         }
     }
 
-    /// When [`poll`](Self::poll) will have something to do without anything arriving. As it is bounded, it may leave something for the next one:
-    /// before its caller sleeps, it has been called until it had nothing to do.
+    /// Returns the time, in ns, at which [`poll`](Self::poll) has something to do without an arrival. A poll is bounded, so it may leave
+    /// work for the next one: before the caller sleeps, it must have polled until there was nothing to do.
     #[must_use]
     pub fn next_event_ns(&self) -> Option<u64> {
         let slice_end = self.scheduler.next().map(|_| self.scheduler.slice_end_ns());
         self.busy.iter().filter_map(|zone| self.zone(*zone).deadline_ns()).chain(slice_end).min()
     }
 
-    /// Marks the handler of a type as taking longer than a slice: its requests go to the legacy lane from now on.
+    /// Marks the handler of a type as longer than a slice: its requests go to the legacy lane from now on.
     pub fn mark_long(&mut self, rpc_type: u16) {
         self.long_types.insert(rpc_type);
     }
 
-    /// Has slices end at multiples of their length in global time; `None` ends that.
+    /// Makes slices end at multiples of their length in global time; `None` ends that.
     pub const fn synchronise(&mut self, offset_ns: Option<i64>) {
         self.scheduler.synchronise(offset_ns);
     }
 
-    /// Length of a slice of factor 1, unless slices are made longer.
+    /// Returns the length of a slice of factor 1, in ns, unless slices are made longer.
     #[must_use]
     pub const fn slice_ns(&self) -> u64 {
         self.slice_ns
     }
 
-    /// Where everything lies.
+    /// Returns the layout of the memory.
     #[must_use]
     pub const fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// The regions.
+    /// Returns the regions.
     #[must_use]
     pub const fn memory(&self) -> &ServerMemory<M> {
         &self.memory
     }
 
-    /// The groups.
+    /// Returns the groups.
     #[must_use]
     pub const fn groups(&self) -> &GroupManager {
         &self.groups
     }
 
-    /// The slices.
+    /// Returns the slices.
     #[must_use]
     pub const fn scheduler(&self) -> &Scheduler {
         &self.scheduler
     }
 
-    /// Zones that are nobody's, of both pools.
+    /// Returns the number of free zones, of both pools.
     #[must_use]
     pub fn free_zones(&self) -> usize {
         self.pools[0].free() + self.pools[1].free()
     }
 
-    /// Response buffers that hold nothing; there are none if clients READ.
+    /// Returns the number of free response buffers; 0 if clients READ.
     #[must_use]
     pub fn free_buffers(&self) -> usize {
         self.buffers.free()
     }
 
-    /// Zones in quarantine.
+    /// Returns the number of zones in quarantine.
     #[must_use]
     pub const fn quarantined(&self) -> u32 {
         self.pools[0].quarantined() + self.pools[1].quarantined()
     }
 
-    /// What was done.
+    /// Returns the counters.
     #[must_use]
     pub const fn stats(&self) -> &ServerStats {
         &self.stats
@@ -430,7 +430,7 @@ impl<M: Memory> Server<M> {
         self.clients.get(client.index())?.as_ref()
     }
 
-    /// The client of a request, unless it has left.
+    /// Returns the client of a request, unless it has left.
     fn record_of(&self, request: &Request) -> Option<&ClientRecord> {
         self.client(request.client).filter(|record| record.generation == request.generation)
     }

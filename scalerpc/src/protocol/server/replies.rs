@@ -1,4 +1,4 @@
-//! Responses: written into a buffer, or where the client READs them, with an event if there is one to tell.
+//! Responses: written into a buffer, or to the place where the client READs them, with an event if one is due.
 
 use thiserror::Error;
 
@@ -9,15 +9,15 @@ use crate::protocol::memory::Memory;
 use crate::protocol::request::Request;
 use crate::protocol::wire::{HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, valid};
 
-/// Why a request was not answered as asked.
+/// Why a request was not answered with the given response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ReplyFailure {
-    /// The response is larger than a slot. The caller was told so.
+    /// The response is larger than a slot. The caller was told.
     #[error("response of {len} bytes, the limit is {max}; the caller was told that it is too large")]
     TooLarge {
         /// Payload bytes of the response.
         len: usize,
-        /// Most that a slot holds.
+        /// Maximum payload bytes of a slot.
         max: usize,
     },
     /// The client has left.
@@ -26,10 +26,10 @@ pub enum ReplyFailure {
 }
 
 impl<M: Memory> Server<M> {
-    /// Answers a request, which is not [held](Self::hold): with a payload, or with a status other than `Ok`.
+    /// Answers a request that is not [held](Self::hold): with a payload, or with a status other than `Ok`.
     ///
     /// # Errors
-    /// [`ReplyFailure`]. The request has ended all the same.
+    /// [`ReplyFailure`]. The request has ended in that case too.
     pub fn reply(
         &mut self,
         request: Request,
@@ -46,7 +46,8 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// Ends a request, which its caller forgets. Instead of a payload that is too large the client is told so. `false`: it has left.
+    /// Ends a request, which the caller then drops. If the payload is too large, the response is a status that says so. Returns `false`
+    /// if the client has left.
     pub(crate) fn answer(
         &mut self,
         request: &Request,
@@ -86,15 +87,16 @@ impl<M: Memory> Server<M> {
         true
     }
 
-    /// Frees the buffer for the response of a request that is answered much later, so that it keeps no others from being taken. Before it is
-    /// [answered](Self::reply) it must be [resumed](Self::resume).
+    /// Frees the response buffer of a request that is answered much later, so that the request does not block others. The request must be
+    /// [resumed](Self::resume) before it is [answered](Self::reply).
     pub fn hold(&mut self, request: &mut Request) {
         if let Some(buffer) = request.buffer.take() {
             self.on_write_done(buffer);
         }
     }
 
-    /// Gives a request that was [held](Self::hold) a buffer for its response. `false`: there is none now; a response that is written makes room.
+    /// Gives a request that was [held](Self::hold) a buffer for its response. Returns `false` if no buffer is free; a response that is
+    /// written frees one.
     #[must_use]
     pub fn resume(&mut self, request: &mut Request) -> bool {
         if request.buffer.is_none() && self.layout.reply_mode == ReplyMode::ServerWrites {
@@ -104,13 +106,13 @@ impl<M: Memory> Server<M> {
         true
     }
 
-    /// The WRITE of a response has ended: its buffer is free.
+    /// Frees a buffer: the WRITE of its response has ended.
     pub fn on_write_done(&mut self, buffer: u32) {
-        // Every buffer that is under way was allocated by `take`; a number that names none changes nothing.
+        // `take` allocated every buffer that is under way. A number that names no buffer changes nothing.
         let _freed = self.buffers.release(buffer);
     }
 
-    /// A new client must not find responses to an old one in its part of the area.
+    /// Clears a client's part of the area: a new client must not find responses to an old one there.
     pub(super) fn clear_response_area(&mut self, client: ClientId) {
         if self.layout.reply_mode == ReplyMode::ClientReads {
             for slot in 0..self.layout.depth {

@@ -1,4 +1,4 @@
-//! What the exploration of all states needs of a server: times that are relative, and a hash of everything that decides something.
+//! A server as the exploration of all states needs it: times that are relative, and a hash of everything that affects a decision.
 
 use std::hash::{Hash, Hasher};
 
@@ -16,7 +16,7 @@ impl Zone {
         }
     }
 
-    /// Without the time of an eviction, which the exploration does not reach.
+    /// Hashes the state without the time of an eviction, which the exploration does not reach.
     fn hash_state(mut self, hasher: &mut impl Hasher) {
         if let ZoneState::Draining { evict_ns } = &mut self.state {
             *evict_ns = 0;
@@ -26,7 +26,7 @@ impl Zone {
 }
 
 impl Server<HeapMemory> {
-    /// Makes `now_ns` the time 0, and all times before it too.
+    /// Makes `now_ns` the time 0, and all earlier times too.
     pub(crate) fn rebase(&mut self, now_ns: u64) {
         self.scheduler.rebase(now_ns);
         self.zones.iter_mut().for_each(|zone| zone.rebase(now_ns));
@@ -35,13 +35,13 @@ impl Server<HeapMemory> {
         }
     }
 
-    /// As if slices had been served, and clients admitted, for long.
+    /// Sets the counters as if many slices had been served, and many clients admitted.
     pub(crate) fn count_from(&mut self, epoch: u64, generation: u32) {
         self.scheduler.count_from(epoch);
         self.generation = generation;
     }
 
-    /// As if each slot of a client had been used so often.
+    /// Sets the counters as if each slot of a client had been used that often.
     pub(crate) fn accepted_until(&mut self, client: ClientId, sequence: u32) {
         let first = client.index() * self.layout.depth;
         self.accepted[first..first + self.layout.depth].fill(sequence);
@@ -54,17 +54,17 @@ impl Server<HeapMemory> {
         memory.entries.words().chain(memory.pools.words()).chain(memory.responses.words()).for_each(|word| word.hash(hasher));
     }
 
-    /// Whether a client has announced, and has no zone.
+    /// Returns whether a client has announced, and has no zone.
     pub(crate) fn waits(&self, client: ClientId) -> bool {
         self.client(client).is_some_and(|record| record.waiting.is_some()) && self.mapping.zone(client).is_none()
     }
 
-    /// The zone that a client may write into.
+    /// Returns the zone that a client may write into.
     pub(crate) fn zone_of(&self, client: ClientId) -> Option<ZoneId> {
         self.mapping.zone(client)
     }
 
-    /// What must hold in every state: places, bindings and lists say the same.
+    /// Asserts the invariant of every state: places, bindings and lists agree.
     pub(crate) fn check_consistency(&self) {
         assert_eq!(self.waiters, self.clients.iter().flatten().filter(|record| record.waiting.is_some()).count());
         assert_eq!(self.owed, self.zones.iter().filter(|zone| zone.owes_event()).count());

@@ -1,15 +1,16 @@
-//! The life of a zone: warmed, active, ended, drained, free. The table is in `docs/scalerpc.md`.
+//! The life of a zone: warming, active, ended, draining, free. The table is in `docs/scalerpc.md`.
 
 use super::{ReadToken, Server, ServerOp};
 use crate::protocol::mapping::ClientId;
 use crate::protocol::memory::Memory;
 use crate::protocol::wire::{Event, HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, ZoneId, valid};
 
-/// How much of a slice an ended zone waits for a response that carries the event: a tenth.
+/// Fraction of a slice that an ended zone waits for a response that carries the event: a tenth.
 const TELL_DIVISOR: u64 = 10;
 
-/// Clients of the next group that a poll warms at most. Fetching a context holds up all that the NIC sends after it: so the READs of a group go
-/// out among the responses of many polls, and do not hold up those responses as one burst. The current group is not made to wait.
+/// Maximum number of clients of the next group that a poll warms. Fetching a context holds up everything that the NIC sends after it. So
+/// the READs of a group go out among the responses of many polls, and do not hold up those responses as one burst. The current group does
+/// not wait.
 const WARM_PER_POLL: usize = 1;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -21,7 +22,7 @@ pub(super) enum ZoneState {
     /// Its slice has not begun.
     Ready,
     Active,
-    /// Its slice is over; the client was not told yet, and is at `tell_by_ns`.
+    /// Its slice is over. The client was not told yet; it is told at `tell_by_ns` at latest.
     Ended {
         tell_by_ns: u64,
     },
@@ -47,24 +48,24 @@ pub(super) struct Zone {
     reads_left: u32,
     /// Accepted requests in it that no worker has copied out.
     pub(super) queued: u32,
-    /// *Activate* was told.
+    /// The client was told *activate*.
     pub(super) is_told: bool,
-    /// The release was taken; `queued` keeps it.
+    /// The release was taken; the zone is kept while `queued` is not 0.
     is_released: bool,
 }
 
 impl Zone {
-    /// Whether it is used in this slice.
+    /// Returns whether the zone is used in this slice.
     pub(super) const fn is_of(&self, epoch: u64) -> bool {
         self.epoch == epoch && matches!(self.state, ZoneState::Warming | ZoneState::Ready | ZoneState::Active)
     }
 
-    /// `epoch`: the low 32 bits.
+    /// Returns whether the zone awaits the release of an epoch. `epoch` has its low 32 bits.
     pub(super) const fn awaits_release(&self, epoch: u32) -> bool {
         self.epoch as u32 == epoch && !self.is_released && matches!(self.state, ZoneState::Draining { .. } | ZoneState::Quarantined)
     }
 
-    /// Whether there is an event that its client was not told.
+    /// Returns whether there is an event that the client was not told.
     pub(super) const fn owes_event(&self) -> bool {
         match self.state {
             ZoneState::Active => !self.is_told,
@@ -73,7 +74,7 @@ impl Zone {
         }
     }
 
-    /// Whether its client is to be told without a response, or evicted.
+    /// Returns whether the client is to be told without a response, or evicted.
     const fn is_due(&self, now_ns: u64) -> bool {
         match self.state {
             ZoneState::Active => !self.is_told && self.queued == 0,
@@ -83,7 +84,7 @@ impl Zone {
         }
     }
 
-    /// When its client is evicted, unless its release is taken before.
+    /// Returns the time of the client's eviction, in ns, unless its release is taken before.
     pub(super) const fn evict_ns(&self) -> Option<u64> {
         match self.state {
             ZoneState::Draining { evict_ns } if !self.is_released => Some(evict_ns),
@@ -100,7 +101,8 @@ impl Zone {
 }
 
 impl<M: Memory> Server<M> {
-    /// Gives zones to the clients that wait, of the current group for this slice, of the next one for the next, and READs what they announced.
+    /// Gives zones to waiting clients, of the current group for this slice, of the next group for the next slice, and READs the announced
+    /// requests.
     pub(super) fn warm(&mut self, out: &mut Vec<ServerOp>) {
         let epoch = self.scheduler.epoch();
         if epoch == 0 || self.waiters == 0 {
@@ -111,7 +113,7 @@ impl<M: Memory> Server<M> {
             let len = self.groups.clients(group).len();
             let mut left = if epoch == self.scheduler.epoch() { len } else { WARM_PER_POLL };
             for nth in 0..len {
-                // From another client in each slice: if zones are short, it is not always the same ones that get none.
+                // Begin with another client in each slice: if zones are short, it is not always the same clients that get none.
                 let client = self.groups.clients(group)[(nth + epoch as usize) % len];
                 left -= usize::from(self.warm_client(client, epoch, out));
                 if left == 0 {
@@ -121,7 +123,7 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// Whether the client waited and was given a zone.
+    /// Gives a zone to a client that waits. Returns whether it did.
     fn warm_client(&mut self, client: ClientId, epoch: u64, out: &mut Vec<ServerOp>) -> bool {
         let Some(record) = self.clients.get_mut(client.index()).and_then(Option::as_mut) else { return false };
         if record.waiting.is_none() || self.mapping.zone(client).is_some() {
@@ -132,7 +134,7 @@ impl<M: Memory> Server<M> {
         self.waiters -= 1;
         let (regions, generation) = (record.regions, record.generation);
         let zone = ZoneId::of(epoch, place as u16);
-        // Neither is bound: the zone was free, and the client was asked above.
+        // Neither is bound: the zone was free, and the client was checked above.
         let _bound = self.mapping.bind(client, zone);
         self.busy.push(zone);
         let reads_left = announcement.slots.count_ones();
@@ -155,7 +157,7 @@ impl<M: Memory> Server<M> {
         true
     }
 
-    /// A READ has completed, successfully. One that failed ends the client: its queue pair is in error.
+    /// Takes the successful completion of a READ. A failed READ ends the client: its queue pair is in error.
     pub fn on_read_done(&mut self, token: ReadToken, now_ns: u64) {
         let is_current = self.client(token.client).is_some_and(|record| record.generation == token.generation);
         if !is_current || self.mapping.zone(token.client) != Some(token.zone) {
@@ -182,7 +184,7 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// Makes a zone active whose READs are complete, and accepts what they brought.
+    /// Makes a zone active whose READs are complete, and accepts the requests that they returned.
     fn begin_zone(&mut self, zone: ZoneId) {
         let Some(client) = self.mapping.client(zone) else { return };
         self.zone_mut(zone).state = ZoneState::Active;
@@ -199,7 +201,8 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// The context switch: the scheduler has begun a slice. Who has not answered, and what was not READ, is not waited for (S18).
+    /// Does the context switch: the scheduler has begun a slice. Does not wait for clients that have not answered, nor for requests that
+    /// were not READ (S18).
     pub(super) fn switch(&mut self, now_ns: u64) {
         self.stats.slices += 1;
         let epoch = self.scheduler.epoch();
@@ -215,7 +218,7 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// The slice of an active zone is over. Its caller takes it from the list of them.
+    /// Ends the slice of an active zone. The caller takes the zone off the list of active zones.
     fn end_zone(&mut self, zone: ZoneId, now_ns: u64) {
         let tell_by_ns = now_ns.saturating_add(self.slice_ns / TELL_DIVISOR);
         let owed = self.zone(zone).owes_event();
@@ -223,7 +226,7 @@ impl<M: Memory> Server<M> {
         self.owed += usize::from(!owed);
     }
 
-    /// The event that a response to the client carries, if there is one to tell. It is told thereby.
+    /// Returns the event that a response to the client carries, if one is due, and counts it as told.
     #[inline]
     pub(super) fn event_for(&mut self, client: ClientId, now_ns: u64) -> Option<Event> {
         if self.owed == 0 {
@@ -249,7 +252,8 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// Tells what no response will tell in time, and evicts who does not answer: only the end of its queue pair frees its zone (S10).
+    /// Tells the events that no response will carry in time, and evicts clients that do not answer: only the end of its queue pair frees
+    /// such a client's zone (S10).
     pub(super) fn tell_zones(&mut self, now_ns: u64, out: &mut Vec<ServerOp>) {
         let is_any_evicted = now_ns >= self.evict_ns;
         if self.owed == 0 && !is_any_evicted {
@@ -261,17 +265,17 @@ impl<M: Memory> Server<M> {
             first += nth + 1;
             let Some(client) = self.mapping.client(id) else { continue };
             if matches!(self.zone(id).state, ZoneState::Draining { .. }) {
-                // Its release may have come and not been found: a poll looks at some entries only (S19), and a server that was away has not
-                // polled for long.
+                // Its release may have come and not been found: a poll looks at a number of entries only (S19), and a server that was
+                // absent has not polled for long.
                 self.take_entry(client);
                 if !self.zone(id).is_due(now_ns) {
-                    // In the place of a zone that was freed is the next one.
+                    // The place of a freed zone now holds the next one.
                     first -= usize::from(self.zone(id).state == ZoneState::Free);
                     continue;
                 }
                 self.zone_mut(id).state = ZoneState::Quarantined;
                 self.stats.evictions += 1;
-                // In use, so it can be quarantined.
+                // The zone is in use, so it can be quarantined.
                 let _quarantined = self.pools[usize::from(id.pool)].quarantine(u32::from(id.zone));
                 out.push(ServerOp::Evict { client });
             } else {
@@ -300,13 +304,13 @@ impl<M: Memory> Server<M> {
         out.push(ServerOp::WriteEvent { client, addr, rkey: regions.responses_rkey, bytes });
     }
 
-    /// The client will write nothing more into the zone.
+    /// Takes a release: the client writes nothing more into the zone.
     pub(super) fn release_zone(&mut self, zone: ZoneId) {
         self.zone_mut(zone).is_released = true;
         self.free_if_unused(zone);
     }
 
-    /// An accepted request was copied out of the zone, or dropped.
+    /// Unpins the zone: an accepted request was copied out of it, or dropped.
     pub(super) fn unpin(&mut self, zone: ZoneId) {
         self.zone_mut(zone).queued -= 1;
         self.free_if_unused(zone);
@@ -318,7 +322,7 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// Frees a zone that nobody writes into (S8).
+    /// Frees a zone that no client writes into (S8).
     pub(super) fn free_zone(&mut self, id: ZoneId) {
         if let Some(client) = self.mapping.client(id) {
             self.mapping.unbind(client);
@@ -329,7 +333,7 @@ impl<M: Memory> Server<M> {
         }
         *self.zone_mut(id) = Zone::default();
         self.busy.retain(|busy| *busy != id);
-        // Allocated by `warm_client`, and unbound once.
+        // `warm_client` allocated it, and it is unbound once.
         let _freed = self.pools[usize::from(id.pool)].release(u32::from(id.zone));
     }
 }

@@ -1,4 +1,4 @@
-//! What a poll looks at, counted (S19).
+//! The number of words that a poll reads (S19).
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -7,7 +7,7 @@ use super::world::small;
 use crate::protocol::memory::{HeapMemory, Memory};
 use crate::protocol::{ClientRegions, Server, ServerConfig, ServerMemory};
 
-/// Memory that counts the words that are looked at.
+/// Memory that counts the words that are read.
 #[derive(Debug)]
 struct Counting {
     memory: HeapMemory,
@@ -41,7 +41,7 @@ impl Memory for Counting {
     }
 }
 
-/// Words that one poll of an idle server looks at.
+/// Returns the number of words that one poll of an idle server reads.
 fn loads_of_a_poll(clients: u32, group_size: u32) -> usize {
     let config = ServerConfig { max_clients: clients, group_size, ..small() };
     let layout = config.layout().unwrap();
@@ -62,7 +62,7 @@ fn loads_of_a_poll(clients: u32, group_size: u32) -> usize {
     loads.get()
 }
 
-/// Two words of each entry of the current group, and of 64 others: there is no next group while nobody waits.
+/// Two words of each entry of the current group, and of 64 others: there is no next group while no client waits.
 #[test]
 fn an_idle_poll_costs_the_same_with_any_number_of_clients() {
     let (group_size, largest_group) = (40, 60);

@@ -7,7 +7,7 @@ use crate::protocol::{
     CallError, CallFailure, ClientOp, ClientRegions, CloseReason, Grouping, JoinError, ReplyMode, ServerConfig, ServerOp, State,
 };
 
-/// A world whose only client is in PROCESS, with nothing outstanding.
+/// Makes a world whose client 0 is in PROCESS, with nothing outstanding.
 pub(super) fn active_world(config: &ServerConfig, clients: usize) -> World {
     let mut world = World::new(config, clients);
     world.call(0).unwrap();
@@ -16,7 +16,7 @@ pub(super) fn active_world(config: &ServerConfig, clients: usize) -> World {
     world
 }
 
-/// The next operation of a client that writes into the pool: where, and the bytes.
+/// Takes the next operation of a client that writes into the pool. Returns its offset, and the bytes.
 fn take_write(world: &mut World) -> (usize, Vec<u8>) {
     let Some(ClientOp::WriteRequest { addr, from, len, .. }) = world.sides[0].to_server.pop_front() else { panic!("no WRITE") };
     let mut bytes = vec![0; len as usize];
@@ -28,7 +28,7 @@ fn accepted(world: &World) -> u64 {
     world.server.stats().accepted
 }
 
-/// A magic that is polled first is there before the rest. Here the request comes byte by byte.
+/// A magic that is polled first arrives before the rest. In this test the request arrives byte by byte.
 #[test]
 fn a_torn_message_is_not_taken_whatever_part_of_it_is_there() {
     let mut world = active_world(&small(), 1);
@@ -38,7 +38,7 @@ fn a_torn_message_is_not_taken_whatever_part_of_it_is_there() {
     for (nth, byte) in bytes.iter().enumerate() {
         assert_eq!(accepted(&world), before, "{nth} of {} bytes", bytes.len());
         world.server.memory().pools.write(at + nth, &[*byte]);
-        // The trailer is loaded in one access, and is whole or not there: its bytes come together.
+        // The trailer is loaded in one access, and is complete or not there, so its bytes arrive together.
         if nth + 8 < bytes.len() || nth + 1 == bytes.len() {
             world.poll_server();
         }
@@ -46,7 +46,7 @@ fn a_torn_message_is_not_taken_whatever_part_of_it_is_there() {
     assert_eq!((accepted(&world), world.server.stats().garbage), (before + 1, 0));
 }
 
-/// Cleared after the reply, the slot may hold the client's next request already.
+/// If it were cleared after the reply, the slot might already hold the client's next request.
 #[test]
 fn the_slot_is_cleared_before_the_reply_so_the_next_request_is_not() {
     let mut world = active_world(&small(), 1);
@@ -64,7 +64,7 @@ fn the_slot_is_cleared_before_the_reply_so_the_next_request_is_not() {
     assert_eq!(world.sides[0].ended, [1; 6]);
 }
 
-/// A call that ran out of time: its response comes all the same, and its slot holds no other call until then.
+/// The response to a call that ran out of time arrives later, and its slot holds no other call until then.
 #[test]
 fn the_slot_of_a_call_that_timed_out_is_not_used_before_its_response_came() {
     let mut world = active_world(&small(), 1);
@@ -86,7 +86,8 @@ fn the_slot_of_a_call_that_timed_out_is_not_used_before_its_response_came() {
     assert_eq!((&world.sides[0].executed[..], &world.sides[0].ended[..]), (&[1, 1, 1][..], &[1, 0, 1][..]));
 }
 
-/// Its late response came. Freed by that, the slot would be freed once more when the end of the call is taken, under the next call.
+/// The late response has arrived. If that freed the slot, the slot would be freed once more when the end of the call is taken, under the
+/// next call.
 #[test]
 fn the_slot_of_a_call_that_timed_out_is_not_used_before_its_end_was_taken() {
     let mut world = active_world(&small(), 1);
@@ -105,7 +106,7 @@ fn the_slot_of_a_call_that_timed_out_is_not_used_before_its_end_was_taken() {
     assert_eq!(world.sides[0].ended, [1, 0, 1]);
 }
 
-/// The server would take no number but the one that was not offered: a gap makes garbage of whatever follows in that slot.
+/// The server takes only the number that was not offered: a gap makes every later request in that slot garbage.
 #[test]
 fn a_call_that_was_never_offered_times_out_and_gives_its_slot_and_its_number_back() {
     let mut world = World::new(&small(), 1);
@@ -148,7 +149,7 @@ fn payloads_of_64_kib_and_more_keep_their_length_and_larger_than_a_slot_are_refu
     assert_eq!(back, payload);
 }
 
-/// Pitfall: a context switch with one group only stops everybody for nothing.
+/// Pitfall: with a single group a context switch stops every client for nothing.
 #[test]
 fn a_single_group_is_served_for_ever_in_one_slice() {
     let config = ServerConfig { depth: 2, ..small() };
@@ -162,7 +163,7 @@ fn a_single_group_is_served_for_ever_in_one_slice() {
     assert_eq!(world.server.stats().reads, 3, "one warm-up each; then requests are written");
 }
 
-/// Found by a random world: a group was split, those who left it kept the zones of its slice, and nobody of theirs waited.
+/// Found by a random world: a group was split, the clients that left it kept the zones of its slice, and none of them waited.
 #[test]
 fn a_client_for_which_its_group_has_no_zone_is_served_in_the_next_slice() {
     let mut world = World::new(&ServerConfig { max_clients: 6, group_size: 2, spare_zones: 0, ..small() }, 3);
@@ -185,7 +186,7 @@ fn a_client_for_which_its_group_has_no_zone_is_served_in_the_next_slice() {
     world.server.check_consistency();
 }
 
-/// More clients than a group may have, and than the cache rule allows: with grouping off they are one group all the same.
+/// With grouping off, clients are one group, even if they are more than a group may have and the cache rule permits.
 #[test]
 fn with_grouping_off_every_client_keeps_its_zone() {
     let config = ServerConfig { max_clients: 60, depth: 2, response_buffers: 16, grouping: Grouping::Off, ..small() };
@@ -200,7 +201,7 @@ fn with_grouping_off_every_client_keeps_its_zone() {
     assert_eq!(world.server.stats().reads, 60, "one warm-up each; then requests are written");
 }
 
-/// Pitfall: the READs of a whole group in one burst, behind which the responses of the group that is served have to wait.
+/// Pitfall: the READs of a whole group in one burst, after which the responses of the group that is served have to wait.
 #[test]
 fn the_next_group_is_warmed_one_client_a_poll_and_the_current_one_at_once() {
     let mut world = World::new(&ServerConfig { max_clients: 6, group_size: 3, ..small() }, 6);
@@ -218,7 +219,7 @@ fn the_next_group_is_warmed_one_client_a_poll_and_the_current_one_at_once() {
     assert_eq!(reads, [3, 4, 5, 6, 6], "the next group is chosen in the poll after the switch");
 }
 
-/// Pitfall: after a swap, a response that names the pool from before.
+/// Pitfall: after a swap, a response names the pool from before.
 #[test]
 fn each_activation_names_a_zone_of_the_pool_of_its_slice() {
     let mut world = World::of_two_groups(&small(), Counters::default());
@@ -236,7 +237,7 @@ fn each_activation_names_a_zone_of_the_pool_of_its_slice() {
     assert!(pools.contains(&0) && pools.contains(&1) && world.server.stats().slices > 5, "{:?}", world.server.stats());
 }
 
-/// Pitfall: the switch overtakes, or is overtaken by, the response that it would ride on.
+/// Pitfall: the switch overtakes, or is overtaken by, the response that would carry it.
 #[test]
 fn a_context_switch_that_races_a_response_loses_neither() {
     let mut world = World::of_two_groups(&small(), Counters::default());
@@ -258,7 +259,7 @@ fn a_context_switch_that_races_a_response_loses_neither() {
     }
     assert!(matches!(world.sides[0].to_client.back(), Some(ServerOp::WriteEvent { .. })), "{:?}", world.sides[0].to_client);
     world.reply();
-    // The event alone: the client releases, and offers its request again.
+    // Only the event arrives: the client releases, and offers its request again.
     world.deliver_to_client(0);
     world.poll_client(0);
     assert_eq!(world.sides[0].client.state(), State::Warmup);
@@ -268,7 +269,7 @@ fn a_context_switch_that_races_a_response_loses_neither() {
     assert_eq!(world.server.stats().garbage, 0);
 }
 
-/// A READ that completes when its slice is over: the request is served, and its client told that the slice is over, and not that it begins.
+/// A READ completes when its slice is over: the request is served, and its client learns that the slice is over, not that it begins.
 #[test]
 fn a_late_warm_up_is_served_and_its_slice_ended_at_once() {
     let mut world = World::of_two_groups(&small(), Counters::default());
@@ -278,7 +279,7 @@ fn a_late_warm_up_is_served_and_its_slice_ended_at_once() {
     world.poll_server();
     world.poll_server();
     assert!(matches!(world.sides[0].to_client.front(), Some(ServerOp::Read { .. })));
-    // The other group's turn comes and goes.
+    // The other group's turn begins and ends.
     world.call(2).unwrap();
     world.poll_client(2);
     world.deliver_to_server(2);
@@ -294,12 +295,12 @@ fn a_late_warm_up_is_served_and_its_slice_ended_at_once() {
     assert_eq!(world.sides[0].client.stats().activations, 0);
 }
 
-/// While a READ is under way its bytes come in any order; the trailer among them proves nothing.
+/// While a READ is under way its bytes arrive in any order, so the trailer among them proves nothing.
 #[test]
 fn a_response_that_the_client_reads_is_not_taken_before_the_read_is_complete() {
     let mut world = World::new(&ServerConfig { reply_mode: ReplyMode::ClientReads, ..small() }, 1);
     world.call(0).unwrap();
-    // Until the next operation of the client is the READ of the message.
+    // Run until the next operation of the client is the READ of the message.
     let slot = loop {
         world.now_ns += 10_000;
         world.poll_client(0);
@@ -325,7 +326,7 @@ fn a_response_that_the_client_reads_is_not_taken_before_the_read_is_complete() {
     assert_eq!(world.sides[0].ended, [1]);
 }
 
-/// Nothing else switches, so what is not written at the activation would never leave.
+/// No other group makes a switch happen, so a request that is not written at the activation would never be sent.
 #[test]
 fn a_call_that_was_made_in_warm_up_leaves_with_the_activation() {
     let mut world = World::new(&ServerConfig { depth: 2, ..small() }, 1);
@@ -364,7 +365,8 @@ fn a_client_without_a_response_under_way_is_activated_by_a_bare_event() {
     assert_eq!((world.sides[0].executed[0], world.sides[0].ended[0]), (1, 1));
 }
 
-/// Pitfall: what an earlier use left in a slot is taken for a request. A zone is cleared when it is given out, and its messages are numbered.
+/// Pitfall: the bytes of an earlier use of a slot are taken for a request. A zone is cleared when it is given out, and its messages are
+/// numbered.
 #[test]
 fn what_is_left_in_a_zone_is_not_taken_for_a_request_of_its_next_client() {
     let mut world = World::new(&ServerConfig { group_size: 1, ..small() }, 3);
@@ -400,7 +402,7 @@ fn a_request_in_the_slot_of_another_client_is_not_served_as_that_clients() {
     world.server.memory().pools.write(at - layout.pool_slot(mine, 0) + layout.pool_slot(theirs, 0), &bytes);
     world.poll_server();
     assert_eq!((world.server.stats().garbage, world.take()), (1, false));
-    // Removed, so it is not in the victim's way.
+    // The message was removed, so it does not block the victim.
     world.call(1).unwrap();
     world.deliver_to_server(1);
     world.poll_server();
@@ -446,7 +448,7 @@ fn every_field_of_a_request_is_checked() {
     assert_eq!(accepted(&world), 2);
 }
 
-/// Whatever is in memory that clients write: no panic, no read outside of it, nothing executed.
+/// Any bytes in memory that clients write: no panic, no read outside of the memory, no execution.
 #[test]
 fn random_bytes_in_pools_and_entries_are_counted_and_do_no_harm() {
     let mut garbage = 0;
@@ -468,7 +470,7 @@ fn random_bytes_in_pools_and_entries_are_counted_and_do_no_harm() {
     assert!(garbage > 100, "{garbage}");
 }
 
-/// The same for a client: it ends its connection, and no more.
+/// Any bytes in a client's memory: the client ends its connection at most.
 #[test]
 fn random_bytes_in_a_clients_memory_end_its_connection_at_most() {
     let mut closed = 0;
@@ -494,7 +496,7 @@ fn random_bytes_in_a_clients_memory_end_its_connection_at_most() {
     assert!(closed > 150, "{closed}");
 }
 
-/// A client that stops while it has a zone: the zone is not given to anybody, a spare one is; in the end it is evicted.
+/// A client stops while it has a zone. That zone is not given to another client, but a spare one is. In the end the client is evicted.
 #[test]
 fn the_zone_of_a_stopped_client_is_not_reused_before_its_eviction() {
     let config = ServerConfig { group_size: 1, spare_zones: 1, drain_ns: 20_000, ..small() };
@@ -527,7 +529,8 @@ fn the_zone_of_a_stopped_client_is_not_reused_before_its_eviction() {
     assert_eq!((world.server.quarantined(), world.server.zone_of(world.sides[0].id)), (0, None));
 }
 
-/// A poll looks at some of the entries only, so its clock may say that a client is to be evicted before it finds the client's release.
+/// A poll looks at a number of the entries only, so the server's clock may be past a client's eviction before it finds the client's
+/// release.
 #[test]
 fn a_server_that_was_away_for_long_evicts_no_client_that_has_released() {
     let config = ServerConfig { max_clients: 200, drain_ns: 10_000, ..small() };
@@ -535,7 +538,7 @@ fn a_server_that_was_away_for_long_evicts_no_client_that_has_released() {
     for rounds in (1..20).cycle().take(200) {
         world.call_all();
         world.run(rounds);
-        // The clients look at what came meanwhile, and release, before the server does anything.
+        // The clients poll meanwhile, and release, before the server does anything.
         world.now_ns += config.drain_ns;
     }
     assert_eq!(world.server.stats().evictions, 0);
@@ -552,7 +555,7 @@ fn more_clients_than_entries_are_refused_until_one_leaves() {
     assert_eq!(world.server.join(regions), Ok(world.sides[2].id));
 }
 
-/// What a request of a client that has left still holds goes back; its number may be another's by then.
+/// A request of a client that has left returns its resources; by then another client may have its number.
 #[test]
 fn a_client_that_leaves_while_its_request_is_worked_on_costs_nothing() {
     let mut world = World::new(&ServerConfig { max_clients: 1, response_buffers: 2, ..small() }, 1);
@@ -577,7 +580,7 @@ fn a_client_that_leaves_while_its_request_is_worked_on_costs_nothing() {
     }
 }
 
-/// Of the group that is next one client is warmed at a time; the other one leaves while it waits.
+/// One client of the next group is warmed at a time; the other one leaves while it waits.
 #[test]
 fn a_client_that_leaves_while_it_waits_is_not_looked_for_any_more() {
     let mut world = active_world(&small(), 4);

@@ -1,8 +1,8 @@
-//! Every state that a real server and three real clients in two groups can reach with few calls, whatever order operations are executed in:
-//! each may be held for as long as others like, a client may die at any point, and the time of its calls may be over at any point.
+//! Every state that a real server and three real clients in two groups can reach with few calls, in every order of the operations. Each
+//! operation may be held for as long as others like, a client may die at any point, and the time of its calls may be over at any point.
 //!
-//! In each state: nothing is executed or ended twice, nobody writes where it must not (S6, S7, S8, S12), nobody waits for more than two
-//! rotations (S17); and from each, everything that was called ends in a bounded number of fair rounds, after which every slot works.
+//! In each state, nothing is executed or ended twice, no end writes where it must not (S6, S7, S8, S12), and no client waits for more
+//! than two rotations (S17). From each state, all calls end in a bounded number of fair rounds, after which every slot works.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -11,12 +11,12 @@ use std::rc::Rc;
 use super::world::{Counters, World, small};
 use crate::protocol::{ReplyMode, ServerConfig};
 
-/// What can happen. A client looks at its memory after each operation that reached it, or after all that wait; that it does not look for a while
-/// is the same as that the operations are held.
+/// A possible event. A client looks at its memory after each operation that reached it, or after all that wait. A client that does not
+/// look for a while is equivalent to operations that are held.
 #[derive(Clone, Copy, Debug)]
 enum Action {
     Call(usize),
-    /// One whose time is over before its client looks for the first time: it is never offered.
+    /// A call whose time is over before its client looks for the first time: it is never offered.
     CallTooLate(usize),
     /// The time of all calls of a client is over.
     TimeOut(usize),
@@ -24,7 +24,7 @@ enum Action {
     ToClient(usize),
     AllToClient(usize),
     PollServer,
-    /// At the time at which it has something to do.
+    /// The server polls at the time of its next event.
     PollServerLater,
     Take,
     Reply,
@@ -36,11 +36,11 @@ enum Action {
 struct Setup {
     /// Calls of each client.
     calls: [usize; 3],
-    /// Who may die, once.
+    /// The client that may die, once.
     mortal: Option<usize>,
-    /// Whose calls may run out of time.
+    /// The client whose calls may run out of time.
     impatient: Option<usize>,
-    /// Slices at most: while a request is kept, groups may go on taking turns forever.
+    /// Maximum number of slices: while a request is kept, groups may take turns without end.
     slices: u64,
     /// A worker may keep a request while other things happen; else each poll is followed by all answers.
     keeps_requests: bool,
@@ -78,7 +78,7 @@ fn actions(world: &World, setup: Setup) -> Vec<Action> {
     all
 }
 
-/// Whether it was possible.
+/// Applies an action. Returns whether it was possible.
 fn apply(world: &mut World, action: Action, setup: Setup) -> bool {
     let is_possible = match action {
         Action::Call(nth) => {
@@ -153,13 +153,13 @@ fn check(world: &World, path: &Path, setup: Setup, is_fair_checked: bool) {
     assert_eq!(fair.server.stats().garbage, 0, "{path:?}");
 }
 
-/// Of a fair run, each of 100 ns; a slice is 1,000 ns.
+/// Maximum number of rounds of a fair run, each of 100 ns; a slice is 1,000 ns.
 const MOST_ROUNDS: usize = 100;
-/// The fair run is made from one in so many states: it costs as much as some hundred transitions, and the states of its own way are among
+/// The fair run is made from one in this many states: it costs as much as some hundred transitions, and the states on its way are among
 /// those explored.
 const FAIR_RUN_OF: usize = 8;
 
-/// How a state was reached.
+/// The actions that led to a state.
 #[derive(Clone, Debug)]
 struct Path(#[expect(dead_code, reason = "for the message of a failure")] Option<Rc<(Action, Path)>>);
 
@@ -190,16 +190,16 @@ fn explore_from(name: &str, config: &ServerConfig, setup: Setup, counters: Count
             }
         }
     }
-    // Not by `println`, which a test that passes does not show.
+    // Not `println`, which a passing test does not show.
     std::io::stderr().write_all(format!("explored {name}: {} states, {transitions} transitions\n", seen.len()).as_bytes()).unwrap();
 }
 
-/// Longer forms, for `COPYRPC_TEST_SCALE` above 1.
+/// Returns whether to explore longer forms: `COPYRPC_TEST_SCALE` is above 1.
 fn is_long() -> bool {
     std::env::var("COPYRPC_TEST_SCALE").is_ok_and(|scale| scale.parse().is_ok_and(|scale: u32| scale > 1))
 }
 
-/// The long form has no bound that these calls reach (2.9 million states). In the short one each group has one slice.
+/// The long form has no bound that these calls reach (2.9 million states). In the short form each group has one slice.
 #[test]
 fn one_call_of_each_client_is_executed_and_ends_once() {
     let slices = if is_long() { u64::MAX } else { 2 };
@@ -215,7 +215,7 @@ fn one_call_of_each_group_is_executed_and_ends_once_in_slices_without_end() {
     );
 }
 
-/// The second call finds the client in whatever state the first has left it in.
+/// The second call finds the client in any state that the first call has left it in.
 #[test]
 fn a_second_call_is_executed_and_ends_once_in_whatever_state_it_finds_the_client() {
     let calls = if is_long() { [2, 1, 1] } else { [2, 0, 1] };
@@ -243,7 +243,7 @@ fn responses_that_clients_read_are_neither_lost_nor_repeated() {
     explore("clients READ", &config, Setup { calls: [1, 0, 1], mortal: None, impatient: None, slices: 3, keeps_requests: false });
 }
 
-/// A call that was never offered leaves its slot as it found it; the response to any other frees its slot, however late it comes.
+/// A call that was never offered leaves its slot unchanged; the response to any other call frees its slot, at any later time.
 #[test]
 fn a_slot_works_again_after_a_call_that_ran_out_of_time_in_whatever_state() {
     let calls = if is_long() { [3, 0, 1] } else { [2, 0, 1] };

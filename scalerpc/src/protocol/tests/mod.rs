@@ -1,4 +1,4 @@
-//! Real servers and real clients in a world of plain memory, in which every operation is executed when the test says so.
+//! Real servers and real clients in a world of plain memory, in which the test decides when every operation is executed.
 
 mod bounds;
 mod defects;

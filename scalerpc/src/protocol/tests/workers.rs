@@ -23,7 +23,7 @@ fn a_permit_is_had_in_process_only_and_keeps_the_client_there() {
     assert_eq!(side.client.try_activate().unwrap_err(), CallError::Closed(CloseReason::ClosedHere));
 }
 
-/// Handlers of a world with one active client: calls of these types, answered by `handlers` whose clock is `clock`.
+/// Makes a call of this type in a world with one active client. `handlers` answer it, with `clock` as their time. Returns its outcome.
 fn answer(world: &mut World, handlers: &mut Handlers, rpc_type: u16, clock: impl FnMut() -> u64) -> Option<Result<usize, CallFailure>> {
     let side = &mut world.sides[0];
     side.client.call(rpc_type, &[1, 2, 3], 0, &mut side.to_server).unwrap();
@@ -99,7 +99,7 @@ fn a_handler_that_takes_longer_than_a_slice_is_served_from_the_legacy_lane_and_a
     assert_eq!(world.server.stats().legacy, 2);
 }
 
-/// Without a buffer for its response a request is not taken; it stays where it is.
+/// A request without a buffer for its response is not taken, and stays where it is.
 #[test]
 fn requests_wait_for_response_buffers() {
     let config = ServerConfig { depth: 2, response_buffers: 1, legacy_capacity: 0, ..small() };
@@ -113,8 +113,8 @@ fn requests_wait_for_response_buffers() {
     assert!(world.deliver_to_client(0) && world.take());
 }
 
-/// Held requests have their answers given in another order, by another thread, by nobody, and after a context switch; a caller that has left
-/// gets none, and each of the others its own, once.
+/// Held requests are answered in another order, by another thread, by a drop, and after a context switch. A client that has left gets no
+/// answer, and each other call gets its own answer, once.
 #[test]
 fn requests_that_are_held_are_answered_whenever_by_whomever() {
     let config = ServerConfig { depth: 4, response_buffers: 2, legacy_capacity: 0, ..small() };
@@ -165,7 +165,7 @@ fn requests_that_are_held_are_answered_whenever_by_whomever() {
     assert_eq!((handlers.held(), world.server.free_buffers()), (0, 2));
 }
 
-/// A worker that panics drops what it has.
+/// A worker that panics drops its requests.
 #[test]
 fn a_worker_that_dies_answers_that_it_failed() {
     let mut world = active_world(&small(), 1);

@@ -1,4 +1,4 @@
-//! One server, some clients, and the queue pairs between them: one queue of operations in each direction, executed in order (RC).
+//! One server, several clients, and the queue pairs between them: one queue of operations in each direction, executed in order (RC).
 
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
@@ -27,7 +27,7 @@ pub(super) const fn responses_addr(client: usize) -> u64 {
     0x20_0000_0000 + ((client as u64) << 28)
 }
 
-/// The smallest server: one slot a client, and room for three zones a pool.
+/// Returns the smallest configuration: one slot a client, and three zones a pool.
 pub(super) fn small() -> ServerConfig {
     ServerConfig {
         max_clients: 4,
@@ -43,23 +43,23 @@ pub(super) fn small() -> ServerConfig {
     }
 }
 
-/// What is counted in the core and on the wire, as it is when the world begins. All zeros: as it is when programs begin.
+/// The counters in the core and on the wire at the beginning of a world. All zeros: the state of new programs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counters {
-    /// Slices that were served.
+    /// Number of slices served.
     pub(super) epoch: u64,
-    /// So many of them ago every client had its last.
+    /// Number of slices since every client had its last one.
     pub(super) idle: u64,
-    /// Requests of each slot of each client.
+    /// Number of requests of each slot of each client.
     pub(super) sequence: u32,
-    /// Announcements of each client.
+    /// Number of announcements of each client.
     pub(super) announcements: u32,
-    /// Clients admitted.
+    /// Number of clients admitted.
     pub(super) generation: u32,
 }
 
 impl Counters {
-    /// Every counter `left` steps before the one of so many bits is 0 again; what has fewer bits, before that.
+    /// Returns counters that are all `left` steps before a counter of that many bits wraps. Counters of fewer bits have wrapped before.
     pub(super) const fn before_wrap(bits: u32, left: u32) -> Self {
         let wide = (u64::MAX >> (64 - bits)) - left as u64;
         Self { epoch: wide, idle: wide, sequence: wide as u32, announcements: wide as u32, generation: wide as u32 }
@@ -73,14 +73,14 @@ pub(super) struct Side {
     pub(super) client: Client<HeapMemory>,
     pub(super) to_server: VecDeque<ClientOp>,
     pub(super) to_client: VecDeque<ServerOp>,
-    /// Its process runs. A dead one's memory is gone with its queue pair.
+    /// Its process runs. The memory of a dead one is gone with its queue pair.
     pub(super) is_alive: bool,
     /// The server was told that the queue pair is gone.
     pub(super) has_left: bool,
     pub(super) made: usize,
     /// Calls whose ends were not taken.
     pub(super) open: Vec<(CallHandle, usize)>,
-    /// How often the handler ran, and how often a response was taken, for each call.
+    /// Number of runs of the handler, and of responses taken, for each call.
     pub(super) executed: Vec<u8>,
     pub(super) ended: Vec<u8>,
 }
@@ -92,7 +92,7 @@ pub(super) struct World {
     /// Requests that a worker has.
     pub(super) working: VecDeque<(Request, [u8; 4])>,
     pub(super) now_ns: u64,
-    /// Switches since each client began to wait, with a free zone in reach.
+    /// Number of switches since each client began to wait with a free zone in reach.
     pub(super) waited: Vec<usize>,
     ops: Vec<ServerOp>,
     counters: Counters,
@@ -103,7 +103,7 @@ impl World {
         Self::counting_from(config, clients, Counters::default())
     }
 
-    /// A world that has existed for long.
+    /// Makes a world that has existed for long.
     pub(super) fn counting_from(config: &ServerConfig, clients: usize, counters: Counters) -> Self {
         let layout = config.layout().unwrap();
         let memory = ServerMemory {
@@ -119,7 +119,7 @@ impl World {
         world
     }
 
-    /// Three clients in two groups: of two, and of one.
+    /// Makes a world of three clients in two groups: of two, and of one.
     pub(super) fn of_two_groups(config: &ServerConfig, counters: Counters) -> Self {
         let mut world = Self::counting_from(config, 4, counters);
         world.sides[3].is_alive = false;
@@ -168,7 +168,7 @@ impl World {
         });
     }
 
-    /// A call whose payload says which it is.
+    /// Makes a call whose payload identifies it.
     pub(super) fn call(&mut self, nth: usize) -> Option<CallHandle> {
         let (now_ns, side) = (self.now_ns, &mut self.sides[nth]);
         let payload = [nth as u8, side.made as u8, 0x5a, 0xa5];
@@ -182,7 +182,7 @@ impl World {
         Some(handle)
     }
 
-    /// A call of each client that can make one.
+    /// Makes a call of each client that can make one.
     pub(super) fn call_all(&mut self) {
         for nth in 0..self.sides.len() {
             self.call(nth);
@@ -208,7 +208,7 @@ impl World {
         }
     }
 
-    /// A worker takes a request, and runs its handler.
+    /// Lets a worker take a request and run its handler. Returns whether there was a request.
     pub(super) fn take(&mut self) -> bool {
         let mut payload = [0; 128];
         let Some(request) = self.server.take(&mut payload, self.now_ns, &mut self.ops) else { return false };
@@ -223,7 +223,7 @@ impl World {
         true
     }
 
-    /// The worker keeps a request for later, behind the others it has.
+    /// Lets the worker keep a request for later, after the others it has.
     pub(super) fn hold(&mut self) {
         if let Some((mut request, bytes)) = self.working.pop_front() {
             self.server.hold(&mut request);
@@ -231,12 +231,12 @@ impl World {
         }
     }
 
-    /// Whether a request was answered: one that was held may have no place for its response.
+    /// Answers a request. Returns whether it was answered: a request that was held may have no buffer for its response.
     pub(super) fn reply(&mut self) -> bool {
         self.answer(true)
     }
 
-    /// The same, by a worker that dies: its handler has run, and gives no response.
+    /// Ends a request by a worker that dies: its handler has run, and gives no response.
     pub(super) fn die(&mut self) -> bool {
         self.answer(false)
     }
@@ -258,13 +258,13 @@ impl World {
         while self.take_completion(nth).is_some() {}
     }
 
-    /// A client looks at its memory and its clock, and leaves what has ended where it is.
+    /// Lets a client look at its memory and its clock, without taking the ends of calls.
     pub(super) fn look(&mut self, nth: usize) {
         let side = &mut self.sides[nth];
         side.client.poll(self.now_ns, &mut side.to_server);
     }
 
-    /// A client looks at its clock when the time of all its calls is over.
+    /// Lets a client look at its clock when the time of all its calls is over.
     pub(super) fn time_out(&mut self, nth: usize) {
         let side = &mut self.sides[nth];
         let later_ns = self.now_ns + side.client.timeout_ns();
@@ -295,7 +295,7 @@ impl World {
         Some(completion)
     }
 
-    /// Executes the next operation of a client; whether there was one.
+    /// Executes the next operation of a client. Returns whether there was one.
     pub(super) fn deliver_to_server(&mut self, nth: usize) -> bool {
         let side = &mut self.sides[nth];
         let Some(op) = side.to_server.pop_front() else { return false };
@@ -330,7 +330,7 @@ impl World {
         true
     }
 
-    /// Executes the next operation of the server towards a client; whether there was one.
+    /// Executes the next operation of the server towards a client. Returns whether there was one.
     pub(super) fn deliver_to_client(&mut self, nth: usize) -> bool {
         let side = &mut self.sides[nth];
         let Some(op) = side.to_client.pop_front() else { return false };
@@ -365,7 +365,7 @@ impl World {
         self.server.on_read_done(token, self.now_ns);
     }
 
-    /// The server's device has noticed that a queue pair is gone.
+    /// Lets the server's device notice that a queue pair is gone.
     pub(super) fn leave(&mut self, nth: usize) {
         let side = &mut self.sides[nth];
         side.to_server.clear();
@@ -378,7 +378,7 @@ impl World {
         self.server.leave(side.id);
     }
 
-    /// Lets the time come at which the server has something to do; whether there is one, and not only an eviction.
+    /// Advances the time to the server's next event. Returns whether there is one that is not only an eviction.
     pub(super) fn tick(&mut self) -> bool {
         match self.server.next_event_ns() {
             Some(at_ns) if at_ns > self.now_ns && at_ns - self.now_ns < 1 << 30 => {
@@ -389,12 +389,12 @@ impl World {
         }
     }
 
-    /// Everything happens in turn, for so many rounds or until no call is outstanding; how many were needed.
+    /// Lets everything happen in turn, for that many rounds or until no call is outstanding. Returns the number of rounds.
     pub(super) fn run(&mut self, rounds: usize) -> usize {
         self.run_until(rounds, Self::is_done)
     }
 
-    /// The same until no slot of a living client is in use, or lent either.
+    /// Like [`run`](Self::run), until no slot of a living client is in use or lent.
     pub(super) fn settle(&mut self, rounds: usize) -> usize {
         self.run_until(rounds, Self::is_settled)
     }
@@ -423,7 +423,7 @@ impl World {
         rounds
     }
 
-    /// No call of a living client is outstanding, or not told.
+    /// Returns whether no call of a living client is outstanding, or its end not taken.
     pub(super) fn is_done(&self) -> bool {
         self.sides.iter().all(|side| !side.is_alive || side.client.outstanding() == 0)
     }
@@ -440,7 +440,7 @@ impl World {
         self.now_ns = 0;
     }
 
-    /// Of everything that decides something.
+    /// Returns a hash of everything that affects a decision.
     pub(super) fn hash(&self) -> u128 {
         let mut hasher = Wide::default();
         self.server.hash_state(&mut hasher);
@@ -454,7 +454,7 @@ impl World {
     }
 }
 
-/// 128 bits, so that of some millions of states no two are taken for one. A few multiplications a word.
+/// A hash of 128 bits, so that among some millions of states no two collide. It takes a few multiplications a word.
 #[derive(Default)]
 struct Wide(u128);
 

@@ -1,31 +1,31 @@
-//! Worlds in which a seed says what happens next: many clients, both ways of the response, deep slots, counters at any place; and with time,
-//! calls that run out of it, a server and clients that are away for longer than that.
+//! Worlds in which a seed decides the next event: many clients, both transports of the response, deep slots, counters at any value. With
+//! time: calls that run out of it, and a server and clients that are absent for longer than that.
 
 use super::world::{Counters, World, small};
 use crate::protocol::{ReplyMode, ServerConfig};
 
 const CLIENTS: usize = 12;
 const STEPS: usize = 20_000;
-/// Of a step, in ns.
+/// Maximum length of a step, in ns.
 const MAX_STEP_NS: u64 = 20;
-/// Calls of a client, which payloads have a byte for.
+/// Maximum number of calls of a client: payloads have one byte for it.
 const MAX_CALLS: usize = 250;
-/// No call of these tests takes so long.
+/// A timeout that no call of these tests reaches, in ns.
 const PATIENCE_NS: u64 = 1 << 40;
 const MAX_ROUNDS: usize = 500;
 
-/// How long things take, in ns.
+/// Durations, in ns.
 #[derive(Clone, Copy)]
 struct Times {
-    /// Calls of every other client; the others have patience.
+    /// Timeout of every other client; the others have no timeout.
     timeout: u64,
-    /// How long the server, and a client, is away.
+    /// Length of an absence of the server, and of a client.
     away: u64,
-    /// Until a client that is away is evicted.
+    /// Time before an absent client is evicted.
     drain: u64,
 }
 
-/// Everything ends, and everything waits for as long as it takes.
+/// No timeout and no absence.
 const ENDLESS: Times = Times { timeout: PATIENCE_NS, away: 0, drain: PATIENCE_NS };
 
 fn config(seed: u64, depth: u32, times: Times) -> ServerConfig {
@@ -33,7 +33,7 @@ fn config(seed: u64, depth: u32, times: Times) -> ServerConfig {
     ServerConfig { max_clients: CLIENTS as u32, depth, group_size: 3, response_buffers: 16, reply_mode, drain_ns: times.drain, ..small() }
 }
 
-/// A world in which everything happened in the order that a seed gives, and then what was left in turn.
+/// Makes a world in which everything happens in the order that a seed gives, and then runs the rest in turn.
 fn random_world(seed: u64, times: Times, counters: Counters) -> World {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut world = World::counting_from(&config(seed, rng.u32(1..4), times), CLIENTS, counters);
@@ -67,13 +67,13 @@ fn random_world(seed: u64, times: Times, counters: Counters) -> World {
     assert!(world.settle(MAX_ROUNDS) < MAX_ROUNDS, "seed {seed}: calls do not end, or their slots are lost");
     world.server.check_consistency();
     let made: usize = world.sides.iter().map(|side| side.made).sum();
-    // Where clients are away for so long that they are evicted, there may be few calls and slices; that test counts those of all seeds.
+    // If clients are absent until they are evicted, there may be few calls and slices; that test counts those of all seeds.
     let stats = world.server.stats();
     assert!(made > 50 && stats.slices > 10 || times.drain < PATIENCE_NS, "seed {seed}: {made} calls, {stats:?}");
     world
 }
 
-/// Every slot of each client that lives works.
+/// Asserts that every slot of each living client works.
 fn check_slots(world: &mut World, seed: u64) {
     for round in 0..3 {
         for nth in 0..CLIENTS {
@@ -94,7 +94,7 @@ fn check_slots(world: &mut World, seed: u64) {
     assert_eq!(world.server.stats().garbage, 0, "seed {seed}: a correct client's message is garbage");
 }
 
-/// So many times as many seeds: `COPYRPC_TEST_SCALE`.
+/// Returns the factor of the number of seeds: `COPYRPC_TEST_SCALE`.
 fn scale() -> u64 {
     std::env::var("COPYRPC_TEST_SCALE").ok().and_then(|scale| scale.parse().ok()).unwrap_or(1)
 }
@@ -136,7 +136,7 @@ fn clients_that_are_evicted_while_they_are_away_harm_nobody() {
     assert!(enough, "{evictions} evictions, {calls} calls, {slices} slices of {seeds} seeds");
 }
 
-/// A counter reaches the end of its bits in a use of a client, a slot or the server, or shortly before.
+/// A counter wraps, or is shortly before its wrap, during a use of a client, a slot or the server.
 #[test]
 fn counters_near_every_wrap_change_nothing() {
     for seed in 0..60 * scale() {
@@ -148,7 +148,7 @@ fn counters_near_every_wrap_change_nothing() {
     }
 }
 
-/// Wherever the epochs are, a client that joins is served, and so is one that was idle for any number of slices.
+/// At any epoch, a client that joins is served, and so is a client that was idle for any number of slices.
 #[test]
 fn clients_are_served_after_any_number_of_idle_slices() {
     let starts = [16, 24, 30, 31, 32, 33, 47, 48, 63].map(|bits| 1_u64 << bits);

@@ -1,12 +1,13 @@
-//! SEND as a contestant: one message, one receive, one completion each. On reliable connections ([`rc`]) and as datagrams ([`ud`]) all is the
-//! same but the queue pairs, which are behind [`Port`].
+//! SEND as a contestant: one message, one receive, one completion each. Reliable connections ([`rc`]) and datagrams ([`ud`]) share
+//! everything but the queue pairs, which are behind [`Port`].
 //!
-//! A client has a session with the server: as many slots as calls that it may have unanswered, each of which is one credit. For each slot of each
-//! session a receive is posted at either end, and posted again before the slot can be used again, so no message meets a queue without
-//! receives, and no credits travel. As in eRPC a request has the number of its session, of its slot, and its own; unlike there nothing is sent
-//! again: the software device loses no datagram of sessions of up to 32 slots, and what a network loses ends the measurement.
+//! A client has a session with the server: as many slots as it may have unanswered calls, each of which is one credit. For each slot of
+//! each session a receive is posted at either end, and posted again before the slot can be used again. So no message meets a queue
+//! without receives, and no credits travel. As in eRPC a request has the number of its session, of its slot, and its own. Unlike in eRPC
+//! nothing is sent again: the software device loses no datagram of sessions of up to 32 slots, and a loss in a network ends the
+//! measurement.
 //!
-//! A slot's buffers are used again when its reply came, or its next request: the other end has what was in them, so the device has read them.
+//! A slot's buffers are used again when its reply or its next request arrived: the other end has the bytes, so the device has read them.
 
 mod rc;
 mod ud;
@@ -21,19 +22,19 @@ pub(crate) use ud::UdPort;
 
 use super::contestant::{Answers, Case, Client, Server};
 
-/// Longest message that is carried in its WQE.
+/// Maximum bytes of a message that is carried in its WQE.
 const MAX_INLINE_BYTES: usize = 64;
-/// Completions that one poll takes from a queue, so that it is bounded.
+/// Maximum number of completions that one poll takes from a queue.
 const POLL_BUDGET: usize = 64;
 
 /// The sizes of one end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
-    /// Sessions.
+    /// Number of sessions.
     peers: usize,
-    /// Slots of each.
+    /// Number of slots of each session.
     depth: usize,
-    /// Header and payload.
+    /// Bytes of header and payload.
     message_bytes: usize,
 }
 
@@ -42,12 +43,12 @@ impl Shape {
         Self { peers, depth: case.depth, message_bytes: Header::BYTES + case.payload_bytes }
     }
 
-    /// Messages that may be under way in either direction.
+    /// Returns the maximum number of messages under way in either direction.
     const fn messages(&self) -> usize {
         self.peers * self.depth
     }
 
-    /// Bytes of a send buffer: no two share a cache line.
+    /// Returns the bytes of a send buffer: no two share a cache line.
     const fn buffer_bytes(&self) -> usize {
         self.message_bytes.next_multiple_of(64)
     }
@@ -56,9 +57,9 @@ impl Shape {
 /// A message that arrived.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arrival {
-    /// Whose it is, if the queue pair says so.
+    /// The sender, if the queue pair tells it.
     peer: Option<usize>,
-    /// The receive it is in.
+    /// The receive that the message is in.
     place: usize,
     /// Bytes of the receive that were written.
     bytes: usize,
@@ -73,25 +74,25 @@ pub(crate) trait Port: Sized {
     fn open(device: &DeviceSpec, shape: &Shape) -> Result<Self, Failure>;
     fn pd(&self) -> &Pd;
     fn device_info(&self) -> DeviceInfo;
-    /// What that peer must know to reach this end.
+    /// Returns the record with which that peer reaches this end.
     fn record(&self, peer: usize) -> Vec<u8>;
     fn connect(&mut self, peer: usize, record: &[u8]) -> Result<(), Failure>;
-    /// Posts a receive, which is there by the next [`ring`](Self::ring). There is room for one for each slot.
+    /// Posts a receive, which is active after the next [`ring`](Self::ring). There is room for a receive for each slot.
     fn post_receive(&mut self, buffer: Sge, place: usize) -> Result<(), Failure>;
-    /// Posts a message; false if there is no room for now.
+    /// Posts a message. Returns `false` if there is no room now.
     fn post(&mut self, peer: usize, message: impl Payload) -> Result<bool, Failure>;
-    /// Rings for what was posted.
+    /// Rings the doorbell for the posted operations.
     fn ring(&mut self);
-    /// Takes completions, and hands out the messages that arrived. How many completions.
+    /// Takes completions, and appends the messages that arrived. Returns the number of completions.
     fn take(&mut self, arrived: &mut Vec<Arrival>) -> Result<usize, Failure>;
 }
 
-/// What a message starts with.
+/// The header at the start of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Header {
     session: u16,
     slot: u16,
-    /// Of the request, within its session.
+    /// Number of the request within its session.
     number: u32,
 }
 
@@ -103,7 +104,7 @@ impl Header {
         [a, b, c, d, e, f, g, h]
     }
 
-    /// The header and what follows it.
+    /// Splits a message into its header and the rest.
     fn decode(message: &[u8]) -> Option<(Self, &[u8])> {
         let (&[a, b, c, d, e, f, g, h], rest) = message.split_first_chunk()?;
         let (session, slot) = (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]));
@@ -115,7 +116,7 @@ impl Header {
 struct End<P> {
     port: P,
     shape: Shape,
-    /// Of its peers, in their order.
+    /// Sessions of its peers, in their order.
     sessions: Range<usize>,
     receives: Mr,
     sends: Mr,
@@ -141,19 +142,19 @@ impl<P: Port> End<P> {
         Ok(Self { port, shape, sessions, receives, sends, unsent, arrived, message: vec![0; message_bytes] })
     }
 
-    /// Bytes of a receive's buffer.
+    /// Returns the bytes of a receive's buffer.
     const fn receive_bytes(shape: &Shape) -> usize {
         (P::HEADROOM_BYTES + shape.message_bytes).next_multiple_of(64)
     }
 
-    /// Sends what is in a slot's buffer once [`write`](Self::write) put it there.
+    /// Sends the bytes of a slot's buffer, after [`write`](Self::write) has put them there.
     #[inline]
     fn send(&mut self, peer: usize, place: usize) -> Result<(), Failure> {
         self.unsent.push_back((peer, place));
         self.post()
     }
 
-    /// Posts what there is room for.
+    /// Posts messages as far as there is room.
     #[inline]
     fn post(&mut self) -> Result<(), Failure> {
         while let Some(&(peer, place)) = self.unsent.front() {
@@ -181,7 +182,7 @@ impl<P: Port> End<P> {
         Ok(self.sends.write(at + Header::BYTES, payload)?)
     }
 
-    /// Copies a message out, posts its receive again, and gives the header and payload.
+    /// Copies a message out, and posts its receive again. Returns the header and payload.
     #[inline]
     fn read(&mut self, arrival: Arrival) -> Result<(Header, &[u8]), Failure> {
         let Self { port, shape, sessions, receives, message, .. } = self;
@@ -254,7 +255,7 @@ pub(crate) struct SendClient<P> {
     end: End<P>,
     session: u16,
     next: u32,
-    /// Numbers of the requests that are unanswered, by slot.
+    /// Numbers of the unanswered requests, by slot.
     unanswered: Vec<Option<u32>>,
 }
 
@@ -319,7 +320,7 @@ mod tests {
         assert_eq!(Header::decode(&message[..7]), None);
     }
 
-    /// A server, and the second of its two clients.
+    /// Makes a server, and the second of its two clients.
     fn ends<P: Port>() -> (SendServer<P>, SendClient<P>) {
         let fabric = FabricSpec::Local(LocalFabric::new());
         let device = DeviceSpec::Soft(SoftOptions { fabric, arena_bytes: 1 << 30, ..SoftOptions::default() });
@@ -339,7 +340,7 @@ mod tests {
         let (mut server, mut client) = ends::<P>();
         let (mut request, tag) = ([0; 16], Tag::new(1, 0));
         pattern::fill_request(&mut request, tag);
-        // Many times as many as there are receives.
+        // Many times the number of receives.
         for _ in 0..100 {
             assert!(client.issue(1, &request).unwrap());
             client.poll(|_, _| panic!("nobody has answered")).unwrap();
@@ -349,7 +350,7 @@ mod tests {
             assert_eq!(replies, 1);
         }
         assert_eq!((server.answers.answered(), server.answers.bad_requests()), (100, 0));
-        // A reply of a call that has ended.
+        // A reply to a call that has ended.
         forge(&mut server.end, 1, 3, Header { session: 1, slot: 1, number: 99 });
         assert!(client.poll(|_, _| ()).unwrap_err().to_string().contains("nothing waits for"));
 
@@ -364,7 +365,7 @@ mod tests {
     #[test]
     fn on_connections() {
         sound_calls_are_answered_and_others_end_the_run::<RcPort>();
-        // Of another client's session, which datagrams do not tell.
+        // A request of another client's session, which datagrams do not tell.
         let (mut server, mut client) = ends::<RcPort>();
         client.end.write(0, Header { session: 0, slot: 0, number: 0 }, &[0; 16]).unwrap();
         client.end.send(0, 0).unwrap();

@@ -9,18 +9,18 @@ use mlx5::{
 use super::super::contestant::record;
 use super::{Arrival, MAX_INLINE_BYTES, POLL_BUDGET, Port, Shape};
 
-/// WQEBBs that an inline message takes at most.
+/// Maximum WQEBBs of an inline message.
 const WQEBBS: usize = 2;
 
 pub(crate) struct RcPort {
     links: Vec<Link>,
     srq: Srq,
     send_cq: Cq,
-    /// With the peer of each queue pair.
+    /// The receive completions, each with its peer.
     recv_cq: MonoCq<usize>,
     pd: Pd,
     device: Device,
-    /// Peers to ring for.
+    /// Peers whose doorbells are to be rung.
     unrung: Vec<usize>,
 }
 
@@ -35,7 +35,7 @@ impl Port for RcPort {
     fn open(device: &DeviceSpec, shape: &Shape) -> Result<Self, Failure> {
         let device = Device::open(device)?;
         let pd = device.alloc_pd()?;
-        // Room for messages whose completions have not been taken: those of a quarter of the queue are not announced.
+        // Room for messages whose completions have not been taken: those of a quarter of the queue are not signalled.
         let wqebbs = (4 * WQEBBS * shape.depth) as u32;
         let (send_cq, mut recv_cq) = (device.create_cq(wqebbs * shape.peers as u32)?, device.create_mono_cq(2 * shape.messages() as u32)?);
         let srq = pd.create_srq(shape.messages() as u32, 1)?;
@@ -63,7 +63,7 @@ impl Port for RcPort {
     }
 
     fn connect(&mut self, peer: usize, said: &[u8]) -> Result<(), Failure> {
-        let address = QpAddress::from_bytes(record(said)?).ok_or("a record that is no address of a queue pair")?;
+        let address = QpAddress::from_bytes(record(said)?).ok_or("the record is not the address of a queue pair")?;
         let link = self.links.get_mut(peer).ok_or("there is no queue pair for it")?;
         Ok(link.qp.connect(&address, &ConnectOptions::default())?)
     }

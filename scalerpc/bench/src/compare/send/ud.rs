@@ -10,16 +10,16 @@ use super::super::contestant::record;
 use super::{Arrival, MAX_INLINE_BYTES, POLL_BUDGET, Port, Shape};
 
 const QKEY: u32 = 0x5ca1e;
-/// WQEBBs that an inline message takes at most; its address is in it, too.
+/// Maximum WQEBBs of an inline message, which has its address too.
 const WQEBBS: usize = 3;
-/// Most WQEBBs of the send queue. What finds no room waits.
+/// Maximum WQEBBs of the send queue. Messages that find no room wait.
 const MAX_WQEBBS: usize = 16_384;
 
 pub(crate) struct UdPort {
     qp: UdQp,
     send_cq: Cq,
     recv_cq: Cq,
-    /// Of the peers, by number.
+    /// Destinations of the peers, by number.
     destinations: Vec<Destination>,
     pd: Pd,
     device: Device,
@@ -53,12 +53,12 @@ impl Port for UdPort {
         self.qp.address().to_bytes().to_vec()
     }
 
-    /// Peers connect in the order of their numbers.
+    /// Connects a peer. Peers connect in the order of their numbers.
     fn connect(&mut self, peer: usize, said: &[u8]) -> Result<(), Failure> {
         if peer != self.destinations.len() {
             return Err(format!("peer {peer} is not the next one, which is {}", self.destinations.len()).into());
         }
-        let address = QpAddress::from_bytes(record(said)?).ok_or("a record that is no address of a queue pair")?;
+        let address = QpAddress::from_bytes(record(said)?).ok_or("the record is not the address of a queue pair")?;
         self.destinations.push(self.qp.destination_of(&address, QKEY)?);
         Ok(())
     }
