@@ -1,7 +1,7 @@
-//! That all ranks run the same job, found out before any transport is made.
+//! The check that all ranks run the same job, before any transport is made.
 //!
-//! Each rank states what it would run, or why it cannot: its build and its options, name by name. The ranks compare digests; only where those
-//! differ do they exchange the statements, and then each difference is named, with the ranks. The outcome is the same on all ranks.
+//! Each rank states the job it would run, or why it cannot: its build and its options, name by name. The ranks compare digests. Only if
+//! those differ do they exchange the statements, and each difference is named, with the ranks. The outcome is the same on all ranks.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -17,16 +17,16 @@ use thiserror::Error;
 use crate::options::Options;
 use crate::result::SCHEMA_VERSION;
 
-/// How long the slowest rank may take to get here.
+/// Maximum time for the slowest rank to get here.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What has to be equal on all ranks, by names that a user knows.
+/// Properties that have to be equal on all ranks, by names that a user knows.
 type Facts = BTreeMap<String, String>;
 
-/// The ranks do not run.
+/// Why the ranks do not run.
 #[derive(Debug, Error)]
 pub enum AgreementError {
-    /// They could not ask each other.
+    /// The exchange failed.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
     /// A rank cannot run its options, or ranks differ. The text is the same on all ranks.
@@ -34,17 +34,17 @@ pub enum AgreementError {
     Refused(String),
 }
 
-/// What one rank says.
+/// The statement of one rank.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum Statement {
     Runs(Facts),
     Refuses(String),
 }
 
-/// Returns this rank's `options` if every rank has some that it can run, and all have the same. A collective operation.
+/// Returns this rank's `options` if every rank has options that it can run, and all have the same. A collective operation.
 ///
 /// # Errors
-/// [`AgreementError::Refused`] names what is wrong and on which ranks.
+/// [`AgreementError::Refused`] names the error and its ranks.
 pub fn agree(exchange: &mut dyn Exchange, options: Result<Options, String>) -> Result<Options, AgreementError> {
     let mine = match &options {
         Ok(options) => Statement::Runs(facts(options)),
@@ -71,7 +71,7 @@ fn settle(exchange: &mut dyn Exchange, mine: &Statement) -> Result<(), Agreement
     }
 }
 
-/// What an unsound job should not start with: refusals if there are any, else differences.
+/// Returns the reasons not to start: refusals if there are any, else differences.
 fn compare(statements: &[Statement]) -> Vec<String> {
     let refusals = statements.iter().map(|statement| match statement {
         Statement::Runs(_) => None,
@@ -91,7 +91,7 @@ fn compare(statements: &[Statement]) -> Vec<String> {
     names.into_iter().filter_map(difference).collect()
 }
 
-/// The ranks of each value, values in the order of their first rank.
+/// Returns the ranks of each value, values in the order of their first rank.
 fn by_value<'a>(values: impl Iterator<Item = Option<&'a str>>) -> Vec<(&'a str, Vec<usize>)> {
     let mut ranks_of: Vec<(&str, Vec<usize>)> = Vec::new();
     for (rank, value) in values.enumerate() {
@@ -109,7 +109,7 @@ fn rank_list(ranks: &[usize]) -> String {
     format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, numbers.join(", "))
 }
 
-/// Everything that decides what a rank sends, expects and measures. Placement is not part of it: hosts may differ.
+/// Returns everything that affects the messages, expectations and measurements of a rank. Placement is not included: hosts may differ.
 fn facts(options: &Options) -> Facts {
     let environment = Environment::detect();
     let (workload, mut facts) = (&options.job.workload, Facts::new());
@@ -135,7 +135,7 @@ fn facts(options: &Options) -> Facts {
     facts
 }
 
-/// The fields of a flat struct.
+/// Returns the fields of a flat struct.
 fn fields(of: &impl Serialize) -> Vec<(String, serde_json::Value)> {
     match serde_json::to_value(of) {
         Ok(serde_json::Value::Object(fields)) => fields.into_iter().collect(),
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
     use crate::cli::Cli;
 
-    /// The other ranks' parts are scripted, for each all-gather.
+    /// Scripted parts of the other ranks, for each all-gather.
     struct Scripted {
         others: Vec<Vec<Vec<u8>>>,
         rounds: usize,
@@ -186,7 +186,7 @@ mod tests {
         let mut exchange = Scripted { others: Vec::new(), rounds: 0 };
         settle(&mut exchange, &runs("")).unwrap();
         assert_eq!(exchange.rounds, 1);
-        // Of another build, whose digests are others.
+        // A statement of another build, whose digest differs.
         let statement = serde_json::to_vec(&runs("")).unwrap();
         let mut exchange = Scripted { others: vec![vec![vec![0; 8]], vec![statement]], rounds: 0 };
         settle(&mut exchange, &runs("")).unwrap();

@@ -1,5 +1,5 @@
-//! The command line as it is typed; `job`: the options of a job, the one struct of them. What they mean together, and whether it can be run, is decided in
-//! [`crate::options`].
+//! The command line as it is typed. `job` is the one struct of a job's options. [`crate::options`] checks combinations of options, and
+//! whether the job can run.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -15,8 +15,9 @@ pub(crate) use self::job::SHORTEST_RUN_S;
 
 /// Distributed key-value benchmark of the copyrpc stack.
 ///
-/// Starts the ranks itself, as processes on this host, or is started as several by mpirun or srun, and prints one table. Exit status: 0 done and sound, 1 failed, 2 illegal options,
-/// 3 measured, but operations were lost or values were wrong; 130 interrupted by Ctrl-C (128 + signal), and the result is of what was measured until then.
+/// Starts the ranks itself, as processes on this host, or is started as several processes by mpirun or srun, and prints one table. Exit
+/// status: 0 done and sound, 1 failed, 2 illegal options, 3 measured, but operations were lost or values were wrong; 130 interrupted by
+/// Ctrl-C (128 + signal), with a result of the measurements until then.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "benchkv", version, args_override_self = true, args_conflicts_with_subcommands = true, allow_negative_numbers = true)]
 pub struct Cli {
@@ -36,18 +37,18 @@ impl From<Cli> for JobArgs {
 }
 
 impl Cli {
-    /// The command line of this process; what is illegal ends it with clap's message.
+    /// Parses the command line of this process. An illegal one ends the process with clap's message.
     #[must_use]
     pub fn of_process() -> Self {
         Self::try_of(std::env::args_os()).unwrap_or_else(|error| error.exit())
     }
 
-    /// Likewise, of these words.
+    /// Parses these words.
     ///
     /// # Errors
     /// clap's message.
     pub fn try_of(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
-        // Jobs in virtual time are short by default: nothing in them varies from run to run.
+        // Jobs in virtual time are short by default: their results do not vary from run to run.
         let defaults = [("duration", "2ms"), ("warmup", "500us"), ("runs", "1")];
         let simulated = |command: clap::Command| {
             defaults.into_iter().fold(command, |command, (id, value)| command.mut_arg(id, |arg| arg.default_value(value)))
@@ -56,15 +57,16 @@ impl Cli {
     }
 }
 
-/// What benchkv does instead of running a job.
+/// The subcommands.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
-    /// Says what this machine has of what a job can use, what is missing, and how to get it. The exit status is 0 whatever is missing.
+    /// Print which of the things that a job can use this machine has, which are missing, and how to get them. The exit status is always
+    /// 0.
     Doctor(DoctorArgs),
-    /// Runs a job in virtual time: the ranks, in one process, on models of their CPUs and NICs. The same options and seed give the same
-    /// result, on every machine.
+    /// Run a job in virtual time: the ranks, in one process, on models of their CPUs and NICs. Equal options and seeds give equal
+    /// results, on every machine.
     Sim(Box<SimArgs>),
-    /// Makes one HTML page, with plots, out of the results of one or many jobs. It needs no network and no other file.
+    /// Make one HTML page, with plots, from the results of one or many jobs. It needs no network and no other file.
     Report(ReportArgs),
 }
 
@@ -75,8 +77,8 @@ pub struct SimArgs {
     #[allow(missing_docs, reason = "clap would show it as help of all options")]
     pub world: WorldArgs,
 
-    /// Run no job: measure for some seconds what a daemon and a client of one rank take on this machine, and write the model of its CPUs to FILE,
-    /// for --cpu. Two cores have to be free meanwhile.
+    /// Run no job: measure for several seconds the costs of a daemon and a client of one rank on this machine, and write the model of its
+    /// CPUs to FILE, for --cpu. Two cores have to be free meanwhile.
     #[arg(long, value_name = "FILE")]
     pub calibrate: Option<PathBuf>,
 
@@ -92,7 +94,7 @@ pub struct DoctorArgs {
     #[arg(long, value_name = "FILE")]
     pub json: Option<JsonSink>,
 
-    /// Directory for shared memory, as jobs would be given it.
+    /// Directory for shared memory, as in the options of a job.
     #[arg(long, value_name = "DIR")]
     pub shm_dir: Option<PathBuf>,
 }
@@ -100,25 +102,25 @@ pub struct DoctorArgs {
 /// Options of `benchkv report`.
 #[derive(Debug, Clone, Args)]
 pub struct ReportArgs {
-    /// Results, as `benchkv --json FILE` writes them. Those with the same options are taken together, as repeats.
+    /// Results, as `benchkv --json FILE` writes them. Results with the same options are combined, as repeats.
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
 
-    /// The page to write; one that exists is replaced. - writes it to standard output.
+    /// The page to write; an existing file is replaced. - writes the page to standard output.
     #[arg(short, long, value_name = "FILE.html|-", default_value = "report.html")]
     pub output: PathBuf,
 
-    /// Also draw what daemons did over time, from the directory that `benchkv --trace DIR` wrote.
+    /// Also draw the activity of daemons over time, from the directory that `benchkv --trace DIR` wrote.
     #[arg(long, value_name = "DIR")]
     pub trace: Option<PathBuf>,
 
-    /// Only find out whether the files can be read, and are of jobs that were not interrupted; no page is written.
+    /// Only check whether the files can be read, and are of jobs that were not interrupted; write no page.
     #[arg(long)]
     pub check: bool,
 }
 
 impl ReportArgs {
-    /// The file that becomes the page; `None`: there is none, or it goes to standard output.
+    /// Returns the file of the page; `None` if there is no page, or it goes to standard output.
     #[must_use]
     pub fn page(&self) -> Option<&Path> {
         (!self.check && self.output != Path::new("-")).then_some(&self.output)
@@ -145,7 +147,7 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// What clap takes from the comments of items is written for rustdoc, too.
+    /// clap takes its help from the comments of items, which are also written for rustdoc.
     #[test]
     fn help_has_no_links_of_rustdoc() {
         let mut command = Cli::command();

@@ -1,4 +1,4 @@
-//! How the main thread of a rank steers its workers, and how a worker's failure stops them all.
+//! The control of a rank's workers by its main thread. A failure of a worker stops them all.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -9,7 +9,7 @@ use engine::phase::Phase;
 use shm::memfd::{Memfd, MemfdAttachError, MemfdCreateError, MemfdId};
 use shm::sleep::{self, Bell, Look, Sleeper};
 
-/// The words by which workers are steered, in memory that client processes map as well; they cannot write there. It starts as zero bytes.
+/// The words that steer workers, in memory that client processes map too, without write access. It starts as zero bytes.
 #[derive(Debug)]
 pub struct Steering(Memfd);
 
@@ -18,34 +18,34 @@ struct Words {
     phase: AtomicU32,
     /// Not 0: every worker has to end.
     stopped: AtomicU32,
-    /// Rung after each change of these.
+    /// Rung after each change of these words.
     bell: Bell,
 }
 
-/// Most daemons of a rank.
+/// Maximum number of daemons of a rank.
 pub const MAX_DAEMONS: usize = 64;
 const BYTES: usize = 4096;
 const _: () = assert!(size_of::<Words>() <= BYTES && Phase::Ready.encode() == 0);
 
 impl Steering {
-    /// In [`Phase::Ready`].
+    /// Creates the words, in [`Phase::Ready`].
     ///
     /// # Errors
-    /// Why there is no such memory.
+    /// The system's reason why there is no such memory.
     pub fn create() -> Result<Self, MemfdCreateError> {
         Memfd::create("benchkv-steering", BYTES).map(Self)
     }
 
-    /// That of another process. It may be looked at only.
+    /// Attaches to the words of another process, which may be read only.
     ///
     /// # Errors
-    /// Why it cannot be mapped.
+    /// The system's reason why it cannot be mapped.
     pub fn attach(id: &MemfdId) -> Result<Self, MemfdAttachError> {
-        // Of another size it is none of these, and is refused.
+        // Memory of another size is not the words, and is refused.
         Memfd::attach(&MemfdId { bytes: BYTES as u64, ..*id }, false).map(Self)
     }
 
-    /// Where other processes find it.
+    /// Returns the id by which other processes attach.
     #[must_use]
     pub fn id(&self) -> MemfdId {
         self.0.id()
@@ -58,21 +58,22 @@ impl Steering {
         unsafe { self.0.base().cast().as_ref() }
     }
 
-    /// The phase clients are in.
+    /// Returns the phase of the clients.
     #[inline]
     #[must_use]
     pub fn phase(&self) -> Phase {
         Phase::decode(self.words().phase.load(Ordering::Acquire))
     }
 
-    /// A worker that saw `phase`, and finds nothing to do, sleeps until there is something in `part` or these words change, at most for `longest`.
+    /// Sleeps until there is work in `part` or these words change, at most for `longest`. Called by a worker that saw `phase` and finds
+    /// nothing to do.
     pub fn sleep(&self, phase: Phase, part: &mut dyn Sleeper, longest: Duration) {
         let mut heard = self.words().bell.listen();
         let mut has_changed = Look(|| self.is_stopped() || self.phase() != phase);
         sleep::wait([&mut heard as &mut dyn Sleeper, &mut has_changed, part], Some(longest));
     }
 
-    /// Whether every worker has to end at once.
+    /// Returns whether every worker has to end at once.
     #[inline]
     #[must_use]
     pub fn is_stopped(&self) -> bool {
@@ -80,16 +81,16 @@ impl Steering {
     }
 }
 
-/// How a rank steers its workers, and what they say of failures. `E` is why a worker failed.
+/// The control of a rank's workers, and their failures. `E` is the type of a failure.
 #[derive(Debug)]
 pub struct Control<E> {
     steering: Steering,
     failure: Mutex<Option<E>>,
-    /// By daemon.
+    /// Progress of the drain, by daemon.
     drains: [DaemonDrain; MAX_DAEMONS],
 }
 
-/// What a daemon has done since the drain began. Only its daemon writes it; a line of its own.
+/// The work of a daemon since the drain began, in a cache line of its own. Only its daemon writes it.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct DaemonDrain {
@@ -98,21 +99,21 @@ struct DaemonDrain {
 }
 
 impl<E> Control<E> {
-    /// In [`Phase::Ready`].
+    /// Makes a control, in [`Phase::Ready`].
     ///
     /// # Errors
-    /// Why there is no memory for the words.
+    /// The system's reason why there is no memory for the words.
     pub fn new() -> Result<Self, MemfdCreateError> {
         Ok(Self { steering: Steering::create()?, failure: Mutex::new(None), drains: std::array::from_fn(|_| DaemonDrain::default()) })
     }
 
-    /// What workers look at.
+    /// Returns the words that workers poll.
     #[must_use]
     pub const fn steering(&self) -> &Steering {
         &self.steering
     }
 
-    /// Whether every worker has to end at once.
+    /// Returns whether every worker has to end at once.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.steering.is_stopped()
@@ -124,7 +125,7 @@ impl<E> Control<E> {
         self.steering.words().bell.ring();
     }
 
-    /// A daemon has looked once more while clients drain, and moved so many messages.
+    /// Notes a round of a daemon while clients drain, in which it moved that many messages.
     pub fn note_drain_round(&self, daemon: usize, moved: usize) {
         if let Some(drain) = self.drains.get(daemon) {
             drain.rounds.fetch_add(1, Ordering::Relaxed);
@@ -132,7 +133,7 @@ impl<E> Control<E> {
         }
     }
 
-    /// What each of the first `daemons` daemons has done since the drain began.
+    /// Returns the progress of each of the first `daemons` daemons since the drain began.
     pub fn drain_progress(&self, daemons: usize) -> Vec<Progress> {
         let load =
             |drain: &DaemonDrain| Progress { rounds: drain.rounds.load(Ordering::Relaxed), moved: drain.moved.load(Ordering::Relaxed) };
@@ -145,13 +146,13 @@ impl<E> Control<E> {
         self.steering.words().bell.ring();
     }
 
-    /// Ends every worker because of `failure`. The first failure is kept: the others follow from it.
+    /// Ends every worker because of `failure`. Keeps the first failure: the others follow from it.
     pub fn fail(&self, failure: E) {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
         self.stop();
     }
 
-    /// The failure, once.
+    /// Takes the failure.
     pub fn take_failure(&self) -> Option<E> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -178,7 +179,8 @@ mod tests {
         assert!(seen.is_stopped());
     }
 
-    /// Each sleeps until the other has begun the next window, in memory that it can only read. By itself none would look before an hour has passed.
+    /// Each thread sleeps until the other has begun the next window, in memory that it can only read. Without a wake-up, neither would
+    /// look again within an hour.
     #[test]
     fn a_change_wakes_whoever_maps_the_words() {
         const WINDOWS: u16 = 2_000;

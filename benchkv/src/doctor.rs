@@ -1,6 +1,6 @@
-//! `benchkv doctor`: what this machine has of what a job can use, what is missing, and how to get it.
+//! `benchkv doctor`: which of the things that a job can use this machine has, which are missing, and how to get them.
 //!
-//! [`probe`] looks; this file judges what was found, and touches nothing.
+//! [`probe`] examines the machine; this file judges the findings, and touches nothing.
 
 pub mod probe;
 #[cfg(test)]
@@ -18,12 +18,12 @@ pub const SCHEMA_VERSION: u32 = 1;
 
 /// Polling threads of the default job: two ranks with a daemon and a client each.
 const DEFAULT_THREADS: Threads = Threads { ranks: 2, daemons: 1, clients: 1 };
-/// What the default job takes of shared memory at most.
+/// Maximum bytes of shared memory of the default job.
 pub const DEFAULT_SHM_BYTES: u64 = 1 << 20;
-/// The first kernel with all that is used: `pidfd_open`.
+/// The first kernel with every system call that is used: `pidfd_open`.
 const OLDEST_KERNEL: (u32, u32) = (5, 3);
 
-/// What was found on a machine.
+/// The findings on a machine.
 #[derive(Debug, Clone)]
 pub struct Machine {
     /// Release of the kernel, `6.1.0-18-amd64`.
@@ -72,32 +72,32 @@ pub struct Port {
     pub is_active: bool,
     /// State, link layer, LID and MTU, in words.
     pub text: String,
-    /// How peers reach it, with the GID that is taken; or why it cannot be opened. `None` for a port that is not active.
+    /// The address by which peers reach it, with its GID; or why it cannot be opened. `None` for a port that is not active.
     pub reached_by: Option<Result<String, String>>,
 }
 
-/// How a check came out.
+/// The outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// There, and as good as it gets.
+    /// Present, and complete.
     Ok,
-    /// There, but less than it could be.
+    /// Present, but limited.
     Limited,
-    /// Not there, or of no use.
+    /// Not present, or not usable.
     Missing,
 }
 
-/// One thing that was looked for.
+/// One checked item.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
-    /// What.
+    /// Name of the item.
     pub name: String,
-    /// How it came out.
+    /// The outcome.
     pub status: Status,
-    /// What was found.
+    /// The finding.
     pub found: String,
-    /// How to get it, or more of it, and what it is for; null when all is well.
+    /// How to get it, or more of it, and its use; null when all is well.
     pub advice: Option<String>,
 }
 
@@ -108,7 +108,7 @@ pub struct Diagnosis {
     pub schema_version: u32,
     /// Version of benchkv.
     pub benchkv_version: String,
-    /// In the order of their importance.
+    /// The checks, in the order of their importance.
     pub checks: Vec<Check>,
 }
 
@@ -131,7 +131,7 @@ impl Check {
 }
 
 impl Diagnosis {
-    /// Judges what was found.
+    /// Judges the findings.
     #[must_use]
     pub fn of(machine: &Machine) -> Self {
         let mut checks = vec![kernel(&machine.kernel), cores(machine), membarrier(machine.membarrier), shared_memory(&machine.shm)];
@@ -220,7 +220,7 @@ fn shared_memory(shm: &Result<(String, Space), String>) -> Check {
     };
     let found = format!("{path}: {} free of {}", bytes(space.free_bytes), bytes(space.size_bytes));
     if !space.is_memory {
-        let advice = "it is no tmpfs: pages are written to a disk; mount -t tmpfs, or --shm-dir with a directory in one";
+        let advice = "it is not a tmpfs: pages are written to a disk; mount -t tmpfs, or --shm-dir with a directory in one";
         return Check::limited(name, found, advice);
     }
     if space.free_bytes < DEFAULT_SHM_BYTES {
@@ -275,7 +275,7 @@ fn devices(devices: &Result<Vec<Device>, String>) -> Vec<Check> {
                   /dev/infiniband";
     match devices.as_deref() {
         Err(why) => vec![Check::missing("RDMA device", why, advice)],
-        Ok([]) => vec![Check::missing("RDMA device", "there is none of mlx5", advice)],
+        Ok([]) => vec![Check::missing("RDMA device", "no mlx5 device", advice)],
         Ok(devices) => devices.iter().flat_map(device).collect(),
     }
 }

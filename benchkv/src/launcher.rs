@@ -1,4 +1,4 @@
-//! Who started the ranks of a job, and where: printed with the plan, recorded in the result.
+//! The launcher of a job's ranks, and their hosts: printed with the plan, and recorded in the result.
 
 use std::fmt;
 
@@ -9,16 +9,16 @@ use serde::{Deserialize, Serialize};
 /// The launcher of a job, as one of its ranks sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launcher {
-    /// Which kind.
+    /// Kind of the launcher.
     pub kind: LauncherKind,
-    /// The MPI library, by the name and version it gives itself; null without one.
+    /// The MPI library, by the name and version it reports; null without one.
     pub library: Option<String>,
     /// The hosts' names, each host once, by their first rank.
     pub hosts: Vec<String>,
-    /// The ranks on this rank's host; in a result, on rank 0's. A rank's place here is its node-local rank, by which cores are given out.
+    /// The ranks on this rank's host; in a result, on rank 0's. A rank's index here is its node-local rank, which decides its cores.
     pub ranks_here: Vec<usize>,
-    /// Whether the MPI launcher bound ranks of this host to different cores, or one to fewer than its threads need though there are more. Threads
-    /// that are not pinned stay where their rank was bound.
+    /// Whether the MPI launcher bound ranks of this host to different cores, or a rank to fewer cores than its threads need although
+    /// there are more. Threads that are not pinned stay where their rank was bound.
     pub bound: bool,
 }
 
@@ -33,7 +33,7 @@ pub enum LauncherKind {
 }
 
 impl Launcher {
-    /// What started the ranks, of so many `threads` each, on these hosts; `library` is that of MPI.
+    /// Makes the record of the launcher of ranks of `threads` threads each, on these hosts. `library` is that of MPI.
     #[must_use]
     pub fn new(library: Option<String>, hosts: &Hosts, threads: usize) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl Launcher {
         }
     }
 
-    /// The place of `rank` among the ranks of this host.
+    /// Returns the index of `rank` among the ranks of this host.
     #[must_use]
     pub fn local_rank(&self, rank: usize) -> Option<usize> {
         self.ranks_here.iter().position(|here| *here == rank)

@@ -1,5 +1,5 @@
-//! The binary: what this process is, what is printed, which exit status. With the feature `mpi`, `mpi` is the way in of processes that an MPI
-//! launcher started.
+//! The binary: the role of this process, its output, and its exit status. With the feature `mpi`, `mpi` is the entry of processes that an
+//! MPI launcher started.
 
 #[cfg(feature = "mpi")]
 mod mpi;
@@ -39,7 +39,7 @@ use shm::dir::Dir;
 
 /// Exit status for a job that failed, and for a result that could not be written.
 const EXIT_FAILED: u8 = 1;
-/// Exit status for options that cannot be honoured; clap uses the same for those it refuses.
+/// Exit status for options that cannot be honoured; clap uses the same for options that it refuses.
 const EXIT_OPTIONS: u8 = 2;
 /// Exit status for a result with lost operations or wrong values.
 const EXIT_UNSOUND: u8 = 3;
@@ -47,15 +47,15 @@ const EXIT_UNSOUND: u8 = 3;
 const EXIT_NOTHING: u8 = 4;
 /// Exit status when the user has ended the job.
 const EXIT_INTERRUPTED: u8 = 130;
-/// How long each echo baseline is measured.
+/// Duration of each echo baseline.
 const ECHO_DURATION: Duration = Duration::from_millis(250);
-/// Requests of an echo under way, in bytes: socket buffers hold them.
+/// Maximum bytes of an echo's requests under way: socket buffers hold them.
 const ECHO_BYTES: usize = 64 << 10;
-/// How long the slowest rank may take to start.
+/// Maximum time for the slowest rank to start.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// How long ranks wait for rank 0 to measure the baselines, and for each other's reports.
+/// Maximum time that ranks wait for rank 0 to measure the baselines, and for each other's reports.
 const EXCHANGE_LIMIT: Duration = Duration::from_secs(30);
-/// How long ranks may take to end by themselves when the job has failed, or to drain and report when it is interrupted.
+/// Maximum time for ranks to end by themselves when the job has failed, or to drain and report when it is interrupted.
 const GRACE: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
@@ -75,13 +75,13 @@ fn main() -> ExitCode {
     ended.unwrap_or_else(|error: Box<dyn Error>| fail(EXIT_FAILED, &error))
 }
 
-/// Says what went wrong. A closed standard error is no reason to fail differently.
+/// Prints an error. A closed standard error does not change the exit status.
 fn fail(code: u8, error: &dyn Display) -> ExitCode {
     say(&format!("benchkv: {error}"));
     ExitCode::from(code)
 }
 
-/// Started by a user, or as one of several processes by a launcher of another kind.
+/// Starts the job of a user, or one of several processes of another launcher.
 fn start() -> ExitCode {
     let cli = Cli::of_process();
     match &cli.command {
@@ -102,14 +102,14 @@ fn start() -> ExitCode {
     }
 }
 
-/// Looks at this machine. What is missing is a finding, not a failure.
+/// Examines this machine. Something missing is a finding, not a failure.
 fn doctor(args: &DoctorArgs) -> ExitCode {
     let diagnosis = Diagnosis::of(&probe::probe(args.shm_dir.as_deref()));
     let unwritten = print(&diagnosis, &diagnosis.to_string(), args.json.as_ref());
     unwritten.iter().map(|wrong| fail(EXIT_FAILED, wrong)).reduce(|failed, _| failed).unwrap_or(ExitCode::SUCCESS)
 }
 
-/// Makes a page out of results.
+/// Makes a page from results.
 fn report(args: &ReportArgs) -> ExitCode {
     match benchkv::report::run(args) {
         Ok(()) => {
@@ -122,7 +122,7 @@ fn report(args: &ReportArgs) -> ExitCode {
     }
 }
 
-/// A job in virtual time.
+/// Runs a job in virtual time.
 fn simulate(args: &SimArgs) -> ExitCode {
     if let Some(file) = &args.calibrate {
         return match sim::calibrate::calibrate(file) {
@@ -156,7 +156,7 @@ fn simulate(args: &SimArgs) -> ExitCode {
     }
 }
 
-/// The launcher: checks everything that can be checked before a process is started, then starts the ranks with the same arguments.
+/// Runs the launcher: checks everything that can be checked before a process is started, then starts the ranks with the same arguments.
 fn launch(cli: Cli) -> ExitCode {
     let options = match Options::resolve(cli) {
         Ok(options) => options,
@@ -182,13 +182,13 @@ fn launch(cli: Cli) -> ExitCode {
     }
 }
 
-/// Variables of the ranks: those that the library of their carrier needs.
+/// Returns the environment variables of the ranks: those that the library of their carrier needs.
 fn environment(options: &Options) -> Vec<(&'static str, &'static str)> {
     let library = options.job.topology.transport.traits().library;
     library.map(|library| library.variable).into_iter().filter(|(name, _)| std::env::var_os(name).is_none()).collect()
 }
 
-/// Whether the result can be written at the end.
+/// Checks whether the result can be written at the end.
 fn check_output(options: &Options) -> Result<(), String> {
     options.asked.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))?;
     options.asked.output.output.as_ref().map_or(Ok(()), OutputFile::check).map_err(|error| format!("--output: {error}"))?;
@@ -198,19 +198,19 @@ fn check_output(options: &Options) -> Result<(), String> {
     options.asked.traced.as_ref().map_or(Ok(()), TraceOptions::check).map_err(|error| format!("--trace: {error}"))
 }
 
-/// Whether what carries requests can be loaded.
+/// Checks whether the library of the carrier can be loaded.
 fn check_library(options: &Options) -> Result<(), String> {
     options.job.topology.transport.traits().library.map_or(Ok(()), |library| (library.load)())
 }
 
-/// Whether the device that ranks will open is there.
+/// Checks whether the device that ranks will open exists.
 fn check_device(options: &Options) -> Result<(), String> {
     let is_opened = options.job.workload.ranks > 1 && options.job.topology.transport.traits().library.is_none();
     let checked = if is_opened { options.asked.device.check() } else { Ok(()) };
     checked.map_err(|error| format!("--device {}: {error}", options.asked.device))
 }
 
-/// What a killed job left behind is removed here, by the next one on the host.
+/// Removes the remains of killed jobs on this host.
 fn sweep(options: &Options) -> Result<(), String> {
     match Dir::open(options.asked.shm_dir.as_deref()).and_then(|dir| dir.sweep()) {
         Ok(0) => {}
@@ -220,8 +220,8 @@ fn sweep(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// One rank, however it was started: `library` is the MPI that did it. Rank 0 says what all refuse, measures the baselines first and shows
-/// the result at the end.
+/// Runs one rank of any launcher; `library` is that of MPI. Rank 0 prints the common refusal, measures the baselines first, and shows the
+/// result at the end.
 fn rank_process(cli: Cli, exchange: &mut dyn Exchange, library: Option<String>) -> Result<ExitCode, Box<dyn Error>> {
     let rank = exchange.rank();
     let hosts = Hosts::gather(exchange, START_LIMIT)?;
@@ -232,7 +232,7 @@ fn rank_process(cli: Cli, exchange: &mut dyn Exchange, library: Option<String>) 
             if rank == 0 {
                 fail(EXIT_OPTIONS, &why);
             }
-            // A launcher may end rank 0 as soon as another has failed.
+            // A launcher may end rank 0 as soon as another rank has failed.
             exchange.barrier(EXCHANGE_LIMIT, &|| false)?;
             return Ok(ExitCode::from(EXIT_OPTIONS));
         }
@@ -251,7 +251,7 @@ fn rank_process(cli: Cli, exchange: &mut dyn Exchange, library: Option<String>) 
     let look = || if is_first_here { counters::read(Path::new(counters::SYSFS)) } else { PortCounters::new() };
     let before = look();
     let (warmup, duration) = (options.warmup(), options.duration());
-    // With --ops nobody knows how long it takes.
+    // With --ops the duration is not known.
     let progress =
         if rank == 0 && options.job.ops.is_none() { Progress::on_terminal(warmup, options.job.runs, duration) } else { Progress::hidden() };
     let mut report = run_rank(&options, &backend, exchange, clock, &progress)?;
@@ -269,7 +269,7 @@ fn rank_process(cli: Cli, exchange: &mut dyn Exchange, library: Option<String>) 
     Ok(show(&options, &result))
 }
 
-/// What the local launcher does before it starts ranks, done by the ranks where there is none.
+/// Does in the ranks what the local launcher does before it starts ranks, if there is no local launcher.
 fn prepare(options: Options, rank: usize) -> Result<Options, String> {
     if options.launcher.kind == LauncherKind::Mpi {
         if rank == 0 {
@@ -283,7 +283,7 @@ fn prepare(options: Options, rank: usize) -> Result<Options, String> {
     Ok(options)
 }
 
-/// Prints the plan, and that of each further host. The local launcher has done so.
+/// Prints the plan, and that of each further host. The local launcher has done so already.
 fn announce(options: &Options, rank: usize) {
     let Options { launcher, plan, .. } = options;
     if launcher.kind == LauncherKind::Mpi && launcher.local_rank(rank) == Some(0) {
@@ -291,8 +291,8 @@ fn announce(options: &Options, rank: usize) {
     }
 }
 
-/// The Unix-socket echo one at a time, and as deep as the job where the socket allows it: of as many bytes as an operation moves, which has its value
-/// in one of its two messages.
+/// Measures the Unix-socket echo with one request at a time, and with the job's depth if the socket permits. It moves as many bytes as an
+/// operation, which has its value in one of its two messages.
 fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, EchoError> {
     let message = size_of::<Request>() + options.job.workload.value_bytes - HEAD_BYTES;
     let (request_bytes, reply_bytes) = (message.min(echo::MAX_MESSAGE_BYTES), size_of::<Response>());
@@ -301,7 +301,7 @@ fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, EchoEr
     depths.into_iter().map(|depth| Echo { depth, request_bytes, reply_bytes, duration: ECHO_DURATION }.measure(clock)).collect()
 }
 
-/// Writes the result wherever it was asked for, and says what is wrong with it; the exit status is that of the worst. An interrupted one has a
+/// Writes the result to each requested place, and prints its defects. Returns the exit status of the worst one. An interrupted job has a
 /// status of its own.
 fn show(options: &Options, result: &JobResult) -> ExitCode {
     let table = options.asked.output.output.as_ref().map_or(Ok(()), |file| output::write(file, result));
@@ -320,8 +320,8 @@ fn show(options: &Options, result: &JobResult) -> ExitCode {
     if result.interrupted { ExitCode::from(EXIT_INTERRUPTED) } else { worst.unwrap_or(ExitCode::SUCCESS) }
 }
 
-/// The document where it was asked for, then the text to standard output; when that is for the document, the text makes room. Each is written
-/// whatever becomes of the other. Returns what could not be written, in words.
+/// Writes the document to its place, then the text to standard output, or to standard error if standard output is for the document. Each
+/// is written even if the other fails. Returns the failures in words.
 fn print(document: &impl Serialize, text: &str, json: Option<&JsonSink>) -> Vec<String> {
     let written = json.map_or(Ok(()), |sink| sink.write(document)).map_err(|error| error.to_string());
     let shown = if json == Some(&JsonSink::Stdout) {

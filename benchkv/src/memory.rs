@@ -1,4 +1,5 @@
-//! What a job will take of the host's memory, reckoned before it starts: with endpoints for each client it grows with the square of the ranks.
+//! The expected memory of a job on a host, computed before the job starts. With endpoints for each client it grows with the square of the
+//! ranks.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -20,19 +21,19 @@ use engine::workload::Access;
 
 /// A message of the shared-memory crates: 16 bytes and a payload of at most 48.
 const SLOT_BYTES: u64 = 64;
-/// A call that a daemon can have unanswered at another, or have to answer: its entry in the table of calls and in that of calls held, and its
-/// place among those received. flux allocates them for all that may be in flight.
+/// A call that a daemon can have unanswered at another, or have to answer: its entry in the table of calls and in that of calls held, and
+/// its place among the received calls. flux allocates them for the maximum number in flight.
 const FLUX_CALL_BYTES: u64 = 36 + 36 + 56;
-/// An operation that a client has outstanding: its entry in the books of the client and of the paths it may take, and in those of the daemons
+/// An operation that a client has outstanding: its entry in the tables of the client and of the paths it may take, and of the daemons
 /// where it may wait.
 const BYTES_PER_OPERATION: u64 = 256;
 /// A histogram of latencies; a client has four for each run: of gets and puts, on its own rank and others.
 const HISTOGRAM_BYTES: u64 = 240 << 10;
-/// One that has grown to what virtual time is usually run for, latencies below 2 ms.
+/// A histogram that has grown to the usual range of virtual time, latencies below 2 ms.
 const GROWN_HISTOGRAM_BYTES: u64 = 96 << 10;
-/// What a rank of a simulated job has in the place of a process: a device, and actors. Once its part is done, its report.
+/// The memory of a rank of a simulated job in the place of a process: a device, and actors. Once its part is done, its report.
 const SIMULATED_RANK_BYTES: u64 = 4 << 20;
-/// A client of a simulated job, beside what all clients have: its ends of channels, and itself as an actor.
+/// A client of a simulated job, beside the memory of every client: its ends of channels, and itself as an actor.
 const SIMULATED_CLIENT_BYTES: u64 = 16 << 10;
 /// Code, stacks and allocator of a rank or client process.
 const PROCESS_BYTES: u64 = 8 << 20;
@@ -54,16 +55,16 @@ pub struct Memory {
     pub total_bytes: u64,
 }
 
-/// What a job may take of the memory of a host.
+/// The memory of a host that a job may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryLimit {
     bytes: u64,
-    /// What sets it, in words.
+    /// The source of the limit, in words.
     source: String,
 }
 
 impl MemoryLimit {
-    /// `--memory-limit`, or else what this host has, or its control group allows if that is less.
+    /// Returns the limit: `--memory-limit`, or else the memory of this host, or the limit of its control group if that is less.
     #[must_use]
     pub fn new(given: Option<u64>) -> Self {
         match given {
@@ -80,7 +81,7 @@ impl MemoryLimit {
     }
 }
 
-/// A job needs more memory on this host than it may take.
+/// A job needs more memory on this host than it may use.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "the job needs about {} bytes of memory ({}) and may take {} ({}, {}): {}; or raise --memory-limit",
@@ -92,7 +93,7 @@ pub struct OverLimit {
 }
 
 impl Memory {
-    /// For one rank of the job.
+    /// Returns the memory of one rank of the job.
     #[must_use]
     pub fn of_rank(job: &Job) -> Self {
         let Job { topology, sizes, workload, queue_depth, runs, is_frugal, .. } = job;
@@ -126,7 +127,7 @@ impl Memory {
         Self { total_bytes: rank_bytes + parts.iter().sum::<u64>(), ..memory }
     }
 
-    /// The same with what the processes of clients take, where they have some.
+    /// Adds the memory of the processes of clients, if there are any.
     #[must_use]
     pub const fn with_clients(self, kind: ClientKind, topology: &Topology) -> Self {
         match kind {
@@ -135,14 +136,14 @@ impl Memory {
         }
     }
 
-    /// The same with the time series of the daemons, where they are wanted.
+    /// Adds the memory of the time series of the daemons, if they are wanted.
     #[must_use]
     pub const fn with_traces(self, are_wanted: bool, topology: &Topology) -> Self {
         let recorders = if are_wanted { topology.daemons } else { 0 };
         Self { total_bytes: self.total_bytes + (recorders * Recorder::BYTES) as u64, ..self }
     }
 
-    /// Of so many such ranks together.
+    /// Returns the memory of that many such ranks together.
     #[must_use]
     pub const fn times(self, ranks: usize) -> Self {
         let ranks = ranks as u64;
@@ -162,7 +163,7 @@ impl Memory {
         if self.total_bytes <= limit.bytes { Ok(()) } else { Err(OverLimit { memory: self, limit }) }
     }
 
-    /// The parts, each with what makes it smaller.
+    /// Returns the parts, each with its remedy.
     fn parts(&self) -> [(&'static str, u64, &'static str); 5] {
         let Self { connections_bytes, stores_bytes, channels_bytes, clients_bytes, .. } = *self;
         [
@@ -178,7 +179,7 @@ impl Memory {
         ]
     }
 
-    /// The parts, the largest first, those worth it with what makes them smaller.
+    /// Returns the parts, the largest first, the significant ones with their remedies.
     fn remedies(&self) -> String {
         let mut parts = self.parts();
         parts.sort_by_key(|(_, part, _)| std::cmp::Reverse(*part));
@@ -189,13 +190,13 @@ impl Memory {
         text.join(", ")
     }
 
-    /// Of the processes themselves, and the time series.
+    /// Returns the bytes of the processes themselves, and of the time series.
     const fn rest_bytes(&self) -> u64 {
         self.total_bytes - self.connections_bytes - self.stores_bytes - self.channels_bytes - self.clients_bytes
     }
 }
 
-/// The parts, as in a line of the plan.
+/// Formats the parts, as in a line of the plan.
 impl fmt::Display for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = self.parts().map(|(name, part, _)| format!("{name} {}", bytes(part)));

@@ -1,7 +1,7 @@
-//! A rank as an MPI launcher started it.
+//! A rank that an MPI launcher started.
 //!
-//! A rank that fails ends the job: MPI ends the others. That a rank was killed is noticed by the launcher, which ends the rest, and by its
-//! peers; that the launcher was killed, by the MPI library in each rank.
+//! A rank that fails ends the job: MPI ends the others. If a rank is killed, the launcher notices and ends the rest, and the peers notice
+//! too. If the launcher is killed, the MPI library in each rank notices.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use harness::role::foreign_launchers;
 
 use crate::{EXIT_OPTIONS, fail, rank_process};
 
-/// Runs this process's part.
+/// Runs the part of this process.
 pub(crate) fn run(cli: Cli) -> ExitCode {
     let mut exchange = match MpiExchange::start() {
         Ok(exchange) => exchange,
@@ -30,8 +30,8 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
     }
 }
 
-/// Refuses a job that is not the one that was started: processes that MPI does not bring together would each be a job of one rank, and write the
-/// same files. One of the launchers may have started the other; MPI is with the one that announces its size.
+/// Refuses a job of another size than the one that was started: processes that MPI does not connect would each run a job of one rank, and
+/// write the same files. One of the launchers may have started the other; MPI belongs to the one that announces its size.
 fn check_size(announced: &[(&str, usize)], size: usize) -> Result<(), String> {
     match announced {
         [(name, processes), ..] if announced.iter().all(|(_, processes)| *processes != size) => Err(format!(

@@ -1,5 +1,5 @@
-//! From the command line to values that can be run: every range is checked, every `auto` is computed by the rule written here, and both
-//! the launcher and each rank arrive at the same values from the same arguments.
+//! From the command line to values that can run: every range is checked, every `auto` is computed by the rule written here. The launcher
+//! and each rank compute the same values from the same arguments.
 
 use std::fmt;
 use std::path::Path;
@@ -32,29 +32,29 @@ use engine::policy::PolicyOptions;
 
 /// Default number of ranks that the local launcher starts.
 const DEFAULT_RANKS: usize = 2;
-/// Smallest and largest ring of a connection between ranks, those of copyrpc.
+/// Minimum and maximum ring of a connection between ranks, those of copyrpc.
 const RING_BYTES: std::ops::RangeInclusive<u64> = MIN_RING_SIZE..=MAX_RING_SIZE;
-/// An option cannot be honoured.
+/// Why an option cannot be honoured.
 #[derive(Debug, Error)]
 pub enum OptionError {
-    /// A value cannot be honoured.
+    /// A value is outside its range, or does not fit the others.
     #[error(transparent)]
     Range(#[from] RangeError),
-    /// The cores cannot be used as asked.
+    /// The cores cannot be used as given.
     #[error("--pin: {0}")]
     Pin(#[from] AffinityError),
-    /// The job would not fit.
+    /// The job would not fit into memory.
     #[error(transparent)]
     Memory(#[from] OverLimit),
-    /// The ranks' hosts cannot be found out.
+    /// The ranks' hosts cannot be determined.
     #[error(transparent)]
     Hosts(#[from] HostsError),
     /// A launcher has started another number of ranks.
     #[error("--ranks {given}: {started} were started; leave --ranks out, or have {given} started (mpirun -n {given})")]
     Ranks {
-        /// What `--ranks` says.
+        /// Value of `--ranks`.
         given: usize,
-        /// How many there are.
+        /// Number of ranks that were started.
         started: usize,
     },
     /// The software device does not connect hosts.
@@ -71,22 +71,22 @@ pub enum OptionError {
     },
 }
 
-/// A job that can be run: what was asked for, and what follows from it here.
+/// A job that can run: the options, and the values that follow from them on this host.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// What is asked for, every `auto` and what was left out replaced by what it stands for.
+    /// The options; every `auto`, and every option that was left out, is replaced by its meaning.
     pub asked: JobArgs,
-    /// What is run.
+    /// The job to run.
     pub job: Job,
-    /// What the ranks of this host will take of the memory.
+    /// The expected memory of the ranks of this host.
     pub memory: Memory,
-    /// What an idle thread does.
+    /// The action of an idle thread.
     pub wait: WaitStrategy,
-    /// Who started the ranks, and where.
+    /// The launcher of the ranks, and their hosts.
     pub launcher: Launcher,
-    /// Where the ranks are, from which `launcher` and `plan` follow.
+    /// The hosts of the ranks, from which `launcher` and `plan` follow.
     pub hosts: Hosts,
-    /// Where the threads of this host run.
+    /// The cores of the threads of this host.
     pub plan: Plan,
 }
 
@@ -102,10 +102,10 @@ impl Options {
         Self::resolve_on(asked, &Hosts::one(ranks)?, None)
     }
 
-    /// The same, for ranks that are started already, by an MPI launcher if its `library` is given.
+    /// Like [`resolve`](Self::resolve), for ranks that are started already, by an MPI launcher if its `library` is given.
     ///
     /// # Errors
-    /// Likewise.
+    /// The first option that cannot be honoured.
     pub fn resolve_on(asked: impl Into<JobArgs>, hosts: &Hosts, library: Option<String>) -> Result<Self, OptionError> {
         let (mut asked, ranks) = (asked.into(), hosts.ranks());
         if let Some(given) = asked.ranks.filter(|given| *given != ranks) {
@@ -158,25 +158,25 @@ impl Options {
         Ok(Self { asked, job, memory, wait, launcher, hosts: hosts.clone(), plan })
     }
 
-    /// Length of a measured run; with [`ops`](Job::ops) its maximum.
+    /// Returns the length of a measured run; with [`ops`](Job::ops) its maximum.
     #[must_use]
     pub fn duration(&self) -> Duration {
         Duration::from_secs_f64(self.asked.duration)
     }
 
-    /// Load before the first run.
+    /// Returns the length of the load before the first run.
     #[must_use]
     pub fn warmup(&self) -> Duration {
         Duration::from_secs_f64(self.asked.warmup)
     }
 
-    /// The device to open; software devices meet in `shm_dir`.
+    /// Returns the device to open; software devices connect through `shm_dir`.
     #[must_use]
     pub fn device_spec(&self, shm_dir: &Path) -> DeviceSpec {
         self.asked.port.on(self.asked.device.spec(Some(shm_dir)))
     }
 
-    /// Where `rank` is, its daemons in process `process`: opens the shared-memory directory.
+    /// Returns the site of `rank`, whose daemons are in process `process`. Opens the shared-memory directory.
     ///
     /// # Errors
     /// [`BackendError::Setup`] with the directory's reason.
@@ -185,13 +185,13 @@ impl Options {
         Ok(Site { rank, process, device: self.device_spec(dir.path()), dir })
     }
 
-    /// How long the job may take: what it measures, and ample time to set up and tear down on a loaded machine.
+    /// Returns the maximum time of the job: its measurements, and ample time to set up and tear down on a loaded machine.
     #[must_use]
     pub fn time_limit(&self) -> Duration {
         self.warmup() + self.duration() * self.job.runs as u32 + Duration::from_secs(60) + drain::LONGEST + self.longest_hold()
     }
 
-    /// Maximum time for which a policy holds requests back: until the last of a daemon's connections may send its first.
+    /// Returns the maximum time for which a policy holds requests back: until the last of a daemon's connections may send its first.
     #[must_use]
     pub fn longest_hold(&self) -> Duration {
         let stagger = Duration::from_secs_f64(self.job.policies.initial_stagger_us.unwrap_or(0.0) / 1e6);
@@ -199,7 +199,7 @@ impl Options {
     }
 }
 
-/// The plan of a run, printed before it starts.
+/// Formats the plan of a run, printed before it starts.
 impl fmt::Display for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Job { workload, sizes, topology, queue_depth, .. } = &self.job;

@@ -1,14 +1,14 @@
 //! One rank of a job: its threads, and the order of a run. Beside it:
 //!
-//! - `seat`: what a client does from its first connection to its report; [`process`]: clients that are processes of their own.
+//! - `seat`: a client from its first connection to its report; [`process`]: clients that are processes of their own.
 //! - `records`: the connection records of all endpoints.
 //!
-//! Servers, clients, their endpoints, exchange of connection records, connections, ready barrier over all ranks; then warm-up, R times (barrier,
-//! window), drain, barrier, stop, join. A window never includes a barrier: load goes on while ranks meet, and is not counted. Daemons run until the
-//! clients of *all* ranks have drained.
+//! The order of a run: servers, clients, their endpoints, exchange of connection records, connections, ready barrier over all ranks; then
+//! warm-up, R times (barrier, window), drain, barrier, stop, join. A window never includes a barrier: load goes on during a barrier, and
+//! is not counted. Daemons run until the clients of *all* ranks have drained.
 //!
-//! When the user interrupts the job, ranks cut what they are at short, agree on that where they would next have met, and drain. How long a drain
-//! goes on is in [`drain`].
+//! When the user interrupts the job, ranks end their current window early, agree on that at their next barrier, and drain. [`drain`]
+//! decides the length of a drain.
 
 pub mod process;
 mod records;
@@ -46,28 +46,28 @@ use process::{ClientNews, ClientProcess};
 use records::Record;
 use seat::Seat;
 
-/// How long the slowest rank may take to make and connect its transports.
+/// Maximum time for the slowest rank to make and connect its transports.
 const SETUP_LIMIT: Duration = Duration::from_secs(30);
-/// How long ranks may take to meet during the run.
+/// Maximum time of a barrier during the run.
 const BARRIER_LIMIT: Duration = Duration::from_secs(15);
-/// How often the main thread looks whether a worker failed while it waits for another.
+/// Interval at which the main thread checks for failed workers while it waits for another rank.
 const WATCH_INTERVAL: Duration = Duration::from_millis(10);
-/// How often the main thread looks whether its clients have ended.
+/// Interval at which the main thread checks whether its clients have ended.
 const END_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Why a rank ended before its time.
+/// Why a rank ended early.
 #[derive(Debug, Error)]
 pub enum RankError {
-    /// The ranks can no longer act together.
+    /// The exchange between the ranks failed.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
     /// A transport failed, or found a peer dead.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// A thread could not be placed as planned.
+    /// A thread could not be pinned as planned.
     #[error(transparent)]
     Affinity(#[from] AffinityError),
-    /// There is no memory for what threads share.
+    /// There is no memory for the words that threads share.
     #[error(transparent)]
     Memory(#[from] MemfdCreateError),
     /// A client that is a process of its own failed, or ended.
@@ -77,9 +77,9 @@ pub enum RankError {
         client: usize,
         /// Its process id.
         pid: u32,
-        /// What it said, or how it ended.
+        /// Its message, or how it ended.
         how: String,
-        /// Whether it says that it ended because another rank did.
+        /// Whether its message says that it ended because another rank did.
         follows: bool,
     },
     /// The process of a client could not be started.
@@ -101,7 +101,7 @@ pub enum RankError {
     /// A thread did not get ready.
     #[error("{thread} was not ready within {SETUP_LIMIT:?}")]
     NotReady {
-        /// Which threads were being waited for.
+        /// The threads that were waited for.
         thread: &'static str,
     },
     /// A thread panicked: a defect of this program.
@@ -109,16 +109,16 @@ pub enum RankError {
     Panicked {
         /// The thread.
         thread: String,
-        /// What it said.
+        /// Message of the panic.
         message: String,
     },
-    /// What another rank said of the drain cannot be read.
+    /// Another rank's report of the drain is malformed.
     #[error("rank {rank} did not say how far it has drained")]
     View {
         /// The rank.
         rank: usize,
     },
-    /// What another rank sent as its connection records is none.
+    /// The connection records of another rank are malformed.
     #[error("rank {rank} sent connection records that cannot be read")]
     Records {
         /// The rank.
@@ -127,14 +127,14 @@ pub enum RankError {
 }
 
 impl RankError {
-    /// Whether the rank ended because another did, which is then the cause to name.
+    /// Returns whether the rank ended because another rank did, which is then the cause to name.
     #[must_use]
     pub const fn follows(&self) -> bool {
         matches!(self, Self::Exchange(_) | Self::Backend(BackendError::PeerGone { .. }) | Self::ClientProcess { follows: true, .. })
     }
 }
 
-/// What the threads of a rank share.
+/// State that the threads of a rank share.
 struct Rank<'a, B> {
     options: &'a Options,
     backend: &'a B,
@@ -144,7 +144,7 @@ struct Rank<'a, B> {
     rank: usize,
 }
 
-/// What a worker tells the main thread while it gets ready.
+/// Messages of a worker to the main thread during set-up.
 enum News {
     /// A worker is open and has these records.
     Open(Vec<Record>),
@@ -179,12 +179,12 @@ impl Assembly {
     }
 }
 
-/// Runs this rank's part of the job and returns what it measured.
+/// Runs this rank's part of the job and returns its measurements.
 ///
-/// Starts one thread per daemon and client; all have ended when this returns. `progress` shows how far it is.
+/// Starts one thread per daemon and client; all have ended when this returns. `progress` shows the progress.
 ///
 /// # Errors
-/// The first failure of this rank, or the news of another's.
+/// The first failure of this rank, or the message of another rank's.
 pub fn run_rank<B: Backend>(
     options: &Options,
     backend: &B,
@@ -195,7 +195,7 @@ pub fn run_rank<B: Backend>(
     let rank = Rank { options, backend, clock, progress, control: Control::new()?, rank: exchange.rank() };
     let outcome = std::thread::scope(|scope| {
         let outcome = rank.conduct(scope, exchange);
-        // On success everything has ended already; on failure this ends it, and the scope waits for it.
+        // On success every thread has ended already; on failure this ends them, and the scope waits for them.
         rank.control.stop();
         outcome
     });
@@ -204,7 +204,7 @@ pub fn run_rank<B: Backend>(
         (Err(RankError::Exchange(ExchangeError::GivenUp)), Some(failure)) | (Ok(_), Some(failure @ RankError::Panicked { .. })) => {
             Err(failure)
         }
-        // The other rank may have noticed what failed here, and its end have come first.
+        // The other rank may have noticed the failure here, and its end may have arrived first.
         (Err(news), Some(failure)) if news.follows() && !failure.follows() => Err(failure),
         // Other failures after the last barrier come from peers that have already left.
         (outcome, _) => outcome,
@@ -214,12 +214,12 @@ pub fn run_rank<B: Backend>(
 type Thread<'scope, T> = ScopedJoinHandle<'scope, Option<T>>;
 
 impl<B: Backend> Rank<'_, B> {
-    /// The place of this rank among those of its host, by which it has its cores.
+    /// Returns the index of this rank among those of its host, which decides its cores.
     fn local_rank(&self) -> Option<usize> {
         self.options.launcher.local_rank(self.rank)
     }
 
-    /// The order of the run, on the main thread.
+    /// Runs the order of the run, on the main thread.
     fn conduct<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, exchange: &mut dyn Exchange) -> Result<RankReport, RankError> {
         let (control, options) = (&self.control, self.options);
         let give_up = || control.is_stopped();
@@ -246,17 +246,17 @@ impl<B: Backend> Rank<'_, B> {
         let (daemons, series): (Vec<WorkerReport>, Vec<Option<Recorder>>) = join_all(daemons)?.into_iter().unzip();
         let mut report = RankReport::new(self.rank, course, clients, daemons);
         if let Some(trace) = &options.asked.traced {
-            // What was measured does not depend on it.
+            // The measurement does not depend on it.
             let written = trace.write(self.rank, series.iter().flatten().map(Recorder::samples));
             written.unwrap_or_else(|failure| report.add_trace_failure(&failure));
         }
         Ok(report)
     }
 
-    /// Warm-up and windows, as far as the user lets them go.
+    /// Runs warm-up and windows, until the user interrupts.
     fn load(&self, clients: &[Thread<'_, ClientReport>], exchange: &mut dyn Exchange) -> Result<Course, RankError> {
         let (control, options, load_ns) = (&self.control, self.options, self.clock.now_ns());
-        // Asked again and again, so it is what moves the progress on.
+        // Called repeatedly, so it also advances the progress line.
         let give_up = || {
             self.progress.advance(Duration::from_nanos(self.clock.now_ns() - load_ns));
             control.is_stopped()
@@ -269,7 +269,7 @@ impl<B: Backend> Rank<'_, B> {
             self.enter(Phase::Between);
         }
         for run in 0..options.job.runs {
-            // All decide by the same answers, or some would wait for others that have gone on.
+            // All ranks decide by the same answers; otherwise some would wait for others that have gone on.
             let interrupted = exchange.all_gather(&[exchange.is_interrupted().into()], BARRIER_LIMIT, &give_up)?;
             if interrupted.iter().any(|part| part != &[0]) {
                 course.is_interrupted = true;
@@ -278,7 +278,7 @@ impl<B: Backend> Rank<'_, B> {
             let (begin_ns, cpu_s) = (self.clock.now_ns(), cpu_seconds());
             self.enter(Phase::Window(run as u16));
             match options.job.ops {
-                // What is lost, is when the job drains.
+                // Losses are counted when the job drains.
                 Some(_) => _ = self.drain(clients, exchange, options.duration())?,
                 None => exchange.sleep(options.duration(), &give_up)?,
             }
@@ -292,8 +292,8 @@ impl<B: Backend> Rank<'_, B> {
         Ok(course)
     }
 
-    /// Waits for clients to end, together with the other ranks, at most for `longest` and what policies hold back. They have ended, or nobody waits
-    /// for them any more, when this returns.
+    /// Waits for clients to end, together with the other ranks, at most for `longest` plus the delay of policies. When this returns, they
+    /// have ended, or no rank waits for them any more.
     fn drain(&self, clients: &[Thread<'_, ClientReport>], exchange: &mut dyn Exchange, longest: Duration) -> Result<End, RankError> {
         let give_up = || self.control.is_stopped();
         let mut drain = Drain::new(self.clock.now_ns(), self.options.longest_hold(), longest);
@@ -302,7 +302,7 @@ impl<B: Backend> Rank<'_, B> {
             let daemons = self.control.drain_progress(self.options.job.topology.daemons);
             let is_interrupted = exchange.is_interrupted();
             let view = drain.look(self.clock.now_ns(), has_drained, is_interrupted, &daemons);
-            // While clients issue, an interrupt ends just that.
+            // While clients issue, an interrupt ends only the issuing.
             let view = View { cuts: view.cuts || (is_interrupted && self.control.steering().phase().is_loading()), ..view };
             let encoded = serde_json::to_vec(&view).unwrap_or_default();
             let parts = exchange.all_gather(&encoded, BARRIER_LIMIT, &give_up)?;
@@ -351,13 +351,13 @@ impl<B: Backend> Rank<'_, B> {
         workers.map(start).collect()
     }
 
-    /// Gives the records of all endpoints of this rank to the other ranks, and theirs to the endpoints.
+    /// Exchanges the records of all endpoints with the other ranks, and gives each endpoint the record of its other end.
     fn exchange_records(&self, assembly: Assembly, exchange: &mut dyn Exchange) -> Result<(), RankError> {
         let Assembly { news, mailboxes, records: mine, .. } = assembly;
         let parts = exchange.all_gather(&records::encode(&mine), SETUP_LIMIT, &|| self.control.is_stopped())?;
         let mut mail = records::deliver(self.rank, &mine, &parts).map_err(|rank| RankError::Records { rank })?;
         for (worker, mailbox) in &mailboxes {
-            // A worker that has ended has recorded why.
+            // A worker that has ended has recorded the reason.
             let _ = mailbox.send(mail.remove(worker).unwrap_or_default());
         }
         (0..mailboxes.len()).try_for_each(|_| self.next_news(&news, "a connection").map(drop))
@@ -384,7 +384,7 @@ impl<B: Backend> Rank<'_, B> {
         Builder::new().name(thread.clone()).spawn_scoped(scope, guarded).map_err(|source| RankError::Thread { thread, source })
     }
 
-    /// Connects the endpoints of a worker that is open. `false`: the rank has given up.
+    /// Connects the endpoints of an open worker. Returns `false` if the rank has given up.
     fn connect(&self, worker: Worker, endpoints: &mut impl Endpoints, post: &Post) -> Result<bool, RankError> {
         let Some(records) = Self::trade(worker, endpoints.records(), post) else { return Ok(false) };
         endpoints.connect(&records)?;
@@ -398,7 +398,7 @@ impl<B: Backend> Rank<'_, B> {
         Ok(true)
     }
 
-    /// Gives the records of a worker's endpoints for those of their other ends. `None`: the rank has given up.
+    /// Exchanges the records of a worker's endpoints for those of their other ends. Returns `None` if the rank has given up.
     fn trade(worker: Worker, records: Records, post: &Post) -> Option<Records> {
         let records = records.into_iter().map(|(to, bytes)| Record { from: worker, to, bytes }).collect();
         // The main thread hangs up only when the job is over.
@@ -448,18 +448,18 @@ impl<B: Backend> Rank<'_, B> {
         Ok((WorkerReport { policy: daemon.policy(), trace: series.as_ref().map(Recorder::report), ..report }, series))
     }
 
-    /// Whether the rank counts how often its daemons look, because it waits for clients to end.
+    /// Returns whether the rank counts the rounds of its daemons, because it waits for clients to end.
     fn is_watched(&self, phase: Phase) -> bool {
         phase == Phase::Drain || self.options.job.ops.is_some()
     }
 
-    /// How a daemon sleeps that found nothing to do.
+    /// Lets a daemon that found nothing to do sleep.
     fn sleep(&self, phase: Phase, daemon: &mut dyn Sleeper) {
         let longest = if self.is_watched(phase) { DAEMON_SLEEP } else { SLICE };
         self.control.steering().sleep(phase, daemon, longest);
     }
 
-    /// What the clients of this rank need, in whichever process they are.
+    /// Returns the state that the clients of this rank need, in any process.
     fn seat(&self) -> Seat<'_, B> {
         Seat { options: self.options, backend: self.backend, clock: self.clock, rank: self.rank, steering: self.control.steering() }
     }
@@ -468,7 +468,7 @@ impl<B: Backend> Rank<'_, B> {
         self.seat().run(number, |paths| self.connect(Worker::Client(number), paths, post))
     }
 
-    /// Stands for a client that is a process of its own: passes its news, records and report on.
+    /// Runs the thread that represents a client process: forwards its messages, records and report.
     fn client_process(&self, number: usize, post: &Post) -> Result<ClientReport, RankError> {
         let worker = Worker::Client(number);
         let mut process = ClientProcess::start(self.rank, number, self.options, self.control.steering())?;
@@ -493,7 +493,7 @@ impl<B: Backend> Rank<'_, B> {
         Ok(())
     }
 
-    /// Waits for a worker, and gives up when any has failed.
+    /// Waits for a message of a worker. Gives up when any worker has failed.
     fn next_news(&self, news: &Receiver<News>, who: &'static str) -> Result<News, RankError> {
         let end_ns = self.clock.now_ns() + SETUP_LIMIT.as_nanos() as u64;
         while self.clock.now_ns() < end_ns {
@@ -509,7 +509,7 @@ impl<B: Backend> Rank<'_, B> {
     }
 }
 
-/// Joins workers that are about to end. One without a report has failed and recorded why.
+/// Joins workers that are about to end. A worker without a report has failed and recorded the reason.
 fn join_all<T>(workers: Vec<Thread<'_, T>>) -> Result<Vec<T>, RankError> {
     let join = |worker: Thread<'_, T>| worker.join().ok().flatten().ok_or(RankError::Exchange(ExchangeError::GivenUp));
     workers.into_iter().map(join).collect()

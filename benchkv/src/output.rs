@@ -1,5 +1,5 @@
-//! `--output`: the flat form of a result in a file, as CSV or Parquet. One job is one file, which a later job with the same name replaces:
-//! appending would make a table of which nobody knows how much is of one job, and of one version.
+//! `--output`: the flat form of a result in a file, as CSV or Parquet. One job is one file, which a later job with the same name
+//! replaces: appending would mix rows of several jobs and versions in one table.
 
 use std::path::{Path, PathBuf};
 
@@ -18,10 +18,10 @@ mod parquet;
 /// The table cannot be written.
 #[derive(Debug, Error)]
 pub enum OutputError {
-    /// The file cannot.
+    /// The file cannot be written.
     #[error(transparent)]
     File(#[from] WriteError),
-    /// The table has no such form.
+    /// The table cannot be encoded in this format.
     #[error("the result cannot be encoded: {0}")]
     Encode(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
@@ -32,7 +32,7 @@ impl OutputError {
     }
 }
 
-/// Writes the table of `result`, in place of what the file was.
+/// Writes the table of `result`. Replaces an existing file.
 ///
 /// # Errors
 /// The system's reason; a partly written file is not left behind.
@@ -45,11 +45,11 @@ pub fn write(file: &OutputFile, result: &JobResult) -> Result<(), OutputError> {
     Ok(harness::file::write(file.path(), &content)?)
 }
 
-/// Refuses files of a job of which one would be written over another, by whatever names: `--json`, `--output`, `--hgrm`, and the series in `--trace`.
-/// What cannot be written at all is not looked at here.
+/// Refuses files of a job if one would be written over another, by any names: `--json`, `--output`, `--hgrm`, and the series in
+/// `--trace`. Does not check whether a file can be written.
 ///
 /// # Errors
-/// The two options, with what they are given, and what to do.
+/// The two options, with their values, and the remedy.
 pub fn check_apart(json: Option<&JsonSink>, output: Option<&OutputFile>, hgrm: Option<&Path>, trace: Option<&Path>) -> Result<(), String> {
     let json = json.and_then(|sink| if let JsonSink::File(path) = sink { Some(path.as_path()) } else { None });
     let places = [("--json", json), ("--output", output.map(OutputFile::path)), ("--hgrm", hgrm), ("--trace", trace)];
@@ -66,7 +66,7 @@ pub fn check_apart(json: Option<&JsonSink>, output: Option<&OutputFile>, hgrm: O
     Ok(())
 }
 
-/// RFC 4180 with a header. A cell without a value is empty; numbers read back as they were.
+/// Encodes the table as CSV by RFC 4180, with a header. A cell without a value is empty. Numbers read back unchanged.
 fn csv(result: &JobResult) -> Result<Vec<u8>, OutputError> {
     let mut writer = csv::Writer::from_writer(Vec::new());
     writer.write_record(columns().map(|column| column.name.into_owned())).map_err(OutputError::encode)?;

@@ -6,27 +6,27 @@ use engine::pace::{Arrivals, Pace};
 use harness::range::{RangeError, range};
 use serde::{Deserialize, Serialize};
 
-/// Least and most operations per second of a job.
+/// Minimum and maximum operations per second of a job.
 const RATES: std::ops::RangeInclusive<f64> = 1.0..=1e9;
 
-/// How load is offered.
+/// The options of the load.
 #[derive(Debug, Clone, Copy, PartialEq, Args, Serialize, Deserialize)]
 #[group(skip)]
 pub struct PaceArgs {
-    /// Open loop: operations per second of all clients of the job together, 1 to 1e9, which start at their times whatever became of those
-    /// before; latencies count from there. --queue-depth still bounds what a client has outstanding [default: closed loop, each as fast
-    /// as it can].
+    /// Open loop: operations per second of all clients of the job together, 1 to 1e9. They start at their times independently of earlier
+    /// operations; latencies count from there. --queue-depth still bounds the outstanding operations of a client [default: closed loop,
+    /// each client as fast as it can].
     #[arg(long, value_name = "OPS_PER_SECOND")]
     pub rate: Option<f64>,
 
-    /// When operations of --rate start: even gives each client its turn at equal distances, poisson draws the distances at random by the
-    /// seed [default: even].
+    /// Start times of the operations of --rate: even gives each client its turn at equal intervals, poisson draws the intervals at random
+    /// by the seed [default: even].
     #[arg(long, value_enum, requires = "rate")]
     pub arrivals: Option<Arrivals>,
 }
 
 impl PaceArgs {
-    /// The open loop that is asked for, if any; what is left out gets its default.
+    /// Returns the open loop, if one is asked for. Options that are left out get their defaults.
     ///
     /// # Errors
     /// [`RangeError`].

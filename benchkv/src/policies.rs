@@ -1,4 +1,4 @@
-//! Whether a job can do what its policies ask.
+//! Checks whether a job can run with its policies.
 
 use engine::policy::PolicyOptions;
 use engine::policy::hold::HOLD_NS;
@@ -6,14 +6,14 @@ use engine::topology::{Routing, Topology};
 use harness::range::{RangeError, range};
 use harness::window::WindowChoice;
 
-/// Longest of the times that can be asked for.
+/// Maximum of the times in the options, in us.
 const MAX_US: f64 = 1_000_000.0;
-/// Most polls added to a round.
+/// Maximum number of polls added to a round.
 const MAX_POLLS: u32 = 4096;
-/// Most rounds between flushes, or between looks at clients.
+/// Maximum number of rounds between flushes, or between polls of clients.
 const MAX_ROUNDS: u32 = 4096;
 
-/// The flags given that apply to what daemons exchange with other ranks.
+/// Returns the given flags that apply to the exchange of daemons with other ranks.
 fn of_carriers(options: &PolicyOptions) -> impl Iterator<Item = &'static str> + use<> {
     [
         ("--hold", options.batch_hold_us.is_some() || options.adaptive_hold || options.hold_rtt_multiplier.is_some()),
@@ -26,10 +26,10 @@ fn of_carriers(options: &PolicyOptions) -> impl Iterator<Item = &'static str> + 
     .filter_map(|(flag, is_given)| is_given.then_some(flag))
 }
 
-/// Whether a job of this `topology` can do what is asked.
+/// Checks whether a job of this `topology` can run with these policies.
 ///
 /// # Errors
-/// The first that it cannot, and what is legal.
+/// The first option that cannot be honoured, and its legal range.
 pub fn check(options: &PolicyOptions, topology: &Topology) -> Result<(), RangeError> {
     check_ranges(options)?;
     check_pairs(options)?;
@@ -64,7 +64,7 @@ fn check_ranges(options: &PolicyOptions) -> Result<(), RangeError> {
         ("--initial-stagger-us", options.initial_stagger_us, us, " us"),
     ] {
         if let Some(given) = given.filter(|given| !legal.contains(given)) {
-            return Err(range(flag, given, "outside what is supported", format!("{} to {}{unit}", legal.start(), legal.end())));
+            return Err(range(flag, given, "outside the supported range", format!("{} to {}{unit}", legal.start(), legal.end())));
         }
     }
     for (flag, given, legal) in [
@@ -74,7 +74,7 @@ fn check_ranges(options: &PolicyOptions) -> Result<(), RangeError> {
         ("--batch-window", options.batch_window.batches().unwrap_or(1), 1..=WindowChoice::MAX_BATCHES),
     ] {
         if !legal.contains(&given) {
-            return Err(range(flag, given, "outside what is supported", format!("{} to {}", legal.start(), legal.end())));
+            return Err(range(flag, given, "outside the supported range", format!("{} to {}", legal.start(), legal.end())));
         }
     }
     Ok(())
@@ -82,7 +82,7 @@ fn check_ranges(options: &PolicyOptions) -> Result<(), RangeError> {
 
 fn check_pairs(options: &PolicyOptions) -> Result<(), RangeError> {
     if !options.budget_tuning.is_default() && !options.adaptive_budget {
-        let why = "there is no controller that would go by it";
+        let why = "no controller uses it";
         return Err(range("--budget-tuning", options.budget_tuning, why, "with --poll-budget adaptive".to_owned()));
     }
     if let Some(given) = options.hold_rtt_multiplier.filter(|_| options.adaptive_hold) {

@@ -1,4 +1,4 @@
-//! Options of a hardware device's port: the way that packets take.
+//! Options of a hardware device's port: the path of packets.
 
 use clap::Args;
 use harness::device::DeviceChoice;
@@ -6,15 +6,15 @@ use harness::range::{RangeError, range};
 use mlx5::DeviceSpec;
 use serde::{Deserialize, Serialize};
 
-/// What is asked of the port; what is not keeps the driver's default. Recorded in results.
+/// The options of the port; an option that is left out keeps the driver's default. Recorded in results.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 #[group(skip)]
 pub struct PortOptions {
-    /// Port of a hardware --device, 1 to 255; also as --device NAME:PORT [default: the first that is active].
+    /// Port of a hardware --device, 1 to 255; also as --device NAME:PORT [default: the first active port].
     #[arg(long, hide_short_help = true, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub port: Option<u8>,
-    /// Place of the source address in the GID table of a hardware --device, 0 to 255 [default: on RoCE version 2 before 1, IPv4 before IPv6; on
-    /// InfiniBand none, so that packets carry no GRH].
+    /// Index of the source address in the GID table of a hardware --device, 0 to 255 [default: on RoCE version 2 before 1, IPv4 before
+    /// IPv6; on InfiniBand none, so that packets carry no GRH].
     #[arg(long, hide_short_help = true, value_name = "N")]
     pub gid_index: Option<u8>,
     /// Service level of a hardware --device, 0 to 15; on RoCE the priority, 0 to 7 [default: 0].
@@ -23,7 +23,7 @@ pub struct PortOptions {
     /// Traffic class of a hardware --device, 0 to 255; on RoCE v2 the upper 6 bits are the DSCP [default: 0].
     #[arg(long, hide_short_help = true, value_name = "N")]
     pub traffic_class: Option<u8>,
-    /// Largest payload of a packet of a hardware --device in bytes: 256, 512, 1024, 2048 or 4096 [default: what both ports have active].
+    /// Maximum payload of a packet of a hardware --device in bytes: 256, 512, 1024, 2048 or 4096 [default: the active MTU of both ports].
     #[arg(long, hide_short_help = true, value_name = "BYTES", value_parser = parse_mtu)]
     pub mtu: Option<u16>,
 }
@@ -34,7 +34,7 @@ fn parse_mtu(text: &str) -> Result<u16, String> {
 }
 
 impl PortOptions {
-    /// Those that are given, as they are typed.
+    /// Returns the given options, as they are typed.
     fn given(&self) -> impl Iterator<Item = (&'static str, u16)> {
         let Self { port, gid_index, sl, traffic_class, mtu } = *self;
         let bytes = [("--port", port), ("--gid-index", gid_index), ("--sl", sl), ("--traffic-class", traffic_class)];
@@ -45,10 +45,10 @@ impl PortOptions {
             .filter_map(|(flag, value)| Some((flag, value?)))
     }
 
-    /// Refuses options of a port that `device` does not have, or has by another number.
+    /// Refuses options of a port for a software `device`, and a port that differs from the port in the name of the device.
     ///
     /// # Errors
-    /// The first of them.
+    /// The first such option.
     pub fn check(&self, device: &DeviceChoice) -> Result<(), RangeError> {
         match (device, self.given().next()) {
             (DeviceChoice::Auto | DeviceChoice::Soft(_), Some((flag, value))) => {
@@ -62,7 +62,7 @@ impl PortOptions {
         }
     }
 
-    /// Adds them to a device.
+    /// Adds the options to a device.
     #[must_use]
     pub fn on(&self, device: DeviceSpec) -> DeviceSpec {
         let DeviceSpec::Verbs(mut options) = device else { return device };
@@ -75,7 +75,7 @@ impl PortOptions {
     }
 }
 
-/// As they are typed.
+/// Formats the options as they are typed.
 impl std::fmt::Display for PortOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let text: Vec<String> = self.given().map(|(flag, value)| format!("{flag} {value}")).collect();

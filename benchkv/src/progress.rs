@@ -1,6 +1,6 @@
-//! What the job is doing, on one line of a terminal, while it runs.
+//! The progress of a running job, on one line of a terminal.
 //!
-//! Only where standard error is a terminal: a file or pipe gets nothing of it. The line goes away before anything else is printed.
+//! The line is drawn only if standard error is a terminal, not to a file or pipe. It is cleared before anything else is printed.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use engine::phase::Phase;
 
-/// The line is drawn at most so often per second: the core it is drawn on is one that is measured.
+/// Maximum redraws per second: the core that draws the line may be one that is measured.
 const DRAWS_PER_SECOND: u8 = 4;
 
-/// The line. It is cleared when this is dropped.
+/// The progress line. It is cleared when this is dropped.
 #[derive(Debug)]
 pub struct Progress {
     bar: ProgressBar,
@@ -20,7 +20,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// On standard error, of a job with so much to measure: `warmup`, then `runs` of `duration`.
+    /// Draws on standard error, for a job of `warmup`, then `runs` of `duration`.
     #[must_use]
     pub fn on_terminal(warmup: Duration, runs: usize, duration: Duration) -> Self {
         let target = ProgressDrawTarget::stderr_with_hz(DRAWS_PER_SECOND);
@@ -29,25 +29,25 @@ impl Progress {
         Self { bar: bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")), runs }
     }
 
-    /// Nowhere.
+    /// Draws nothing.
     #[must_use]
     pub fn hidden() -> Self {
         Self { bar: ProgressBar::hidden(), runs: 0 }
     }
 
-    /// A phase begins.
+    /// Shows the beginning of a phase.
     pub fn enter(&self, phase: Phase) {
         self.bar.set_message(match phase {
             Phase::Ready => "setting up".to_owned(),
             Phase::WarmUp => "warming up".to_owned(),
             Phase::Window(run) => format!("run {} of {}", run + 1, self.runs),
-            // Too short to be told.
+            // Too short to be shown.
             Phase::Between => return,
             Phase::Drain | Phase::GiveUp => "draining".to_owned(),
         });
     }
 
-    /// So long ago load began.
+    /// Shows the time since load began.
     pub fn advance(&self, elapsed: Duration) {
         if self.bar.is_hidden() {
             return;

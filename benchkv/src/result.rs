@@ -1,10 +1,10 @@
-//! What was measured, as a document: [`JobResult`] is the JSON that `--json` writes. Beside it:
+//! The measurements as a document: [`JobResult`] is the JSON that `--json` writes. Its files:
 //!
-//! - `open_loop`: what `--rate` asked for and got.
-//! - `reduce`: each rank's report, and all of them made one result.
-//! - `table`: the result as a person reads it.
-//! - `rows`: the same flat, a row for the job and for each run and rank: what `--output` writes.
-//! - `read`: documents read back, those of other versions refused.
+//! - `open_loop`: the offered and the reached rate of `--rate`.
+//! - `reduce`: each rank's report, and their reduction to one result.
+//! - `table`: the result as a table for people.
+//! - `rows`: the result as a flat table, a row for the job and for each run and rank: the content of `--output`.
+//! - `read`: documents read back; those of other versions are refused.
 
 use std::collections::BTreeMap;
 
@@ -35,12 +35,12 @@ pub use read::ReadError;
 pub use reduce::{Conditions, Course, RankReport, ReduceError};
 pub use rows::{Cell, Column, Row, Value, columns, rows};
 
-/// What [`JobResult::schema`] says.
+/// The value of [`JobResult::schema`].
 pub const SCHEMA: &str = "benchkv-result";
 /// Raised whenever a field of [`JobResult`] changes its meaning, its type or its name.
 pub const SCHEMA_VERSION: u32 = 4;
 
-/// [`JobResult::device`] where no rank has another to talk to.
+/// [`JobResult::device`] of a job with one rank.
 const NO_DEVICE: &str = "none";
 
 /// The result of a job: the JSON document. Rates are per second, latencies round trips in nanoseconds.
@@ -52,11 +52,11 @@ pub struct JobResult {
     pub schema_version: u32,
     /// Version of benchkv.
     pub benchkv_version: String,
-    /// Which way requests took to other ranks.
+    /// The path of requests to other ranks.
     pub backend: Routing,
-    /// What carried them.
+    /// The carrier of these requests.
     pub carrier: Transport,
-    /// Kind of the device that carried remote requests, `none` if no rank has another to talk to.
+    /// Kind of the device that carried remote requests; `none` for a job of one rank.
     pub device: String,
     /// Rank processes.
     pub ranks: usize,
@@ -64,7 +64,7 @@ pub struct JobResult {
     pub server_threads: usize,
     /// Client threads of each rank.
     pub client_threads: usize,
-    /// Operations each client kept outstanding.
+    /// Operations that each client kept outstanding.
     pub queue_depth: usize,
     /// Seed of the access patterns.
     pub seed: u64,
@@ -72,45 +72,45 @@ pub struct JobResult {
     pub options: JobArgs,
     /// Sizes computed from them.
     pub sizes: Sizes,
-    /// What the ranks of rank 0's host were expected to take of its memory.
+    /// The expected memory of the ranks of rank 0's host.
     pub memory: Memory,
-    /// Who started the ranks, and where.
+    /// The launcher of the ranks, and their hosts.
     pub launcher: Launcher,
-    /// Where the threads of rank 0's host ran.
+    /// The cores of the threads of rank 0's host.
     pub placement: Plan,
-    /// What latencies were measured with.
+    /// The clock of the latencies.
     pub clock: ClockSource,
-    /// Of a job in virtual time: its models, and what they did.
+    /// Of a job in virtual time: its models, and their counters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub simulation: Option<SimulationRecord>,
-    /// What it was measured on.
+    /// The machine of the measurement.
     pub environment: Environment,
-    /// The user ended the job before its last run was complete: `runs` has those that were, and the last one as far as it came, which counts
+    /// The user ended the job before its last run was complete: `runs` has the complete runs, and the part of the last one, which counts
     /// in means by its length.
     pub interrupted: bool,
     /// All ranks and runs together; rates are means over runs.
     #[serde(flatten)]
     pub measured: Measured,
-    /// How far the runs are apart.
+    /// The spread of the runs.
     pub over_runs: SpreadOverRuns,
     /// Operations of the whole job.
     #[serde(flatten)]
     pub fate: Counts,
     /// Checks of `--verify` that failed; null when values were not checked.
     pub verify_failures: Option<u64>,
-    /// The first of them, in words.
+    /// The first of these failures, in words.
     pub first_verify_failure: Option<String>,
-    /// With `--trace`: why the series of some daemon could not be written, the first such failure; null if all were.
+    /// With `--trace`: why the series of a daemon could not be written, the first such failure; null if all were written.
     pub trace_failure: Option<String>,
     /// With `--rate`: whether it was reached; null for a closed loop.
     pub open_loop: Option<OpenLoop>,
-    /// Core time that the rank processes took in measured runs, in nanoseconds for each operation that ended there: polls that found nothing are in it.
-    /// Null where clients were processes of their own, and in virtual time.
+    /// Core time of the rank processes in measured runs, in nanoseconds for each operation that ended there, polls that found nothing
+    /// included. Null if clients were processes of their own, and in virtual time.
     #[serde(default)]
     pub cpu_ns_per_op: Option<f64>,
-    /// L = X W.
+    /// Little's law: L = X W.
     pub littles_law: LittlesLaw,
-    /// Counters of the NICs' ports; null where no NIC was used.
+    /// Counters of the NICs' ports; null if no NIC was used.
     pub hardware_counters: Option<Vec<HardwareCounters>>,
     /// The Unix-socket echo measured in the same job.
     pub unix_echo: Vec<EchoBaseline>,
@@ -120,37 +120,37 @@ pub struct JobResult {
     pub per_rank: Vec<RankResult>,
 }
 
-/// What was measured in a run, on a rank, or in all.
+/// The measurements of a run, of a rank, or of all.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Operations per second, of all ranks meant; over several runs the mean.
+    /// Operations per second of all ranks concerned; over several runs the mean.
     pub total_rps: f64,
-    /// Of these, on the rank that issued them.
+    /// Operations per second on the rank that issued them.
     pub local_rps: f64,
-    /// Of these, on another rank.
+    /// Operations per second on another rank.
     pub remote_rps: f64,
     /// Local operations that ended in a measured window.
     pub local_ops: u64,
     /// Remote operations that ended in a measured window.
     pub remote_ops: u64,
-    /// Of these operations: gets that found no value.
+    /// Gets among these operations that found no value.
     #[serde(default)]
     pub not_found_ops: u64,
     /// Round trips of these operations together.
     pub latency_ns: LatencySummary,
-    /// Of the local ones.
+    /// Round trips of the local operations.
     pub local_latency_ns: LatencySummary,
-    /// Of the remote ones.
+    /// Round trips of the remote operations.
     pub remote_latency_ns: LatencySummary,
-    /// Of the gets.
+    /// Round trips of the gets.
     #[serde(default)]
     pub get_latency_ns: LatencySummary,
-    /// Of the puts.
+    /// Round trips of the puts.
     #[serde(default)]
     pub put_latency_ns: LatencySummary,
-    /// All of these round trips.
+    /// Histograms of all of these round trips.
     pub histograms_ns: Histograms,
-    /// What daemons and connections did in measured windows.
+    /// Activity of daemons and connections in measured windows.
     pub activity: ActivityRates,
 }
 
@@ -161,42 +161,42 @@ pub struct Histograms {
     pub local: LatencyHistogram,
     /// Operations on another rank.
     pub remote: LatencyHistogram,
-    /// Gets, wherever.
+    /// Gets, local and remote.
     #[serde(default)]
     pub get: LatencyHistogram,
-    /// Puts, wherever.
+    /// Puts, local and remote.
     #[serde(default)]
     pub put: LatencyHistogram,
 }
 
-/// How far the runs of a job are apart.
+/// The spread of the runs of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SpreadOverRuns {
     /// Operations per second.
     pub total_rps: Spread,
-    /// Of these local.
+    /// Local operations per second.
     pub local_rps: Spread,
-    /// Of these remote.
+    /// Remote operations per second.
     pub remote_rps: Spread,
     /// Median round trip of all operations.
     pub p50_ns: Spread,
-    /// 99th percentile.
+    /// 99th percentile of the round trips of all operations.
     pub p99_ns: Spread,
 }
 
-/// Of some values; all 0 without one.
+/// The spread of values; all 0 without a value.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
-    /// The smallest.
+    /// Minimum.
     pub min: f64,
-    /// The largest.
+    /// Maximum.
     pub max: f64,
-    /// Standard deviation of what the values are a sample of (divided by n - 1); null for fewer than two.
+    /// Standard deviation of the population of which the values are a sample (divided by n - 1); null for fewer than two.
     pub std_dev: Option<f64>,
 }
 
 impl Spread {
-    /// The spread of `values`.
+    /// Returns the spread of `values`.
     #[must_use]
     pub fn of(values: &[f64]) -> Self {
         let Some(min) = values.iter().copied().reduce(f64::min) else { return Self::default() };
@@ -215,32 +215,33 @@ pub struct HardwareCounters {
     pub rank: usize,
     /// The port: `mlx5_0:1`.
     pub port: String,
-    /// By name, before the rank opened it.
+    /// Values by name, before the rank opened the port.
     pub before: BTreeMap<String, u64>,
-    /// By name, after the rank had closed it.
+    /// Values by name, after the rank had closed the port.
     pub after: BTreeMap<String, u64>,
 }
 
 impl HardwareCounters {
-    /// How far a counter went on; `None` for a NIC that has no such counter.
+    /// Returns the increase of a counter; `None` for a NIC without such a counter.
     #[must_use]
     pub fn counted(&self, name: &str) -> Option<u64> {
         Some(self.after.get(name)?.saturating_sub(*self.before.get(name)?))
     }
 }
 
-/// Little's law: what clients measure must satisfy it. It is about operations from their issue to their end, in open loops too.
+/// Little's law, which the measurements of clients must satisfy. It concerns operations from their issue to their end, in open loops too.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LittlesLaw {
-    /// Operations outstanding, integrated over time.
+    /// Operations outstanding, the mean over time.
     pub outstanding: f64,
     /// Operations per second times mean latency from the issue, the sum over clients.
     pub throughput_times_latency: f64,
-    /// What the windows' edges add to the second. An operation counts where it ends, with all of its latency; this is the age of what was
-    /// outstanding at the ends of windows, less that at their beginnings, over their length. Small where windows are long and load is steady.
+    /// The term of the windows' edges in the equation. An operation counts where it ends, with all of its latency. The term is the age of
+    /// the operations outstanding at the ends of windows, less that at their beginnings, divided by their length. It is small if windows
+    /// are long and load is steady.
     pub carried: f64,
-    /// How far the first is from the sum of the others, over the first. What a client ends in time and books rightly leaves nothing but the
-    /// precision of the histograms.
+    /// The difference of `outstanding` and the sum of the other two, divided by `outstanding`. If a client ends its operations in time
+    /// and records them correctly, only the precision of the histograms is left.
     pub deviation: f64,
 }
 
@@ -251,10 +252,10 @@ impl LittlesLaw {
     }
 }
 
-/// The echo, and how the job compares with it.
+/// The echo, and the job's rate compared with it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct EchoBaseline {
-    /// What the echo reached.
+    /// The result of the echo.
     #[serde(flatten)]
     pub echo: EchoResult,
     /// Remote operations per second over the echo's round trips per second.
@@ -266,12 +267,12 @@ pub struct EchoBaseline {
 pub struct RunResult {
     /// Length of its window in seconds, the mean over ranks.
     pub duration_s: f64,
-    /// What it measured.
+    /// The measurements of the run.
     #[serde(flatten)]
     pub measured: Measured,
     /// Operations that ended with an error.
     pub errors: u64,
-    /// With `--rate`: whether it was reached.
+    /// With `--rate`: the figures of the open loop.
     pub open_loop: Option<OpenLoop>,
 }
 
@@ -280,32 +281,33 @@ pub struct RunResult {
 pub struct RankResult {
     /// The rank.
     pub rank: usize,
-    /// What it measured; rates are means over runs.
+    /// The measurements of the rank; rates are means over runs.
     #[serde(flatten)]
     pub measured: Measured,
-    /// Digest of the accesses its clients had to make, in order, as 16 hexadecimal digits: equal for equal options and seed.
+    /// Digest of the accesses of its clients, in order, as 16 hexadecimal digits: equal for equal options and seed.
     pub pattern_hash: String,
     /// Operations of the whole job.
     #[serde(flatten)]
     pub fate: Counts,
     /// Checks of `--verify` that failed; null when values were not checked.
     pub verify_failures: Option<u64>,
-    /// Its daemons.
+    /// Reports of its daemons.
     pub daemons: Vec<WorkerReport>,
-    /// Its clients.
+    /// Reports of its clients.
     pub clients: Vec<WorkerReport>,
-    /// Maximum memory resident, shared memory it touched included: of the rank process and its client processes, each of which counts what they share.
+    /// Maximum memory resident, with the shared memory it touched: of the rank process and its client processes, each of which counts the
+    /// memory they share.
     pub peak_rss_bytes: u64,
 }
 
 impl JobResult {
-    /// Operations that ended in a measured window.
+    /// Returns the number of operations that ended in a measured window.
     #[must_use]
     pub const fn measured_ops(&self) -> u64 {
         self.measured.local_ops + self.measured.remote_ops
     }
 
-    /// The percentiles of all round trips, as HdrHistogram's tools write them.
+    /// Returns the percentiles of all round trips, in the format of HdrHistogram's tools.
     #[must_use]
     pub fn percentiles(&self) -> String {
         let mut all = self.measured.histograms_ns.local.clone();
@@ -314,7 +316,7 @@ impl JobResult {
         all.percentiles()
     }
 
-    /// Whether no operation was lost and every check passed.
+    /// Returns whether no operation was lost and every check passed.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         self.fate.lost == 0 && self.verify_failures.unwrap_or(0) == 0

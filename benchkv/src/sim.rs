@@ -1,4 +1,4 @@
-//! `benchkv sim`: a job in virtual time. See [`engine::drive::simulated`] for what is real in it, and what a model.
+//! `benchkv sim`: a job in virtual time. [`engine::drive::simulated`] says which parts are real and which are models.
 
 use engine::drive::simulated::{Simulated, SimulationError, World};
 use harness::affinity::PinPolicy;
@@ -19,13 +19,13 @@ use crate::result::{Conditions, Course, JobResult, RankReport, ReduceError};
 pub mod calibrate;
 pub mod options;
 
-/// Accesses of a client's pattern. They repeat sooner than in a job that measures, which nothing but its keys can notice.
+/// Number of accesses in a client's pattern. They repeat sooner than in a job in real time, which affects the keys only.
 const ACCESSES: usize = 4096;
 
-/// Shortest and longest window, and warm-up, in seconds.
+/// Minimum and maximum length of a window, and of the warm-up, in seconds.
 const TIMES_S: std::ops::RangeInclusive<f64> = 1e-6..=60.0;
 
-/// There is no result.
+/// Why there is no result.
 #[derive(Debug, Error)]
 pub enum SimError {
     /// The job cannot be run.
@@ -34,7 +34,7 @@ pub enum SimError {
     /// An option has no meaning in virtual time.
     #[error(transparent)]
     Range(#[from] RangeError),
-    /// It ended before its time.
+    /// The simulation ended early.
     #[error(transparent)]
     Failed(#[from] SimulationError),
     /// A report cannot be encoded.
@@ -45,7 +45,7 @@ pub enum SimError {
     Reduce(#[from] ReduceError),
 }
 
-/// Refuses what has no meaning in virtual time.
+/// Refuses options that have no meaning in virtual time.
 fn check(job: &JobArgs) -> Result<(), RangeError> {
     let refused = |flag, given: String| Err(range(flag, given, "it has no meaning in virtual time", "none; leave it out".to_owned()));
     match job {
@@ -55,8 +55,8 @@ fn check(job: &JobArgs) -> Result<(), RangeError> {
         _ if job.wait != WaitChoice::Auto => refused("--wait", job.wait.to_string()),
         _ if job.clients != ClientKind::Threads => refused("--clients", job.clients.to_string()),
         _ if job.shm_dir.is_some() => refused("--shm-dir", job.shm_dir.iter().map(|dir| dir.display().to_string()).collect()),
-        _ if !TIMES_S.contains(&job.duration) => Err(range("--duration", job.duration, "outside what is supported", legal_times())),
-        _ if !TIMES_S.contains(&job.warmup) => Err(range("--warmup", job.warmup, "outside what is supported", legal_times())),
+        _ if !TIMES_S.contains(&job.duration) => Err(range("--duration", job.duration, "outside the supported range", legal_times())),
+        _ if !TIMES_S.contains(&job.warmup) => Err(range("--warmup", job.warmup, "outside the supported range", legal_times())),
         _ => Ok(()),
     }
 }
@@ -65,14 +65,14 @@ fn legal_times() -> String {
     format!("{} to {} seconds of virtual time", TIMES_S.start(), TIMES_S.end())
 }
 
-/// What a job in virtual time is, and whether it fits into memory.
+/// Returns the job in virtual time, and checks whether it fits into memory.
 ///
 /// # Errors
 /// The first option that cannot be honoured.
 pub fn resolve(args: &SimArgs) -> Result<Options, SimError> {
     check(&args.job)?;
     let limit = MemoryLimit::new(args.job.memory_limit);
-    // What is checked there is for real time, and the memory of processes.
+    // The checks of `Options::resolve` are for real time, and the memory of processes.
     let mut options = Options::resolve(JobArgs { memory_limit: Some(u64::MAX), duration: 1.0, warmup: 0.0, ..args.job.clone() })?;
     let JobArgs { duration, warmup, ops, .. } = args.job;
     if ops.is_none() {
@@ -90,7 +90,7 @@ pub fn resolve(args: &SimArgs) -> Result<Options, SimError> {
     Ok(options)
 }
 
-/// Runs it. The result is the same whenever the options are, but for [`JobResult::environment`].
+/// Runs the job. Equal options give equal results, except for [`JobResult::environment`].
 ///
 /// # Errors
 /// [`SimError`].
@@ -101,7 +101,7 @@ pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, SimError> {
     let world = World { cpu, nic, strict: args.world.strict, trace_interval, ..World::default() };
     let (runs, window) = (options.job.runs, options.duration());
     let (outcomes, summary) = Simulated::new(&options.job, &world)?.run(options.warmup(), window, runs)?;
-    // The window of a number of operations is as long as they take.
+    // The window of a number of operations lasts until they end.
     let windows = || outcomes.iter().flat_map(|rank| &rank.clients).filter_map(|client| client.windows.first());
     let ended_ns = windows().map(|window| window.ended_ns).max().unwrap_or(0);
     let taken_ns = ended_ns - windows().map(|window| window.started_ns).min().unwrap_or(0).min(ended_ns);

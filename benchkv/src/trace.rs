@@ -1,4 +1,4 @@
-//! What a daemon was doing, sampled over time: `--trace`, and the files it writes.
+//! The activity of a daemon, sampled over time: `--trace`, and the files it writes.
 //!
 //! A file for each daemon, `rank-R-daemon-D.csv`: the line of [`COLUMNS`], then a line for each [`Sample`]. Only this module knows the format.
 //! The [`recorder`](engine::trace::recorder) takes the samples while the job runs, and writes nothing; files are written when all daemons have ended.
@@ -31,9 +31,9 @@ pub const COLUMNS: [&str; 14] = [
     "rtt_ns",
 ];
 
-/// Longest distance of samples that can be asked for.
+/// Maximum interval between samples, in rounds.
 const MAX_INTERVAL: u64 = 1_000_000_000;
-/// Place of the one column that may be empty.
+/// Index of the only column that may be empty.
 const RUN: usize = 1;
 
 /// The values of a sample, in the order of [`COLUMNS`].
@@ -48,7 +48,7 @@ fn fields(sample: &Sample) -> [Option<u64>; COLUMNS.len()] {
     fields
 }
 
-/// The inverse of [`fields`]; what is missing is 0.
+/// The inverse of [`fields`]; a missing value becomes 0.
 fn from_fields(fields: [Option<u64>; COLUMNS.len()]) -> Sample {
     let run = fields[RUN].map(|run| run as u16);
     let [time_ns, _, loops, cqes, moved, messages, writes, window_stalls, rest @ ..] = fields.map(Option::unwrap_or_default);
@@ -56,49 +56,49 @@ fn from_fields(fields: [Option<u64>; COLUMNS.len()]) -> Sample {
     Sample { time_ns, run, loops, cqes, moved, messages, writes, window_stalls, outstanding, backlog, held, hold_ns, poll_budget, rtt_ns }
 }
 
-/// The flags.
+/// The command-line flags.
 #[derive(Debug, Clone, Default, PartialEq, Args)]
 #[command(next_help_heading = "Traces")]
 pub struct TraceArgs {
-    /// Directory for a time series of each daemon, rank-R-daemon-D.csv; made if it is missing. It must not hold those of another job.
+    /// Directory for a time series of each daemon, rank-R-daemon-D.csv; created if missing. It must not hold the series of another job.
     #[arg(long, hide_short_help = true, value_name = "DIR")]
     pub trace: Option<PathBuf>,
 
-    /// Rounds of a daemon that did something between two samples, 1 to 1000000000; it grows where a series would not fit into memory. An idle
-    /// daemon is sampled every millisecond.
+    /// Rounds with work of a daemon between two samples, 1 to 1000000000; the interval grows where a series would not fit into memory. An
+    /// idle daemon is sampled every millisecond.
     #[arg(long, hide_short_help = true, value_name = "N", default_value_t = 64, requires = "trace")]
     pub trace_interval: u64,
 }
 
-/// Where the series go, and how close their samples are.
+/// The directory of the series, and the interval of their samples.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceOptions {
     /// The directory.
     pub dir: PathBuf,
-    /// Rounds that did something between two samples.
+    /// Rounds with work between two samples.
     pub interval: u64,
 }
 
 impl TraceArgs {
-    /// Whether that can be done; of the directory, see [`TraceOptions::check`].
+    /// Checks the range of the interval. [`TraceOptions::check`] checks the directory.
     ///
     /// # Errors
-    /// The range.
+    /// The legal range.
     pub fn check(&self) -> Result<(), RangeError> {
-        within("--trace-interval", self.trace_interval, 1..=MAX_INTERVAL, "outside what is supported", " rounds")
+        within("--trace-interval", self.trace_interval, 1..=MAX_INTERVAL, "outside the supported range", " rounds")
     }
 
-    /// What is to be done.
+    /// Returns the options, if a trace is wanted.
     #[must_use]
     pub fn options(&self) -> Option<TraceOptions> {
         self.trace.clone().map(|dir| TraceOptions { dir, interval: self.trace_interval })
     }
 }
 
-/// A trace cannot be written or read.
+/// Why a trace cannot be written or read.
 #[derive(Debug, Error)]
 pub enum TraceError {
-    /// The system refuses.
+    /// The system refused.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file or directory.
@@ -106,14 +106,14 @@ pub enum TraceError {
         /// The system's reason.
         source: io::Error,
     },
-    /// Series of several jobs would be taken for those of one.
+    /// The directory has series of another job, which would be taken for those of this one.
     #[error("{} has the traces of another job: name another directory, or remove them", dir.display())]
     Occupied {
         /// The directory.
         dir: PathBuf,
     },
-    /// Not a trace, or one of another version.
-    #[error("{} is no trace of this version: line 1 is {found:?}, not {:?}", path.display(), COLUMNS.join(","))]
+    /// The file is not a trace, or a trace of another version.
+    #[error("{} is not a trace of this version: line 1 is {found:?}, not {:?}", path.display(), COLUMNS.join(","))]
     Header {
         /// The file.
         path: PathBuf,
@@ -127,11 +127,11 @@ pub enum TraceError {
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// How many there are.
+        /// Number of fields in the line.
         found: usize,
     },
-    /// A field is not what its column holds.
-    #[error("{}, line {line}, column {column}: {found:?} is no number from 0 to {most}", path.display())]
+    /// A field is not a value of its column.
+    #[error("{}, line {line}, column {column}: {found:?} is not a number from 0 to {most}", path.display())]
     Value {
         /// The file.
         path: PathBuf,
@@ -139,14 +139,14 @@ pub enum TraceError {
         line: usize,
         /// The column.
         column: &'static str,
-        /// What is there.
+        /// The field's text.
         found: String,
         /// The largest legal value.
         most: u64,
     },
 }
 
-/// A file with the series of a daemon.
+/// A file with the time series of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TraceFile {
     /// The rank.
@@ -158,13 +158,13 @@ pub struct TraceFile {
 }
 
 impl TraceFile {
-    /// Of a daemon, in `dir`.
+    /// Returns the file of a daemon's series in `dir`.
     #[must_use]
     pub fn new(dir: &Path, rank: usize, daemon: usize) -> Self {
         Self { rank, daemon, path: dir.join(format!("rank-{rank}-daemon-{daemon}.csv")) }
     }
 
-    /// Those in `dir`, by rank and daemon.
+    /// Returns the files in `dir`, by rank and daemon.
     ///
     /// # Errors
     /// [`TraceError::Io`] if it cannot be listed.
@@ -179,7 +179,7 @@ impl TraceFile {
         Ok(files)
     }
 
-    /// Whether `path` has the name of a series.
+    /// Returns whether `path` has the name of a series.
     pub(crate) fn is_named(path: &Path) -> bool {
         Self::named(path).is_some()
     }
@@ -212,7 +212,7 @@ impl TraceFile {
         write().map_err(|source| self.failed(source))
     }
 
-    /// Reads it back. The file may be anybody's: nothing in it is trusted.
+    /// Reads the series back. The file may have any content, and nothing in it is trusted.
     ///
     /// # Errors
     /// [`TraceError`] names the file, the line and the column.
@@ -252,10 +252,10 @@ impl TraceFile {
 }
 
 impl TraceOptions {
-    /// Finds out before a long run whether files can be made in the directory, or it can be made. Changes nothing.
+    /// Checks before a long run whether files can be created in the directory, or the directory itself. Changes nothing.
     ///
     /// # Errors
-    /// [`TraceError`] if not, or if there are traces already.
+    /// [`TraceError`] if they cannot, or if there are series already.
     pub fn check(&self) -> Result<(), TraceError> {
         let failed = |source| TraceError::Io { path: self.dir.clone(), source };
         let there = self.dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("."));
@@ -267,10 +267,10 @@ impl TraceOptions {
         Ok(())
     }
 
-    /// Makes the directory if it is missing, and writes the series of a rank's daemons, in their order.
+    /// Creates the directory if it is missing, and writes the series of a rank's daemons, in their order.
     ///
     /// # Errors
-    /// The first file that could not be written.
+    /// The error of the first file that could not be written.
     pub fn write<'a>(&self, rank: usize, series: impl Iterator<Item = &'a [Sample]>) -> Result<(), TraceError> {
         fs::create_dir_all(&self.dir).map_err(|source| TraceError::Io { path: self.dir.clone(), source })?;
         series.enumerate().try_for_each(|(daemon, samples)| TraceFile::new(&self.dir, rank, daemon).write(samples))

@@ -12,17 +12,17 @@ use crate::port::PortOptions;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Args)]
 #[group(skip)]
 pub struct UcxArgs {
-    /// Whether UCX notices that a peer of ucx-am is dead: peer leaves out transports that cannot, such as its shared memory; none leaves it to
-    /// what started the ranks; auto is none for ranks on one host, else peer.
+    /// Whether UCX detects a dead peer of ucx-am: peer leaves out transports that cannot, such as its shared memory; none leaves it to
+    /// the launcher of the ranks; auto is none for ranks on one host, else peer.
     #[arg(long, hide_short_help = true, value_enum, default_value_t = PeerErrorsChoice::Auto)]
     pub ucx_errors: PeerErrorsChoice,
 }
 
 impl UcxArgs {
-    /// Whether UCX is to notice dead peers on so many hosts; `None` where UCX has no part.
+    /// Returns whether UCX has to detect dead peers on that many hosts; `None` for other carriers.
     ///
     /// # Errors
-    /// UCX is told what another backend is, or the other way round.
+    /// [`RangeError`]: options of a device are given with `ucx-am`, or `--ucx-errors` without it.
     pub fn resolve(
         self,
         transport: Transport,
@@ -45,20 +45,20 @@ impl UcxArgs {
     }
 }
 
-/// What `--ucx-errors` asks for.
+/// The values of `--ucx-errors`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum PeerErrorsChoice {
     #[default]
     /// None for ranks on one host, else peer.
     Auto,
-    /// UCX notices dead peers, and leaves out transports that cannot.
+    /// UCX detects dead peers, and leaves out transports that cannot.
     Peer,
-    /// UCX does not notice them.
+    /// UCX does not detect them.
     None,
 }
 
 impl PeerErrorsChoice {
-    /// The mode for ranks on so many hosts.
+    /// Returns the mode for ranks on that many hosts.
     const fn resolve(self, hosts: usize) -> PeerErrors {
         match self {
             Self::Peer => PeerErrors::Peer,

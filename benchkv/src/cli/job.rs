@@ -1,6 +1,7 @@
-//! The options of a job, each declared once: the field is its flag, its help and its place in the result (`options` of the document, but for what stands at the
-//! document's top). Groups of options are declared by the part that obeys them: [`Workload`], [`PaceArgs`], [`PortOptions`], [`PolicyOptions`], [`TraceArgs`].
-//! Single ranges are checked beside the declarations; what several options mean together is decided in [`crate::options`].
+//! The options of a job, each declared once: the field is its flag, its help and its place in the result (`options` of the document,
+//! except for those at the document's top). Groups of options are declared by the part that uses them: [`Workload`], [`PaceArgs`],
+//! [`PortOptions`], [`PolicyOptions`], [`TraceArgs`]. Single ranges are checked beside the declarations. [`crate::options`] checks
+//! combinations of options.
 
 use std::path::PathBuf;
 
@@ -25,22 +26,23 @@ use engine::topology::{Routing, Transport};
 use engine::ucx::PeerErrors;
 use engine::workload::{Distribution, Workload};
 
-/// Shortest window, in seconds.
+/// Minimum length of a window, in seconds.
 pub(crate) const SHORTEST_RUN_S: f64 = 0.01;
-/// Longest window, in seconds; with `--ops` all have it.
+/// Maximum length of a window, in seconds; with `--ops` all have it.
 const LONGEST_RUN_S: f64 = 3600.0;
-/// Verified runs stay below this: a client would otherwise run out of 32-bit sequence numbers (at 7 million writes per second).
+/// Maximum length of a verified run, in seconds: a client would otherwise run out of 32-bit sequence numbers (at 7 million writes per
+/// second).
 const MAX_VERIFIED_SECONDS: f64 = 600.0;
 
-/// What a job is, and where its result goes.
+/// The options of a job, and the places of its result.
 #[derive(Debug, Clone, PartialEq, Args, Serialize, Deserialize)]
 pub struct JobArgs {
-    /// Which way requests take to other ranks.
+    /// The path of requests to other ranks.
     #[arg(long, value_enum, default_value_t = BackendKind::Delegation)]
     #[serde(skip)]
     pub backend: BackendKind,
 
-    /// What carries messages between ranks, with any --backend [default: copyrpc, or what the name of the --backend says].
+    /// The carrier of messages between ranks, with any --backend [default: copyrpc, or the carrier in the name of the --backend].
     #[arg(long, value_enum)]
     #[serde(skip)]
     pub carrier: Option<Transport>,
@@ -50,15 +52,15 @@ pub struct JobArgs {
     #[serde(skip)]
     pub ranks: Option<usize>,
 
-    /// RDMA device: soft, which auto takes; or hardware, by the name of the device and maybe its port (mlx5_0, mlx5_0:1, verbs:NAME for other
-    /// names), or verbs for the first with an active port. Of soft: rtt_us=US (0 to 100000 [default: 0]), of a request and its response;
-    /// jitter_us=US (the same), by which every second operation is late; seed=N [default: 1]; fault=rnr:PERMILLE, fault=reorder:PERMILLE,
-    /// fault=drop:OPERATION.
+    /// RDMA device: soft, which auto takes; or hardware, by the name of the device with an optional port (mlx5_0, mlx5_0:1, verbs:NAME
+    /// for other names), or verbs for the first device with an active port. Keys of soft: rtt_us=US (0 to 100000 [default: 0]), of a
+    /// request and its response; jitter_us=US (the same), the extra delay of every second operation; seed=N [default: 1];
+    /// fault=rnr:PERMILLE, fault=reorder:PERMILLE, fault=drop:OPERATION.
     #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
     #[serde(skip)]
     pub device: DeviceChoice,
 
-    // What carries requests to other ranks, as it can be asked for: the device that `auto` stands for, or the library that chooses one.
+    // The transport of requests to other ranks, as typed: the device that `auto` stands for, or the library that chooses one.
     #[arg(skip)]
     #[serde(rename = "device")]
     #[allow(missing_docs, reason = "clap would show it as help of all options")]
@@ -74,7 +76,7 @@ pub struct JobArgs {
     #[allow(missing_docs, reason = "likewise")]
     pub ucx: UcxArgs,
 
-    // Whether UCX notices dead peers; null with other carriers.
+    // Whether UCX detects dead peers; null with other carriers.
     #[arg(skip)]
     #[allow(missing_docs, reason = "likewise")]
     pub ucx_errors: Option<PeerErrors>,
@@ -89,16 +91,16 @@ pub struct JobArgs {
     #[serde(skip)]
     pub client_threads: usize,
 
-    /// What a client is: threads of the rank, or processes of their own, which the rank starts.
+    /// The kind of clients: threads of the rank, or processes of their own, which the rank starts.
     #[arg(long, hide_short_help = true, value_enum, default_value_t = ClientKind::Threads)]
     pub clients: ClientKind,
 
-    /// Operations each client keeps outstanding, 1 to 4096.
+    /// Operations that each client keeps outstanding, 1 to 4096.
     #[arg(short = 'd', long, value_name = "N", default_value_t = 32)]
     #[serde(skip)]
     pub queue_depth: usize,
 
-    /// How load is offered.
+    /// The load.
     #[command(flatten)]
     #[serde(flatten)]
     pub pace: PaceArgs,
@@ -108,7 +110,7 @@ pub struct JobArgs {
     #[serde(rename = "duration_s")]
     pub duration: f64,
 
-    /// Each client issues so many operations in all, 1 to 4294967295, in one run without a warm-up, and the job ends when all have ended.
+    /// Total number of operations of each client, 1 to 4294967295, in one run without a warm-up; the job ends when all have ended.
     #[arg(long, value_name = "N", conflicts_with_all = ["duration", "runs", "warmup"])]
     pub ops: Option<u64>,
 
@@ -116,7 +118,7 @@ pub struct JobArgs {
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub runs: usize,
 
-    /// Load before the first run, 0 to 1h, as --duration.
+    /// Load before the first run, 0 to 1h, in the units of --duration.
     #[arg(long, value_name = "TIME", value_parser = units::seconds, default_value_t = 0.5)]
     #[serde(rename = "warmup_s")]
     pub warmup: f64,
@@ -126,8 +128,9 @@ pub struct JobArgs {
     #[allow(missing_docs, reason = "likewise")]
     pub workload: Workload,
 
-    /// A mix of YCSB: ycsb-a (half of the operations read), ycsb-b (95 %) or ycsb-c (all), of keys chosen by zipfian:0.99, all of which have a value. YCSB's
-    /// records have 1000 bytes: --value-size 1000. Its other mixes insert, scan, or read and write in one operation, which there is not here.
+    /// A mix of YCSB: ycsb-a (half of the operations read), ycsb-b (95 %) or ycsb-c (all), with keys by zipfian:0.99, all of which have a
+    /// value. YCSB's records have 1000 bytes: --value-size 1000. Its other mixes insert, scan, or read and write in one operation, which
+    /// benchkv does not support.
     #[arg(long, value_enum, conflicts_with_all = ["read_ratio", "distribution"])]
     #[serde(skip)]
     pub mix: Option<Mix>,
@@ -142,18 +145,18 @@ pub struct JobArgs {
     #[serde(skip)]
     pub ring_size: RingChoice,
 
-    /// Maximum bytes of memory that the ranks of this host may be expected to take together; a job that needs more is refused [default: what the
-    /// host has, or its control group allows if that is less].
+    /// Maximum expected memory of the ranks of this host together, in bytes; a job that needs more is refused [default: the host's
+    /// memory, or the limit of its control group if that is less].
     #[arg(long, hide_short_help = true, value_name = "BYTES", value_parser = units::bytes)]
     #[serde(skip)]
     pub memory_limit: Option<u64>,
 
-    /// What a thread does that finds no work: poll on (busy), give the core away (yield), or sleep until there is some (event). auto is busy where
+    /// Action of a thread without work: poll again (busy), yield the core (yield), or sleep until there is work (event). auto is busy if
     /// every thread has a core, else yield.
     #[arg(long, hide_short_help = true, value_enum, default_value_t = WaitChoice::Auto)]
     pub wait: WaitChoice,
 
-    /// Cores of the threads: auto pins where every thread can have its own, none never pins, or a list such as 0-3,8.
+    /// Cores of the threads: auto pins if every thread can have its own, none never pins, or a list such as 0-3,8.
     #[arg(long, hide_short_help = true, value_name = "POLICY", default_value_t = PinPolicy::Auto)]
     #[serde(with = "harness::as_text")]
     pub pin: PinPolicy,
@@ -162,17 +165,18 @@ pub struct JobArgs {
     #[arg(long, hide_short_help = true, value_name = "DIR")]
     pub shm_dir: Option<PathBuf>,
 
-    /// Do not check the values read. The check costs some nanoseconds per operation, and 1 in 16 operations goes to keys of the client's own.
+    /// Do not check the values read. The check costs a few nanoseconds per operation, and 1 in 16 operations goes to private keys of the
+    /// client.
     #[arg(long, overrides_with = "verify")]
     #[serde(skip)]
     pub no_verify: bool,
 
-    /// The same, as it once was: --verify=false.
+    /// The older form of the same option: --verify=false.
     #[arg(long, hide = true, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, action = clap::ArgAction::Set)]
     #[serde(skip)]
     pub verify: bool,
 
-    /// Words that the table, the result and the report show with the job.
+    /// A text that the table, the result and the report show with the job.
     #[arg(long, value_name = "TEXT")]
     pub label: Option<String>,
 
@@ -186,22 +190,22 @@ pub struct JobArgs {
     #[allow(missing_docs, reason = "likewise")]
     pub output: OutputArgs,
 
-    /// Also write the percentiles of all round trips, in microseconds, as the text that HdrHistogram's plotters read.
+    /// Also write the percentiles of all round trips, in microseconds, in the text format of HdrHistogram's plotters.
     #[arg(long, hide_short_help = true, value_name = "FILE")]
     #[serde(skip)]
     pub hgrm: Option<PathBuf>,
 
-    /// Measure no Unix-socket echo before the job, which takes half a second. The result then has nothing to be put beside.
+    /// Skip the Unix-socket echo before the job, which takes half a second. The result then has no baseline.
     #[arg(long, hide_short_help = true)]
     #[serde(skip)]
     pub no_echo: bool,
 
-    /// Breaks something on purpose, for tests.
+    /// Inject a fault, for tests.
     #[arg(long, value_enum, hide = true)]
     pub fault: Option<Fault>,
 
-    // These have headings of their own, which go on to what is behind them.
-    /// What daemons and connections leave for later.
+    // These have headings of their own, which extend to the options after them.
+    /// Policies of daemons and connections.
     #[command(flatten)]
     #[serde(flatten)]
     pub policies: PolicyOptions,
@@ -211,7 +215,7 @@ pub struct JobArgs {
     #[serde(skip)]
     pub trace: TraceArgs,
 
-    // Where the series go, if they are wanted.
+    // The directory of the series, if they are wanted.
     #[arg(skip)]
     #[serde(rename = "trace")]
     #[allow(missing_docs, reason = "likewise")]
@@ -219,24 +223,24 @@ pub struct JobArgs {
 }
 
 impl JobArgs {
-    /// Whether the values read are to be checked.
+    /// Returns whether the values read are to be checked.
     #[must_use]
     pub const fn checks_values(&self) -> bool {
         self.verify && !self.no_verify
     }
 
-    /// What of it results keep, as they are read back.
+    /// Returns the options as results keep them and read them back.
     ///
     /// # Errors
-    /// It cannot be encoded.
+    /// The options cannot be encoded.
     pub fn recorded(&self) -> Result<Self, serde_json::Error> {
         serde_json::to_value(self).and_then(serde_json::from_value)
     }
 
-    /// Checks what can be checked of each option by itself, in a job of `ranks`.
+    /// Checks each option by itself, in a job of `ranks`.
     ///
     /// # Errors
-    /// The first that is outside its range.
+    /// The first option that is outside its range.
     pub fn check(&self, ranks: usize) -> Result<(), RangeError> {
         amount("--ranks", ranks, 1..=Launch::MAX_RANKS, "a job needs a rank", "")?;
         amount("--server-threads", self.server_threads, 1..=MAX_DAEMONS, "a rank needs a daemon to hold its keys", "")?;
@@ -256,8 +260,8 @@ impl JobArgs {
         if self.ops.is_some() {
             return Ok(());
         }
-        within("--duration", self.duration, SHORTEST_RUN_S..=LONGEST_RUN_S, "outside what is supported", " seconds")?;
-        within("--warmup", self.warmup, 0.0..=LONGEST_RUN_S, "outside what is supported", " seconds")?;
+        within("--duration", self.duration, SHORTEST_RUN_S..=LONGEST_RUN_S, "outside the supported range", " seconds")?;
+        within("--warmup", self.warmup, 0.0..=LONGEST_RUN_S, "outside the supported range", " seconds")?;
         let total = self.warmup + self.duration * self.runs as f64;
         if self.checks_values() && total > MAX_VERIFIED_SECONDS {
             let what = "with --runs and --warmup it is too long for the 32-bit sequence numbers of --verify";
@@ -266,7 +270,7 @@ impl JobArgs {
         Ok(())
     }
 
-    /// Which way requests take, and what carries them.
+    /// Returns the path of requests, and their carrier.
     ///
     /// # Errors
     /// `--backend` and `--carrier` name two carriers.
@@ -280,7 +284,7 @@ impl JobArgs {
         }
     }
 
-    /// Puts what options stand for in their place, in a job of `ranks`: mixes, numbers of operations, what is left out.
+    /// Replaces options by their meaning, in a job of `ranks`: mixes, numbers of operations, options that are left out.
     pub(crate) fn settle(&mut self, ranks: usize) {
         let reads = self.mix.take().map(|mix| match mix {
             Mix::YcsbA => 0.5,
@@ -302,7 +306,7 @@ impl JobArgs {
     }
 }
 
-/// What `--backend` asks for: which way requests take, and by some names what carries them.
+/// The values of `--backend`: the path of requests, and in some names their carrier.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum BackendKind {
     /// Client to daemon by ipc, by flux to the daemon that owns the connection, by the carrier to the peer.
@@ -325,7 +329,7 @@ pub enum BackendKind {
 }
 
 impl BackendKind {
-    /// Which way requests take, and what carries them between ranks if the name says it.
+    /// Returns the path of requests, and their carrier between ranks if the name has one.
     #[must_use]
     pub const fn axes(self) -> (Routing, Option<Transport>) {
         match self {
@@ -341,7 +345,7 @@ impl BackendKind {
     }
 }
 
-/// What `--mix` stands for.
+/// The values of `--mix`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Mix {
     /// Session store: half reads, half writes.
@@ -355,7 +359,7 @@ pub enum Mix {
     YcsbC,
 }
 
-/// What `--clients` asks for.
+/// The values of `--clients`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ClientKind {
@@ -365,21 +369,21 @@ pub enum ClientKind {
     Processes,
 }
 
-/// What `--wait` asks for.
+/// The values of `--wait`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WaitChoice {
-    /// Busy where every thread has a core of its own, else yield.
+    /// Busy if every thread has a core of its own, else yield.
     Auto,
     /// Poll without pause.
     Busy,
-    /// Give the core away.
+    /// Yield the core.
     Yield,
-    /// Sleep until there is something to do.
+    /// Sleep until there is work.
     Event,
 }
 
-/// What `--fault` breaks.
+/// The values of `--fault`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
@@ -387,7 +391,7 @@ pub enum Fault {
     CorruptValue,
 }
 
-/// What `--ring-size` asks for.
+/// The values of `--ring-size`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RingChoice {
     #[default]
@@ -398,7 +402,7 @@ pub enum RingChoice {
 }
 
 impl WaitChoice {
-    /// The strategy; `auto` is the one given.
+    /// Returns the strategy; `auto` is the strategy for automatic choice.
     pub(crate) const fn strategy(self, auto: WaitStrategy) -> WaitStrategy {
         match self {
             Self::Auto => auto,
@@ -420,7 +424,7 @@ impl From<WaitStrategy> for WaitChoice {
 }
 
 impl RingChoice {
-    /// The bytes, if they are given.
+    /// Returns the bytes, if given.
     #[must_use]
     pub const fn bytes(self) -> Option<u64> {
         match self {

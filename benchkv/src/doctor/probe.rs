@@ -1,4 +1,5 @@
-//! Looks at this machine. Opens devices and loads libraries; changes nothing but that `/dev/shm` may get this user's directory.
+//! Examines this machine. Opens devices and loads libraries. Changes nothing, except that it may create this user's directory in
+//! `/dev/shm`.
 
 use std::path::Path;
 
@@ -11,12 +12,12 @@ use shm::dir::Dir;
 
 use super::{Device, Machine, Port};
 
-/// Looks at everything; `shm_dir` is what jobs would be given. Takes about as long as opening the devices does.
+/// Examines the machine. `shm_dir` is the directory that jobs would get. Takes about as long as opening the devices.
 #[must_use]
 pub fn probe(shm_dir: Option<&Path>) -> Machine {
     let environment = Environment::detect();
     Machine {
-        // After the name of the system.
+        // The release follows the name of the system.
         kernel: environment.kernel.split(' ').nth(1).unwrap_or("unknown").to_owned(),
         usable_cores: usable_cores().map_err(|error| error.to_string()),
         cores_online: environment.cores_online,

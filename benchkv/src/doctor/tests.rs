@@ -1,4 +1,4 @@
-//! What is said of machines that have everything, nothing, and things in between.
+//! Diagnoses of machines that have everything, nothing, and a part of it.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn program(version: Result<&str, &str>) -> Program {
     Program { path: "/usr/bin/mpirun".into(), version: version.map(str::to_owned).map_err(str::to_owned) }
 }
 
-/// A machine that wants for nothing.
+/// Returns a machine that lacks nothing.
 fn complete() -> Machine {
     let port = |number| Port {
         number,
@@ -33,7 +33,7 @@ fn complete() -> Machine {
     }
 }
 
-/// The only check of this name on a machine that is complete but for `change`.
+/// Returns the only check of this name on a machine that is complete except for `change`.
 fn check(name: &str, change: impl FnOnce(&mut Machine)) -> Check {
     let mut machine = complete();
     change(&mut machine);
@@ -71,7 +71,7 @@ fn a_machine_without_nic_and_mpi_is_told_how_to_get_each() {
     );
     let no_device = |m: &mut Machine| m.devices = Err("this machine has no RDMA device".to_owned());
     assert_check(&check("RDMA device", no_device), Status::Missing, "no RDMA device", "modprobe mlx5_ib ib_uverbs");
-    assert_check(&check("RDMA device", |m| m.devices = Ok(Vec::new())), Status::Missing, "none of mlx5", "modprobe mlx5_ib");
+    assert_check(&check("RDMA device", |m| m.devices = Ok(Vec::new())), Status::Missing, "no mlx5 device", "modprobe mlx5_ib");
     assert_check(&check("MPI in this build", |m| m.mpi_library = None), Status::Missing, "without the feature mpi", "--features mpi");
     assert_check(&check("mpirun", |m| m.mpirun = None), Status::Missing, "not in PATH", "apt-get install openmpi-bin");
     let no_ucx = |m: &mut Machine| m.ucx = Err("libucp.so.0: cannot open".to_owned());
@@ -127,7 +127,7 @@ fn shared_memory_is_judged_by_its_room_and_kind() {
         "/dir: 1024.0 KiB free of 1.0 GiB",
         "--shm-size",
     );
-    assert_check(&check("shared memory", with(GIB, false)), Status::Limited, "/dir", "no tmpfs");
+    assert_check(&check("shared memory", with(GIB, false)), Status::Limited, "/dir", "not a tmpfs");
     let gone = |m: &mut Machine| m.shm = Err("/dir does not exist".to_owned());
     assert_check(&check("shared memory", gone), Status::Missing, "/dir does not exist", "--shm-dir DIR");
 }

@@ -9,7 +9,7 @@ fn resolve(args: &str) -> Result<Options, OptionError> {
     Options::resolve(Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).unwrap())
 }
 
-/// What the ranks of a job said of where they are.
+/// The records of the ranks of a job about their places.
 struct Places(Vec<Vec<u8>>);
 
 impl Exchange for Places {
@@ -30,7 +30,7 @@ impl Exchange for Places {
     }
 }
 
-/// As rank 2 of ranks on these hosts sees it; something bound each to four of 64 cores, rank 0 to the first.
+/// Resolves options as rank 2 of ranks on these hosts. Each rank is bound to four of 64 cores, rank 0 to the first four.
 fn resolve_on(hosts: &[&str], args: &str) -> Result<Options, OptionError> {
     resolve_started_by(Some("an MPI"), hosts, args)
 }
@@ -65,7 +65,7 @@ fn the_software_device_does_not_connect_hosts() {
 #[test]
 fn cores_are_given_out_by_the_place_of_a_rank_on_its_host() {
     let options = resolve_on(&["a", "b", "a"], "--device mlx5_0").unwrap();
-    // Ranks 0 and 2 are the two here: two threads each, on cores 0 to 3 and 8 to 11.
+    // Ranks 0 and 2 are the two on this host: two threads each, on cores 0 to 3 and 8 to 11.
     assert_eq!((options.launcher.local_rank(2), options.launcher.local_rank(1), options.plan.threads), (Some(1), None, 4));
     assert_eq!([options.plan.daemon_core(0, 0), options.plan.client_core(0, 0)], [Some(0), Some(1)]);
     assert_eq!([options.plan.daemon_core(1, 0), options.plan.client_core(1, 0)], [Some(8), Some(9)]);
@@ -124,7 +124,7 @@ fn illegal_values_are_refused_with_reason_and_range() {
         ("--ring-size 2048", "--ring-size 2048: too small to hold a batch; legal is auto, or a power of two from 4096 to 268435456"),
         ("--ring-size 5000", "not a power of two"),
         ("--ring-size 536870912", "more than is supported"),
-        ("--duration -1", "--duration -1: outside what is supported; legal is 0.01 to 3600 seconds"),
+        ("--duration -1", "--duration -1: outside the supported range; legal is 0.01 to 3600 seconds"),
         ("--remote-ratio -1", "--remote-ratio -1: a share lies between none and all; legal is 0 to 1"),
         ("--rate -1", "legal is 1 to 1e9 operations per second"),
         ("--batch-hold-us -1", "--batch-hold-us -1: "),

@@ -1,8 +1,8 @@
 //! Clients that are processes of their own, children of their rank.
 //!
-//! A rank starts this executable once for each client, with its own arguments and the words that steer its workers. The process makes of them
-//! the same options, opens its paths to the rank's daemons, passes records and report on through its rank, and is steered by the words alone while
-//! it measures. It ends with its rank, whatever ends that.
+//! A rank starts this executable once for each client, with its own arguments and the words that steer its workers. The process computes
+//! the same options from them, opens its paths to the rank's daemons, and sends its records and report through its rank. While it
+//! measures, the words alone steer it. It ends with its rank, for any reason.
 
 use std::time::Duration;
 
@@ -23,17 +23,17 @@ use engine::backend::composed::Composed;
 use engine::backend::{Backend, Endpoints, Records};
 use engine::client::ClientReport;
 
-/// How often a rank asks, while it waits for a client, whether to give up.
+/// Interval at which a rank that waits for a client checks whether to give up.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// How long a client may take to end when it is told to.
+/// Maximum time for a client to end when it is told to.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
-/// The first message to a client process: what it is.
+/// The first message to a client process: its task.
 #[derive(Debug, Serialize, Deserialize)]
 struct Task {
     rank: usize,
     client: usize,
-    /// The process of its rank.
+    /// Process id of its rank.
     process: u32,
     hosts: Hosts,
     /// The MPI library, if the rank has one.
@@ -42,10 +42,10 @@ struct Task {
     steering: (u64, u64, u32, u32),
 }
 
-/// What a client process says, in this order; the second and last message to it is the records of the other ends of its endpoints.
+/// The messages of a client process, in this order. The second and last message to it is the records of the other ends of its endpoints.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ClientNews {
-    /// It has its paths, and these records.
+    /// It has opened its paths, and sends these records.
     Open(Records),
     /// Its endpoints are connected.
     Ready,
@@ -53,7 +53,7 @@ pub(super) enum ClientNews {
     Done(Box<ClientReport>),
 }
 
-/// Why a client process ended before its time.
+/// Why a client process ended early.
 #[derive(Debug, Serialize, Deserialize)]
 struct Failure {
     how: String,
@@ -67,14 +67,14 @@ impl<E: std::error::Error> From<E> for Failure {
     }
 }
 
-/// A rank's end.
+/// A rank's end of a client process.
 pub(super) struct ClientProcess {
     helper: Helper,
     client: usize,
 }
 
 impl ClientProcess {
-    /// Starts it. It is killed when the calling thread ends.
+    /// Starts a client process. It is killed when the calling thread ends.
     pub(super) fn start(rank: usize, client: usize, options: &Options, steering: &Steering) -> Result<Self, RankError> {
         let args: Vec<_> = std::env::args_os().skip(1).collect();
         let helper = Helper::start(&args).map_err(|source| RankError::ClientStart { client, source })?;
@@ -95,12 +95,12 @@ impl ClientProcess {
         self.helper.send(bytes).map_err(|error| self.failed(error))
     }
 
-    /// Gives it the records of the other ends.
+    /// Sends the records of the other ends to the client.
     pub(super) fn connect(&mut self, records: Records) -> Result<(), RankError> {
         self.send(&records)
     }
 
-    /// Waits for what it says next.
+    /// Waits for the client's next message.
     pub(super) fn next_news(&mut self, is_over: &dyn Fn() -> bool) -> Result<ClientNews, RankError> {
         loop {
             if let Some(message) = self.helper.receive(LOOK_INTERVAL).map_err(|error| self.failed(error))? {
@@ -108,24 +108,24 @@ impl ClientProcess {
                 return said.map_err(|why| self.failed(why));
             }
             if is_over() {
-                // The words tell it, too: it closes what it has and says so, or is killed.
+                // The words tell it, too: it closes its paths and reports, or is killed.
                 let _ = self.helper.receive(END_LIMIT);
                 return Err(ExchangeError::GivenUp.into());
             }
         }
     }
 
-    /// Lets it end.
+    /// Ends the client.
     pub(super) fn give_up(self) -> RankError {
         self.helper.end(END_LIMIT);
         ExchangeError::GivenUp.into()
     }
 }
 
-/// A client process's end: does what `owner` has started it for, with the arguments of the job.
+/// Runs a client process: does the task of `owner`, with the arguments of the job.
 ///
 /// # Errors
-/// The owner is gone. Every other failure is told to it.
+/// The owner is gone. Every other failure is reported to it.
 pub fn serve(cli: Cli, mut owner: Owner) -> Result<(), HelperError> {
     match work(cli, &mut owner) {
         Ok(report) => say(&mut owner, &Ok(ClientNews::Done(Box::new(report)))),

@@ -1,7 +1,7 @@
-//! The connection records of all endpoints of all ranks: one gather, after which each endpoint has the record of the one at its other end.
+//! The connection records of all endpoints of all ranks: after one gather each endpoint has the record of its other end.
 //!
-//! A record in a rank's part: who made it (4 bytes), the rank it is for (4), the thread of that rank (4), its length (4), its bytes; numbers
-//! little-endian, a thread twice its number, and 1 more for a client.
+//! A record in a rank's part: its maker (4 bytes), the rank it is for (4), the thread of that rank (4), its length (4), its bytes.
+//! Numbers are little-endian. A thread is twice its number, plus 1 for a client.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use engine::topology::{Peer, Worker};
 
 const HEADER_BYTES: usize = 16;
 
-/// A record and whom it is for.
+/// A record with its addressee.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) from: Worker,
@@ -18,7 +18,7 @@ pub(super) struct Record {
     pub(super) bytes: Vec<u8>,
 }
 
-/// By thread: the records that other ranks made for its endpoints, each with who made it.
+/// By thread: the records that other ranks made for its endpoints, each with its maker.
 pub(super) type Mail = HashMap<Worker, Records>;
 
 pub(super) fn encode(records: &[Record]) -> Vec<u8> {
@@ -32,7 +32,7 @@ pub(super) fn encode(records: &[Record]) -> Vec<u8> {
     part
 }
 
-/// `None`: bytes of a peer that are no records.
+/// Decodes a part. Returns `None` for bytes that are not records.
 fn decode(mut part: &[u8]) -> Option<Vec<Record>> {
     let mut records = Vec::new();
     while !part.is_empty() {
@@ -49,7 +49,7 @@ fn decode(mut part: &[u8]) -> Option<Vec<Record>> {
 /// Finds, for each of `mine`, the record of its other end among the parts of all ranks.
 ///
 /// # Errors
-/// The rank whose part cannot be read or lacks a record.
+/// The rank whose part is malformed or lacks a record.
 pub(super) fn deliver(rank: usize, mine: &[Record], parts: &[Vec<u8>]) -> Result<Mail, usize> {
     let mut for_me = HashMap::new();
     for (sender, part) in parts.iter().enumerate().filter(|(sender, _)| *sender != rank) {

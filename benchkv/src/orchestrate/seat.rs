@@ -13,7 +13,7 @@ use engine::backend::{Backend, Paths};
 use engine::client::{Client, ClientReport, Step};
 use engine::phase::Phase;
 
-/// What a client needs to know of its rank.
+/// The state of a rank that a client needs.
 #[derive(Debug)]
 pub(super) struct Seat<'a, B> {
     pub(super) options: &'a Options,
@@ -24,8 +24,8 @@ pub(super) struct Seat<'a, B> {
 }
 
 impl<B: Backend> Seat<'_, B> {
-    /// Client `number` of the rank, on the calling thread. `connect` sees to the records of its endpoints, and returns `false` when the rank has
-    /// given up.
+    /// Runs client `number` of the rank, on the calling thread. `connect` exchanges the records of its endpoints, and returns `false` if
+    /// the rank has given up.
     pub(super) fn run(
         &self,
         number: usize,
@@ -35,7 +35,7 @@ impl<B: Backend> Seat<'_, B> {
         if let Some(core) = options.launcher.local_rank(self.rank).and_then(|rank| options.plan.client_core(rank, number)) {
             pin_current_thread(core)?;
         }
-        // It takes its time: the rank begins when its clients are connected.
+        // This takes a while: the rank begins when its clients are connected.
         let spec = options.job.client(self.rank, number);
         let mut paths = self.backend.open_client(number)?;
         let is_wanted = connect(&mut paths)?;
@@ -45,7 +45,7 @@ impl<B: Backend> Seat<'_, B> {
         while is_wanted && !self.steering.is_stopped() {
             let phase = self.steering.phase();
             let is_given_up = phase == Phase::GiveUp;
-            // What has come by then still counts.
+            // Answers that have arrived by then still count.
             let step = self.step(&mut client, if is_given_up { Phase::Drain } else { phase }, &mut log, &mut waiter)?;
             if step == Step::Drained || is_given_up {
                 break;

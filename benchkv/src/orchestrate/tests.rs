@@ -1,4 +1,4 @@
-//! The order of a run with transports made of channels: several ranks as threads of one process.
+//! The order of a run, with transports made of channels: several ranks as threads of one process.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ use engine::message::Request;
 use engine::store::{Shard, owner_of};
 use engine::topology::Peer;
 
-/// No wait of a test is longer.
+/// Maximum time of any wait in a test.
 const WATCHDOG: Duration = Duration::from_secs(20);
 
 /// Collective operations between threads.
@@ -40,21 +40,22 @@ pub(crate) struct ThreadExchange {
     rank: usize,
     size: usize,
     meeting: Arc<Meeting>,
-    /// Set while ranks meet between windows.
+    /// Set to control the barriers between windows.
     gate: Option<Arc<Gate>>,
-    /// The user interrupts this rank in the sleep of this number, 0 being the warm-up.
+    /// The number of the sleep in which the user interrupts this rank; 0 is the warm-up.
     interrupt_in: Option<usize>,
     sleeps: usize,
 }
 
 impl ThreadExchange {
-    /// A rank of `size` that is not disturbed.
+    /// Makes the exchange of a rank of `size` that is not disturbed.
     pub(crate) fn new(rank: usize, size: usize, meeting: &Arc<Meeting>) -> Self {
         Self { rank, size, meeting: Arc::clone(meeting), gate: None, interrupt_in: None, sleeps: 0 }
     }
 }
 
-/// Lets a daemon answer only while its rank is inside a barrier between windows, and holds the barrier until it has answered often.
+/// Lets a daemon answer only while its rank is inside a barrier between windows, and holds the barrier until the daemon has answered
+/// often.
 #[derive(Default)]
 struct Gate {
     meetings: AtomicUsize,
@@ -65,7 +66,8 @@ struct Gate {
 impl Gate {
     const ANSWERS: usize = 500;
 
-    /// Meetings 0 and 1 are the exchange of records and the ready barrier: no load yet; the one after three windows comes after the drain.
+    /// Passes a barrier. Barriers 0 and 1 are the exchange of records and the ready barrier, without load; the one after three windows
+    /// comes after the drain.
     fn pass(&self) {
         if !(2..5).contains(&self.meetings.fetch_add(1, Ordering::AcqRel)) {
             return;
@@ -135,7 +137,7 @@ type Parcel = (Request, u32, Sender<(u32, Ending)>);
 /// The inboxes of all daemons of all ranks.
 type Network = Arc<Mutex<HashMap<(usize, usize), Sender<Parcel>>>>;
 
-/// What a test lets go wrong on one rank.
+/// The flaw that a test causes on one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flaw {
     None,
@@ -207,7 +209,7 @@ impl Backend for Channels {
     }
 }
 
-/// What a thread writes into the record for a peer: both ends.
+/// Returns the bytes that a thread writes into the record for a peer: both ends.
 fn letter(from: Peer, to: Peer) -> Vec<u8> {
     format!("{from} to {to}").into_bytes()
 }
@@ -309,7 +311,7 @@ fn run(args: &str, flaw: Flaw) -> (Options, Vec<Result<RankReport, RankError>>) 
     run_as(args, flaw, None, &[])
 }
 
-/// `interrupts`: by rank, the sleep in which the user interrupts it.
+/// Runs a job with `interrupts`: by rank, the sleep in which the user interrupts it.
 fn run_as(args: &str, flaw: Flaw, gate: Option<Arc<Gate>>, interrupts: &[Option<usize>]) -> (Options, Vec<Result<RankReport, RankError>>) {
     let args = format!("benchkv --duration 0.05 --warmup 0.02 --runs 2 --wait yield --pin none --queue-depth 4 {args}");
     let options = Options::resolve(Cli::try_parse_from(args.split_whitespace()).unwrap()).unwrap();
@@ -329,13 +331,13 @@ fn run_as(args: &str, flaw: Flaw, gate: Option<Arc<Gate>>, interrupts: &[Option<
     (options, outcomes)
 }
 
-/// Nothing can be pinned to core 1023, so that a rank that would have it fails.
+/// No thread can be pinned to core 1023, so a rank that should be fails.
 #[test]
 fn threads_have_the_cores_of_their_ranks_place_on_its_host() {
     let core = harness::affinity::usable_cores().unwrap()[0];
     for (daemon, client) in [(1023, core), (core, 1023)] {
         let mut options = Options::resolve(Cli::try_parse_from(["benchkv", "--ranks", "1"]).unwrap()).unwrap();
-        // Rank 0 is the second here.
+        // Rank 0 is the second rank on this host.
         options.launcher.ranks_here = vec![7, 0];
         options.plan.pinned = [(core, core), (daemon, client)].map(|(d, c)| RankCores { daemons: vec![d], clients: vec![c] }).into();
         let backend = Channels { rank: 0, options, network: Network::default(), flaw: Flaw::None, gate: None };
@@ -382,7 +384,8 @@ fn a_whole_job_ends_with_nothing_lost_and_every_value_right() {
 fn a_window_never_includes_a_barrier() {
     let result = reduce(run_as("--ranks 1 --runs 3", Flaw::None, Some(Arc::default()), &[]));
     assert!(result.fate.completed as usize >= 3 * Gate::ANSWERS, "load goes on while ranks meet");
-    // What was answered as a barrier ended may be collected in the window that follows, or in one step more of the window before.
+    // Operations that were answered at the end of a barrier may be collected in the window that follows, or in one step more of the
+    // window before.
     assert!(
         result.measured.local_ops <= 3 * 3 * 4,
         "{} operations that ended in barriers were counted in windows",
@@ -390,7 +393,7 @@ fn a_window_never_includes_a_barrier() {
     );
 }
 
-/// Ranks find out in different windows, or not at all before they meet: all leave after the same one.
+/// Ranks learn of the interrupt in different windows, or not before a barrier. All leave after the same window.
 #[test]
 fn an_interrupted_job_ends_together_with_what_it_has() {
     let windows = |interrupts: &[Option<usize>]| {
@@ -417,7 +420,7 @@ fn a_corrupted_value_makes_the_result_unsound() {
 
 #[test]
 fn what_is_never_answered_is_counted_as_lost_after_a_bounded_drain() {
-    // Long enough that the daemon gets to the step from which it forgets.
+    // Long enough that the daemon reaches the step from which it forgets.
     let result = result("--ranks 2 --duration 0.5", Flaw::DaemonForgetsReplies);
     assert!(result.fate.lost > 0 && !result.is_sound());
     assert_eq!(result.fate.issued, result.fate.completed + result.fate.errors + result.fate.lost);

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use clap::Args;
 use harness::file::{self, WriteError};
 
-/// Options for it.
+/// The option of the flat table.
 #[derive(Debug, Clone, Default, PartialEq, Args)]
 pub struct OutputArgs {
     /// Also write the result as a flat table: a row for the job, for each run and for each rank. The name ends in .csv, or in .parquet where
@@ -15,7 +15,7 @@ pub struct OutputArgs {
     pub output: Option<OutputFile>,
 }
 
-/// Where the table goes, and as what.
+/// The file of the table, and its format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutputFile {
     path: PathBuf,
@@ -51,7 +51,7 @@ impl FromStr for OutputFile {
 }
 
 impl OutputFile {
-    /// Finds out before a long run whether the table can be written at its end. Changes nothing.
+    /// Checks before a long run whether the table can be written at its end. Changes nothing.
     ///
     /// # Errors
     /// The system's reason.
@@ -59,7 +59,7 @@ impl OutputFile {
         file::check(&self.path)
     }
 
-    /// The file.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

@@ -12,7 +12,7 @@ use parquet::schema::types::Type;
 
 use crate::result::{Cell, Column, JobResult, Row, Value, columns, rows};
 
-/// The bytes of the file.
+/// Returns the bytes of the file.
 pub(super) fn encode(result: &JobResult) -> Result<Vec<u8>, ParquetError> {
     let fields = columns().map(|column| field(&column)).collect::<Result<_, _>>()?;
     let schema = Type::group_type_builder("benchkv_result").with_fields(fields).build()?;
@@ -62,7 +62,7 @@ fn write(column: &Column, rows: &[Row<'_>], place: &mut ColumnWriter<'_>) -> Res
     Ok(())
 }
 
-/// The values that rows have, and for each row whether it has one.
+/// Returns the values that rows have, and for each row whether it has one.
 fn split<T>(cells: impl Iterator<Item = Option<Value>>, get: impl Fn(Value) -> Option<T>) -> (Vec<T>, Vec<i16>) {
     let cells: Vec<Option<T>> = cells.map(|cell| cell.and_then(&get)).collect();
     let levels = cells.iter().map(|cell| i16::from(cell.is_some())).collect();

@@ -1,4 +1,4 @@
-//! What differs between results: the settings that tell them apart, and which of these is an axis.
+//! The differences between results: the settings that distinguish them, and which of these is an axis.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::result::JobResult;
 
-/// Members of the document that are settings, the most telling ones first; `options` stands for all within.
+/// Members of the document that are settings, in order of significance; `options` stands for all settings within.
 const SETTINGS: [&str; 15] = [
     "options.label",
     "backend",
@@ -26,37 +26,37 @@ const SETTINGS: [&str; 15] = [
     "launcher.hosts",
 ];
 
-/// Directories make no difference.
+/// Settings that make no difference: directories.
 const IRRELEVANT: [&str; 2] = ["options.shm_dir", "options.trace"];
 
-/// Series that are easily told apart in one chart.
+/// Maximum number of series that are easy to distinguish in one chart.
 const EASY: usize = 7;
 
-/// Settings by name; what is within others has their names before its own.
+/// Settings by name. The name of a nested setting begins with those of its parents.
 type Settings = BTreeMap<String, Value>;
 
 /// Results that differ in no setting: repeats of a measurement.
 #[derive(Debug, Clone)]
 pub(super) struct Group {
-    /// Which results, by their place.
+    /// Indices of the results.
     pub(super) members: Vec<usize>,
-    /// What tells it from the others; the backend if nothing has to.
+    /// The settings that distinguish it from other groups; the backend if none has to.
     pub(super) label: String,
-    /// Where it lies, if there is an axis.
+    /// Its place on the axis, if there is an axis.
     pub(super) x: Option<f64>,
-    /// What tells it from others at the same place.
+    /// The settings that distinguish it from others at the same place.
     pub(super) series: String,
-    /// What tells its chart from others.
+    /// The settings that distinguish its chart from others.
     pub(super) panel: String,
 }
 
-/// How results compare.
+/// The comparison of results.
 #[derive(Debug, Clone)]
 pub(super) struct Comparison {
     pub(super) groups: Vec<Group>,
     /// The setting on the x axis, with its unit, if a number differs.
     pub(super) axis: Option<String>,
-    /// Settings that all have in common.
+    /// Settings that all results share.
     pub(super) common: Vec<(String, String)>,
 }
 
@@ -68,7 +68,7 @@ impl Comparison {
         let telling = telling(&settings, names.iter().filter(differs));
         let axis = telling.iter().copied().find(|name| settings.iter().all(|all| all.get(*name).is_some_and(Value::is_number)));
         let panel = panel(&settings, &telling, axis);
-        // As they are read: by panel, then by series, then along the axis.
+        // The order of the page: by panel, then by series, then along the axis.
         let keys: Vec<&String> = panel.into_iter().chain(telling.iter().copied().filter(|name| Some(*name) != axis)).chain(axis).collect();
         let mut members: Vec<(usize, &Settings)> = settings.iter().enumerate().collect();
         members.sort_by(|(_, a), (_, b)| keys.iter().map(|name| by_size(a.get(*name), b.get(*name))).fold(Ordering::Equal, Ordering::then));
@@ -103,12 +103,12 @@ fn flatten(name: &str, value: &Value, all: &mut Settings) {
     }
 }
 
-/// Whether the setting `name` is `outer` or lies within it.
+/// Returns whether the setting `name` is `outer` or is nested in it.
 fn is_within(name: &str, outer: &str) -> bool {
     name.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// The names of all settings, the most telling ones first.
+/// Returns the names of all settings, in order of significance.
 fn ordered(settings: &[Settings]) -> Vec<String> {
     let names: BTreeSet<&String> = settings.iter().flat_map(BTreeMap::keys).collect();
     let rank = |name: &str| SETTINGS.iter().position(|setting| is_within(name, setting));
@@ -117,7 +117,8 @@ fn ordered(settings: &[Settings]) -> Vec<String> {
     names
 }
 
-/// Of the settings that differ, those that tell apart what the ones before them do not: others follow from these.
+/// Returns the settings that distinguish results that the settings before them do not distinguish; the other differing settings follow
+/// from these.
 fn telling<'a>(settings: &[Settings], differing: impl Iterator<Item = &'a String>) -> Vec<&'a String> {
     let kinds = |names: &[&String]| {
         let values = settings.iter().map(|all| names.iter().map(|name| text(all.get(*name))).collect::<Vec<_>>());
@@ -134,8 +135,8 @@ fn telling<'a>(settings: &[Settings], differing: impl Iterator<Item = &'a String
     telling
 }
 
-/// The setting by which results are put into several charts, where one would have too many series: the one that leaves most of those that
-/// are easily told apart together; else the one that leaves fewest.
+/// Returns the setting by which results are divided into several charts, if one chart would have too many series. That is the setting
+/// that leaves the most series together of those that are easy to distinguish; otherwise the setting that leaves the fewest.
 fn panel<'a>(settings: &[Settings], telling: &[&'a String], axis: Option<&String>) -> Option<&'a String> {
     let others: Vec<&String> = telling.iter().copied().filter(|name| Some(*name) != axis).collect();
     let series_without = |left_out: Option<&String>| {
@@ -150,7 +151,7 @@ fn panel<'a>(settings: &[Settings], telling: &[&'a String], axis: Option<&String
     easy.max_by_key(|name| series_without(Some(name))).or_else(|| others.iter().copied().min_by_key(|name| series_without(Some(name))))
 }
 
-/// Numbers by their value, before texts.
+/// Compares settings: numbers by their value, before texts.
 fn by_size(a: Option<&Value>, b: Option<&Value>) -> Ordering {
     let number = |value: Option<&Value>| value.and_then(Value::as_f64);
     match (number(a), number(b)) {
@@ -177,7 +178,7 @@ fn group(members: Vec<usize>, all: &Settings, telling: &[&String], axis: Option<
     }
 }
 
-/// A setting in a few words. A label, and the names of a backend and a carrier, need none.
+/// Returns a setting in a few words. A label, and the names of a backend and a carrier, stand alone.
 fn described(name: &str, value: Option<&Value>) -> String {
     match (name, text(value)) {
         ("backend" | "carrier" | "options.label", value) => value,
@@ -212,7 +213,7 @@ fn with_unit(name: &str) -> String {
     format!("{} ({unit})", title.trim_end_matches(&format!(" {unit}")))
 }
 
-/// A value in words.
+/// Returns a value in words.
 fn text(value: Option<&Value>) -> String {
     match value {
         None | Some(Value::Null) => "none".to_owned(),

@@ -1,4 +1,4 @@
-//! Which charts a page has, made of the results of each group.
+//! The charts of a page, made of the results of each group.
 
 use harness::chart::axis::Axis;
 use harness::chart::{Bar, Bars, Lines, Point, Series};
@@ -11,10 +11,10 @@ use crate::result::{Histograms, JobResult, Measured, Spread};
 
 /// Points of a latency curve for each decade of its x axis.
 const POINTS_PER_DECADE: u32 = 12;
-/// Bars that one chart can have.
+/// Maximum number of bars in one chart.
 const MOST_BARS: usize = 16;
 
-/// A group with what its results measured.
+/// A group with the measurements of its results.
 #[derive(Debug)]
 pub(super) struct Measurements<'a> {
     group: &'a Group,
@@ -26,14 +26,14 @@ pub(super) struct Measurements<'a> {
 }
 
 impl<'a> Measurements<'a> {
-    /// Of each group, in their order.
+    /// Returns the measurements of each group, in their order.
     pub(super) fn of(comparison: &'a Comparison, results: &'a [JobResult]) -> Vec<Self> {
         let of_group = |group: &'a Group| {
             let members = || group.members.iter().filter_map(|member| results.get(*member));
             let merged = |of: Of| {
                 let mut all = LatencyHistogram::new();
                 for member in members() {
-                    // A file may hold one of a larger range, which is then left out of the curve.
+                    // A file may hold a histogram of a larger range, which is then left out of the curve.
                     let _ = all.merge(of(&member.measured.histograms_ns));
                 }
                 all
@@ -53,14 +53,14 @@ impl<'a> Measurements<'a> {
         comparison.groups.iter().map(of_group).collect()
     }
 
-    /// Round trips of all operations.
+    /// Returns the round trips of all operations.
     fn all(&self) -> LatencyHistogram {
         let mut all = self.histograms.local.clone();
         let _ = all.merge(&self.histograms.remote);
         all
     }
 
-    /// A percentile of all round trips together, and the smallest and the largest of the runs.
+    /// Returns a percentile of all round trips together, and the minimum and maximum of the runs.
     fn percentile(&self, x: f64, quantile: f64, of_run: fn(&Measured) -> f64) -> Point {
         Point { y: self.all().value_at(quantile) as f64, ..self.point(x, of_run) }
     }
@@ -69,7 +69,7 @@ impl<'a> Measurements<'a> {
         self.runs.iter().map(|run| figure(run)).sum::<f64>() / self.runs.len().max(1) as f64
     }
 
-    /// The mean over runs, and the smallest and the largest of them.
+    /// Returns the mean over runs, and their minimum and maximum.
     fn point(&self, x: f64, figure: impl Fn(&Measured) -> f64) -> Point {
         let values = || self.runs.iter().map(|run| figure(run));
         let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
@@ -77,7 +77,7 @@ impl<'a> Measurements<'a> {
     }
 }
 
-/// The groups of each chart, with what its title adds.
+/// Returns the groups of each chart, with the addition to its title.
 fn panels<'a, 'b>(groups: &'b [Measurements<'a>]) -> impl Iterator<Item = (&'a str, &'b [Measurements<'a>])> {
     let chunks = groups.chunk_by(|a, b| a.group.panel == b.group.panel);
     chunks.map(|chunk| (chunk.first().map_or("", |first| first.group.panel.as_str()), chunk))
@@ -91,7 +91,7 @@ fn tops(series: &[Series]) -> impl Iterator<Item = f64> {
     series.iter().flat_map(|series| &series.points).map(|point| point.spread.map_or(point.y, |(_, high)| high.max(point.y)))
 }
 
-/// Charts over the setting that differs; bars where none is a number. Those of a panel are together.
+/// Returns charts over the setting that differs, or bars if none is a number. The charts of a panel are together.
 pub(super) fn comparison(comparison: &Comparison, groups: &[Measurements<'_>]) -> Vec<Vec<String>> {
     let Some(axis) = &comparison.axis else {
         return groups.chunks(MOST_BARS).map(|chunk| vec![throughput_bars(chunk), latency_bars(chunk)]).collect();
@@ -127,14 +127,14 @@ pub(super) fn comparison(comparison: &Comparison, groups: &[Measurements<'_>]) -
     panels(groups).map(charts).collect()
 }
 
-/// Neighbours of one series.
+/// Returns runs of neighbours of one series.
 fn by_series<'a, 'b>(groups: &'b [Measurements<'a>]) -> impl Iterator<Item = (&'a str, &'b [Measurements<'a>])> {
     let chunks = groups.chunk_by(|a, b| a.group.series == b.group.series);
     chunks.map(|chunk| (chunk.first().map_or("", |first| first.group.series.as_str()), chunk))
 }
 
-/// Half the width of the interval in which the mean lies with a certainty of 95 %, by Student's t, where the values are independent; `None` for
-/// fewer than two.
+/// Returns half the width of the interval in which the mean lies with a certainty of 95 %, by Student's t, for independent values; `None`
+/// for fewer than two.
 pub(super) fn confidence(values: &[f64]) -> Option<f64> {
     /// The 97.5th percentiles of Student's distribution, for 1 to 30 degrees of freedom (NIST/SEMATECH e-Handbook, 1.3.6.7.2).
     const T: [f64; 30] = [
@@ -145,8 +145,9 @@ pub(super) fn confidence(values: &[f64]) -> Option<f64> {
     Some(T.get(values.len() - 2).copied().unwrap_or(1.96) * std_dev / (values.len() as f64).sqrt())
 }
 
-/// For each chart of the comparison, throughput by the axis and by what differs besides: a row for each place on the axis, a column for each
-/// variant, each with its difference from the first in per cent, and with the confidence interval over repeats where there are some.
+/// Returns a table for each chart of the comparison: throughput by the axis and by the other settings that differ. It has a row for each
+/// place on the axis and a column for each variant. Each cell has the difference from the first in per cent, and the confidence interval
+/// over repeats if there are any.
 pub(super) fn tables(comparison: &Comparison, groups: &[Measurements<'_>]) -> Vec<(String, Vec<Cell>, Vec<Vec<Cell>>)> {
     let Some(axis) = &comparison.axis else { return Vec::new() };
     let table = |(panel, groups): (&str, &[Measurements<'_>])| {
@@ -212,10 +213,10 @@ fn latency_bars(groups: &[Measurements<'_>]) -> String {
     Bars { title: "Round trips".to_owned(), note, what: "results (settings)".to_owned(), x, parts, bars }.figure()
 }
 
-/// The round trips of a kind.
+/// A function that returns the round trips of a kind.
 type Of = fn(&Histograms) -> &LatencyHistogram;
 
-/// Round trips against the share of operations that are faster.
+/// Returns charts of round trips against the share of operations that are faster.
 pub(super) fn latencies(groups: &[Measurements<'_>]) -> Vec<String> {
     let kinds: [(&str, Of); 4] =
         [("remote", |all| &all.remote), ("local", |all| &all.local), ("gets", |all| &all.get), ("puts", |all| &all.put)];
@@ -251,7 +252,7 @@ fn curve_chart(title: String, curves: &[(String, &LatencyHistogram)]) -> String 
     .figure()
 }
 
-/// From the fastest operation to the slowest, evenly by the logarithm of those that are slower.
+/// Returns points from the fastest operation to the slowest, evenly by the logarithm of the number that are slower.
 fn curve(histogram: &LatencyHistogram) -> Vec<Point> {
     let operations = histogram.count().max(1) as f64;
     let steps = (operations.log10() * f64::from(POINTS_PER_DECADE)).floor() as u32;
@@ -259,7 +260,7 @@ fn curve(histogram: &LatencyHistogram) -> Vec<Point> {
     xs.map(|x| Point::new(x, histogram.value_at(1.0 - 1.0 / x) as f64)).collect()
 }
 
-/// Throughput of each run: what the spread consists of.
+/// Returns charts of the throughput of each run: the components of the spread.
 pub(super) fn runs(groups: &[Measurements<'_>]) -> Vec<String> {
     let panels = panels(groups).flat_map(|(panel, groups)| groups.chunks(7).map(move |chunk| (panel, chunk)));
     let chart = |(panel, groups): (&str, &[Measurements<'_>])| {
@@ -274,7 +275,7 @@ pub(super) fn runs(groups: &[Measurements<'_>]) -> Vec<String> {
     panels.map(chart).collect()
 }
 
-/// What daemons did with their rounds.
+/// Returns charts of the daemons' rounds by their number of messages.
 pub(super) fn activity(groups: &[Measurements<'_>]) -> Vec<String> {
     let classes = ["no message", "1", "2 to 10", "11 to 100", "more than 100"].map(str::to_owned);
     let chart = |groups: &[Measurements<'_>]| {

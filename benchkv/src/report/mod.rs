@@ -1,7 +1,7 @@
-//! `benchkv report`: one page out of the results of one or many jobs, that needs no network, no script and no other file.
+//! `benchkv report`: one page from the results of one or many jobs. It needs no network, no script and no other file.
 //!
-//! - `compare`: what differs between the results.
-//! - `figures`: which charts there are; [`harness::chart`]: how they are drawn.
+//! - `compare`: the differences between the results.
+//! - `figures`: the charts; [`harness::chart`]: how they are drawn.
 //! - `traces`: the charts over time.
 //! - `page`: the HTML around them.
 
@@ -26,18 +26,18 @@ mod figures;
 mod page;
 mod traces;
 
-/// Runs of one result that differ by more than this, as a share of their mean (standard deviation), are warned of.
+/// Maximum spread of the runs of one result without a warning, as a share of their mean (standard deviation).
 const WIDE_SPREAD: f64 = 0.2;
-/// The same for the sides of Little's law.
+/// Maximum deviation of Little's law without a warning.
 const LAW_LIMIT: f64 = 0.05;
 
-/// There is no page.
+/// Why there is no page.
 #[derive(Debug, Error)]
 pub enum ReportError {
     /// A result cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// With `--check`: a result is not all that was to be measured.
+    /// With `--check`: a job was interrupted, so its result is incomplete.
     #[error("{} is of a job that was interrupted; repeat it", path.display())]
     Interrupted {
         /// The file.
@@ -46,19 +46,19 @@ pub enum ReportError {
     /// A time series cannot be read.
     #[error("--trace: {0}")]
     Trace(#[from] TraceError),
-    /// There is none.
+    /// The directory has no time series.
     #[error("--trace: {} has no rank-R-daemon-D.csv; name a directory that `benchkv --trace DIR` wrote", dir.display())]
     NoTrace {
         /// The directory.
         dir: PathBuf,
     },
-    /// The page would take the place of what it is made of.
+    /// The page would replace one of its own sources.
     #[error("--output: {} is read for the page; name another file", path.display())]
     Overwrites {
         /// The file.
         path: PathBuf,
     },
-    /// Standard output refused.
+    /// Standard output refused the page.
     #[error("the page cannot be written to standard output: {0}")]
     Stdout(#[source] io::Error),
     /// The page cannot be written.
@@ -66,7 +66,7 @@ pub enum ReportError {
     Write(#[from] harness::file::WriteError),
 }
 
-/// Whether the page may be written to `page`.
+/// Checks whether the page may be written to `page`.
 fn check_page(args: &ReportArgs, page: &Path) -> Result<(), ReportError> {
     let is_page = |file: &PathBuf| is_same_file(file, page);
     let series = args.trace.as_deref().map_or(Ok(Vec::new()), TraceFile::all_in)?;
@@ -76,16 +76,16 @@ fn check_page(args: &ReportArgs, page: &Path) -> Result<(), ReportError> {
     Ok(harness::file::check(page)?)
 }
 
-/// Whether both names lead to one file that is there.
+/// Returns whether both names lead to the same existing file.
 fn is_same_file(one: &Path, other: &Path) -> bool {
     let identity = |path: &Path| path.metadata().ok().map(|found| (found.dev(), found.ino()));
     identity(one).is_some_and(|one| Some(one) == identity(other))
 }
 
-/// Reads the results and writes the page; with `--check` only the former.
+/// Reads the results and writes the page. With `--check` only reads.
 ///
 /// # Errors
-/// The first file that is no result of this version, or the system's reason why the page cannot be written.
+/// The first file that is not a result of this version, or the system's reason why the page cannot be written.
 pub fn run(args: &ReportArgs) -> Result<(), ReportError> {
     let read = || args.files.iter().map(|file| JobResult::read(file)).collect::<Result<Vec<_>, _>>();
     if args.check {
@@ -108,7 +108,7 @@ fn read_traces(dir: &Path) -> Result<Vec<Trace>, ReportError> {
     if traces.is_empty() { Err(ReportError::NoTrace { dir: dir.to_owned() }) } else { Ok(traces) }
 }
 
-/// The page about `results`, which were read from files of these names.
+/// Returns the page about `results`, which were read from files of these names.
 fn page(names: &[String], results: &[JobResult], traces: &[Trace]) -> String {
     let comparison = Comparison::of(results);
     let groups = Measurements::of(&comparison, results);
@@ -160,10 +160,10 @@ fn page(names: &[String], results: &[JobResult], traces: &[Trace]) -> String {
     page.end(&title)
 }
 
-/// Whether a warning concerns a result.
+/// A function that returns whether a warning concerns a result.
 type Is = fn(&JobResult) -> bool;
 
-/// Why figures may mean less than they seem to.
+/// Returns warnings that figures may mean less than they seem to.
 fn warnings(names: &[String], results: &[JobResult]) -> Vec<String> {
     let concerned = |what: &str, is: Is| {
         let found: Vec<&str> = names.iter().zip(results).filter(|(_, result)| is(result)).map(|(name, _)| name.as_str()).collect();
@@ -197,18 +197,19 @@ fn warnings(names: &[String], results: &[JobResult]) -> Vec<String> {
     checks.into_iter().filter_map(|(what, is)| concerned(what, is)).collect()
 }
 
-/// Polling threads of rank 0's host, and the cores they could use.
+/// Returns the number of polling threads of rank 0's host, and of the cores they could use.
 fn threads_on_cores(result: &JobResult) -> String {
     format!("{} on {}", result.placement.threads, result.placement.usable_cores.len())
 }
 
-/// What daemons found in a round, and the share of rounds that found none, one, up to ten, up to a hundred, more.
+/// Returns the completions that daemons found in a round, and the shares of rounds that found none, one, up to ten, up to a hundred,
+/// more.
 fn completions(of: &Measured) -> String {
     let shares = of.activity.loops_by_cqes.map(|share| format!("{:.0}", 100.0 * share));
     format!("{:.2} ({} %)", of.activity.cqes_per_loop, shares.join("/"))
 }
 
-/// A condition in words.
+/// A function that returns a condition in words.
 type Condition = fn(&JobResult) -> String;
 
 fn conditions(comparison: &Comparison, results: &[JobResult]) -> Vec<(String, String)> {
@@ -230,7 +231,7 @@ fn conditions(comparison: &Comparison, results: &[JobResult]) -> Vec<(String, St
         ];
         conditions.extend(others.map(|(name, of)| (name.to_owned(), same(of))));
     }
-    // What the options leave to benchkv is not worth a line.
+    // Options that are left to benchkv are not worth a line.
     let telling = comparison.common.iter().filter(|(_, value)| value != "none");
     telling.cloned().chain(conditions).collect()
 }
@@ -314,6 +315,6 @@ mod tests {
         let other = refused(&dir);
         std::fs::remove_dir_all(&dir).unwrap();
         assert!(empty.contains("rank-R-daemon-D.csv") && empty.contains("--trace DIR"), "{empty}");
-        assert!(other.contains("no trace of this version"), "{other}");
+        assert!(other.contains("not a trace of this version"), "{other}");
     }
 }

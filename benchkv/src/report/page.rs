@@ -1,4 +1,4 @@
-//! The page: HTML that needs nothing but itself. All text of results is escaped here, and the page may neither run scripts nor load anything.
+//! The page: self-contained HTML. It escapes all text of results, and the page may neither run scripts nor load anything.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ pub(super) struct Page {
     body: String,
 }
 
-/// A cell of a table: a text to the left, a figure to the right.
+/// A cell of a table: a text, aligned left, or a figure, aligned right.
 #[derive(Debug, Clone)]
 pub(super) enum Cell {
     Text(String),
@@ -42,7 +42,7 @@ impl Page {
         let _ = writeln!(self.body, "<dl class=\"conditions\">\n{}</dl>", conditions.iter().map(entry).collect::<String>());
     }
 
-    /// A table that scrolls by itself where the page is narrow.
+    /// Adds a table, which scrolls by itself where the page is narrow.
     pub(super) fn table(&mut self, header: &[Cell], rows: &[Vec<Cell>]) {
         let row = |tag: &str, cells: &[Cell]| {
             let cell = |cell: &Cell| match cell {
@@ -56,7 +56,7 @@ impl Page {
         let _ = writeln!(self.body, "<div class=\"scroll\"><table><thead>{header}</thead><tbody>\n{rows}</tbody></table></div>");
     }
 
-    /// Figures side by side, as many as fit.
+    /// Adds charts side by side, as many as fit.
     pub(super) fn charts(&mut self, figures: &[String]) {
         let _ = writeln!(self.body, "<div class=\"charts\">\n{}</div>", figures.concat());
     }

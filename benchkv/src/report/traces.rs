@@ -1,4 +1,4 @@
-//! Time series of daemons, as `--trace` wrote them: each put into as many bins as a chart can show.
+//! Time series of daemons, as `--trace` writes them. Each is reduced to as many bins as a chart can show.
 
 use super::page::Cell;
 use crate::trace::{TraceError, TraceFile};
@@ -7,12 +7,12 @@ use harness::chart::axis::Axis;
 use harness::chart::{Lines, Point, Series};
 use harness::report::nanos;
 
-/// Bins of a series.
+/// Number of bins of a series.
 const BINS: usize = 240;
-/// How long a series has a sample of every round, and which charts of that time there are, of [`COURSES`].
+/// Length of the head of a series, which has a sample of every round, in ns; and the number of charts of it, out of [`COURSES`].
 const HEAD_NS: u64 = 1_000_000;
 const HEAD_COURSES: usize = 2;
-/// Daemons in one chart.
+/// Maximum number of daemons in one chart.
 const TOGETHER: usize = 7;
 
 /// The series of one daemon, in bins of equal length. A bin without a sample is left out.
@@ -20,25 +20,26 @@ const TOGETHER: usize = 7;
 pub(super) struct Trace {
     name: String,
     bins: Vec<Bin>,
-    /// The same of its first millisecond with work, whose rounds were all sampled.
+    /// The bins of its first millisecond with work, in which every round was sampled.
     head: Vec<Bin>,
     begin: Begin,
-    /// From and to when runs were measured, in nanoseconds.
+    /// Beginnings and ends of measured runs, in nanoseconds.
     runs: Vec<(f64, f64)>,
 }
 
-/// How a series begins, and where it settles: requests outstanding to other ranks, and when, from the beginning of the warm-up on.
+/// The beginning of a series, and its steady state: numbers of requests outstanding to other ranks with their times, from the beginning
+/// of the warm-up on.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Begin {
     /// The first requests.
     burst: Option<(u64, u64)>,
-    /// The most of them before fewer were outstanding for the first time.
+    /// The maximum before the number fell for the first time.
     saturated: Option<(u64, u64)>,
-    /// The most ever.
+    /// The maximum of the whole series.
     peak: Option<(u64, u64)>,
-    /// In measured runs: what a twentieth of the samples is below, and what a twentieth is above.
+    /// In measured runs: the 5th and the 95th percentile of the samples.
     steady: Option<(u64, u64)>,
-    /// Completions a round, in measured runs.
+    /// Completions per round, in measured runs.
     batch: f64,
 }
 
@@ -66,7 +67,7 @@ impl Begin {
     }
 }
 
-/// The beginning of each series, and where it settled.
+/// Returns a table of the beginning of each series, and its steady state.
 pub(super) fn begins(traces: &[Trace]) -> (Vec<Cell>, Vec<Vec<Cell>>) {
     let names = ["first burst", "at", "saturated", "at", "peak", "at", "steady, 5 % to 95 %", "completions a round"];
     let header = [Cell::Text("daemon".to_owned())].into_iter().chain(names.map(|name| Cell::Figure(name.to_owned()))).collect();
@@ -82,16 +83,16 @@ pub(super) fn begins(traces: &[Trace]) -> (Vec<Cell>, Vec<Vec<Cell>>) {
     (header, traces.iter().map(row).collect())
 }
 
-/// What is known of a time.
+/// The values of a time bin.
 #[derive(Debug, Clone, Copy)]
 struct Bin {
-    /// Its end.
+    /// End of the bin.
     time_ns: f64,
-    /// Its last sample, which has the counters.
+    /// Last sample of the bin, which has the counters.
     last: Sample,
-    /// The one before the first of its samples; of the first bin, that first sample.
+    /// The sample before the bin's first; for the first bin, its own first sample.
     before: Sample,
-    /// Means over its samples.
+    /// Means over the samples of the bin.
     outstanding: f64,
     backlog: f64,
     held: f64,
@@ -101,7 +102,7 @@ struct Bin {
 }
 
 impl Bin {
-    /// How far a counter went on per second.
+    /// Returns the increase of a counter per second.
     fn per_s(&self, counter: fn(&Sample) -> u64) -> Option<f64> {
         let elapsed_ns = self.last.time_ns.saturating_sub(self.before.time_ns);
         (elapsed_ns > 0).then(|| self.grown(counter) * 1e9 / elapsed_ns as f64)
@@ -131,7 +132,7 @@ impl Trace {
     }
 }
 
-/// Samples in bins of equal length.
+/// Sorts samples into bins of equal length.
 fn bins(samples: &[Sample]) -> Vec<Bin> {
     let end_ns = samples.iter().map(|sample| sample.time_ns).max().unwrap_or(0).saturating_add(1);
     let bin_of = |sample: &Sample| (u128::from(sample.time_ns) * BINS as u128 / u128::from(end_ns)) as usize;
@@ -156,7 +157,7 @@ fn bins(samples: &[Sample]) -> Vec<Bin> {
     bins
 }
 
-/// A chart over time: its title, what is drawn where it is known, and the axis of it.
+/// A chart over time: its title, the drawn value where it is known, and its axis.
 struct Course {
     title: &'static str,
     value: fn(&Bin) -> Option<f64>,
@@ -199,7 +200,8 @@ const COURSES: [Course; 9] = [
     },
 ];
 
-/// A chart for each quantity that is not zero all the time, for each few daemons: of the whole job, or of the first millisecond with work.
+/// Returns a chart for each quantity that is not always zero, for each few daemons: of the whole job, or of the first millisecond with
+/// work.
 pub(super) fn figures(traces: &[Trace], of_head: bool) -> Vec<String> {
     let (note, since) = if of_head {
         (format!("Means of {BINS} bins."), "since the first round with work")

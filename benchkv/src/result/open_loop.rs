@@ -1,4 +1,4 @@
-//! What an open loop asked for and what it got.
+//! The rate that an open loop offered, and the rate it reached.
 
 use std::fmt;
 
@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use engine::client::OpenWindow;
 
-/// One operation of so many that became due in a window may end after it. More is a rate that was not reached.
+/// One in this many operations that became due in a window may end after it. If more do, the rate was not reached.
 const TOLERATED: u64 = 100;
-/// Those of so long may too, in seconds: a window may end in a hiccup.
+/// Operations that became due in this time may too, in seconds: a window may end in a pause of the machine.
 const HICCUP_S: f64 = 0.1;
 
-/// An open loop, in one run or in all.
+/// The figures of an open loop, in one run or in all.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct OpenLoop {
     /// Operations per second that became due.
@@ -21,16 +21,17 @@ pub struct OpenLoop {
     pub reached_rps: f64,
     /// Operations that became due.
     pub due: u64,
-    /// Operations due and not issued when the window ended; of several windows the most.
+    /// Operations due and not issued when the window ended; of several windows the maximum.
     pub backlog: u64,
-    /// Whether the rate was reached: in each window, and in all together, as many operations ended as became due, less a hundredth, or less those
-    /// of a hiccup at its end: what becomes due in 0.1 s, but no more than what the clients may have outstanding.
+    /// Whether the rate was reached: in each window, and in all together, as many operations ended as became due, less a hundredth, or
+    /// less those of a pause at its end. A pause stands for the operations that become due in 0.1 s, but no more than the clients may
+    /// have outstanding.
     pub kept_up: bool,
-    /// From an operation's intended start to its issue, the mean in nanoseconds. It is part of each latency.
+    /// Mean time from an operation's intended start to its issue, in nanoseconds. It is part of each latency.
     pub issue_delay_ns: f64,
 }
 
-/// See [`OpenWindow`]: sums over clients or ranks, and over runs what can be added up.
+/// See [`OpenWindow`]: sums over clients or ranks, and over runs where a sum has a meaning.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(super) struct OpenTally {
     offered_rps: f64,
@@ -57,7 +58,8 @@ impl OpenTally {
 }
 
 impl OpenLoop {
-    /// Of one run, all ranks together, in which `ended` operations did, `reached_rps` of them per second; clients may have `depth` outstanding.
+    /// Returns the figures of one run, all ranks together, in which `ended` operations ended, `reached_rps` per second; clients may have
+    /// `depth` outstanding.
     pub(super) fn of_run(all: &OpenTally, reached_rps: f64, ended: u64, depth: u64) -> Self {
         let hiccup = depth.min((all.offered_rps * HICCUP_S) as u64);
         Self {
@@ -70,7 +72,7 @@ impl OpenLoop {
         }
     }
 
-    /// Of all runs: `self` is of their means and sums, `runs` what was found of each.
+    /// Returns the figures of all runs: `self` has their means and sums, `runs` the figures of each.
     pub(super) fn of_job(self, runs: impl Iterator<Item = Self> + Clone) -> Self {
         Self {
             backlog: runs.clone().map(|run| run.backlog).max().unwrap_or(0),
@@ -80,7 +82,7 @@ impl OpenLoop {
     }
 }
 
-/// A line of the table.
+/// Formats a line of the table.
 impl fmt::Display for OpenLoop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (offered, reached, delay) = (rate(self.offered_rps), rate(self.reached_rps), nanos(self.issue_delay_ns));

@@ -1,4 +1,4 @@
-//! Results read back. A file is whatever a user named: every way in which it is no result of this version has its own words.
+//! Reads results back. A file may have any content: each way in which it is not a result of this version has a message of its own.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -10,13 +10,13 @@ use thiserror::Error;
 
 use super::{JobResult, Measured, SCHEMA, SCHEMA_VERSION};
 
-/// Largest file read: a result of 256 ranks and 32 runs has some megabytes.
+/// Maximum bytes of a file: a result of 256 ranks and 32 runs has several megabytes.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// A file is no result that can be read.
+/// Why a file cannot be read as a result.
 #[derive(Debug, Error)]
 pub enum ReadError {
-    /// The system refuses it.
+    /// The system refused to read it.
     #[error("{} cannot be read: {source}; name a file that `benchkv --json FILE` wrote", path.display())]
     Io {
         /// The file.
@@ -25,7 +25,7 @@ pub enum ReadError {
         source: io::Error,
     },
     /// It is too long to be a result.
-    #[error("{} is longer than {MAX_BYTES} bytes, which no result is; name a file that `benchkv --json FILE` wrote", path.display())]
+    #[error("{} is longer than {MAX_BYTES} bytes, more than any result; name a file that `benchkv --json FILE` wrote", path.display())]
     TooLong {
         /// The file.
         path: PathBuf,
@@ -35,15 +35,15 @@ pub enum ReadError {
     NotJson {
         /// The file.
         path: PathBuf,
-        /// Where it ceases to be JSON.
+        /// The position at which it is not JSON any more.
         source: serde_json::Error,
     },
-    /// It is JSON of another kind.
-    #[error("{} is {found}, and what is read is {SCHEMA:?} of version {SCHEMA_VERSION}; name a file that `benchkv --json FILE` wrote", path.display())]
+    /// It is JSON of another schema.
+    #[error("{} is {found}, not {SCHEMA:?} of version {SCHEMA_VERSION}; name a file that `benchkv --json FILE` wrote", path.display())]
     OtherSchema {
         /// The file.
         path: PathBuf,
-        /// What it says it is.
+        /// Its schema, in words.
         found: String,
     },
     /// It is a result of another version.
@@ -60,20 +60,20 @@ pub enum ReadError {
         /// Version of benchkv that wrote it.
         writer: String,
     },
-    /// Its values are not those of a job.
-    #[error("{} cannot be what a job measured: {what}; repeat the job", path.display())]
+    /// Its values contradict each other.
+    #[error("{} contradicts itself: {what}; repeat the job", path.display())]
     Impossible {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The contradiction.
         what: &'static str,
     },
-    /// It says that it is what is read, and is not.
-    #[error("{} says it is a result of schema version {SCHEMA_VERSION}, but: {source}; repeat the job", path.display())]
+    /// It has the right schema and version, but not their fields.
+    #[error("{} is a malformed result of schema version {SCHEMA_VERSION}: {source}; repeat the job", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The error.
         source: serde_json::Error,
     },
 }
@@ -82,7 +82,7 @@ impl JobResult {
     /// Reads a document that `--json` wrote.
     ///
     /// # Errors
-    /// [`ReadError`] says what was found in its place, what is read, and what to do.
+    /// [`ReadError`] says what the file is, what is expected, and what to do.
     pub fn read(path: &Path) -> Result<Self, ReadError> {
         let mut text = Vec::new();
         let opened = File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut text));
@@ -100,7 +100,7 @@ impl JobResult {
             return Err(ReadError::OtherSchema { path: path(), found: "JSON without a schema version".to_owned() });
         };
         let schema = &document["schema"];
-        // Version 1 had no name yet, but this member.
+        // Version 1 had no schema name yet, but this member.
         if schema != SCHEMA && !(schema.is_null() && document["per_rank"].is_array()) {
             let name = schema.as_str().map_or_else(|| "without a schema name".to_owned(), |name| format!("of the schema {name:?}"));
             return Err(ReadError::OtherSchema { path: path(), found: format!("JSON {name}") });
@@ -116,7 +116,7 @@ impl JobResult {
         Ok(result)
     }
 
-    /// The first value found that contradicts others, or its own meaning.
+    /// Returns the first value that contradicts others, or its own meaning.
     fn contradiction(&self) -> Option<&'static str> {
         let parts = self.runs.iter().map(|run| &run.measured).chain(self.per_rank.iter().map(|rank| &rank.measured));
         let measured: Vec<&Measured> = parts.chain([&self.measured]).collect();
@@ -141,7 +141,7 @@ impl JobResult {
     }
 }
 
-/// Makes a document of version 3 one of this version. It had one name for the way of requests and what carried them.
+/// Converts a document of version 3 to this version. Version 3 had one name for the path of requests and their carrier.
 fn upgrade(document: &mut Value) {
     let (backend, carrier) = match document["backend"].as_str() {
         Some(name @ ("rc-send" | "ucx-am")) => ("delegation".to_owned(), name.to_owned()),

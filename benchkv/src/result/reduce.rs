@@ -22,7 +22,7 @@ use engine::activity::{ActivityRates, WorkerReport};
 use engine::client::{ClientReport, Counts, RoundTrips, Window};
 use engine::verify::never_issued;
 
-/// What one rank measured, as it travels to the others.
+/// The measurements of one rank, as sent to the others.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RankReport {
     rank: usize,
@@ -39,20 +39,20 @@ pub struct RankReport {
     hardware_counters: Vec<HardwareCounters>,
 }
 
-/// The windows of a job as they came to pass on one rank.
+/// The windows of a job as they happened on one rank.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Course {
     /// Length of each window that was begun, in seconds.
     pub windows_s: Vec<f64>,
-    /// Core seconds that the rank's process took in them.
+    /// Core seconds of the rank's process in these windows.
     pub cpu_s: f64,
     /// The user ended the job before its last window was complete.
     pub is_interrupted: bool,
-    /// Operations still ended when the drain was ended.
+    /// The drain ended while operations still ended.
     pub is_cut: bool,
 }
 
-/// What was measured in a window, or in several: sums over clients, ranks or runs.
+/// The measurements of a window, or of several: sums over clients, ranks or runs.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Tally {
     local_rps: f64,
@@ -67,25 +67,25 @@ struct Tally {
     not_found: u64,
 }
 
-/// What `--verify` found on one rank.
+/// The findings of `--verify` on one rank.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct RankVerdict {
     failures: u64,
     first: Option<String>,
-    /// By client of this rank.
+    /// Writes issued, by client of this rank.
     issued: Vec<u32>,
-    /// By writer of the job.
+    /// Highest sequence number read, by writer of the job.
     highest: Vec<u32>,
 }
 
 impl RankReport {
-    /// The same of a rank that has no process of its own, and takes no memory that could be told apart.
+    /// Returns the report of a rank that has no process of its own, and so no memory of its own.
     #[must_use]
     pub fn of_no_process(self) -> Self {
         Self { peak_rss_bytes: 0, ..self }
     }
 
-    /// Puts the reports of a rank's threads together.
+    /// Combines the reports of a rank's threads.
     #[must_use]
     pub fn new(rank: usize, course: Course, clients: Vec<ClientReport>, daemons: Vec<WorkerReport>) -> Self {
         let mut report = Self {
@@ -120,7 +120,8 @@ impl RankReport {
         report
     }
 
-    /// Adds what the ports that this rank used counted between two looks at all ports of its host. One rank of each host does this.
+    /// Adds the increase of the counters of the ports that this rank used, between two readings of all ports of its host. One rank of
+    /// each host does this.
     pub fn add_hardware_counters(&mut self, mut before: PortCounters, mut after: PortCounters) {
         let workers = self.daemons.iter().chain(&self.clients);
         let ports: BTreeSet<&String> = workers.filter_map(|worker| Some(&worker.transport.as_ref()?.device)).collect();
@@ -131,19 +132,19 @@ impl RankReport {
         self.hardware_counters = counters.collect();
     }
 
-    /// The series of this rank's daemons could not be written.
+    /// Records that the series of this rank's daemons could not be written.
     pub fn add_trace_failure(&mut self, failure: &TraceError) {
         self.trace_failure = Some(format!("rank {}: {failure}", self.rank));
     }
 
-    /// Leaves out what came after the first `count` windows.
+    /// Removes everything after the first `count` windows.
     fn truncate(&mut self, count: usize) {
         self.course.windows_s.truncate(count);
         self.windows.truncate(count);
         self.daemons.iter_mut().chain(&mut self.clients).for_each(|worker| worker.windows.truncate(count));
     }
 
-    /// Windows, each with its weight in a mean over all of them: its share of their length.
+    /// Returns the windows, each with its weight in a mean over all of them: its share of their length.
     fn weighted(&self) -> impl Iterator<Item = (&Tally, f64)> {
         let total_s: f64 = self.course.windows_s.iter().sum();
         self.windows.iter().zip(self.course.windows_s.iter().map(move |length_s| length_s / total_s))
@@ -164,7 +165,7 @@ impl RankReport {
     }
 }
 
-/// What the threads of `reports` did, in one run or in all.
+/// Returns the activity of the threads of `reports`, in one run or in all.
 fn activity_of(reports: &[&RankReport], run: Option<usize>) -> ActivityRates {
     let seconds = seconds_of(reports, run);
     let windows = |workers: fn(&RankReport) -> &[WorkerReport]| {
@@ -177,7 +178,7 @@ fn activity_of(reports: &[&RankReport], run: Option<usize>) -> ActivityRates {
     ActivityRates::new(windows(|report| &report.daemons), windows(|report| &report.clients), seconds)
 }
 
-/// Length of one window or of all, the mean over ranks.
+/// Returns the length of one window or of all, the mean over ranks, in seconds.
 fn seconds_of(reports: &[&RankReport], run: Option<usize>) -> f64 {
     let windows_s = |report: &RankReport| -> f64 {
         match run {
@@ -189,7 +190,7 @@ fn seconds_of(reports: &[&RankReport], run: Option<usize>) -> f64 {
 }
 
 impl Tally {
-    /// What an open loop adds, of clients that may have `depth` operations outstanding.
+    /// Returns the figures of an open loop, for clients that may have `depth` operations outstanding.
     fn open_loop(&self, depth: u64) -> OpenLoop {
         OpenLoop::of_run(&self.open_loop, self.local_rps + self.remote_rps, self.ended(), depth)
     }
@@ -208,7 +209,7 @@ impl Tally {
         let _ = self.local.merge(&client.local).and_then(|()| self.remote.merge(&client.remote));
     }
 
-    /// Adds up counts and histograms, and rates and means with the weight of each: 1 for ranks, which measure side by side.
+    /// Adds up counts and histograms, and rates and means with their weights: 1 for ranks, which measure at the same time.
     fn sum<'a>(tallies: impl Iterator<Item = (&'a Self, f64)>) -> Result<Self, HistogramError> {
         let mut sum = Self::default();
         for (tally, weight) in tallies {
@@ -226,7 +227,7 @@ impl Tally {
         Ok(sum)
     }
 
-    /// Operations that ended with an answer.
+    /// Returns the number of operations that ended with an answer.
     fn ended(&self) -> u64 {
         self.local.count() + self.remote.count()
     }
@@ -274,7 +275,7 @@ impl SpreadOverRuns {
     }
 }
 
-/// The reports do not fit together.
+/// Why the reports cannot be combined.
 #[derive(Debug, Error)]
 pub enum ReduceError {
     /// A rank's report cannot be read.
@@ -282,7 +283,7 @@ pub enum ReduceError {
     Malformed {
         /// The rank.
         rank: usize,
-        /// Why.
+        /// The reason.
         source: serde_json::Error,
     },
     /// The options cannot be recorded.
@@ -293,10 +294,10 @@ pub enum ReduceError {
     Histogram(#[from] HistogramError),
 }
 
-/// What surrounds the measurement.
+/// The conditions of the measurement.
 #[derive(Debug, Clone)]
 pub struct Conditions {
-    /// What latencies were measured with.
+    /// The clock of the latencies.
     pub clock: ClockSource,
     /// The machine.
     pub environment: Environment,
@@ -308,7 +309,7 @@ impl JobResult {
     /// Reduces the encoded reports of all ranks.
     ///
     /// # Errors
-    /// [`ReduceError`] names the rank whose report is of no use.
+    /// [`ReduceError`] names the rank with the malformed report.
     pub fn reduce(options: &Options, conditions: Conditions, parts: &[Vec<u8>]) -> Result<Self, ReduceError> {
         let decode =
             |(rank, part): (usize, &Vec<u8>)| serde_json::from_slice(part).map_err(|source| ReduceError::Malformed { rank, source });
@@ -375,13 +376,15 @@ impl JobResult {
     }
 }
 
-/// Core time of the ranks in their windows over the operations that ended there; `None` where not all of it is known.
+/// Returns the core time of the ranks in their windows, divided by the operations that ended there, in ns; `None` if a part of it is
+/// unknown.
 fn cpu_per_op(reports: &[RankReport], clients: ClientKind, operations: u64) -> Option<f64> {
     let cpu_s: f64 = reports.iter().map(|report| report.course.cpu_s).sum();
     (clients == ClientKind::Threads && operations > 0 && cpu_s > 0.0).then(|| cpu_s * 1e9 / operations as f64)
 }
 
-/// The windows that count: all that were begun, but the last of an interrupted job only if it became as long as a run may be.
+/// Returns the number of windows that count: all that began, but the last of an interrupted job only if it has the minimum length of a
+/// run.
 fn complete(reports: &[RankReport]) -> usize {
     let begun = reports.iter().map(|report| report.course.windows_s.len()).min().unwrap_or(0);
     let is_interrupted = reports.iter().any(|report| report.course.is_interrupted);
@@ -389,14 +392,15 @@ fn complete(reports: &[RankReport]) -> usize {
     if is_interrupted && !reports.iter().all(lasts) { begun - 1 } else { begun }
 }
 
-/// The kind of device all threads opened: a device name is `kind:details`.
+/// Returns the kind of device that all threads opened: a device name is `kind:details`.
 fn device_of(reports: &[RankReport]) -> String {
     let mut opened = reports.iter().flat_map(|report| &report.daemons).filter_map(|daemon| daemon.transport.as_ref());
     let kind = opened.next().and_then(|transport| transport.device.split(':').next());
     kind.unwrap_or(NO_DEVICE).to_owned()
 }
 
-/// Counts the failures of all ranks, and adds what only shows over all of them: sequence numbers read that nobody issued.
+/// Counts the failures of all ranks, and adds a failure that shows only over all of them: sequence numbers that were read and never
+/// issued.
 fn judge(reports: &[RankReport]) -> (u64, Option<String>) {
     let verdicts: Vec<&RankVerdict> = reports.iter().filter_map(|report| report.verdict.as_ref()).collect();
     let issued: Vec<u32> = verdicts.iter().flat_map(|verdict| &verdict.issued).copied().collect();

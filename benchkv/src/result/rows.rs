@@ -1,5 +1,5 @@
-//! The result as a flat table: a row for the job, one for each run, one for each rank; the options repeated on each, so that a row stands alone
-//! and tables of several jobs can be put below one another.
+//! The result as a flat table: a row for the job, one for each run, one for each rank. The options are repeated on each row, so that a
+//! row stands alone and tables of several jobs can be concatenated.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use harness::hist::LatencySummary;
 
 use super::{HardwareCounters, JobResult, Measured, OpenLoop, RankResult, RunResult};
 
-/// A row: what it is about, in the job it is of.
+/// A row: its subject, in the job it belongs to.
 #[derive(Debug, Clone, Copy)]
 pub struct Row<'a> {
     job: &'a JobResult,
@@ -24,7 +24,8 @@ enum Scope<'a> {
     Rank(&'a RankResult),
 }
 
-/// A column: its name, with the unit in it, its type, and how a row has it. A row that has no such value has none, which is not zero.
+/// A column: its name, with the unit, its type, and the function that returns a row's value. A row without such a value has no value,
+/// which is not zero.
 #[derive(Debug, Clone)]
 pub struct Column {
     /// The name.
@@ -33,7 +34,7 @@ pub struct Column {
     pub cell: Cell,
 }
 
-/// The value that a row has in a column, by its type.
+/// A function that returns a row's value in a column, by the column's type.
 #[derive(Debug, Clone, Copy)]
 pub enum Cell {
     /// A word or a text.
@@ -46,14 +47,14 @@ pub enum Cell {
     Fate(&'static str, fn(&Counts) -> u64),
     /// Any other number, out of a list of figures.
     Figure(fn(&ActivityRates) -> f64),
-    /// The rate of what a carrier counts.
+    /// The rate of a counter of a carrier.
     Rate(&'static str),
 }
 
 /// A value of a cell.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// Of [`Cell::Text`].
+    /// The value of a [`Cell::Text`].
     Text(String),
     /// A whole number.
     Count(u64),
@@ -62,7 +63,7 @@ pub enum Value {
 }
 
 impl Cell {
-    /// The value in a row.
+    /// Returns the value in a row.
     #[must_use]
     pub fn of(&self, row: &Row<'_>) -> Option<Value> {
         match self {
@@ -76,7 +77,7 @@ impl Cell {
     }
 }
 
-/// The rows of a job: the job, its runs, its ranks.
+/// Returns the rows of a job: the job, its runs, its ranks.
 #[must_use]
 pub fn rows(job: &JobResult) -> Vec<Row<'_>> {
     let runs = job.runs.iter().enumerate().map(|(number, run)| Scope::Run(number, run));
@@ -101,7 +102,7 @@ impl Row<'_> {
         }
     }
 
-    /// What is counted over the whole job, drain included, has no value in a run, but for errors.
+    /// Returns a counter of the whole job, drain included. It has no value in a run, except for errors.
     fn fate(&self, name: &str, get: fn(&Counts) -> u64) -> Option<u64> {
         match self.scope {
             Scope::Job => Some(get(&self.job.fate)),
@@ -110,12 +111,12 @@ impl Row<'_> {
         }
     }
 
-    /// Figures of the job as a whole.
+    /// Returns a figure of the job as a whole.
     fn of_job<'b, T>(&'b self, figure: impl FnOnce(&'b JobResult) -> T) -> Option<T> {
         matches!(self.scope, Scope::Job).then(|| figure(self.job))
     }
 
-    /// What an open loop came to, in the job or in one run.
+    /// Returns the figures of the open loop, in the job or in one run.
     fn open_loop(&self) -> Option<&OpenLoop> {
         match self.scope {
             Scope::Job => self.job.open_loop.as_ref(),
@@ -124,14 +125,14 @@ impl Row<'_> {
         }
     }
 
-    /// How far a counter of all NICs went on.
+    /// Returns the increase of a counter of all NICs.
     fn hardware(&self, name: &str) -> Option<u64> {
         let counters = self.of_job(|job| job.hardware_counters.as_ref())??;
         counters.iter().filter_map(|port: &HardwareCounters| port.counted(name)).reduce(|sum, more| sum + more)
     }
 }
 
-/// The latencies of no operation are none.
+/// Returns a figure of a latency; `None` for no operations.
 fn latency(summary: &LatencySummary, figure: fn(&LatencySummary) -> f64) -> Option<f64> {
     (summary.count > 0).then(|| figure(summary))
 }
@@ -249,7 +250,7 @@ const COURSE: &[Column] = columns! {
     Number "issue_delay_ns": |row| row.open_loop().map(|open| open.issue_delay_ns);
 };
 
-/// All columns, in their order. What is counted is a column by being counted.
+/// Returns all columns, in their order. Each counter is a column.
 pub fn columns() -> impl Iterator<Item = Column> {
     let of = |name: &'static str, cell: Cell| Column { name: name.into(), cell };
     let rates = counter_names().filter(|name| *name != "messages");

@@ -1,4 +1,4 @@
-//! The result as a person reads it.
+//! The result as a table for people.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::{EchoBaseline, JobResult, NO_DEVICE, Spread};
 use engine::activity::{ActivityRates, WorkerReport};
 use engine::policy::PolicyReport;
 
-/// The table a person reads.
+/// Formats the table for people.
 impl fmt::Display for JobResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (ranks, daemons) = (plural(self.ranks, "rank"), plural(self.server_threads, "daemon"));
@@ -115,7 +115,7 @@ impl JobResult {
         table
     }
 
-    /// One line about how far the runs are apart.
+    /// Returns one line about the spread of the runs.
     fn runs_line(&self) -> Option<String> {
         let Spread { min, max, std_dev } = self.over_runs.total_rps;
         let deviation = 100.0 * std_dev? / self.measured.total_rps.max(f64::MIN_POSITIVE);
@@ -127,7 +127,7 @@ impl JobResult {
         ))
     }
 
-    /// One line about core time, and whether there were cores for all threads.
+    /// Returns one line about core time, and whether there were cores for all threads.
     fn cores_line(&self) -> Option<String> {
         let cpu = format!("{} of core time an operation", nanos(self.cpu_ns_per_op?));
         let (threads, cores) = (self.placement.threads, self.placement.usable_cores.len());
@@ -135,14 +135,14 @@ impl JobResult {
         Some(if threads > cores { format!("{cpu}; {warning} ({threads} polling threads on {})", plural(cores, "core")) } else { cpu })
     }
 
-    /// One line about gets that found nothing, where there were some: they are cheaper than those that did.
+    /// Returns one line about gets that found no value, if there were any: they are cheaper than gets that did.
     fn misses_line(&self) -> Option<String> {
         let (missed, gets) = (self.measured.not_found_ops, self.measured.get_latency_ns.count);
         let share = 100.0 * missed as f64 / gets.max(1) as f64;
         (missed > 0).then(|| format!("{missed} of {gets} measured gets found no value ({share:.1} %); with --preload every key has one"))
     }
 
-    /// One line about the connections between ranks, all threads together.
+    /// Returns one line about the connections between ranks, all threads together.
     fn transport_line(&self) -> Option<String> {
         let workers = || self.per_rank.iter().flat_map(|rank| rank.daemons.iter().chain(&rank.clients));
         let all = || workers().filter_map(|worker| worker.transport.as_ref());
@@ -155,7 +155,7 @@ impl JobResult {
         Some(format!("{writes} {operations} of {per_write:.1} messages, {waits} waits, backlog peak {peak}, {reads} READs; {reached_by}"))
     }
 
-    /// One line about the rounds of the daemons that have connections: what they found, and how long they are beside a round trip.
+    /// Returns one line about the rounds of the daemons that have connections: their completions, and their length beside a round trip.
     fn loop_line(&self) -> Option<String> {
         let ActivityRates { cqes_per_loop, loops_by_cqes, loop_ns, rtt_ns, rho, message_ns, .. } = &self.measured.activity;
         let [cqes_per_loop, loop_ns, rtt_ns, rho, message_ns] = [*cqes_per_loop, *loop_ns, *rtt_ns, *rho, *message_ns];
@@ -175,14 +175,14 @@ impl JobResult {
         self.per_rank.iter().flat_map(|rank| &rank.daemons)
     }
 
-    /// One line about what policies did, all daemons together.
+    /// Returns one line about the effects of policies, all daemons together.
     fn policy_line(&self) -> Option<String> {
         let mut sum: Option<PolicyReport> = None;
         self.daemons().filter_map(|daemon| daemon.policy.as_ref()).for_each(|report| sum.get_or_insert_default().add(report));
         Some(format!("policies: {}; {}", self.options.policies, sum?))
     }
 
-    /// One line about the series of daemons, and what of them was dropped.
+    /// Returns one line about the series of daemons, and their dropped samples.
     fn trace_line(&self) -> Option<String> {
         let dir = self.options.traced.as_ref()?.dir.display();
         let all = || self.daemons().filter_map(|daemon| daemon.trace.as_ref());

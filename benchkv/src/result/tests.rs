@@ -23,7 +23,7 @@ fn conditions() -> Conditions {
     }
 }
 
-/// A client that ended `local` and `remote` operations of 1 ms in each of two windows of one second.
+/// Returns the report of a client that ended `local` and `remote` operations of 1 ms in each of two windows of one second.
 fn client(local: u64, remote: u64, verdict: Option<Verdict>) -> ClientReport {
     // A quarter reads.
     let record = |count| {
@@ -151,7 +151,7 @@ fn the_document_parses_back_and_has_the_promised_fields() {
     assert_eq!((document["runs"].as_array().unwrap().len(), document["per_rank"].as_array().unwrap().len()), (2, 2));
 }
 
-/// It had one name for the way of requests and what carried them.
+/// Version 3 had one name for the path of requests and their carrier.
 #[test]
 fn a_document_of_version_3_is_read() {
     let result = reduced([verdict(0, 50, [9, 8]), verdict(0, 60, [50, 60])]);
@@ -268,7 +268,7 @@ fn counters_are_those_of_the_ports_that_were_used() {
     assert_eq!(counted("soft:lid=1"), None);
 }
 
-/// A job of one rank in which `change` has been made to the client's report.
+/// Returns the result of a job of one rank in which `change` was applied to the client's report.
 fn measured(args: &str, course: Course, change: impl FnOnce(&mut ClientReport)) -> JobResult {
     let mut report = client(100, 0, None);
     change(&mut report);
@@ -313,7 +313,7 @@ fn a_rate_that_is_not_reached_is_said_in_words() {
         assert_eq!(result.runs.len(), 2);
         (result.open_loop.unwrap(), result.to_string(), result.littles_law)
     };
-    // Of what becomes due in each of two windows, 100 operations end.
+    // Of the operations due in each of two windows, 100 end.
     let (kept, text, law) = open_loop("--queue-depth 1", 101, 9);
     assert_eq!((kept.due, kept.backlog, kept.kept_up), (202, 9, true), "a hundredth may stay behind");
     assert!((kept.offered_rps - 101.0).abs() < 1e-6 && (kept.reached_rps - 100.0).abs() < 1e-6, "{kept:?}");
@@ -354,7 +354,7 @@ fn values_that_no_job_can_have_measured_are_refused_when_they_are_read() {
         let mut document = sound.clone();
         *document.pointer_mut(member).unwrap() = serde_json::from_str(value).unwrap();
         let refused = read(&document).unwrap_err();
-        assert!(refused.contains("cannot be what a job measured: ") && refused.contains(said), "{member}: {refused}");
+        assert!(refused.contains("contradicts itself: ") && refused.contains(said), "{member}: {refused}");
     }
     std::fs::remove_file(path).unwrap();
 }

@@ -1,8 +1,8 @@
-//! `benchkv sim --calibrate`: what the CPUs of this machine take, measured on one rank, as a file that `--cpu` reads.
+//! `benchkv sim --calibrate`: measures the CPU costs of this machine on one rank, and writes them as a file that `--cpu` reads.
 //!
-//! The steps of a daemon and a client are timed in one thread, so that nobody waits for anybody and a thread that is kept from its core spoils few of
-//! the many pieces, whose median counts. What reaches another core how late is found at last: it is what the median latency of a real job, of one
-//! client and one daemon on cores of their own, has more than that of the same job simulated.
+//! The steps of a daemon and a client are timed in one thread, so that no thread waits for another. A thread that is kept from its core
+//! spoils a few of the many pieces, whose median counts. The delay between cores is found last: it is the difference of the median
+//! latency of a real job, of one client and one daemon on cores of their own, and of the same job simulated.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -27,18 +27,18 @@ use super::options::Named;
 use super::{SimError, resolve};
 use crate::cli::SimArgs;
 
-/// Steps timed as one piece, and pieces.
+/// Number of steps that are timed as one piece, and number of pieces.
 const STEPS: usize = 64;
 const PIECES: usize = 401;
-/// Real jobs, whose median counts.
+/// Number of real jobs, whose median counts.
 const JOBS: usize = 5;
 /// The job of one client that is measured, real and simulated.
 const JOB: &str = "-n 1 --server-threads 1 --client-threads 1 -d 1 --no-verify";
 
-/// There is no model.
+/// Why there is no model.
 #[derive(Debug, Error)]
 pub enum CalibrateError {
-    /// The job that measures cannot be run.
+    /// The job to measure cannot be run.
     #[error(transparent)]
     Job(#[from] SimError),
     /// A daemon or client failed.
@@ -47,7 +47,7 @@ pub enum CalibrateError {
     /// The simulation of the job failed.
     #[error(transparent)]
     Simulation(#[from] SimulationError),
-    /// This program could not be started again, for a real job.
+    /// This program could not be started again for a real job.
     #[error("cannot start a job: {0}")]
     Start(#[from] std::io::Error),
     /// A real job has no result.
@@ -55,7 +55,7 @@ pub enum CalibrateError {
     NoResult {
         /// Its command line.
         command: String,
-        /// What it said.
+        /// Output of the job.
         said: String,
     },
     /// The file cannot be written.
@@ -69,7 +69,7 @@ struct Args {
     sim: SimArgs,
 }
 
-/// Options of the job, for virtual time.
+/// Returns the options of the job, for virtual time.
 fn job() -> Result<Job, SimError> {
     let args = Args::try_parse_from(std::iter::once("benchkv").chain(JOB.split(' '))).unwrap_or_else(|error| unreachable!("{error}"));
     Ok(resolve(&args.sim)?.job)
@@ -91,7 +91,7 @@ pub fn calibrate(file: &Path) -> Result<String, CalibrateError> {
     Ok(text)
 }
 
-/// The file: `NAME=NS` in lines, and comments.
+/// Returns the text of the file: `NAME=NS` in lines, and comments.
 fn text(cpu: Cpu, real_ns: f64) -> String {
     let mut text = format!(
         "# What CPUs take, in ns: measured by `benchkv sim --calibrate`, for `benchkv sim --cpu FILE`.\n\
@@ -105,7 +105,7 @@ fn text(cpu: Cpu, real_ns: f64) -> String {
     text
 }
 
-/// What the steps of a daemon and its client take, in one thread.
+/// Measures the costs of the steps of a daemon and its client, in one thread.
 fn steps(job: &Job) -> Result<Cpu, CalibrateError> {
     let dir = Dir::in_memory(shm::clock::Clock::default());
     let site = |rank| Ok(Site { rank, process: 0, dir: dir.clone(), device: DeviceSpec::from("soft") });
@@ -130,7 +130,7 @@ fn steps(job: &Job) -> Result<Cpu, CalibrateError> {
             of_client += between - begin;
             of_daemon += end - between;
         }
-        // Now there is an answer for the client, so that only the daemon finds nothing.
+        // Now there is an answer for the client, so only the daemon finds nothing.
         let begin = now_ns();
         (0..STEPS).try_for_each(|_| daemon.step(now_ns).map(drop))?;
         let empty_daemon = now_ns() - begin;
@@ -167,7 +167,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
-/// The median latency of the job, run for real in processes of its own, in ns.
+/// Returns the median latency of the job, run in real time in processes of its own, in ns.
 fn real_latency_ns() -> Result<f64, CalibrateError> {
     let args = JOB.split(' ').chain("-t 0.2 --warmup 0.05 --wait busy --json -".split(' '));
     let mut command = Command::new(std::env::current_exe()?);
@@ -181,7 +181,7 @@ fn real_latency_ns() -> Result<f64, CalibrateError> {
     })
 }
 
-/// The same of the job in virtual time.
+/// Returns the median latency of the job in virtual time, in ns.
 fn simulated_latency_ns(job: &Job, cpu: Cpu) -> Result<f64, CalibrateError> {
     let world = World { cpu, ..World::default() };
     let (ranks, _) = Simulated::new(job, &world)?.run(Duration::from_micros(100), Duration::from_millis(1), 1)?;
@@ -199,7 +199,7 @@ fn simulated_latency_ns(job: &Job, cpu: Cpu) -> Result<f64, CalibrateError> {
 mod tests {
     use super::*;
 
-    /// What the time of anything is, is not asserted: machines with much to do run these tests.
+    /// Asserts no durations: machines under load run these tests.
     #[test]
     fn every_step_takes_time_and_the_file_is_read_as_it_was_written() {
         let mut cpu = Cpu { line_ns: 77, ..steps(&job().unwrap()).unwrap() };

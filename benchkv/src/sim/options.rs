@@ -1,4 +1,4 @@
-//! The models of a simulation, as they are asked for and recorded.
+//! The models of a simulation, as typed and as recorded.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -8,14 +8,14 @@ use engine::drive::simulated::{Cpu, Summary};
 use mlx5::NicParameters;
 use serde::{Deserialize, Serialize};
 
-/// What a simulated result has beside those of a real one.
+/// The members of a simulated result beside those of a real one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SimulationRecord {
-    /// What CPUs took, in ns.
+    /// Costs of CPUs, in ns.
     pub cpu: BTreeMap<String, u64>,
-    /// What NICs took, in ns; contexts are a number, bytes take ps.
+    /// Costs of NICs, in ns; contexts are a number, and bytes cost ps.
     pub nic: BTreeMap<String, u64>,
-    /// What was done.
+    /// Counters of the simulation.
     #[serde(flatten)]
     pub summary: Summary,
 }
@@ -24,38 +24,39 @@ pub struct SimulationRecord {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Models")]
 pub struct WorldArgs {
-    /// What CPUs take, as KEY=NS,...: a round of a daemon that finds nothing (round), a poll that a policy adds to it (poll), a message that it
-    /// moves (message), a completion (completion), a WRITE or SEND posted (write), a step of a client that finds nothing (client), an
-    /// operation that it issues or that ends (operation), until one that polls sees what another core has written (line). Or a FILE with
-    /// such values, a line each, as --calibrate writes it.
+    /// Costs of CPUs, as KEY=NS,...: a round of a daemon that finds nothing (round), a poll that a policy adds to it (poll), a message
+    /// that it moves (message), a completion (completion), a WRITE or SEND posted (write), a step of a client that finds nothing
+    /// (client), an operation that it issues or that ends (operation), the time until a polling core sees the stores of another core
+    /// (line). Or a FILE with such values, one per line, as --calibrate writes it.
     #[arg(long, value_name = "KEY=NS,...|FILE", default_value = "")]
     pub cpu: CpuModel,
 
-    /// What NICs take, as KEY=NUMBER,...: in ns, doorbell, send (per message), link (one way), receive (per WRITE with immediate or SEND that
-    /// arrives: its inverse is the ceiling of a receiver; 0: none), unordered (the same where the receives are an unordered list), queue (at least between two from the same receive queue), miss (a
-    /// context that is fetched), jitter (at most); in ps, byte; contexts (queue pairs whose context a NIC holds).
+    /// Costs of NICs, as KEY=NUMBER,...: in ns, doorbell, send (per message), link (one way), receive (per WRITE with immediate or SEND
+    /// that arrives: its inverse is the maximum rate of a receiver; 0: none), unordered (the same if the receives are an unordered list),
+    /// queue (minimum time between two receives from the same queue), miss (fetch of a context), jitter (maximum); in ps, byte; contexts
+    /// (queue pairs whose context a NIC holds).
     #[arg(long, value_name = "KEY=NUMBER,...", default_value = "")]
     pub nic: NicChoice,
 
-    /// Have the devices check what a NIC would not, and hash everything they do.
+    /// Have the devices check properties that a NIC does not check, and hash all their actions.
     #[arg(long)]
     pub strict: bool,
 }
 
-/// What `--cpu` asks for.
+/// The value of `--cpu`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CpuModel(pub Cpu);
 
-/// What `--nic` asks for.
+/// The value of `--nic`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NicChoice(pub NicParameters);
 
 /// The values of a model by the names that are typed and recorded.
 pub trait Named {
-    /// Each with its place.
+    /// Returns each name with its place.
     fn named(&mut self) -> Vec<(&'static str, &mut u64)>;
 
-    /// All of them, as they are recorded.
+    /// Returns all values, as they are recorded.
     #[must_use]
     fn record(mut self) -> BTreeMap<String, u64>
     where
@@ -81,7 +82,7 @@ impl Named for Cpu {
     }
 }
 
-/// [`NicParameters`], whose number of contexts is a size.
+/// [`NicParameters`], with the number of contexts as a `u64`.
 #[derive(Debug, Clone, Copy)]
 pub struct Nic {
     parameters: NicParameters,
@@ -118,7 +119,7 @@ impl Named for Nic {
     }
 }
 
-/// Sets what `text` names.
+/// Sets the values that `text` names.
 fn set(model: &mut impl Named, text: &str) -> Result<(), String> {
     const MAX: u64 = 1_000_000_000;
     let mut values = model.named();

@@ -28,7 +28,7 @@ use crate::progress::Progress;
 
 const OPS: u64 = 400;
 
-/// By rank and daemon.
+/// Stores, by rank and daemon.
 type Stores = Vec<Vec<Shard>>;
 
 /// A backend that keeps the stores of its daemons.
@@ -96,7 +96,7 @@ impl Backend for Keeping {
     }
 }
 
-/// A directory of this test alone.
+/// A directory for this test only.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -113,7 +113,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Each rank with its own threads, in real time. Returns the operations that ended well, and what the stores hold.
+/// Runs each rank with its own threads, in real time. Returns the number of successful operations, and the content of the stores.
 fn threads(options: &Options) -> (u64, Stores) {
     let meeting = Arc::<Meeting>::default();
     let run = |rank| {
@@ -133,7 +133,7 @@ fn threads(options: &Options) -> (u64, Stores) {
     (ranks.iter().map(|(completed, _)| completed).sum(), ranks.into_iter().map(|(_, stores)| stores).collect())
 }
 
-/// All ranks in this thread, in turn.
+/// Runs all ranks in this thread, in turn.
 fn lockstep(options: &Options) -> (u64, Stores) {
     let mut cluster = Cluster::new(&options.job, |rank| options.site(rank, std::process::id())).unwrap();
     let moved = cluster.run(u64::MAX, || 0).unwrap();
@@ -149,7 +149,7 @@ fn virtual_time(options: &Options) -> (u64, Stores) {
     (completed, outcomes.into_iter().map(|rank| rank.stores).collect())
 }
 
-/// What the stores of all ranks hold under the clients' private keys.
+/// Returns the values in the stores of all ranks under the clients' private keys.
 fn private_values(job: &Job, mut stores: Stores) -> Vec<(u16, u64, Outcome)> {
     let Topology { ranks, clients, daemons, .. } = job.topology;
     let of_clients = (0..ranks).flat_map(|rank| (0..clients).map(move |client| (rank, client)));
@@ -164,7 +164,7 @@ fn private_values(job: &Job, mut stores: Stores) -> Vec<(u16, u64, Outcome)> {
     keys.into_iter().map(value).collect()
 }
 
-/// Whatever decides the turns, the same operations are done, and the stores hold the same.
+/// Any driver of the turns does the same operations, and the stores have the same content.
 #[test]
 fn threads_lockstep_and_virtual_time_do_the_same_operations() {
     let scratch = Scratch::new();

@@ -22,7 +22,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Every field has a value of its own, so that none can be taken for another.
+/// Returns a sample in which every field has a value of its own, so that no field can be taken for another.
 fn sample(from: u64, run: Option<u16>) -> Sample {
     let mut fields = [None; COLUMNS.len()];
     fields.iter_mut().zip(from..).for_each(|(field, value)| *field = Some(value));
@@ -63,15 +63,15 @@ fn what_is_no_trace_is_refused_with_file_line_and_column() {
     let header = COLUMNS.join(",");
     let good = "1,,3,4,5,6,7,8,9,10,11,12,13,14";
     for (text, parts) in [
-        (String::new(), ["is no trace of this version", "line 1 is \"\""]),
-        ("a,b\n1,2\n".to_owned(), ["is no trace of this version", "\"a,b\""]),
-        (format!("{header},more\n"), ["is no trace of this version", "more"]),
+        (String::new(), ["is not a trace of this version", "line 1 is \"\""]),
+        ("a,b\n1,2\n".to_owned(), ["is not a trace of this version", "\"a,b\""]),
+        (format!("{header},more\n"), ["is not a trace of this version", "more"]),
         (format!("{header}\n{good}\n1,2\n"), ["line 3: 2 fields", "not 14"]),
         (format!("{header}\n{good},15\n"), ["line 2: 15 fields", "not 14"]),
         (format!("{header}\n{good}\n\n"), ["line 3: 1 fields", "not 14"]),
         (format!("{header}\n{}\n", good.replace(",3,", ",-3,")), ["line 2, column loops: \"-3\"", "from 0 to 18446744073709551615"]),
         (format!("{header}\n{}\n", good.replace(",,", ",65536,")), ["line 2, column run: \"65536\"", "from 0 to 65535"]),
-        (format!("{header}\n{}\n", good.replace("13,", ",")), ["line 2, column poll_budget: \"\"", "is no number"]),
+        (format!("{header}\n{}\n", good.replace("13,", ",")), ["line 2, column poll_budget: \"\"", "is not a number"]),
     ] {
         let refused = dir.file(&text).read().unwrap_err().to_string();
         assert!(refused.contains("rank-0-daemon-1.csv"), "{refused}");

@@ -51,7 +51,7 @@ fn what_has_no_meaning_in_virtual_time_or_no_room_is_refused_by_name() {
         (&["--device", "soft"], "--device soft: it has no meaning"),
         (&["--backend", "ucx-am"], "--carrier ucx-am: it has no meaning"),
         (&["--clients", "processes"], "--clients processes: it has no meaning"),
-        (&["--duration", "2m"], "--duration 120: outside what is supported; legal is 0.000001 to 60 seconds of virtual time"),
+        (&["--duration", "2m"], "--duration 120: outside the supported range; legal is 0.000001 to 60 seconds of virtual time"),
         (&["--cpu", "messages=1"], "messages is unknown; known are round, poll, message,"),
         (&["--nic", "link"], "link: use KEY=NUMBER"),
         (&["-n", "256", "--client-threads", "46", "--backend", "direct", "--memory-limit", "16G"], "the job needs about"),
