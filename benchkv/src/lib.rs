@@ -3,7 +3,7 @@
 //! The binary is thin; this library half lets tests link it. The `engine` is the measured part; these modules are around it, in data-flow
 //! order:
 //!
-//! - [`cli`], [`options`]: the command line, checked once into values that can run; [`pace`], [`policies`], [`port`], [`ucx`]: parts of
+//! - [`cli`], [`options`]: the command line, checked once into values that can run; [`pace`], [`port`], [`ucx`]: parts of
 //!   it.
 //! - [`launcher`]: the launcher of the ranks, and their hosts; [`agreement`]: the check that all ranks run the same job.
 //! - [`memory`]: the expected memory of a job.
@@ -23,7 +23,6 @@ pub mod options;
 pub mod orchestrate;
 pub mod output;
 pub mod pace;
-pub mod policies;
 pub mod port;
 pub mod progress;
 pub mod report;

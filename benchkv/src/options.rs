@@ -25,7 +25,6 @@ use thiserror::Error;
 use crate::cli::{ClientKind, JobArgs, RingChoice};
 use crate::launcher::Launcher;
 use crate::memory::{Memory, MemoryLimit, OverLimit};
-use crate::policies;
 use crate::port::PortOptions;
 use engine::drain;
 use engine::policy::PolicyOptions;
@@ -130,7 +129,7 @@ impl Options {
         }
         asked.carried_by = own_choice.map_or_else(|| asked.device.to_string(), |library| library.name.to_owned());
         let topology = Topology { routing, transport, ranks, daemons: asked.server_threads, clients: asked.client_threads };
-        policies::check(&asked.policies, &topology)?;
+        asked.policies.check(&topology)?;
         asked.trace.check()?;
         let workload = asked.workload;
         let sizes = Sizes::compute(asked.ring_size.bytes(), &topology, asked.queue_depth, workload.value_bytes);
@@ -194,8 +193,7 @@ impl Options {
     /// Returns the maximum time for which a policy holds requests back: until the last of a daemon's connections may send its first.
     #[must_use]
     pub fn longest_hold(&self) -> Duration {
-        let stagger = Duration::from_secs_f64(self.job.policies.initial_stagger_us.unwrap_or(0.0) / 1e6);
-        stagger * self.job.workload.ranks as u32
+        self.job.policies.longest_hold(self.job.workload.ranks)
     }
 }
 

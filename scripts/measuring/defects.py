@@ -71,7 +71,7 @@ DEFECTS = {
     ),
     "clients-starve": (
         "a daemon that found its clients idle does not look at them again",
-        [(f"{CORE}/policy/defer.rs", "            self.left = self.rounds;", "            self.left = u32::MAX;")],
+        [(f"{CORE}/policy/skip_idle.rs", "            self.left = self.rounds;", "            self.left = u32::MAX;")],
     ),
     "last-first": (
         "the youngest of the requests that wait for room goes first",

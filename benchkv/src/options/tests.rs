@@ -1,3 +1,5 @@
+mod policies;
+
 use clap::Parser;
 use engine::ucx::PeerErrors;
 use harness::exchange::{Exchange, ExchangeError};

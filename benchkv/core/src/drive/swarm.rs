@@ -101,19 +101,19 @@ fn policies(rng: &mut Rng, topology: &Topology) -> PolicyOptions {
     let mut policies = PolicyOptions::default();
     if is_governed {
         let us = |rng: &mut Rng| rng.bool().then(|| rng.u32(1..30).into());
-        policies.batch_hold_us = us(rng);
-        policies.adaptive_hold = rng.bool();
-        policies.hold_rtt_multiplier = if policies.adaptive_hold { None } else { us(rng).map(|us: f64| us / 10.0) };
-        policies.coalesce_rtt_us = us(rng);
-        policies.adaptive_budget = rng.bool();
-        policies.poll_budget = if policies.adaptive_budget { 0 } else { rng.u32(0..20) };
-        policies.flush_every = rng.u32(1..6);
-        policies.initial_stagger_us = us(rng);
+        policies.hold.batch_hold_us = us(rng);
+        policies.hold.adaptive_hold = rng.bool();
+        policies.hold.hold_rtt_multiplier = if policies.hold.adaptive_hold { None } else { us(rng).map(|us: f64| us / 10.0) };
+        policies.coalesce.coalesce_rtt_us = us(rng);
+        policies.polls.adaptive_budget = rng.bool();
+        policies.polls.poll_budget = if policies.polls.adaptive_budget { 0 } else { rng.u32(0..20) };
+        policies.flush.flush_every = rng.u32(1..6);
+        policies.stagger.initial_stagger_us = us(rng);
     }
-    policies.ipc_skip_idle = if rng.bool() { rng.u32(0..8) } else { 0 };
+    policies.skip_idle.ipc_skip_idle = if rng.bool() { rng.u32(0..8) } else { 0 };
     if topology.transport == Transport::Copyrpc {
         let windows = ["off", "off", "completion:1", "consumption:1", "completion:3", "consumption:4"];
-        policies.batch_window = windows[rng.usize(..windows.len())].parse().unwrap();
+        policies.window.batch_window = windows[rng.usize(..windows.len())].parse().unwrap();
     }
     policies
 }

@@ -29,7 +29,8 @@ const MOST_RECEIVES: usize = 32_767;
 
 /// What all `connections` of a thread are.
 fn config(plan: &Plan, connections: usize) -> EndpointConfig {
-    let default = EndpointConfig { ring_size: plan.ring_bytes, window: plan.policies.batch_window.window(), ..EndpointConfig::default() };
+    let default =
+        EndpointConfig { ring_size: plan.ring_bytes, window: plan.policies.window.batch_window.window(), ..EndpointConfig::default() };
     match plan.topology.routing {
         // One client's operations: requests this way and their answers that way are no more batches than that, and a daemon has very many of
         // these connections, whose receives are in one queue. No use is made of one-sided operations.
