@@ -48,8 +48,7 @@
 //! [`Client::rdma`] and [`RdmaClient`] make many calls at once. [`RdmaServer`] is the server without a socket, for programs that have a
 //! channel and a loop of their own.
 //!
-//! | example
-//! content |
+//! | example | content |
 //! |---|---|
 //! | `groups` | twelve clients with calls outstanding, in one thread |
 //! | `grouped_server`, `grouped_client` | the lines above, as two processes |
@@ -61,25 +60,19 @@
 //!
 //! ## A tour, in the order data flows
 //!
-//! | module
-//! content |
+//! | module | content |
 //! |---|---|
 //! | `service`, [`typed`] | [`Server`], [`Client`], [`AsyncClient`]: an address, a device, reconnection; requests that are structs |
-//! | [`rdma`]
-//! [`RdmaServer`], [`RdmaClient`]: the core on a device; how the two ends connect |
+//! | [`rdma`] | [`RdmaServer`], [`RdmaClient`]: the core on a device; how the two ends connect |
 //! | `protocol` | the core, state machines without a device: |
-//! | `wire`, `config`
-//! every byte format; [`ServerConfig`], [`Layout`]: the configuration, and the place of everything in memory |
+//! | `wire`, `config` | every byte format; [`ServerConfig`], [`Layout`]: the configuration, and the place of everything in memory |
 //! | `client` | IDLE, WARMUP, PROCESS; calls and their completions |
 //! | `server` | entries, zones, intake, replies |
-//! | `scheduler`, `slices`, `groups`
-//! slices; their lengths; the group of each client |
-//! | `pool`, `mapping`
-//! pools of places; which client has which zone |
+//! | `scheduler`, `slices`, `groups` | slices; their lengths; the group of each client |
+//! | `pool`, `mapping` | pools of places; which client has which zone |
 //! | `handlers` | the worker: [`Handlers`] by `rpc_type`, [`HeldRequest`] |
 //! | `legacy` | the lane for requests that take longer than a slice |
-//! | `clock_sync`, `choice`
-//! synchronised slices of several servers; the choice among several servers ([`Chooser`]) |
+//! | `clock_sync`, `choice` | synchronised slices of several servers; the choice among several servers ([`Chooser`]) |
 //!
 //! `docs/scalerpc.md` of the repository has the design, the wire format and the numbered invariants that the code cites.
 //!
