@@ -1,4 +1,4 @@
-//! How a daemon or client thread spends its time: rounds of its loop, and what its connections to other ranks did, in all and in each window.
+//! The activity of a daemon or client thread: rounds of its loop, and its connections to other ranks, in total and in each window.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,38 +8,38 @@ use crate::phase::Phase;
 use crate::policy::PolicyReport;
 use crate::trace::recorder::TraceReport;
 
-/// How a daemon or client spent its time.
+/// The activity of a daemon or client.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerReport {
     /// Rounds over all phases.
     pub loops: u64,
-    /// Of these: rounds that found nothing to do.
+    /// Rounds among them that found nothing to do.
     pub empty_loops: u64,
     /// Its connections to other ranks, if it has any.
     pub transport: Option<TransportReport>,
-    /// What it did in each measured window.
+    /// Its activity in each measured window.
     pub windows: Vec<Activity>,
-    /// Of a daemon: its first requests to other ranks.
+    /// First requests of a daemon to other ranks.
     pub first_burst: Option<Burst>,
-    /// Of a daemon: what its policies did, if it has any.
+    /// Effects of a daemon's policies, if it has any.
     pub policy: Option<PolicyReport>,
-    /// Of a daemon: its time series, if it was wanted.
+    /// Time series of a daemon, if wanted.
     pub trace: Option<TraceReport>,
 }
 
-/// Requests under way at a time.
+/// A number of requests under way at one time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Burst {
-    /// When, since load began on the rank.
+    /// Time since load began on the rank, in ns.
     pub at_ns: u64,
-    /// How many.
+    /// Number of requests.
     pub outstanding: u64,
 }
 
-/// What a thread did in a time.
+/// The activity of a thread in a time span.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Activity {
-    /// Length of that time.
+    /// Length of the span, in ns.
     pub span_ns: u64,
     /// Rounds over all phases.
     pub loops: u64,
@@ -49,17 +49,17 @@ pub struct Activity {
     pub moved: u64,
     /// Completions that the rounds of a daemon took.
     pub cqes: u64,
-    /// Rounds of a daemon by these: 0, 1, 2 to 10, 11 to 100, more.
+    /// Rounds of a daemon by their completions: 0, 1, 2 to 10, 11 to 100, more.
     pub loops_by_cqes: [u64; 5],
-    /// Sum over the rounds of a daemon: requests to other ranks that were not answered at their ends.
+    /// Sum over the rounds of a daemon: requests to other ranks that were not answered at the round's end.
     pub outstanding_sum: u64,
-    /// The most of them, and when it was reached.
+    /// The maximum of these requests, and its time.
     pub outstanding_peak: Burst,
-    /// Its connections, if it has any: differences of counters, and the peak of the backlog.
+    /// Its connections, if it has any: differences of counters, and the maximum of the backlog.
     pub transport: Option<TransportReport>,
 }
 
-/// Rounds are counted by how much they did: none, one, some, many, very many.
+/// Returns the class of a round by its work: none, one, some, many, very many.
 const fn class_of(count: usize) -> usize {
     match count {
         0 => 0,
@@ -70,24 +70,24 @@ const fn class_of(count: usize) -> usize {
     }
 }
 
-/// Follows a thread through the phases of the job.
+/// The log of a thread through the phases of the job.
 #[derive(Debug)]
 pub struct ActivityLog {
     phase: Phase,
     since_ns: u64,
-    /// Since the last change of phase.
+    /// Activity since the last change of phase.
     now: Activity,
     /// Counters of the connections at that change.
     before: Option<TransportReport>,
     total: Activity,
     windows: Vec<Activity>,
-    /// When load began.
+    /// Time at which load began, in ns.
     load_ns: u64,
     first_burst: Option<Burst>,
 }
 
 impl ActivityLog {
-    /// The log of a thread that has done nothing yet, in a job of `runs` windows.
+    /// Makes the log of a thread that has done nothing yet, in a job of `runs` windows.
     #[must_use]
     pub fn new(runs: usize, now_ns: u64) -> Self {
         let none = Activity::default();
@@ -103,20 +103,20 @@ impl ActivityLog {
         self.now.loops_by_messages[class_of(messages)] += 1;
     }
 
-    /// Messages that rounds have moved so far.
+    /// Returns the number of messages that rounds have moved so far.
     #[must_use]
     pub const fn moved(&self) -> u64 {
         self.total.moved + self.now.moved
     }
 
-    /// Notes so many rounds that found nothing.
+    /// Notes that many rounds that found nothing.
     pub fn note_empty(&mut self, rounds: u64) {
         self.now.loops += rounds;
         self.now.loops_by_messages[0] += rounds;
         self.now.loops_by_cqes[0] += rounds;
     }
 
-    /// Notes a round of a daemon. The clock is read for what is seen first only.
+    /// Notes a round of a daemon. Reads the clock only for a first event.
     #[inline]
     pub fn note_round(&mut self, round: Round, now_ns: impl FnOnce() -> u64) {
         self.note(round.moved);
@@ -170,7 +170,7 @@ impl ActivityLog {
 }
 
 impl Activity {
-    /// Adds what another thread did in the same time, or this one in another; spans add up.
+    /// Adds the activity of another thread in the same time, or of this one in another; spans add up.
     pub fn add(&mut self, other: &Self) {
         self.span_ns += other.span_ns;
         self.loops += other.loops;
@@ -188,7 +188,7 @@ impl Activity {
     }
 }
 
-/// The same as rates and means: of a rank, or of a run. A time in which there was none of something counts as 0 of it.
+/// Activities as rates and means: of a rank, or of a run. A rate without events is 0.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ActivityRates {
     /// Rounds of a daemon per second, mean over daemons.
@@ -206,33 +206,34 @@ pub struct ActivityRates {
     /// Length of a round of such a daemon, in nanoseconds: T_loop.
     #[serde(default)]
     pub loop_ns: f64,
-    /// From a request to another rank to its answer, as such daemons see it, in nanoseconds: T_rtt, by Little's law out of the requests not answered
-    /// yet and those sent per second. 0 where clients have their own connections.
+    /// Time from a request to another rank to its answer, as such daemons see it, in nanoseconds: T_rtt, by Little's law from the
+    /// requests not answered yet and those sent per second. 0 if clients have their own connections.
     #[serde(default)]
     pub rtt_ns: f64,
-    /// T_loop / T_rtt. Below 1 a request outlives rounds, and these find few completions or none.
+    /// T_loop / T_rtt. Below 1 a request outlives rounds, and these find few or no completions.
     #[serde(default)]
     pub rho: f64,
-    /// Length of a round of any daemon over the messages it moved, in nanoseconds.
+    /// Length of a round of any daemon divided by the messages it moved, in nanoseconds.
     #[serde(default)]
     pub message_ns: f64,
     /// Requests to other ranks not answered yet, in one such daemon: mean over rounds.
     pub outstanding_mean: f64,
-    /// The most of them, and when.
+    /// The maximum of these requests, and its time.
     pub outstanding_peak: Burst,
     /// Messages in a WRITE.
     pub messages_per_write: f64,
-    /// The maximum number of requests that waited in one thread at a time.
+    /// Maximum number of requests that waited in one thread at a time.
     pub backlog_peak: u64,
-    /// What carriers count, per second, by daemons and clients together: `writes_per_s`, `reads_per_s` and so on; what nobody counts is missing.
+    /// Counters of carriers, per second, of daemons and clients together: `writes_per_s`, `reads_per_s` and so on. A counter that no
+    /// carrier has is missing.
     #[serde(flatten)]
     pub per_s: Figures<f64>,
 }
 
-/// A figure of daemons: its name, with the unit in it, and how it is read.
+/// A figure of daemons: its name, with the unit, and the function that reads it.
 pub type Figure = (&'static str, fn(&ActivityRates) -> f64);
 
-/// Those that are columns of the flat table.
+/// The figures that are columns of the flat table.
 pub const FIGURES: &[Figure] = &[
     ("loops_per_s", |of| of.loops_per_s),
     ("empty_loops_ratio", |of| of.empty_loops),
@@ -252,7 +253,8 @@ pub const FIGURES: &[Figure] = &[
 ];
 
 impl ActivityRates {
-    /// Of threads observed side by side: `daemons` and `clients` each with what they did in windows that are `seconds` long in all.
+    /// Makes the rates of threads observed side by side: `daemons` and `clients`, each with its activity in windows that are `seconds`
+    /// long in all.
     #[must_use]
     pub fn new<'a>(daemons: impl Iterator<Item = &'a Activity>, clients: impl Iterator<Item = &'a Activity>, seconds: f64) -> Self {
         let (mut stepped, mut carriers, mut all) = (Activity::default(), Activity::default(), Activity::default());
@@ -270,7 +272,7 @@ impl ActivityRates {
         let carrier_loops = carriers.loops.max(1) as f64;
         let ratio = |one: f64, other: f64| if other > 0.0 { one / other } else { 0.0 };
         let (loop_ns, outstanding_mean) = (carriers.span_ns as f64 / carrier_loops, carriers.outstanding_sum as f64 / carrier_loops);
-        // Half of what daemons send are requests, the other half answers.
+        // Half of the messages of daemons are requests, the other half answers.
         let requests = carriers.transport.as_ref().map_or(0, |sent| sent.counted.of("messages")) as f64 / 2.0;
         let rtt_ns = ratio(outstanding_mean * carriers.span_ns as f64, requests);
         Self {
@@ -297,7 +299,7 @@ impl ActivityRates {
 mod tests {
     use super::*;
 
-    /// Connections that have posted ten WRITEs of three messages more with each look.
+    /// Connections that have posted ten more WRITEs of three messages at each call.
     #[derive(Default)]
     struct Counting {
         looks: u64,
@@ -358,7 +360,7 @@ mod tests {
         let window = &report.windows[0];
         assert_eq!((window.cqes, window.loops_by_cqes, window.outstanding_sum), (123, [1, 1, 1, 1, 1], 25));
         assert_eq!(window.outstanding_peak, Burst { at_ns: 1_200, outstanding: 9 }, "when it was reached first");
-        // A daemon without connections has nothing to say of them.
+        // A daemon without connections has no transport.
         let idle = Activity { span_ns: 1_000, loops: 95, ..Activity::default() };
         let rates = ActivityRates::new([window, &idle].into_iter(), [].into_iter(), 1e-6);
         assert_eq!((rates.cqes_per_loop, rates.outstanding_mean, rates.outstanding_peak.outstanding), (24.6, 5.0, 9));

@@ -1,8 +1,8 @@
-//! A client: a closed loop with as many requests outstanding as the queue depth says, each issued as soon as another has ended; or an open
-//! one, which issues each at its intended start, or as soon after as the queue depth allows.
+//! A client: a closed loop with as many outstanding requests as the queue depth, each issued as soon as another has ended; or an open
+//! loop, which issues each at its intended start, or as soon after as the queue depth permits.
 //!
-//! It is stepped and knows neither thread nor transport. Time stamps are taken once per step for all operations found ended, and once
-//! for all issued in their place: the error is below the length of a step and has no sign.
+//! It is stepped and knows neither thread nor transport. Time stamps are taken once per step for all operations found ended, and once for
+//! all issued in their place: the error is below the length of a step and unbiased.
 
 use std::time::Duration;
 
@@ -19,46 +19,48 @@ use crate::values::ClientValues;
 use crate::verify::{PrivateStep, Verdict, Verifier, fill_tail};
 use crate::workload::{Access, AccessKind, Pattern};
 
-/// What one client measured between the begin and the end of a window, by its own clock readings.
+/// The measurements of one client between the beginning and the end of a window, by its own clock readings.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Window {
-    /// When this client saw the window begin.
+    /// Time at which this client saw the window begin, in ns.
     pub started_ns: u64,
-    /// When it saw it end.
+    /// Time at which it saw the window end, in ns.
     pub ended_ns: u64,
-    /// Sum over time of the operations outstanding, in operations times nanoseconds. What is due and not issued is not outstanding.
+    /// Sum over time of the operations outstanding, in operations times nanoseconds. An operation that is due and not issued is not
+    /// outstanding.
     pub outstanding_ns: u128,
-    /// Age of what was outstanding when this client saw the window end, less that when it saw it begin, in operations times nanoseconds.
+    /// Age of the operations outstanding when this client saw the window end, less that when it saw it begin, in operations times
+    /// nanoseconds.
     pub carried_ns: i128,
     /// Round trips to this rank's own store, in an open loop from the intended start. An operation counts in the window in which it ends.
     pub local: RoundTrips,
     /// Round trips to other ranks.
     pub remote: RoundTrips,
-    /// Of the gets among them: those that found no value.
+    /// Gets among them that found no value.
     pub not_found: u64,
     /// Operations that ended in an error.
     pub errors: u64,
-    /// How far the client could follow its schedule.
+    /// The client's progress through its schedule.
     pub open_loop: OpenWindow,
 }
 
 /// Round trips, reads and writes apart.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct RoundTrips {
-    /// Of gets, whether they found a value or none.
+    /// Round trips of gets, with or without a value.
     pub gets: LatencyHistogram,
-    /// Of puts.
+    /// Round trips of puts.
     pub puts: LatencyHistogram,
 }
 
 impl RoundTrips {
-    /// None. Their histograms are allocated as a whole, or, if they are to grow, as they are needed.
+    /// Makes empty histograms, allocated as a whole, or, if they are to `grow`, as needed.
     fn none(grow: bool) -> Self {
         let histogram = || if grow { LatencyHistogram::growing() } else { LatencyHistogram::new() };
         Self { gets: histogram(), puts: histogram() }
     }
 
-    /// How many there are.
+    /// Returns the number of round trips.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.gets.count() + self.puts.count()
@@ -67,27 +69,27 @@ impl RoundTrips {
     /// Adds all of `other`.
     ///
     /// # Errors
-    /// Its histograms came from bytes with a larger range.
+    /// The histograms of `other` were decoded from bytes with a larger range.
     pub fn merge(&mut self, other: &Self) -> Result<(), HistogramError> {
         self.gets.merge(&other.gets)?;
         self.puts.merge(&other.puts)
     }
 
-    /// Their sum in nanoseconds, as the histograms have them.
+    /// Returns their sum in nanoseconds, to the precision of the histograms.
     #[must_use]
     pub fn sum_ns(&self) -> f64 {
         [&self.gets, &self.puts].map(LatencyHistogram::sum_ns).iter().sum()
     }
 }
 
-/// What an open loop adds to a window; all 0 in a closed one.
+/// The figures of an open loop in a window; all 0 in a closed loop.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct OpenWindow {
     /// Operations whose intended start lay in the window.
     pub due: u64,
     /// Operations due and not issued when the window ended.
     pub backlog: u64,
-    /// From the intended start to the issue: the sum over the round trips of the window, in nanoseconds. Latencies have it in them.
+    /// Time from the intended start to the issue: the sum over the round trips of the window, in nanoseconds. Latencies include it.
     pub held_ns: u128,
 }
 
@@ -112,35 +114,35 @@ counters! {
 }
 
 impl Counts {
-    /// Operations issued, and operations ended.
+    /// Returns the number of operations issued plus the number ended.
     const fn moves(&self) -> u64 {
         self.issued + self.completed + self.errors
     }
 }
 
-/// Everything a client found out.
+/// The results of a client.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ClientReport {
     /// Fate of the operations.
     pub counts: Counts,
-    /// Operations that had not ended when the drain did.
+    /// Operations that had not ended at the end of the drain.
     pub outstanding: u64,
-    /// One per run.
+    /// One window per run.
     pub windows: Vec<Window>,
-    /// With `--verify`.
+    /// The findings of `--verify`.
     pub verdict: Option<Verdict>,
-    /// [`Pattern::digest`] of the accesses it was given.
+    /// [`Pattern::digest`] of its accesses.
     pub pattern_hash: u64,
-    /// How its thread spent its time, and what its own connections to other ranks did.
+    /// The activity of its thread, and of its own connections to other ranks.
     pub worker: WorkerReport,
-    /// The maximum of the memory resident of its process, where it has one of its own; 0 where it is that of the rank.
+    /// Maximum resident memory of its process, if it has one of its own; 0 if it is in the rank's process.
     pub process_rss_bytes: u64,
 }
 
-/// What a step has done.
+/// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// So many operations were issued or ended; an operation that was both counts twice.
+    /// That many operations were issued or ended; an operation that was both counts twice.
     Busy(usize),
     /// Nothing to do.
     Idle,
@@ -148,14 +150,14 @@ pub enum Step {
     Drained,
 }
 
-/// What a client is to do.
+/// The parameters of a client.
 #[derive(Debug)]
 pub struct ClientSpec {
     /// This rank.
     pub rank: u16,
     /// Operations to keep outstanding, at least 1.
     pub queue_depth: usize,
-    /// Operations to issue in all; `None`: as many as there is time for.
+    /// Total number of operations to issue; `None`: as many as there is time for.
     pub ops: Option<u64>,
     /// Measured runs.
     pub runs: usize,
@@ -163,11 +165,11 @@ pub struct ClientSpec {
     pub is_frugal: bool,
     /// The accesses, at least one.
     pub pattern: Pattern,
-    /// When operations start; `None`: closed loop.
+    /// Schedule of the operations; `None`: closed loop.
     pub schedule: Option<Schedule>,
     /// The judge, with `--verify`.
     pub verifier: Option<Verifier>,
-    /// Flips one bit of the last byte, or of the only 8 there are, of one written value, which `--verify` has to notice.
+    /// Flips one bit of the last byte, or of the only 8, of one written value, which `--verify` has to notice.
     pub corrupt_one: bool,
 }
 
@@ -178,38 +180,38 @@ pub struct Client<P> {
     book: Book,
 }
 
-/// All but the paths: a poll borrows both.
+/// All state but the paths: a poll borrows both.
 #[derive(Debug)]
 struct Book {
     spec: ClientSpec,
-    /// Operations to issue in all.
+    /// Total number of operations to issue.
     limit: u64,
-    /// Where the tails of values are, and one of them; `None`: values have none.
+    /// The places of tails, and one tail; `None` if values have none.
     tails: Option<(ClientValues, Vec<u8>)>,
     next_access: usize,
     /// By token. `None`: the token is free.
     outstanding: Vec<Option<Outstanding>>,
     free: Vec<u32>,
-    /// Accepted by nobody yet.
+    /// A request that no path has accepted yet.
     refused: Option<(u32, Request)>,
     counts: Counts,
-    /// The last round trips of this step, not yet recorded: by [`kind`].
+    /// The last round trips of this step that are not recorded yet, by [`kind`].
     alike: [Alike; 4],
     windows: Vec<Window>,
     phase: Phase,
     counted_to_ns: u64,
 }
 
-/// Round trips of one kind and the same length, one after the other: what was issued in one step and ended in another is recorded at once.
+/// Consecutive round trips of one kind and equal length: operations issued in one step and ended in another are recorded together.
 #[derive(Debug, Clone, Copy, Default)]
 struct Alike {
     latency_ns: u64,
     count: u64,
-    /// From the intended starts to the issues.
+    /// Sum of the times from the intended starts to the issues, in ns.
     held_ns: u64,
 }
 
-/// Local gets, local puts, remote gets, remote puts.
+/// Returns the index of a kind: local gets, local puts, remote gets, remote puts.
 const fn kind(is_remote: bool, is_put: bool) -> usize {
     2 * is_remote as usize + is_put as usize
 }
@@ -217,7 +219,7 @@ const fn kind(is_remote: bool, is_put: bool) -> usize {
 #[derive(Debug, Clone, Copy)]
 struct Outstanding {
     access: Access,
-    /// Where latency counts from: the issue, in an open loop the intended start.
+    /// Start of the latency: the issue, in an open loop the intended start.
     intended_ns: u64,
     issued_ns: u64,
     moment: u32,
@@ -225,20 +227,20 @@ struct Outstanding {
 }
 
 impl Outstanding {
-    /// For how long it has been issued.
+    /// Returns the time since its issue, in ns.
     fn age_ns(&self, now_ns: u64) -> u64 {
         if self.issued_ns == NOT_ISSUED { 0 } else { now_ns.saturating_sub(self.issued_ns) }
     }
 }
 
-/// How soon a request is offered again that was refused. There may be nothing outstanding whose end would tell.
+/// Interval at which a refused request is offered again. There may be no outstanding operation whose end would tell.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Time stamp of an operation that no path has accepted yet.
 const NOT_ISSUED: u64 = 0;
 
 impl<P: Paths> Client<P> {
-    /// A client that has issued nothing. All memory it needs is allocated here, unless it is frugal.
+    /// Makes a client that has issued nothing. All its memory is allocated here, unless it is frugal.
     #[must_use]
     pub fn new(spec: ClientSpec, paths: P) -> Self {
         let depth = spec.queue_depth;
@@ -273,11 +275,11 @@ impl<P: Paths> Client<P> {
         Self { paths, book }
     }
 
-    /// Takes what has ended and, while `phase` asks for load, issues as much again. `now_ns` is read at most twice. Once as many operations have ended
-    /// as it was to issue in all, its window is over and it drains, whatever `phase` says.
+    /// Takes ended operations and, while `phase` asks for load, issues as many again. Reads `now_ns` at most twice. Once as many
+    /// operations have ended as it was to issue in all, its window is over and it drains, in any `phase`.
     ///
     /// # Errors
-    /// A path is down; what is outstanding is lost.
+    /// A path is down; outstanding operations are lost.
     pub fn step(&mut self, phase: Phase, mut now_ns: impl FnMut() -> u64) -> Result<Step, BackendError> {
         let Self { paths, book } = self;
         let begin_ns = now_ns();
@@ -300,7 +302,7 @@ impl<P: Paths> Client<P> {
         })
     }
 
-    /// How long it has nothing to do, unless one of its operations ends. [`Duration::MAX`]: forever.
+    /// Returns for how long it has nothing to do, unless one of its operations ends. [`Duration::MAX`]: forever.
     #[must_use]
     pub fn until_due(&self, now_ns: u64) -> Duration {
         let Book { spec, phase, free, refused, .. } = &self.book;
@@ -311,12 +313,12 @@ impl<P: Paths> Client<P> {
         next.map_or(Duration::MAX, |schedule| schedule.until_next(now_ns))
     }
 
-    /// The way its requests take.
+    /// Returns the paths of its requests.
     pub fn paths_mut(&mut self) -> &mut P {
         &mut self.paths
     }
 
-    /// Ends the client; what is still outstanding is lost. `worker` is what its thread has noted.
+    /// Ends the client; operations still outstanding are lost. `worker` has the notes of its thread.
     #[must_use]
     pub fn report(self, worker: WorkerReport) -> ClientReport {
         let book = self.book;
@@ -337,7 +339,7 @@ impl Book {
         self.counts.issued - self.counts.completed - self.counts.errors
     }
 
-    /// Whether all operations that it was to issue have ended.
+    /// Returns whether all operations that it was to issue have ended.
     fn has_ended(&self) -> bool {
         self.counts.issued == self.limit && self.in_flight() == 0
     }
@@ -372,11 +374,11 @@ impl Book {
             window.started_ns = now_ns;
             window.carried_ns -= age_ns;
         }
-        // Until the window ends, `due` is what had been due before it.
+        // Until the window ends, `due` is the number that had been due before it.
         self.turn_open_loop(now_ns, |open_loop, due, _| open_loop.due = due);
     }
 
-    /// Notes at an edge of a window what is due by then, and how much of it is not issued.
+    /// Notes at an edge of a window the number of operations due by then, and how many of them are not issued.
     fn turn_open_loop(&mut self, now_ns: u64, note: impl FnOnce(&mut OpenWindow, u64, u64)) {
         let Some((due, backlog)) = self.spec.schedule.as_ref().map(|schedule| (schedule.due(now_ns), schedule.backlog(now_ns))) else {
             return;
@@ -386,7 +388,7 @@ impl Book {
         }
     }
 
-    /// Whether there is something to issue, and a token for it.
+    /// Returns whether there is something to issue, and a token for it.
     fn wants_to_issue(&self, now_ns: u64) -> bool {
         let is_due = || self.spec.schedule.as_ref().is_none_or(|schedule| schedule.due_ns(now_ns).is_some());
         self.refused.is_some() || (!self.free.is_empty() && self.counts.issued < self.limit && is_due())
@@ -423,7 +425,7 @@ impl Book {
         Ok(())
     }
 
-    /// Offers a request. `false`: there is no room for it now.
+    /// Offers a request. Returns `false` if there is no room for it now.
     #[inline]
     fn issue<P: Paths>(&mut self, paths: &mut P, token: u32, request: Request) -> Result<bool, BackendError> {
         match paths.issue(&request, token) {
@@ -450,7 +452,7 @@ impl Book {
         }
         let token = *self.free.last()?;
         let intended_ns = self.spec.schedule.as_ref().map_or(Some(now_ns), |schedule| schedule.due_ns(now_ns))?;
-        // A private key with an operation outstanding is passed over. There are fewer private accesses in a row than this.
+        // A private key with an operation outstanding is skipped. There are fewer consecutive private accesses than this.
         let (access, request, is_put) = (0..4).find_map(|_| self.next_request(token))?;
         self.free.pop();
         if let Some(schedule) = &mut self.spec.schedule {
@@ -484,7 +486,7 @@ impl Book {
             let request = if is_corrupt { Request::put(rank, access.key, put.unwrap_or_default() ^ 1) } else { request };
             return Some((access, request, put.is_some()));
         };
-        // Values that nobody judges are those that came last.
+        // A value that is not judged is the last one again.
         if let Some(value) = put.filter(|_| self.spec.verifier.is_some()) {
             fill_tail(value, tail);
             tail.last_mut().into_iter().for_each(|last| *last ^= u8::from(is_corrupt));
@@ -493,7 +495,7 @@ impl Book {
         Some((access, request.at(values.place(token)), put.is_some()))
     }
 
-    /// Books the end of an operation. A token that is not outstanding is a transport's fault; it must not end another operation.
+    /// Records the end of an operation. A token that is not outstanding is a fault of the transport, and must not end another operation.
     fn end(&mut self, token: u32, ending: Ending, now_ns: u64) {
         let ended = self.outstanding.get_mut(token as usize).and_then(Option::take);
         let Some(Outstanding { access, intended_ns, issued_ns, moment, is_put }) = ended else {
@@ -539,7 +541,7 @@ impl Book {
         self.alike[kind].held_ns += issued_ns.saturating_sub(intended_ns);
     }
 
-    /// Records the round trips of a kind that are [`alike`](Self::alike), if they ended in a window.
+    /// Records the round trips of a kind in [`alike`](Self::alike), if they ended in a window.
     #[inline]
     fn record(&mut self, kind: usize) {
         let Alike { latency_ns, count, held_ns } = std::mem::take(&mut self.alike[kind]);
@@ -558,7 +560,7 @@ impl Book {
     }
 }
 
-/// Whether `outcome` is an answer to a put or to a get, as the case may be.
+/// Returns whether `outcome` answers a put (`is_put`) or a get.
 const fn answers(outcome: Outcome, is_put: bool) -> bool {
     match outcome {
         Outcome::PutOk => is_put,

@@ -1,7 +1,7 @@
-//! What rounds, clients, policies and connections count.
+//! The counters of rounds, clients, policies and connections.
 //!
-//! A counter is declared once: a field of a struct made by [`counters!`](crate::counters!), or a line in a carrier's list
-//! (`COUNTERS` of `backend/remote`). Sums, differences, the document, the columns of the flat table are derived from that.
+//! A counter is declared once: a field of a struct made by [`counters!`](crate::counters!), or a line in a carrier's list (`COUNTERS` of
+//! `backend/remote`). Sums, differences, the document and the columns of the flat table are derived from that.
 
 use std::collections::BTreeMap;
 use std::iter::Sum;
@@ -10,7 +10,7 @@ use std::ops::{AddAssign, Sub};
 use mlx5::DeviceInfo;
 use serde::{Deserialize, Serialize};
 
-/// Makes a struct of counters that says how each is put together with that of another thread: `sum`, or `max`.
+/// Makes a struct of counters. Each field says how it is combined with that of another thread: `sum`, or `max`.
 #[macro_export]
 macro_rules! counters {
     ($(#[$meta:meta])* pub struct $name:ident { $($(#[$doc:meta])* $merge:ident $field:ident),+ $(,)? }) => {
@@ -22,7 +22,7 @@ macro_rules! counters {
             /// Each counter with its name.
             pub const LIST: &'static [(&'static str, fn(&Self) -> u64)] = &[$((stringify!($field), |of| of.$field)),+];
 
-            /// Puts what another thread counted together with this.
+            /// Combines the counters of another thread with these.
             pub fn add(&mut self, other: &Self) {
                 $($crate::counters!(@$merge self.$field, other.$field);)+
             }
@@ -32,7 +32,7 @@ macro_rules! counters {
     (@max $to:expr, $from:expr) => { $to = $to.max($from) };
 }
 
-/// Figures by name, where each kind of a thing has its own. What a document says is not known is left out.
+/// Figures by name, for things whose kinds have different figures. A figure that is null in a document is left out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "BTreeMap<String, Option<T>>", bound(deserialize = "T: Deserialize<'de>"))]
 pub struct Figures<T>(BTreeMap<String, T>);
@@ -62,30 +62,30 @@ impl<T> FromIterator<(String, T)> for Figures<T> {
 }
 
 impl<T: Copy + Default + AddAssign + Sub<Output = T> + Sum> Figures<T> {
-    /// The figure of this name; `None`: nobody counts it.
+    /// Returns the figure of this name; `None` if it is not counted.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<T> {
         self.0.get(name).copied()
     }
 
-    /// The same, 0 where nobody counts it.
+    /// Returns the figure of this name; 0 if it is not counted.
     #[must_use]
     pub fn of(&self, name: &str) -> T {
         self.get(name).unwrap_or_default()
     }
 
-    /// All of them.
+    /// Returns all figures.
     pub fn iter(&self) -> impl Iterator<Item = (&str, T)> {
         self.0.iter().map(|(name, figure)| (name.as_str(), *figure))
     }
 
-    /// What was counted since `before`.
+    /// Returns the differences from `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         self.iter().map(|(name, figure)| (name.to_owned(), figure - before.of(name))).collect()
     }
 
-    /// Adds those of others.
+    /// Adds the figures of others.
     pub fn add(&mut self, other: &Self) {
         for (name, figure) in other.iter() {
             *self.0.entry(name.to_owned()).or_default() += figure;
@@ -93,37 +93,39 @@ impl<T: Copy + Default + AddAssign + Sub<Output = T> + Sum> Figures<T> {
     }
 }
 
-/// What one round of a daemon did.
+/// The work of one round of a daemon.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Round {
-    /// Messages it took in, or sent after they had waited; 0: nothing was to be done.
+    /// Messages that it took, or sent after they had waited; 0: there was nothing to do.
     pub moved: usize,
-    /// Completions it took.
+    /// Completions that it took.
     pub cqes: usize,
     /// Requests to other ranks that were not answered at its end.
     pub outstanding: usize,
-    /// It is not over: a policy adds polls to it, this one found nothing, and the next step is another. It counts as no round.
+    /// The round is not over: a policy adds polls to it, this one found nothing, and the next step is another. It does not count as a
+    /// round.
     pub is_part: bool,
 }
 
-/// What a thread's connections to other ranks did.
+/// The activity of a thread's connections to other ranks.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransportReport {
-    /// The device that was really opened, for example `soft:lid=3`.
+    /// The device that was opened, for example `soft:lid=3`.
     pub device: String,
-    /// When that device executes, by which clock, and which faults it makes.
+    /// The time, clock and faults of that device.
     pub modes: String,
-    /// How its peers are reached.
+    /// The path to its peers.
     pub reached_by: String,
-    /// The maximum number of requests that waited at a time, for room or credit, or for room on the way to another daemon.
+    /// Maximum number of requests that waited at a time, for room or credit, or for room on the way to another daemon.
     pub backlog_peak: u64,
-    /// What the carrier counts, all of which adds up; `writes` (WRITEs with immediate, SENDs, active messages) and `messages` (in them) each does.
+    /// The carrier's counters, all of which can be summed. Each carrier has `writes` (WRITEs with immediate, SENDs, active messages) and
+    /// `messages` (in them).
     #[serde(flatten)]
     pub counted: Figures<u64>,
 }
 
 impl TransportReport {
-    /// Of connections on a device: nothing but what that says and counts.
+    /// Makes the report of connections on a device, with the device's own properties only.
     #[must_use]
     pub fn on(device: DeviceInfo) -> Self {
         let DeviceInfo { name, modes, transport, rnr_naks, .. } = device;
@@ -131,14 +133,14 @@ impl TransportReport {
         Self { device: name, modes, reached_by: transport, counted, ..Self::default() }
     }
 
-    /// What was done since `before`, or since the start.
+    /// Returns the activity since `before`, or since the start.
     #[must_use]
     pub fn since(&self, before: Option<&Self>) -> Self {
         let Some(before) = before else { return self.clone() };
         Self { counted: self.counted.since(&before.counted), ..self.clone() }
     }
 
-    /// Adds what other connections did.
+    /// Adds the activity of other connections.
     pub fn add(&mut self, other: &Self) {
         if self.device.is_empty() {
             self.device.clone_from(&other.device);

@@ -1,87 +1,91 @@
-//! When the ranks stop waiting for what is outstanding at the end of a job.
+//! The end of the ranks' wait for operations that are outstanding at the end of a job.
 //!
-//! They wait as long as anything moves: each answer that a client waits for passes a daemon of some rank, so a drain makes progress as long as the
-//! daemons of the job move messages. What has not ended when nothing moves any more is lost. Silence is no proof on a machine with more to do
-//! than cores, or on a virtual one: a daemon that did not run for a while has not lost what it did not look at. So each daemon of the job must have
-//! looked often since something moved, and time in which a rank itself stood still counts little.
+//! They wait as long as anything moves. Each answer that a client waits for passes a daemon of some rank, so a drain makes progress as
+//! long as the daemons of the job move messages. Operations that have not ended when nothing moves any more are lost. Silence alone is no
+//! proof on a machine with more threads than cores, or on a virtual one: a daemon that did not run for a while has not lost the messages
+//! that it did not poll. So each daemon of the job must have polled often since something moved, and time in which a rank itself did not
+//! run counts little.
 //!
-//! A drain that still makes progress after [`LONGEST`], or 5 s after an interrupt, is cut: what is outstanding then is unfinished, not lost.
+//! A drain that still makes progress after [`LONGEST`], or 5 s after an interrupt, is cut: operations outstanding then are unfinished,
+//! not lost.
 //!
-//! The main threads of all ranks compare [`View`]s every [`LOOK_INTERVAL`], and decide by the same ones. No clock or thread is in here.
+//! The main threads of all ranks compare [`View`]s every [`LOOK_INTERVAL`], and decide by the same views. This module has no clock and no
+//! thread.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// How long nothing may move, beside what policies hold back.
+/// Maximum time without movement, beside the delay of policies.
 const SILENCE: Duration = Duration::from_secs(3);
-/// The same where a daemon of the rank does not run.
+/// Maximum time without movement if a daemon of the rank does not run.
 const STALL: Duration = Duration::from_secs(12);
-/// How often each daemon of a rank has to look while nothing moves, if it runs at all: it takes at least 16 requests of each client in a round.
+/// Minimum number of rounds of each daemon of a rank while nothing moves, if the daemon runs at all: a round takes at least 16 requests
+/// of each client.
 const ROUNDS: u32 = 1_000;
-/// Longest time that the distance of two looks at a silent rank counts.
+/// Maximum time that counts between two looks at a silent rank.
 const LONGEST_STEP: Duration = Duration::from_millis(100);
-/// How long a daemon sleeps at most between two of its rounds.
+/// Maximum sleep of a daemon between two of its rounds.
 pub const DAEMON_SLEEP: Duration = Duration::from_nanos(SILENCE.as_nanos() as u64 / ROUNDS as u64 / 2);
-/// How often ranks compare what they see.
+/// Interval at which ranks compare their views.
 pub const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// Maximum length of a drain, beside what policies hold back.
+/// Maximum length of a drain, beside the delay of policies.
 pub const LONGEST: Duration = Duration::from_secs(60);
 /// Maximum length of the rest of a drain after an interrupt: shorter than the grace that a launcher gives.
 const AFTER_INTERRUPT: Duration = Duration::from_secs(5);
 
-/// What a daemon has done since the drain began.
+/// The work of a daemon since the drain began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Rounds; they wrap.
+    /// Number of rounds; it wraps.
     pub rounds: u32,
-    /// Messages that these moved.
+    /// Number of messages that these rounds moved.
     pub moved: u64,
 }
 
-/// What a rank tells the others.
+/// The message of a rank to the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct View {
     /// Its clients have nothing outstanding.
     pub has_drained: bool,
     /// Messages that its daemons have moved since the drain began.
     pub moved: u64,
-    /// Its patience with a job in which nothing moves is over.
+    /// Its wait for a job in which nothing moves is over.
     pub is_over: bool,
-    /// It wants the drain to end whatever moves.
+    /// It wants the drain to end even if messages move.
     pub cuts: bool,
 }
 
-/// How a drain ended, on all ranks.
+/// The end of a drain, on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// Nothing is outstanding.
     Drained,
-    /// Nothing moved any more: what is outstanding is lost.
+    /// Nothing moved any more: outstanding operations are lost.
     Silent,
-    /// It took too long: what is outstanding is unfinished.
+    /// It took too long: outstanding operations are unfinished.
     Cut,
 }
 
 /// The drain as one rank sees it.
 #[derive(Debug)]
 pub struct Drain {
-    /// What policies hold back at most.
+    /// Maximum delay of policies.
     hold: Duration,
     longest: Duration,
     began_ns: u64,
     interrupted_ns: Option<u64>,
-    /// How long nothing has moved, as far as it counts.
+    /// Time without movement, as far as it counts.
     silent: Duration,
     looked_ns: u64,
-    /// Rounds of each daemon of this rank when something moved last.
+    /// Rounds of each daemon of this rank at the last movement.
     rounds: Vec<u32>,
-    /// Messages that all ranks had moved when they compared last.
+    /// Messages that all ranks had moved at the last comparison.
     moved: u64,
 }
 
 impl Drain {
-    /// The drain begins. Policies hold messages back for `hold` at most; after `longest` and that it is cut.
+    /// Begins the drain. Policies hold messages back for `hold` at most. After `longest` plus `hold` the drain is cut.
     #[must_use]
     pub const fn new(now_ns: u64, hold: Duration, longest: Duration) -> Self {
         Self {
@@ -96,7 +100,7 @@ impl Drain {
         }
     }
 
-    /// Looks at this rank, whose daemons have done this.
+    /// Returns the view of this rank. `daemons` has the progress of its daemons.
     pub fn look(&mut self, now_ns: u64, has_drained: bool, is_interrupted: bool, daemons: &[Progress]) -> View {
         self.silent += since(self.looked_ns, now_ns).min(LONGEST_STEP);
         self.looked_ns = now_ns;
@@ -115,7 +119,8 @@ impl Drain {
         }
     }
 
-    /// Compares the views of all ranks; `daemons` as in the look before. All ranks find the same. `None`: the drain goes on.
+    /// Compares the views of all ranks; `daemons` as in the last [`look`](Self::look). All ranks get the same result. `None`: the drain
+    /// goes on.
     pub fn compare(&mut self, views: &[View], daemons: &[Progress]) -> Option<End> {
         if views.iter().all(|view| view.has_drained) {
             return Some(End::Drained);
@@ -154,7 +159,7 @@ mod tests {
         Rank { drain: Drain::new(5, hold, LONGEST), now_ns: 5, daemon: Progress::default(), is_interrupted: false }
     }
 
-    /// All ranks look every 10 ms for `time`, or until the drain ends; `act` is what their daemons do before each look.
+    /// Lets all ranks look every 10 ms for `time`, or until the drain ends. `act` moves their daemons before each look.
     fn pass(ranks: &mut [Rank], time: Duration, mut act: impl FnMut(u64, &mut [Rank])) -> Option<End> {
         (0..time.as_nanos() as u64 / STEP_NS).find_map(|step| {
             act(step, ranks);
@@ -185,7 +190,7 @@ mod tests {
         let mut ranks = [rank(Duration::ZERO), rank(Duration::ZERO)];
         let slow = |step: u64, ranks: &mut [Rank]| {
             run(step, ranks);
-            // A message every 2.5 s, of the other rank.
+            // The other rank moves a message every 2.5 s.
             ranks[1].daemon.moved += u64::from(step % 250 == 249);
         };
         assert_eq!(pass(&mut ranks, Duration::from_secs(50), slow), None);
@@ -205,7 +210,7 @@ mod tests {
         let mut ranks = [rank(Duration::ZERO), rank(Duration::ZERO)];
         let one_stands_still = |_: u64, ranks: &mut [Rank]| ranks[0].daemon.rounds += 100;
         run(0, &mut ranks);
-        // Rounds before something moved do not count.
+        // Rounds before the last movement do not count.
         ranks[1].daemon = Progress { rounds: 10 * ROUNDS, moved: 1 };
         assert_eq!(pass(&mut ranks, STALL - Duration::from_millis(10), one_stands_still), None);
         assert_eq!(pass(&mut ranks, Duration::from_millis(20), one_stands_still), Some(End::Silent), "it is not waited for without end");
@@ -233,7 +238,7 @@ mod tests {
         assert_eq!(pass(&mut ranks, Duration::from_millis(10), busy), Some(End::Cut));
         let mut ranks = [rank(Duration::ZERO), rank(Duration::ZERO)];
         assert_eq!(pass(&mut ranks, Duration::from_secs(10), busy), None);
-        // The news is not everywhere at once.
+        // The interrupt does not reach all ranks at once.
         ranks[1].is_interrupted = true;
         assert_eq!(pass(&mut ranks, AFTER_INTERRUPT, busy), None);
         assert_eq!(pass(&mut ranks, Duration::from_millis(10), busy), Some(End::Cut));

@@ -1,4 +1,4 @@
-//! [`Job`]: what is to be run, the same on all of its ranks.
+//! [`Job`]: the parameters of a job, the same on all of its ranks.
 
 use copyrpc::ring::{MAX_RING_SIZE, MIN_RING_SIZE};
 use serde::{Deserialize, Serialize};
@@ -16,41 +16,44 @@ use crate::workload::Workload;
 /// Sizes computed from the options; printed before the start and recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
-    /// Bytes of each ring of a connection between ranks, 0 where the carrier has none (`rc-send`, `ucx-am`). `auto`: the power of two not below 4 x
-    /// operations in flight on it x padded message, and not below 8 of these; at most the largest ring there is.
+    /// Bytes of each ring of a connection between ranks, 0 if the carrier has none (`rc-send`, `ucx-am`). `auto`: the smallest power of
+    /// two that is at least 4 x operations in flight on it x padded message, and at least 8 padded messages; at most the largest ring.
     pub ring_bytes: u64,
-    /// Requests that each end may have unanswered on a connection of `rc-send` or `ucx-am`, 0 with copyrpc: the power of two not below the
-    /// operations in flight on it, 16 to 1024, and fewer where a thread's connections would have more than 32768 together, or the messages of one
-    /// more than 16 MiB. What exceeds it waits in the backlog of the thread.
+    /// Requests that each end may have unanswered on a connection of `rc-send` or `ucx-am`, 0 with copyrpc: the smallest power of two
+    /// that is at least the operations in flight on it, 16 to 1024. It is smaller if a thread's connections would have more than 32768
+    /// together, or the messages of one more than 16 MiB. Further requests wait in the backlog of the thread.
     pub window: usize,
     /// Words of the delegation ring: two for each client of the rank, as [`delegationrpc::ring_depth_for`] says.
     pub ring_slots: usize,
-    /// Requests in flight on a flux channel: the power of two not below the operations of all ranks, 256 to 65536. What exceeds it waits in the daemon's backlog.
+    /// Requests in flight on a flux channel: the smallest power of two that is at least the operations of all ranks, 256 to 65536.
+    /// Further requests wait in the daemon's backlog.
     pub flux_in_flight: usize,
     /// Slots of a flux channel: four times the requests in flight, at least 1024.
     pub flux_capacity: usize,
 }
 
-/// Bytes of messages that a window may have under way, if it is not the smallest.
+/// Maximum bytes of messages that a window may have under way, unless it is the smallest.
 const WINDOW_BYTES: usize = 16 << 20;
 
-/// Bytes of a ring that a put takes. The header of 12 bytes is copyrpc's; messages are padded to 32.
+/// Returns the bytes of a ring that a put takes. The header of 12 bytes is copyrpc's; messages are padded to 32.
 const fn padded_message(value_bytes: usize) -> usize {
     (12 + size_of::<Request>() + value_bytes - HEAD_BYTES).next_multiple_of(32)
 }
 
-/// The smallest ring that takes a put of `value_bytes`: copyrpc's messages are an eighth of a ring at most.
+/// Returns the smallest ring that takes a put of `value_bytes`: a message of copyrpc is at most an eighth of a ring.
 #[must_use]
 pub const fn least_ring(value_bytes: usize) -> u64 {
     (8 * padded_message(value_bytes) as u64).next_power_of_two()
 }
 
 impl Sizes {
-    /// What `queue_depth` operations of each client need on values of `value_bytes`; rings between ranks have `ring_bytes`, if they are given.
+    /// Computes the sizes for `queue_depth` operations of each client on values of `value_bytes`. Rings between ranks have `ring_bytes`,
+    /// if given.
     #[must_use]
     pub fn compute(ring_bytes: Option<u64>, topology: &Topology, queue_depth: usize, value_bytes: usize) -> Self {
         let in_flight = topology.clients * queue_depth;
-        // A client's own connection carries what that client has in flight, any other what all clients of the rank have.
+        // A client's own connection carries the operations in flight of that client, any other connection those of all clients of the
+        // rank.
         let in_flight_per_connection = if topology.routing == Routing::Direct { queue_depth } else { in_flight };
         let padded_message = padded_message(value_bytes);
         let ring_bytes = match ring_bytes {
@@ -75,41 +78,41 @@ impl Sizes {
     }
 }
 
-/// A job that can be run, wherever its threads are.
+/// A job that can run, with its threads in any process.
 #[derive(Debug, Clone)]
 pub struct Job {
     /// Its ranks, their threads, and the connections between these.
     pub topology: Topology,
-    /// Operations each client keeps outstanding.
+    /// Operations that each client keeps outstanding.
     pub queue_depth: usize,
-    /// Operations each client issues in all, in one run without a warm-up; `None`: as many as the runs have time for.
+    /// Total number of operations of each client, in one run without a warm-up; `None`: as many as the runs have time for.
     pub ops: Option<u64>,
     /// The open loop; `None`: closed.
     pub pace: Option<Pace>,
     /// Measured runs.
     pub runs: usize,
-    /// Memory matters more than when it is allocated: all ranks are in one process, in no time that is measured.
+    /// Small memory matters more than early allocation: all ranks are in one process, in virtual time.
     pub is_frugal: bool,
     /// Ranks, clients per rank, keys, ratios, seed, verification.
     pub workload: Workload,
     /// Computed sizes.
     pub sizes: Sizes,
-    /// What daemons and connections leave for later.
+    /// Policies of daemons and connections.
     pub policies: PolicyOptions,
-    /// Whether UCX notices dead peers; `None` where UCX carries nothing.
+    /// Whether UCX detects dead peers; `None` if UCX carries nothing.
     pub ucx_errors: Option<PeerErrors>,
     /// The first client of rank 0 flips one bit of one value it writes, which verification has to notice.
     pub corrupts_value: bool,
 }
 
 impl Job {
-    /// Places of the values that a rank has under way.
+    /// Returns the places of the values that a rank has under way.
     #[must_use]
     pub fn places(&self) -> Places {
         Places::new(self.workload.value_bytes, self.topology.clients, self.queue_depth, self.topology.passing_daemons())
     }
 
-    /// What client `number` of rank `rank` is to do.
+    /// Returns the parameters of client `number` of rank `rank`.
     #[must_use]
     pub fn client(&self, rank: usize, number: usize) -> ClientSpec {
         let workload = &self.workload;

@@ -1,10 +1,10 @@
-//! What travels: a 24-byte request and a 16-byte response, the same bytes on every path.
+//! The messages: a 24-byte request and a 16-byte response, the same bytes on every path.
 //!
-//! They hold the first 8 bytes of a value. The rest of a longer one, its *tail*, lies in a [place](crate::values) of the rank while the message is
-//! within it, and follows the message between ranks: behind a put, and behind the answer to a get that found a value.
+//! They hold the first 8 bytes of a value. The rest of a longer one, its *tail*, is in a [place](crate::values) of the rank while the
+//! message is within the rank. Between ranks it follows the message: after a put, and after the answer to a get that found a value.
 //!
-//! The structs hold any bytes; only [`Request::op`] and [`Response::outcome`] give them meaning, once, as an enum. An enum on the wire
-//! would be undefined behaviour as soon as a peer wrote a tag that does not exist.
+//! The structs hold any bytes. Only [`Request::op`] and [`Response::outcome`] decode them, once, as an enum. An enum on the wire would be
+//! undefined behaviour as soon as a peer wrote a tag that does not exist.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -54,7 +54,7 @@ pub struct Response {
 const _: () = assert!(size_of::<Request>() == 24 && align_of::<Request>() == 8);
 const _: () = assert!(size_of::<Response>() == 16 && align_of::<Response>() == 8);
 
-/// What a valid request asks of a store.
+/// The operation of a valid request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     /// Store `value` under `key`.
@@ -71,7 +71,7 @@ pub enum Op {
     },
 }
 
-/// What a valid response reports.
+/// The outcome in a valid response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The value was stored.
@@ -83,54 +83,54 @@ pub enum Outcome {
     },
     /// The key has no value.
     NotFound,
-    /// The store does not hold the key, or the request made no sense to it.
+    /// The store does not hold the key, or the request was malformed.
     Refused,
 }
 
 impl Request {
-    /// A put to the store of `rank`.
+    /// Makes a put to the store of `rank`.
     #[must_use]
     pub const fn put(rank: u32, key: u64, value: u64) -> Self {
         Self { op_and_place: PUT, rank, key, value }
     }
 
-    /// A get from the store of `rank`.
+    /// Makes a get from the store of `rank`.
     #[must_use]
     pub const fn get(rank: u32, key: u64) -> Self {
         Self { op_and_place: GET, rank, key, value: 0 }
     }
 
-    /// The same with the tail of its value at `place`, below 2^24.
+    /// Returns the request with the tail of its value at `place`, below 2^24.
     #[must_use]
     pub const fn at(self, place: u32) -> Self {
         Self { op_and_place: (self.op_and_place % (1 << OP_BITS)) | (place << OP_BITS), ..self }
     }
 
-    /// Where the tail of its value is, or is to be put, as the sender claims.
+    /// Returns the place of the tail of its value, as the sender claims.
     #[must_use]
     pub const fn place(&self) -> u32 {
         self.op_and_place >> OP_BITS
     }
 
-    /// Bytes that follow it between ranks, where values have tails of `tail_bytes`.
+    /// Returns the bytes that follow it between ranks, where values have tails of `tail_bytes`.
     #[must_use]
     pub const fn bytes_behind(&self, tail_bytes: usize) -> usize {
         if self.op_and_place % (1 << OP_BITS) == PUT { tail_bytes } else { 0 }
     }
 
-    /// The rank whose store is meant, as the sender claims: below the number of ranks only if the sender is sound.
+    /// Returns the rank whose store is addressed, as the sender claims: below the number of ranks only if the sender is sound.
     #[must_use]
     pub const fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// The key, as the sender claims.
+    /// Returns the key, as the sender claims.
     #[must_use]
     pub const fn key(&self) -> u64 {
         self.key
     }
 
-    /// The operation; `None` when the bytes are no request.
+    /// Returns the operation; `None` if the bytes are not a request.
     #[must_use]
     pub const fn op(&self) -> Option<Op> {
         match self.op_and_place % (1 << OP_BITS) {
@@ -142,7 +142,7 @@ impl Request {
 }
 
 impl Response {
-    /// The response that reports `outcome`.
+    /// Makes the response that reports `outcome`.
     #[must_use]
     pub const fn new(outcome: Outcome) -> Self {
         let (status, value) = match outcome {
@@ -154,13 +154,13 @@ impl Response {
         Self { status, value }
     }
 
-    /// Bytes that follow it between ranks, where values have tails of `tail_bytes`.
+    /// Returns the bytes that follow it between ranks, where values have tails of `tail_bytes`.
     #[must_use]
     pub const fn bytes_behind(&self, tail_bytes: usize) -> usize {
         if self.status == GET_OK { tail_bytes } else { 0 }
     }
 
-    /// What is reported; `None` when the bytes are no response.
+    /// Returns the outcome; `None` if the bytes are not a response.
     #[must_use]
     pub const fn outcome(&self) -> Option<Outcome> {
         match (self.status, self.value) {

@@ -1,7 +1,7 @@
-//! Open loop: when each operation of a client is meant to start, whatever became of those before it.
+//! Open loop: the intended start of each operation of a client, independent of earlier operations.
 //!
-//! Latency is then measured from the intended start, so that a stall counts for every operation it delayed (no coordinated omission). A client
-//! that cannot follow falls behind: operations are due and not issued, and [`Schedule::backlog`] says how many.
+//! Latency is then measured from the intended start, so that a stall counts for every operation it delayed (no coordinated omission). A
+//! client that cannot follow falls behind: operations are due and not issued. [`Schedule::backlog`] returns their number.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,16 +12,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::transport::name_of;
 
-/// Random gaps of a client, 64 KiB of them; they repeat after the last.
+/// Number of random gaps of a client, 64 KiB of them; they repeat after the last.
 const RANDOM_GAPS: usize = 1 << 13;
 
-/// How the intended starts are spread over time.
+/// The distribution of the intended starts over time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Arrivals {
-    /// At equal distances; clients take turns.
+    /// At equal intervals; clients take turns.
     Even,
-    /// At exponentially distributed distances, of each client for itself.
+    /// At exponentially distributed intervals, independently for each client.
     Poisson,
 }
 
@@ -36,17 +36,17 @@ impl fmt::Display for Arrivals {
 pub struct Pace {
     /// Operations per second of all clients of the job together.
     pub rate: f64,
-    /// How they are spread.
+    /// Distribution of their starts.
     pub arrivals: Arrivals,
 }
 
 impl Pace {
-    /// The schedule of client number `client` of `clients` in the job.
+    /// Returns the schedule of client number `client` of `clients` in the job.
     #[must_use]
     pub fn schedule(&self, client: usize, clients: usize, seed: u64) -> Schedule {
         let starts = match self.arrivals {
             Arrivals::Even => vec![client as f64 / clients as f64],
-            // Another stream than that of the accesses, which have the same seed.
+            // Another random stream than that of the accesses, which have the same seed.
             Arrivals::Poisson => random_starts(&mut Rng::with_seed(!seed ^ (client as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))),
         };
         let interval_ns = clients as f64 * 1e9 / self.rate;
@@ -56,7 +56,7 @@ impl Pace {
     }
 }
 
-/// Starts after exponential gaps, scaled so that as many intervals pass as there are starts: the mean rate is exact.
+/// Returns starts after exponential gaps, scaled so that as many intervals pass as there are starts: the mean rate is exact.
 fn random_starts(rng: &mut Rng) -> Vec<f64> {
     let mut at = 0.0;
     let mut gap = || {
@@ -74,19 +74,19 @@ fn random_starts(rng: &mut Rng) -> Vec<f64> {
 /// The intended starts of one client's operations.
 #[derive(Debug, Clone)]
 pub struct Schedule {
-    /// Mean distance between two.
+    /// Mean interval between two operations, in ns.
     interval_ns: f64,
-    /// Of one cycle, ascending, in intervals from its beginning; a cycle is as many intervals long as it has starts.
+    /// The starts of one cycle, ascending, in intervals from its beginning. A cycle is as many intervals long as it has starts.
     starts: Vec<f64>,
-    /// When load began. `None`: not yet.
+    /// Time at which load began, in ns; `None` before.
     origin_ns: Option<u64>,
     taken: u64,
-    /// Intended start of the next.
+    /// Intended start of the next operation, in ns.
     next_ns: u64,
 }
 
 impl Schedule {
-    /// Load begins. Only the first call counts.
+    /// Begins the load. Only the first call counts.
     pub fn begin(&mut self, now_ns: u64) {
         if self.origin_ns.is_none() {
             self.origin_ns = Some(now_ns);
@@ -94,27 +94,27 @@ impl Schedule {
         }
     }
 
-    /// Intended start of the next operation, if it is due.
+    /// Returns the intended start of the next operation, if it is due, in ns.
     #[inline]
     #[must_use]
     pub fn due_ns(&self, now_ns: u64) -> Option<u64> {
         (self.next_ns <= now_ns).then_some(self.next_ns)
     }
 
-    /// From now to the intended start of the next operation; zero if it is due.
+    /// Returns the time until the intended start of the next operation; zero if it is due.
     #[must_use]
     pub const fn until_next(&self, now_ns: u64) -> Duration {
         Duration::from_nanos(self.next_ns.saturating_sub(now_ns))
     }
 
-    /// The next operation was taken from the schedule.
+    /// Takes the next operation from the schedule.
     #[inline]
     pub fn take(&mut self) {
         self.taken += 1;
         self.next_ns = self.start_ns(self.taken);
     }
 
-    /// Operations whose intended start has come, since load began.
+    /// Returns the number of operations whose intended start has come, since load began.
     #[must_use]
     pub fn due(&self, now_ns: u64) -> u64 {
         let cycle = self.starts.len() as f64;
@@ -123,7 +123,7 @@ impl Schedule {
         whole as u64 + self.starts.partition_point(|start| *start <= intervals - whole) as u64
     }
 
-    /// Operations that are due and were not taken.
+    /// Returns the number of operations that are due and were not taken.
     #[must_use]
     pub fn backlog(&self, now_ns: u64) -> u64 {
         self.due(now_ns).saturating_sub(self.taken)
@@ -194,7 +194,7 @@ mod tests {
         assert!(all.is_sorted());
         assert_eq!(all[RANDOM_GAPS] - all[0], 4000 * RANDOM_GAPS as u64, "a cycle has its mean rate exactly");
         let gaps: Vec<f64> = all.windows(2).map(|pair| (pair[1] - pair[0]) as f64 / 4000.0).collect();
-        // Of an exponential distribution: variance 1, and 1/e of the gaps above the mean.
+        // An exponential distribution has variance 1, and 1/e of the gaps above the mean.
         let variance = gaps.iter().map(|gap| (gap - 1.0).powi(2)).sum::<f64>() / gaps.len() as f64;
         let long = gaps.iter().filter(|gap| **gap > 1.0).count() as f64 / gaps.len() as f64;
         assert!((variance - 1.0).abs() < 0.1 && (long - 0.368).abs() < 0.02, "{variance} {long}");

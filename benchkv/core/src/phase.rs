@@ -1,30 +1,30 @@
-//! [`Phase`]: what the clients of a job do at a time.
+//! [`Phase`]: the current activity of a job's clients.
 
-/// What clients do now.
+/// The current activity of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Nothing yet: other ranks are still connecting.
+    /// No load yet: other ranks are still connecting.
     Ready,
     /// Load that is not measured.
     WarmUp,
     /// Load that counts for this run.
     Window(u16),
-    /// Load that is not measured: ranks are meeting before the next window.
+    /// Load that is not measured: ranks wait for each other before the next window.
     Between,
-    /// Nothing new; what is outstanding may end.
+    /// No new operations; outstanding operations may end.
     Drain,
-    /// What is outstanding is not waited for any more.
+    /// Outstanding operations are not waited for any more.
     GiveUp,
 }
 
 impl Phase {
-    /// Whether clients issue requests.
+    /// Returns whether clients issue requests.
     #[must_use]
     pub const fn is_loading(self) -> bool {
         matches!(self, Self::WarmUp | Self::Window(_) | Self::Between)
     }
 
-    /// As one word.
+    /// Encodes the phase as one word.
     #[must_use]
     pub const fn encode(self) -> u32 {
         match self {
@@ -37,7 +37,7 @@ impl Phase {
         }
     }
 
-    /// The inverse of [`encode`](Self::encode); every word is a phase.
+    /// Decodes the word of [`encode`](Self::encode). Every word is a phase.
     #[must_use]
     pub const fn decode(word: u32) -> Self {
         match word {

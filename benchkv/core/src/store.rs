@@ -3,22 +3,23 @@
 use crate::message::{Op, Outcome, Request, Response};
 use crate::values::Tail;
 
-/// The daemon that owns `key` when a rank has `shards` of them. Keys of a store are below 2^32, and divide in half the time; any other key is
-/// refused by the rank it is sent to.
+/// Returns the daemon that owns `key` if a rank has `shards` of them. Keys of a store are below 2^32, and divide in half the time; the
+/// rank that gets any other key refuses it.
 #[must_use]
 #[inline]
 pub const fn owner_of(key: u64, shards: usize) -> usize {
     (key as u32 % shards as u32) as usize
 }
 
-/// The keys `k` with `k % shards == shard`, in a table indexed by `k / shards`: 16 bytes per key and the tail of its value, all of it allocated at the start.
+/// A shard of a store: the keys `k` with `k % shards == shard`, in a table indexed by `k / shards`. It takes 16 bytes per key and the
+/// tail of its value, all allocated at the start.
 #[derive(Debug)]
 pub struct Shard {
     shard: usize,
     shards: usize,
     keys: u64,
     values: Vec<Option<u64>>,
-    /// By key: what its value has beyond 8 bytes.
+    /// By key: the bytes of its value beyond 8.
     tails: Vec<u8>,
     tail_bytes: usize,
 }
@@ -27,20 +28,20 @@ impl Shard {
     /// Bytes the table takes per key, without the tail.
     pub const BYTES_PER_KEY: usize = size_of::<Option<u64>>();
 
-    /// An empty shard of a store with keys `0..keys` and values of 8 bytes; `shard` is below `shards`, which is not 0.
+    /// Makes an empty shard of a store with keys `0..keys` and values of 8 bytes; `shard` is below `shards`, which is not 0.
     #[must_use]
     pub fn new(shard: usize, shards: usize, keys: u64) -> Self {
         Self::with_tails(shard, shards, keys, 0)
     }
 
-    /// The same with values of `tail_bytes` more.
+    /// Makes an empty shard with values of `tail_bytes` more.
     #[must_use]
     pub fn with_tails(shard: usize, shards: usize, keys: u64, tail_bytes: usize) -> Self {
         let mine = (keys as usize).saturating_sub(shard).div_ceil(shards);
         Self { shard, shards, keys, values: vec![None; mine], tails: vec![0; mine * tail_bytes], tail_bytes }
     }
 
-    /// Gives every key below `keys` that is of this shard the value that `value` says, and the tail of it.
+    /// Gives every key below `keys` of this shard the value that `value` returns, and its tail.
     pub fn fill(&mut self, keys: u64, value: impl Fn(u64) -> u64, fill_tail: impl Fn(u64, &mut [u8])) {
         for key in (self.shard as u64..keys.min(self.keys)).step_by(self.shards) {
             let value = value(key);
@@ -51,13 +52,13 @@ impl Shard {
         }
     }
 
-    /// Executes a request, where values have no tails. One for a key that is not of this shard, or that is no request at all, is refused.
+    /// Executes a request, if values have no tails. Refuses a request for a key of another shard, and a malformed one.
     #[inline]
     pub fn apply(&mut self, request: &Request) -> Response {
         Response::new(self.outcome(request))
     }
 
-    /// Executes a request. The tail of a put's value is taken from `tail`, that of a value found is put there.
+    /// Executes a request. Reads the tail of a put's value from `tail`, and writes the tail of a found value there.
     #[inline]
     pub fn apply_with(&mut self, request: &Request, tail: Tail<'_>) -> Response {
         let outcome = self.outcome(request);
@@ -67,7 +68,7 @@ impl Shard {
         Response::new(outcome)
     }
 
-    /// What a request with this outcome does with the tail of its value.
+    /// Moves the tail of the value of a request with this outcome.
     #[inline(never)]
     fn move_tail(&mut self, key: u64, outcome: Outcome, tail: Tail<'_>) {
         match outcome {
@@ -77,7 +78,7 @@ impl Shard {
         }
     }
 
-    /// Where the tail of a key of this shard is kept.
+    /// Returns the place of the tail of a key of this shard.
     fn tail(&mut self, key: u64) -> &mut [u8] {
         let at = (key as u32 / self.shards as u32) as usize * self.tail_bytes;
         self.tails.get_mut(at..at + self.tail_bytes).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! What the tests of several modules need: small jobs, and a directory of their own for shared memory.
+//! Helpers of the tests of several modules: small jobs, and a directory of their own for shared memory.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use crate::policy::PolicyOptions;
 use crate::topology::{Routing, Topology, Transport};
 use crate::workload::{Distribution, PATTERN_LEN, Workload};
 
-/// A directory for shared memory, removed with what is in it.
+/// A directory for shared memory, removed with its content.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
@@ -29,7 +29,7 @@ impl Scratch {
         Dir::open(Some(&self.0)).unwrap()
     }
 
-    /// A rank of this process, on the software device.
+    /// Returns the site of a rank in this process, on the software device.
     pub(crate) fn site(&self, rank: usize) -> Site {
         Site { rank, process: std::process::id(), device: DeviceChoice::Auto.spec(Some(&self.0)), dir: self.dir() }
     }
@@ -41,12 +41,12 @@ impl Drop for Scratch {
     }
 }
 
-/// A topology by the carrier and the way of its requests.
+/// Returns a topology with this carrier and this routing.
 pub(crate) const fn topology(routing: Routing, transport: Transport, ranks: usize, daemons: usize, clients: usize) -> Topology {
     Topology { routing, transport, ranks, daemons, clients }
 }
 
-/// A verified job of `topology`, 32 deep.
+/// Returns a verified job of `topology`, 32 deep.
 pub(crate) fn job(topology: Topology) -> Job {
     let Topology { ranks, clients, .. } = topology;
     let remote_ratio = (ranks - 1) as f64 / ranks as f64;
@@ -79,7 +79,7 @@ pub(crate) fn job(topology: Topology) -> Job {
     }
 }
 
-/// Policies as they are typed.
+/// Parses policies as they are typed.
 pub(crate) fn policies(args: &str) -> PolicyOptions {
     #[derive(Parser)]
     struct Args {

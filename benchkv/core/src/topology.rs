@@ -1,4 +1,4 @@
-//! Which thread has an endpoint to which, and which way a request goes: the whole of what tells the topologies apart.
+//! The endpoints between threads, and the paths of requests: everything that distinguishes the topologies.
 //!
 //! | | meta | delegation | sharded | direct |
 //! |---|---|---|---|---|
@@ -9,7 +9,8 @@
 //!
 //! N ranks, D daemons and C clients of each. The carrier of rank r is daemon r mod D. A local key: client -ipc-> the daemon that owns it.
 //!
-//! The [`Transport`] is what the one arrow between ranks is: `-copyrpc->`, or a SEND or a UCX active message for each message. Any goes with any [`Routing`].
+//! The [`Transport`] is the one arrow between ranks: `-copyrpc->`, or a SEND or a UCX active message for each message. Any transport
+//! combines with any [`Routing`].
 
 use std::fmt;
 
@@ -47,7 +48,7 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Which way a request for another rank takes: the columns of the table above.
+/// The path of a request for another rank: the columns of the table above.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Routing {
@@ -70,9 +71,9 @@ impl fmt::Display for Routing {
 /// A topology: the threads of a job and the connections between them. Plain numbers, equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Topology {
-    /// The way of the requests.
+    /// The path of the requests.
     pub routing: Routing,
-    /// What its connections are.
+    /// The transport of its connections.
     pub transport: Transport,
     /// Ranks of the job.
     pub ranks: usize,
@@ -83,7 +84,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// The daemon with the endpoint to rank `remote`, on any rank, where one daemon has it for all keys.
+    /// Returns the daemon with the endpoint to rank `remote`, on any rank, if one daemon has it for all keys.
     fn carrier(&self, remote: usize) -> Option<usize> {
         match self.routing {
             Routing::Meta => Some(remote % self.daemons),
@@ -92,40 +93,40 @@ impl Topology {
         }
     }
 
-    /// The daemon to which the others of its rank pass requests for rank `rank` on. `None`: they get none.
+    /// Returns the daemon to which the others of its rank pass requests for rank `rank`; `None` if they pass none.
     #[must_use]
     pub fn carrier_of(&self, rank: usize) -> Option<usize> {
         self.carrier(rank).filter(|_| self.routing == Routing::Meta)
     }
 
-    /// The daemon of another rank to which rank `rank` sends a request for `key`.
+    /// Returns the daemon of another rank to which rank `rank` sends a request for `key`.
     #[must_use]
     #[inline]
     pub fn far_daemon(&self, rank: usize, key: u64) -> usize {
         self.carrier(rank).unwrap_or_else(|| owner_of(key, self.daemons))
     }
 
-    /// Daemons of a rank that get requests of other ranks for keys that another of its rank owns: all or none.
+    /// Returns the number of daemons of a rank that get requests of other ranks for keys of another daemon of the rank: all or none.
     #[must_use]
     pub const fn passing_daemons(&self) -> usize {
         let pass = matches!(self.routing, Routing::Meta | Routing::Delegation) && self.daemons > 1 && self.ranks > 1;
         if pass { self.daemons } else { 0 }
     }
 
-    /// Whether connections between ranks carry each message by itself, and not in copyrpc's rings.
+    /// Returns whether connections between ranks send each message separately, and not in copyrpc's rings.
     #[must_use]
     pub const fn is_by_message(&self) -> bool {
         self.transport.traits().is_by_message
     }
 
-    /// Connections between ranks of the thread that has the most of them.
+    /// Returns the maximum number of connections between ranks of a thread.
     #[must_use]
     pub const fn endpoints_of_a_thread(&self) -> usize {
         let most = if self.daemons > self.clients { self.daemons } else { self.clients };
         (self.ranks - 1) * if matches!(self.routing, Routing::Direct) { most } else { 1 }
     }
 
-    /// Number of shared rings of a rank, each served by the daemon of its number.
+    /// Returns the number of shared rings of a rank, each served by the daemon of its number.
     #[must_use]
     pub const fn rings(&self) -> usize {
         match self.routing {
@@ -135,14 +136,14 @@ impl Topology {
         }
     }
 
-    /// The threads of other ranks to which `worker` of rank `rank` has an endpoint.
+    /// Returns the threads of other ranks to which `worker` of rank `rank` has an endpoint.
     #[must_use]
     pub fn peers_of(&self, rank: usize, worker: Worker) -> Vec<Peer> {
         let others = (0..self.ranks).filter(|remote| *remote != rank);
         let to_daemon = |number: usize| move |remote| Peer { rank: remote, worker: Worker::Daemon(number) };
         match (self.routing, worker) {
             (Routing::Meta | Routing::Delegation, Worker::Daemon(daemon)) => {
-                // The other end is chosen by the same rule from the other side.
+                // The same rule chooses the other end from the other side.
                 let far_end = self.far_daemon(rank, 0);
                 others.filter(|remote| self.carrier(*remote) == Some(daemon)).map(to_daemon(far_end)).collect()
             }
@@ -157,7 +158,7 @@ impl Topology {
         }
     }
 
-    /// Threads of a rank that have endpoints.
+    /// Returns the number of threads of a rank that have endpoints.
     #[must_use]
     pub const fn threads_with_endpoints(&self) -> u64 {
         let threads = match self.routing {
@@ -170,8 +171,8 @@ impl Topology {
         threads as u64
     }
 
-    /// Files that a process of a rank has open at most, as counted with the software device, whose endpoints and threads with endpoints have more
-    /// than those of others; memory that is shared keeps one for each end of it.
+    /// Returns the maximum number of open files of a rank's process. It is counted with the software device, whose endpoints and threads
+    /// with endpoints have more files than those of others. Shared memory keeps a file open for each of its ends.
     #[must_use]
     pub const fn open_files(&self) -> u64 {
         const PER_ENDPOINT: u64 = 4;
@@ -182,7 +183,7 @@ impl Topology {
         OTHERS + channels as u64 + of_clients as u64 + PER_THREAD * self.threads_with_endpoints() + PER_ENDPOINT * self.endpoints()
     }
 
-    /// Endpoints of a rank, all its threads together.
+    /// Returns the number of endpoints of a rank, all its threads together.
     #[must_use]
     pub const fn endpoints(&self) -> u64 {
         let others = self.ranks as u64 - 1;
@@ -232,7 +233,7 @@ mod tests {
         }
     }
 
-    /// From the thread that sends it, whichever that is, every request has an endpoint to the daemon that is to have it.
+    /// Every request has an endpoint to its daemon, from any thread that sends it.
     #[test]
     fn every_remote_key_can_be_sent() {
         for routing in ROUTINGS {

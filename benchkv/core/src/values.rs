@@ -1,52 +1,53 @@
-//! [`Values`]: where the tail of a value is, what it has beyond the 8 bytes that a [message](crate::message) holds, while a request is within a rank.
+//! [`Values`]: the tails of values, their bytes beyond the 8 bytes that a [message](crate::message) holds, while a request is within a
+//! rank.
 //!
-//! A rank has a place for each operation that its clients can have outstanding, in memory that its threads and the processes of its clients map. A
-//! client puts the tail of a value there before it issues a put, and finds there what a get has found. Messages name the place and nothing else,
-//! so they stay as small as those of values without a tail, on every path. Daemons that pass requests of other ranks on to each other have places
-//! of their own.
+//! A rank has a place for each operation that its clients can have outstanding, in memory that its threads and the processes of its
+//! clients map. A client puts the tail of a value there before it issues a put, and finds there the tail that a get has found. Messages
+//! only name the place, so they are as small as messages of values without a tail, on every path. Daemons that pass requests of other
+//! ranks to each other have places of their own.
 //!
-//! Who may touch a place follows from the message that names it: its sender before it is sent, its receiver until it is answered. The queues
-//! that carry messages order the two.
+//! The message that names a place decides which thread may access it: its sender before it is sent, its receiver until it is answered.
+//! The queues that carry messages order the two.
 
 use std::sync::Arc;
 
 use shm::dir::Dir;
 use shm::region::Region;
 
-/// Least and most bytes of a value.
+/// Minimum and maximum bytes of a value.
 pub const VALUE_BYTES: std::ops::RangeInclusive<usize> = HEAD_BYTES..=65_536;
 /// Bytes of a value that messages hold.
 pub const HEAD_BYTES: usize = size_of::<u64>();
-/// Kind of the region: changes with what is in it.
+/// Kind of the region, which changes with its content.
 const KIND: u64 = u64::from_be_bytes(*b"BKVALUE1");
-/// Memory of the places of a daemon, unless [`LEAST_HOPS`] take more.
+/// Bytes of the places of a daemon, unless [`LEAST_HOPS`] take more.
 const HOP_BYTES: usize = 4 << 20;
-/// Requests of other ranks that a daemon can have passed on to others of its rank, at least.
+/// Minimum number of requests of other ranks that a daemon can have passed to others of its rank.
 const LEAST_HOPS: usize = 16;
 
-/// How many places a rank has.
+/// The number of places of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Places {
     /// Bytes of a tail; 0: there are no places.
     pub tail_bytes: usize,
-    /// Of each client: operations that it can have outstanding.
+    /// Operations that each client can have outstanding.
     of_client: usize,
     clients: usize,
-    /// Of each daemon: requests of other ranks that wait for others of its rank.
+    /// Requests of other ranks that can wait for other daemons, for each daemon.
     of_daemon: usize,
     daemons: usize,
 }
 
 impl Places {
-    /// Of a rank with so many `clients`, each with `of_client` values of `value_bytes` under way, which are [`VALUE_BYTES`], and so many `daemons` that
-    /// pass requests of other ranks on.
+    /// Returns the places of a rank with that many `clients`, each with `of_client` values of `value_bytes` under way, which are in
+    /// [`VALUE_BYTES`], and that many `daemons` that pass on requests of other ranks.
     #[must_use]
     pub fn new(value_bytes: usize, clients: usize, of_client: usize, daemons: usize) -> Self {
         let tail_bytes = value_bytes - HEAD_BYTES;
         Self { tail_bytes, of_client, clients, of_daemon: (HOP_BYTES / tail_bytes.max(64)).max(LEAST_HOPS), daemons }
     }
 
-    /// From one place to the next: no two share a cache line.
+    /// Returns the distance of two places, in bytes: no two share a cache line.
     const fn stride(&self) -> usize {
         self.tail_bytes.next_multiple_of(64)
     }
@@ -55,19 +56,19 @@ impl Places {
         self.clients * self.of_client + self.daemons * self.of_daemon
     }
 
-    /// Memory they take.
+    /// Returns the bytes of memory they take.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.count() * self.stride()
     }
 
-    /// The first place of a client.
+    /// Returns the first place of a client.
     #[must_use]
     pub const fn first_of_client(&self, client: usize) -> u32 {
         (client * self.of_client) as u32
     }
 
-    /// The places of a daemon.
+    /// Returns the places of a daemon.
     #[must_use]
     pub const fn of_daemon(&self, daemon: usize) -> std::ops::Range<u32> {
         let first = self.clients * self.of_client + daemon * self.of_daemon;
@@ -75,7 +76,7 @@ impl Places {
     }
 }
 
-/// The places of a rank; of values without a tail there are none.
+/// The places of a rank; there are none for values without a tail.
 #[derive(Debug, Clone)]
 pub struct Values {
     places: Places,
@@ -83,16 +84,16 @@ pub struct Values {
 }
 
 impl Values {
-    /// Makes the places of a rank, where others of it find them by `name`.
+    /// Creates the places of a rank, which others of the rank open by `name`.
     ///
     /// # Errors
-    /// Why there is no such memory.
+    /// The system's reason why there is no such memory.
     pub fn create(places: Places, dir: &Dir, name: &str) -> Result<Self, shm::region::CreateError> {
         let create = || Region::create(dir, name, KIND, places.bytes(), |_| ()).map(Arc::new);
         Ok(Self { places, region: (places.tail_bytes > 0).then(create).transpose()? })
     }
 
-    /// Those that another process of the rank has made.
+    /// Opens the places that another process of the rank has created.
     ///
     /// # Errors
     /// Why they cannot be mapped.
@@ -101,30 +102,30 @@ impl Values {
         Ok(Self { places, region: (places.tail_bytes > 0).then(open).transpose()? })
     }
 
-    /// How many there are.
+    /// Returns the number of places.
     #[must_use]
     pub const fn places(&self) -> &Places {
         &self.places
     }
 
-    /// Bytes of a tail.
+    /// Returns the bytes of a tail.
     #[must_use]
     #[inline]
     pub const fn tail_bytes(&self) -> usize {
         self.places.tail_bytes
     }
 
-    /// The address of a place; `None`: there is no such place, or it has no room for `bytes`.
+    /// Returns the address of a place; `None` if there is no such place, or it has no room for `bytes`.
     fn at(&self, place: u32, bytes: usize) -> Option<*mut u8> {
         let region = self.region.as_ref().filter(|_| bytes <= self.places.tail_bytes)?;
         let offset = (place as usize).checked_mul(self.places.stride())?;
         region.view().array_at::<u8>(offset, bytes).map(std::ptr::NonNull::as_ptr)
     }
 
-    /// Copies the tail at `place` out. A place that does not exist, of a client that is not sound, leaves `tail` as it is.
+    /// Copies the tail at `place` out. If an unsound client names a place that does not exist, `tail` is unchanged.
     pub fn read(&self, place: u32, tail: &mut [u8]) {
         if let Some(from) = self.at(place, tail.len()) {
-            // SAFETY: inside the region, which lives as long as `self`; other memory than `tail`. A process that is not sound may write there
+            // SAFETY: inside the region, which lives as long as `self`; other memory than `tail`. An unsound process may write there
             // meanwhile: any bytes are legal.
             unsafe { from.copy_to_nonoverlapping(tail.as_mut_ptr(), tail.len()) };
         }
@@ -139,7 +140,7 @@ impl Values {
     }
 }
 
-/// The places of one client: its operation `token` has the one of that number.
+/// The places of one client: operation `token` has the place of that number.
 #[derive(Debug, Clone)]
 pub struct ClientValues {
     pub(crate) values: Values,
@@ -147,13 +148,13 @@ pub struct ClientValues {
 }
 
 impl ClientValues {
-    /// Bytes of a tail.
+    /// Returns the bytes of a tail.
     #[must_use]
     pub const fn tail_bytes(&self) -> usize {
         self.values.tail_bytes()
     }
 
-    /// The place of an operation.
+    /// Returns the place of an operation.
     #[must_use]
     pub const fn place(&self, token: u32) -> u32 {
         self.first + token
@@ -170,7 +171,7 @@ impl ClientValues {
     }
 }
 
-/// Where the tail of a request's value is, or is to be put.
+/// The source or destination of the tail of a request's value.
 #[derive(Debug)]
 pub enum Tail<'a> {
     /// In memory of this thread.
@@ -180,7 +181,7 @@ pub enum Tail<'a> {
 }
 
 impl Tail<'_> {
-    /// Copies it to `to`, which has its length.
+    /// Copies the tail to `to`, which has its length.
     pub fn read(&self, to: &mut [u8]) {
         match self {
             Self::Bytes(bytes) => copy(to, bytes),
@@ -188,7 +189,7 @@ impl Tail<'_> {
         }
     }
 
-    /// Makes it a copy of `from`.
+    /// Replaces the tail by a copy of `from`.
     pub fn write(self, from: &[u8]) {
         match self {
             Self::Bytes(bytes) => copy(bytes, from),
@@ -197,7 +198,7 @@ impl Tail<'_> {
     }
 }
 
-/// Copies as much as both have.
+/// Copies as many bytes as both have.
 pub(crate) fn copy(to: &mut [u8], from: &[u8]) {
     let len = to.len().min(from.len());
     if let (Some(to), Some(from)) = (to.get_mut(..len), from.get(..len)) {

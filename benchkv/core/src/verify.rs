@@ -1,13 +1,14 @@
-//! `--verify`: every value says who wrote it, when, and for which key, so that a read can be judged.
+//! `--verify`: every value records its writer, its sequence number and its key, so that a read can be judged.
 //!
-//! A value begins with `writer (16 bits) | sequence (32) | hash of rank and key (16)`; what it has beyond is a pattern of these 8 bytes. Checked are:
+//! A value begins with `writer (16 bits) | sequence (32) | hash of rank and key (16)`; its other bytes are a pattern of these 8 bytes. The checks:
 //!
 //! 1. a value carries the hash of the rank and key it was read from (routing, corruption);
 //! 2. its writer exists, and (after the run, over all ranks) had issued that sequence number;
-//! 3. for one reader, key and writer, sequence numbers never go backwards, and a key once found stays found. This holds because every path keeps
-//!    the order of one client's requests for one key. Judged are values recorded before the read was issued: replies may overtake each other;
-//! 4. a client's private key reads back as the last write that was acknowledged;
-//! 5. every byte behind the first 8 is that of the pattern.
+//! 3. for one reader, key and writer, sequence numbers never decrease, and a key once found stays found. This holds because every path keeps
+//!    the order of one client's requests for one key. A read is judged by values recorded before it was issued: replies may overtake
+//!    each other;
+//! 4. a client's private key reads back as the last acknowledged write;
+//! 5. every byte after the first 8 is that of the pattern.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -15,11 +16,11 @@ use thiserror::Error;
 use crate::message::Outcome;
 use crate::workload::{Access, PRIVATE_KEYS};
 
-/// Sequence numbers remembered per client for check 3, for each access of its pattern: 8 MiB in a job that measures. With more keys times writers
-/// than this, the first keys are judged.
+/// Sequence numbers remembered per client for check 3, for each access of its pattern: 8 MiB in a real-time job. If there are more keys
+/// times writers than this, only the first keys are judged.
 const REMEMBERED: usize = 16;
 
-/// A result that cannot have come from a sound system. Keys are those of the rank named.
+/// A result that a sound system cannot return. Keys are those of the named rank.
 #[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum VerifyFailure {
@@ -39,7 +40,7 @@ pub enum VerifyFailure {
     NeverIssued { writer: usize, sequence: u32, issued: u32 },
 }
 
-/// What a read found, in words.
+/// Returns the value that a read found, in words.
 fn read_text(found: Option<u64>) -> String {
     found.map_or_else(|| "nothing".to_owned(), |value| format!("{value:#018x}"))
 }
@@ -62,7 +63,7 @@ impl Stamp {
     }
 }
 
-/// 16 bits of a mix (the finaliser of MurmurHash3) of rank and key.
+/// Returns 16 bits of a mix (the finaliser of MurmurHash3) of rank and key.
 const fn hash16(rank: u16, key: u64) -> u16 {
     let mut mix = key ^ (rank as u64) << 40;
     mix = (mix ^ mix >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
@@ -70,13 +71,13 @@ const fn hash16(rank: u16, key: u64) -> u16 {
     (mix ^ mix >> 33) as u16
 }
 
-/// The value that a key has before anybody writes it: as if writer 0 had written it before its first write, whose number is 1.
+/// Returns the value of a key before its first write: as if writer 0 had written it before its own first write, which has number 1.
 #[must_use]
 pub const fn first_value(rank: u16, key: u64) -> u64 {
     Stamp { writer: 0, sequence: 0, hash: hash16(rank, key) }.pack()
 }
 
-/// The bytes of a value behind the first 8, in words: no two are alike, in one value or in two that differ.
+/// Returns the bytes of a value after the first 8, in words: no two are equal, within one value or in two different values.
 fn pattern(value: u64) -> impl Iterator<Item = [u8; 8]> {
     (1_u64..)
         .map(move |number| value.wrapping_add(number.wrapping_mul(0xd6e8_feb8_6659_fd93)).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
@@ -89,7 +90,7 @@ pub fn fill_tail(value: u64, tail: &mut [u8]) {
     }
 }
 
-/// The first byte of a tail of `value` that is wrong: its number, what it is, and what it should be.
+/// Returns the first wrong byte of a tail of `value`: its index, the byte found, and the byte expected.
 fn wrong_byte(value: u64, tail: &[u8]) -> Option<(usize, u8, u8)> {
     let wrong = tail.chunks(8).zip(pattern(value)).enumerate().find(|(_, (found, word))| **found != word[..found.len()]);
     let (number, (found, word)) = wrong?;
@@ -97,12 +98,12 @@ fn wrong_byte(value: u64, tail: &[u8]) -> Option<(usize, u8, u8)> {
     Some((8 * number + at, *found, expected))
 }
 
-/// What is to be done with a private key.
+/// The next step with a private key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrivateStep {
     /// Write this value.
     Put(u64),
-    /// Read it back.
+    /// Read the value back.
     Get,
 }
 
@@ -123,7 +124,7 @@ struct Seen {
     at: u32,
 }
 
-/// The judge of one client. It allocates only in [`new`](Self::new).
+/// The judge of one client's results. It allocates only in [`new`](Self::new).
 #[derive(Debug)]
 pub struct Verifier {
     writer: u16,
@@ -141,21 +142,21 @@ pub struct Verifier {
     first: Option<VerifyFailure>,
 }
 
-/// What a [`Verifier`] found.
+/// The findings of a [`Verifier`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// Checks that failed.
+    /// Number of failed checks.
     pub failures: u64,
-    /// The first of them.
+    /// The first failure.
     pub first: Option<VerifyFailure>,
-    /// Sequence numbers this client issued: `1..=issued`.
+    /// Number of sequence numbers that this client issued: `1..=issued`.
     pub issued: u32,
     /// By writer: the highest sequence number read.
     pub highest: Vec<u32>,
 }
 
 impl Verifier {
-    /// The judge of client number `writer` of `writers` in the job, whose pattern of `accesses` reads `read_keys` different keys.
+    /// Makes the judge of client number `writer` of `writers` in the job, whose pattern of `accesses` reads `read_keys` different keys.
     #[must_use]
     pub fn new(writer: u16, writers: usize, accesses: usize, read_keys: usize) -> Self {
         let remembered = read_keys.min(REMEMBERED * accesses / writers.max(1));
@@ -173,27 +174,27 @@ impl Verifier {
         }
     }
 
-    /// The same where every shared key has a value from the start: none may be missing.
+    /// Sets that every shared key has a value from the start: none may be missing.
     #[must_use]
     pub fn of_filled_stores(mut self) -> Self {
         self.found_at.fill(Some(self.moment));
         self
     }
 
-    /// The maximum number of bytes that the judge of a client takes in a job with `writers` clients and patterns of `accesses`.
+    /// Returns the maximum bytes that the judge of a client takes in a job with `writers` clients and patterns of `accesses`.
     #[must_use]
     pub const fn bytes(writers: usize, accesses: usize) -> u64 {
         let fewest = accesses * if writers < REMEMBERED { writers } else { REMEMBERED };
         (fewest * size_of::<Seen>() + accesses * size_of::<Option<u32>>() + writers * size_of::<u32>()) as u64
     }
 
-    /// A value never used before, for a key of `rank`.
+    /// Returns a value that was never used before, for a key of `rank`.
     pub fn next_value(&mut self, rank: u16, key: u64) -> u64 {
         self.sequence = self.sequence.wrapping_add(1);
         Stamp { writer: self.writer, sequence: self.sequence, hash: hash16(rank, key) }.pack()
     }
 
-    /// Marks an operation as issued; its result is judged by what had been recorded before this moment.
+    /// Marks an operation as issued. Its result is judged by values recorded before this moment.
     pub fn issue(&mut self) -> u32 {
         self.moment = self.moment.wrapping_add(1);
         self.moment
@@ -217,14 +218,14 @@ impl Verifier {
         }
     }
 
-    /// Judges the bytes behind the first 8 of a `value` that was read.
+    /// Judges the bytes after the first 8 of a `value` that was read.
     pub fn judge_tail(&mut self, access: &Access, value: u64, tail: &[u8]) {
         if let Some((at, found, expected)) = wrong_byte(value, tail) {
             self.fail(VerifyFailure::WrongByte { rank: access.rank, key: access.key, value, at: 8 + at, found, expected });
         }
     }
 
-    /// What to do next with a private key; `None` while an operation on it is outstanding.
+    /// Returns the next step with a private key; `None` while an operation on it is outstanding.
     pub fn begin_private(&mut self, access: &Access) -> Option<PrivateStep> {
         let slot = access.slot as usize;
         match self.private.get(slot)? {
@@ -261,13 +262,13 @@ impl Verifier {
         self.set_private(slot, next);
     }
 
-    /// What was found over the whole run.
+    /// Returns the findings of the whole run.
     #[must_use]
     pub fn verdict(self) -> Verdict {
         Verdict { failures: self.failures, first: self.first, issued: self.sequence, highest: self.highest }
     }
 
-    /// Checks 1 and 2.
+    /// Does the checks 1 and 2.
     fn judge_origin(&mut self, access: &Access, value: u64) -> Option<Stamp> {
         let (rank, key, stamp) = (access.rank, access.key, Stamp::unpack(value));
         if stamp.hash != hash16(rank, key) {
@@ -303,13 +304,14 @@ impl Verifier {
     }
 }
 
-/// Whether moment `a` came before moment `b`, which is at most a queue depth away from now. A record older than 2^31 operations can
-/// look younger than it is; then one check is left out.
+/// Returns whether moment `a` came before moment `b`, which is at most a queue depth away from now. A record older than 2^31 operations
+/// can look younger than it is; then one check is left out.
 const fn is_before(a: u32, b: u32) -> bool {
     (b.wrapping_sub(a) as i32) > 0
 }
 
-/// Check 2 over all ranks: which of the `highest` numbers read were never issued. Both are indexed by writer.
+/// Does check 2 over all ranks. Returns a failure for each of the `highest` numbers read that was never issued. Both slices are indexed
+/// by writer.
 pub fn never_issued<'a>(highest: &'a [u32], issued: &'a [u32]) -> impl Iterator<Item = VerifyFailure> + 'a {
     let pairs = highest.iter().zip(issued).enumerate();
     pairs.filter(|(_, (read, issued))| read > issued).map(|(writer, (sequence, issued))| VerifyFailure::NeverIssued {
@@ -378,7 +380,7 @@ mod tests {
     #[test]
     fn an_older_write_after_a_newer_one_is_caught() {
         let mut verifier = reader();
-        // The other writer in between must not hide it.
+        // The reads of the other writer in between must not hide it.
         for found in [value(1, 5), value(0, 8), value(1, 4)] {
             read(&mut verifier, Some(found));
         }
@@ -485,7 +487,7 @@ mod tests {
         }
     }
 
-    /// Words of two writes, or at two places, that are put in each other's place are noticed.
+    /// Exchanged words of two writes, or of two places, are noticed.
     #[test]
     fn no_word_of_a_tail_is_like_another() {
         let values = (0..4).flat_map(|writer| (0..100).map(move |sequence| value(writer, sequence)));

@@ -1,4 +1,4 @@
-//! What a client asks for, generated before the run: the measured loop draws no random number and allocates nothing.
+//! The accesses of a client, generated before the run: the measured loop draws no random number and allocates nothing.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,7 +15,8 @@ use crate::store::Shard;
 use crate::values::{HEAD_BYTES, VALUE_BYTES};
 use crate::zipf::Zipf;
 
-/// Accesses of one pattern in a job that measures, 1 MiB of them; a client starts again at the first after the last. Read in order, so the prefetcher hides it.
+/// Accesses of one pattern in a real-time job, 1 MiB of them. After the last access a client starts again at the first. They are read in
+/// order, so the prefetcher hides the reads.
 pub const PATTERN_LEN: usize = 1 << 16;
 
 /// Keys that only one client ever touches, per client.
@@ -24,11 +25,11 @@ pub const PRIVATE_KEYS: usize = 16;
 /// One access in this many goes to a private key when results are verified.
 const PRIVATE_EVERY: usize = 16;
 
-/// How keys are chosen.
+/// The distribution of keys.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "kind")]
 pub enum Distribution {
-    /// All keys alike.
+    /// All keys with equal probability.
     Uniform,
     /// Key `k` with probability proportional to `(k + 1)^-theta`.
     Zipfian {
@@ -37,9 +38,9 @@ pub enum Distribution {
     },
 }
 
-/// The distribution was not understood.
+/// The text is not a distribution.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{given:?} is no distribution; use uniform, zipfian, or zipfian:THETA with THETA above 0 and at most 10")]
+#[error("{given:?} is not a distribution; use uniform, zipfian, or zipfian:THETA with THETA above 0 and at most 10")]
 pub struct DistributionSyntaxError {
     given: String,
 }
@@ -67,14 +68,14 @@ impl fmt::Display for Distribution {
     }
 }
 
-/// Most keys of a rank's store: 1 GiB of [`Shard`] tables.
+/// Maximum keys of a rank's store: 1 GiB of [`Shard`] tables.
 const MAX_KEYS: u64 = 1 << 26;
 
-/// What all clients of a job have in common, as it is asked for and recorded.
+/// The parameters that all clients of a job share, as typed and as recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Args, Serialize, Deserialize)]
 #[group(skip)]
 pub struct Workload {
-    // Of the job's shape.
+    // These follow from the job's topology.
     #[arg(skip)]
     #[serde(skip)]
     #[allow(missing_docs, reason = "clap would show it as help of all options")]
@@ -88,12 +89,12 @@ pub struct Workload {
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     pub key_range: u64,
 
-    /// Bytes of a value, 8 to 64K. The rings between ranks are as large as it needs.
+    /// Bytes of a value, 8 to 64K. The rings between ranks are sized for it.
     #[arg(long = "value-size", value_name = "BYTES", value_parser = |text: &str| units::bytes(text).map(|bytes| bytes as usize), default_value = "8")]
     #[serde(rename = "value_size", default = "eight")]
     pub value_bytes: usize,
 
-    /// Give every shared key a value before clients start. Else gets find nothing until a put has come, which is cheaper.
+    /// Give every shared key a value before clients start. Otherwise gets find no value before the first put, which is cheaper.
     #[arg(long)]
     #[serde(default)]
     pub preload: bool,
@@ -102,16 +103,16 @@ pub struct Workload {
     #[arg(long, value_name = "RATIO", default_value_t = 0.5)]
     pub read_ratio: f64,
 
-    // Share of accesses that go to another rank; 0 when there is none. A job that is not told has all ranks alike.
+    // Share of accesses that go to another rank; 0 if there is none. By default all ranks are alike.
     #[arg(skip)]
     #[allow(missing_docs, reason = "likewise")]
     pub remote_ratio: f64,
 
-    /// How keys are chosen: uniform, zipfian, zipfian:THETA.
+    /// Distribution of keys: uniform, zipfian, zipfian:THETA.
     #[arg(long, value_name = "NAME", default_value_t = Distribution::Uniform)]
     pub distribution: Distribution,
 
-    // Whether some accesses go to private keys and are read back.
+    // Whether part of the accesses goes to private keys and is read back.
     #[arg(skip)]
     #[allow(missing_docs, reason = "likewise")]
     pub verify: bool,
@@ -128,19 +129,19 @@ pub struct Workload {
     pub accesses: usize,
 }
 
-/// Size of the values of results that do not say it.
+/// Returns the value size of results that do not record it.
 const fn eight() -> usize {
     HEAD_BYTES
 }
 
-/// What an access does.
+/// The kind of an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessKind {
     /// Gets a shared key.
     Read,
     /// Puts a shared key.
     Write,
-    /// Puts or gets, in turn, a key that belongs to this client alone.
+    /// Puts or gets, in turn, a key that only this client uses.
     Private,
 }
 
@@ -149,11 +150,12 @@ pub enum AccessKind {
 pub struct Access {
     /// The key.
     pub key: u64,
-    /// [`AccessKind::Read`]: number of the key among those this pattern reads, if results are verified. [`AccessKind::Private`]: number of the private key. Else 0.
+    /// [`AccessKind::Read`]: number of the key among those that this pattern reads, if results are verified. [`AccessKind::Private`]:
+    /// number of the private key. Otherwise 0.
     pub slot: u32,
-    /// The rank whose store is meant.
+    /// The rank whose store is accessed.
     pub rank: u16,
-    /// What to do.
+    /// The kind of the access.
     pub kind: AccessKind,
 }
 
@@ -162,14 +164,14 @@ const _: () = assert!(size_of::<Access>() == 16);
 /// The accesses of one client.
 #[derive(Debug)]
 pub struct Pattern {
-    /// As many as [`Workload::accesses`] says.
+    /// As many accesses as in [`Workload::accesses`].
     pub accesses: Vec<Access>,
-    /// Different keys among those read, if results are verified; every [`AccessKind::Read`] slot is below it then.
+    /// Number of different keys read, if results are verified; every [`AccessKind::Read`] slot is below it then.
     pub read_keys: usize,
 }
 
 impl Pattern {
-    /// A digest of the accesses in their order (FNV-1a): the same on every machine and in every version.
+    /// Returns a digest of the accesses in their order (FNV-1a): the same on every machine and in every version.
     #[must_use]
     pub fn digest(&self) -> u64 {
         let words = self.accesses.iter().flat_map(|access| [access.key, u64::from(access.rank), access.kind as u64]);
@@ -178,7 +180,7 @@ impl Pattern {
 }
 
 impl Workload {
-    /// Whether a job can be asked for this.
+    /// Checks whether a job can have this workload.
     ///
     /// # Errors
     /// The first option that cannot be honoured.
@@ -196,14 +198,14 @@ impl Workload {
         Ok(())
     }
 
-    /// Keys of each rank's store, private ones included.
+    /// Returns the number of keys of each rank's store, private ones included.
     #[must_use]
     pub const fn store_keys(&self) -> u64 {
         let private = if self.verify { self.ranks * self.clients * PRIVATE_KEYS } else { 0 };
         self.key_range + private as u64
     }
 
-    /// Bytes of a rank's store.
+    /// Returns the bytes of a rank's store.
     #[must_use]
     pub const fn store_bytes(&self) -> u64 {
         self.store_keys() * (Shard::BYTES_PER_KEY + self.value_bytes - HEAD_BYTES) as u64
@@ -213,7 +215,7 @@ impl Workload {
     #[must_use]
     pub fn pattern(&self, rank: usize, client: usize) -> Pattern {
         let number = (rank * self.clients + client) as u64;
-        // Multiplied by an odd constant, so that clients of neighbouring jobs (seed + 1) do not share their streams.
+        // The number is multiplied by an odd constant, so that clients of neighbouring jobs (seed + 1) do not share their streams.
         let mut rng = Rng::with_seed(self.seed.wrapping_add((number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
         let zipf = match self.distribution {
             Distribution::Uniform => None,
@@ -234,7 +236,7 @@ impl Workload {
                     return Access { key, slot: 0, rank: target, kind: AccessKind::Write };
                 }
                 let next = slots.len() as u32;
-                // Nobody else asks.
+                // Only the verification needs the slot.
                 let slot = if self.verify { *slots.entry((target, key)).or_insert(next) } else { 0 };
                 Access { key, slot, rank: target, kind: AccessKind::Read }
             })
@@ -242,7 +244,8 @@ impl Workload {
         Pattern { accesses, read_keys: slots.len() }
     }
 
-    /// A private key lives on one rank forever; the remote ones are spread evenly over the client's keys in the job's ratio.
+    /// Returns a private access. A private key always has the same rank; the remote ones are spread evenly over the client's keys in the
+    /// job's ratio.
     fn private_access(&self, rank: usize, client_number: u64, slot: usize) -> Access {
         let remote_before = |slots: usize| (slots as f64 * self.remote_ratio).ceil() as usize;
         let is_remote = remote_before(slot + 1) > remote_before(slot);

@@ -6,7 +6,7 @@
 
 use fastrand::Rng;
 
-/// Samples `0..n` with probability proportional to `(i + 1)^-theta`.
+/// A sampler of `0..n` with probability proportional to `(i + 1)^-theta`.
 #[derive(Debug, Clone, Copy)]
 pub struct Zipf {
     n: f64,
@@ -19,7 +19,7 @@ pub struct Zipf {
 }
 
 impl Zipf {
-    /// A sampler of `n >= 1` values with `theta > 0`.
+    /// Makes a sampler of `n >= 1` values with `theta > 0`.
     #[must_use]
     pub fn new(n: u64, theta: f64) -> Self {
         let mut zipf = Self { n: n as f64, theta, low: 0.0, high: 0.0, sure: 0.0 };
@@ -29,7 +29,7 @@ impl Zipf {
         zipf
     }
 
-    /// One value, below `n`.
+    /// Returns one value, below `n`.
     pub fn sample(&self, rng: &mut Rng) -> u64 {
         loop {
             let area = self.high + rng.f64() * (self.low - self.high);
@@ -45,7 +45,7 @@ impl Zipf {
         (-self.theta * x.ln()).exp()
     }
 
-    /// The integral of the density from 1 to `x`: `(x^(1-theta) - 1) / (1-theta)`, which is `ln x` at theta 1.
+    /// Returns the integral of the density from 1 to `x`: `(x^(1-theta) - 1) / (1-theta)`, which is `ln x` at theta 1.
     fn integral(&self, x: f64) -> f64 {
         let log = x.ln();
         let exponent = (1.0 - self.theta) * log;
@@ -63,7 +63,7 @@ impl Zipf {
 mod tests {
     use super::*;
 
-    /// Largest distance between the distribution of `samples` values and the exact one.
+    /// Returns the maximum distance between the distribution of `samples` values and the exact one.
     fn kolmogorov_smirnov(n: u64, theta: f64, samples: usize, seed: u64) -> f64 {
         let (zipf, mut rng) = (Zipf::new(n, theta), Rng::with_seed(seed));
         let mut counts = vec![0u64; n as usize];

@@ -1,4 +1,5 @@
-//! One rank of any topology made of ipc, delegationrpc, flux and a carrier between ranks: what its threads share until each has opened its part.
+//! One rank of any topology made of ipc, delegationrpc, flux and a carrier between ranks: the state that its threads share until each has
+//! opened its part.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -20,7 +21,7 @@ pub struct Composed {
 }
 
 impl Composed {
-    /// A rank of `job`: makes the channel between its daemons, and the memory of values under way.
+    /// Makes a rank of `job`: the channel between its daemons, and the memory of values under way.
     ///
     /// # Errors
     /// [`BackendError::Setup`] with the cause.
@@ -29,11 +30,11 @@ impl Composed {
         Ok(Self { plan: Plan::new(job, site)?, nodes: Mutex::new(nodes.into_iter().map(Some).collect()) })
     }
 
-    /// [`open_daemon`](Backend::open_daemon) with its endpoints on `device`, which threads of one rank can share where they are no threads;
-    /// `None`: on one of its own.
+    /// Like [`open_daemon`](Backend::open_daemon), with its endpoints on `device`, which the workers of one rank can share if they are
+    /// not threads. `None`: on a device of its own.
     ///
     /// # Errors
-    /// Likewise.
+    /// [`BackendError::Setup`] with the cause.
     pub fn open_daemon_on(&self, daemon: usize, device: Option<&Device>) -> Result<KvDaemon, BackendError> {
         let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         let node = nodes.get_mut(daemon).and_then(Option::take);
@@ -42,18 +43,18 @@ impl Composed {
         KvDaemon::open(&self.plan, daemon, node, device)
     }
 
-    /// [`open_client`](Backend::open_client) in the same way.
+    /// Like [`open_client`](Backend::open_client), with its endpoints on `device`.
     ///
     /// # Errors
-    /// Likewise.
+    /// [`BackendError::Setup`] with the cause.
     pub fn open_client_on(&self, client: usize, device: Option<&Device>) -> Result<ClientPaths, BackendError> {
         ClientPaths::open(&self.plan, client, device)
     }
 
-    /// A rank in a client process of it: opens clients, of the daemons in the process of `site`, and no daemon.
+    /// Makes a rank for a client process: it opens clients, of the daemons in the process of `site`, and no daemon.
     ///
     /// # Errors
-    /// The rank is not there.
+    /// The rank does not exist.
     pub fn for_clients(job: &Job, site: Site) -> Result<Self, BackendError> {
         Ok(Self { plan: Plan::for_clients(job, site)?, nodes: Mutex::default() })
     }

@@ -1,7 +1,7 @@
 //! A daemon: owner of a shard, carrier of requests, stepped through bounded phases.
 //!
 //! No phase waits for another: a request that cannot go on now joins a queue before its path, and the next steps try again. Answers are
-//! never held up for lack of room, because every transport keeps room for them; a [`Policy`] may hold them, for a time.
+//! never delayed for lack of room, because every transport keeps room for them; a [`Policy`] may hold them for a time.
 
 use std::task::Waker;
 use std::time::Duration;
@@ -23,13 +23,13 @@ use crate::trace::Sample;
 use crate::values::Tail;
 use crate::verify::{fill_tail, first_value};
 
-/// Requests a phase takes in one step.
+/// Maximum number of requests that a phase takes in one step.
 const BUDGET: usize = 256;
 
 type LocalServer = ipc::Server<Request, Response>;
 type RingServer = delegationrpc::Server<Request, Response>;
 
-/// Whom to answer when another rank has answered, and where the tail of the value goes.
+/// The caller to answer when another rank has answered, and the destination of the value's tail.
 #[derive(Debug)]
 pub(super) struct Caller {
     whom: Whom,
@@ -38,18 +38,18 @@ pub(super) struct Caller {
 
 #[derive(Debug)]
 enum Whom {
-    /// A client that asked through ipc.
+    /// A client that called through ipc.
     Ipc(ipc::Token),
-    /// A client that asked through the ring.
+    /// A client that called through the ring.
     Ring(ipc::Token),
     /// Another daemon of this rank.
     Daemon(flux::Token),
 }
 
-/// Whom to answer when another daemon of this rank has answered.
+/// The caller to answer when another daemon of this rank has answered.
 #[derive(Debug)]
 enum Waiting {
-    /// A client that asked through ipc.
+    /// A client that called through ipc.
     Ipc(ipc::Token),
     /// Another rank; the tail of its value is at this place.
     Remote(Incoming<Caller>, u32),
@@ -67,12 +67,12 @@ pub struct KvDaemon {
     remote: Option<Remote<Caller>>,
     /// The tail of a value on its way to or from another rank.
     tail: Vec<u8>,
-    /// Places of this daemon that nobody uses.
+    /// Free places of this daemon.
     places: Vec<u32>,
-    /// Answers of other ranks that the policy holds back.
+    /// Answers of other ranks that the policy holds.
     held: Vec<(Whom, Option<Response>)>,
     policy: Policy,
-    /// Polls of the round that has begun, which found nothing; 0: none has.
+    /// Polls of the current round that found nothing; 0 if no round has begun.
     polls: u32,
     backlog_peak: usize,
 }
@@ -103,13 +103,13 @@ impl KvDaemon {
         })
     }
 
-    /// Ends it; what it holds.
+    /// Ends the daemon. Returns its store.
     #[must_use]
     pub fn into_store(self) -> Shard {
         self.store
     }
 
-    /// All phases; or, where the policy adds polls, the first of these as long as it finds nothing.
+    /// Runs all phases; or, if the policy adds polls, only the first one as long as it finds nothing.
     fn round(&mut self) -> Result<Round, BackendError> {
         let mut round = self.take_answers()?;
         if round.is_part {
@@ -136,7 +136,7 @@ impl KvDaemon {
         Ok(round)
     }
 
-    /// Answers of other ranks, to those who asked.
+    /// Passes on answers of other ranks to their callers.
     fn take_answers(&mut self) -> Result<Round, BackendError> {
         let Self { remote: Some(remote), plan, clients, ring, shards, held, policy, polls, .. } = self else { return Ok(Round::default()) };
         if *polls == 0 {
@@ -169,7 +169,7 @@ impl KvDaemon {
         Ok(round)
     }
 
-    /// Requests of other ranks.
+    /// Serves requests of other ranks.
     fn serve_ranks(&mut self) -> Result<usize, BackendError> {
         let mut served = 0;
         // A request that is passed on needs a place, which others free without this daemon's help.
@@ -182,14 +182,14 @@ impl KvDaemon {
         Ok(served)
     }
 
-    /// Whether it can pass on no more requests of other ranks for now.
+    /// Returns whether the daemon can pass on no more requests of other ranks now.
     fn lacks_places(&self) -> bool {
         self.places.is_empty() && !self.tail.is_empty() && self.plan.topology.passing_daemons() > 0
     }
 
     fn serve_request_of_rank(&mut self, request: Option<Request>, incoming: Incoming<Caller>) -> Result<(), BackendError> {
         let Some(remote) = &mut self.remote else { return Ok(()) };
-        // Bytes of a peer: what is no request for this rank is refused.
+        // These are bytes of a peer: anything but a request for this rank is refused.
         let Some(request) = request.filter(|request| request.rank() as usize == self.plan.rank) else {
             remote.answer(incoming, None, &[]);
             return Ok(());
@@ -207,7 +207,7 @@ impl KvDaemon {
         self.shards.call(owner, request.at(place), Waiting::Remote(incoming, place))
     }
 
-    /// Remote requests of the clients' shared ring.
+    /// Serves remote requests of the clients' shared ring.
     fn serve_ring(&mut self) -> Result<usize, BackendError> {
         let Self { ring: Some(ring), remote, .. } = self else { return Ok(0) };
         ring.poll();
@@ -218,14 +218,14 @@ impl KvDaemon {
             let link = remote.as_mut().and_then(|remote| Some((remote.link_for(&request)?, remote)));
             match link {
                 Some((link, remote)) => remote.call(link, request, Caller { whom: Whom::Ring(token), place: request.place() })?,
-                // The client may be gone; then nobody waits.
+                // The client may be gone; then no one waits.
                 None => drop(ring.reply(token, Response::new(Outcome::Refused))),
             }
         }
         Ok(served)
     }
 
-    /// Requests of clients that came through ipc: for this shard, and with meta for other ranks.
+    /// Serves requests of clients that arrived through ipc: for this shard, and with meta for other ranks.
     fn serve_clients(&mut self) -> Result<usize, BackendError> {
         self.clients.poll();
         let mut served = 0;
@@ -234,7 +234,7 @@ impl KvDaemon {
             served += 1;
             let rank = request.rank() as usize;
             if rank == self.plan.rank || rank >= self.plan.topology.ranks {
-                // The store refuses what it does not own.
+                // The store refuses keys that it does not own.
                 let response = self.store.apply_with(&request, Tail::Place(&self.plan.values, request.place()));
                 answer_client(&mut self.clients, token, Some(response));
                 continue;
@@ -249,7 +249,7 @@ impl KvDaemon {
         Ok(served)
     }
 
-    /// Answers of the rank's other daemons, to those who asked; then their requests.
+    /// Passes on answers of the rank's other daemons to their callers, then serves the requests of these daemons.
     fn serve_daemons(&mut self) -> Result<usize, BackendError> {
         let Self { plan, clients, shards, remote, tail, places, .. } = self;
         let taken = shards.poll(|waiting, response| match (waiting, remote.as_mut()) {
@@ -282,18 +282,18 @@ impl KvDaemon {
         Ok(taken + served)
     }
 
-    /// Requests that wait on their way out of this daemon.
+    /// Returns the number of requests that wait for room on their way out of this daemon.
     fn backlogged(&self) -> usize {
         self.shards.backlogged() + self.remote.as_ref().map_or(0, Remote::backlogged)
     }
 
-    /// Requests to other ranks that are not answered yet.
+    /// Returns the number of requests to other ranks that are not answered yet.
     #[inline]
     fn outstanding(&self) -> usize {
         self.remote.as_ref().map_or(0, Remote::outstanding)
     }
 
-    /// The connection through which a request goes, if it goes from this daemon.
+    /// Returns the connection of a request, if it leaves from this daemon.
     fn link_for(&mut self, request: &Request) -> Option<(usize, &mut Remote<Caller>)> {
         let remote = self.remote.as_mut()?;
         Some((remote.link_for(request)?, remote))
@@ -313,7 +313,7 @@ fn open_ring(plan: &Plan, daemon: usize) -> Result<RingServer, BackendError> {
         .map_err(|e| BackendError::setup(format!("the delegation ring of daemon {daemon}"), e))
 }
 
-/// Passes an answer of another rank on. `None`: it could not be had.
+/// Passes an answer of another rank to its caller. `None`: the call failed.
 fn answer_caller(
     whom: Whom,
     response: Option<Response>,
@@ -329,7 +329,7 @@ fn answer_caller(
     }
 }
 
-/// Answers a client that asked this server, with an error if there is no response. One that is gone needs no answer.
+/// Answers a client that called this server, with an error if there is no response. A client that is gone needs no answer.
 fn answer_client<W: ipc::Announce>(server: &mut ipc::Server<Request, Response, W>, token: ipc::Token, response: Option<Response>) {
     match response {
         Some(response) => drop(server.reply(token, response)),
@@ -338,7 +338,7 @@ fn answer_client<W: ipc::Announce>(server: &mut ipc::Server<Request, Response, W
 }
 
 fn answer_daemon(shards: &mut Shards<Waiting>, token: flux::Token, hop: Hop) {
-    // A daemon that is gone needs no answer; the token is this node's.
+    // A daemon that is gone needs no answer. The token belongs to this node.
     drop(shards.node.reply(token, hop));
 }
 
@@ -369,7 +369,7 @@ impl Endpoints for KvDaemon {
 
 impl Sleeper for KvDaemon {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
-        // Steps alone make room for what waits for it. What is held is to go sooner than a timer would wake.
+        // Only steps make room for requests that wait for it. Held answers are due sooner than a timer would wake.
         if self.backlogged() > 0 || !self.held.is_empty() {
             return then(&mut Due::now());
         }

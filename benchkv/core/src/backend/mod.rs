@@ -1,10 +1,10 @@
-//! What a backend contributes to a rank: daemons that are stepped, and the paths a client's requests take to them.
+//! The contribution of a backend to a rank: daemons that are stepped, and the paths of a client's requests to them.
 //!
 //! A driver owns the threads, the order of the run and the measurement; a backend owns the transports.
 //!
-//! [`composed`] is the one backend so far: ipc, delegationrpc, flux and what carries messages between ranks, put together after one of the
-//! topologies that [`topology`](crate::topology) has. Its parts: `daemon` (a daemon's phases), `remote` (a thread's connections to other ranks: copyrpc, SENDs, UCX),
-//! `shards` (a daemon's channel to the other daemons of the rank), `paths` (a client).
+//! [`composed`] is the only backend so far: ipc, delegationrpc, flux and the carrier of messages between ranks, combined to one of the
+//! topologies of [`topology`](crate::topology). Its parts: `daemon` (a daemon's phases), `remote` (a thread's connections to other ranks:
+//! copyrpc, SENDs, UCX), `shards` (a daemon's channel to the other daemons of the rank), `paths` (a client).
 
 pub mod composed;
 pub mod daemon;
@@ -32,7 +32,7 @@ use crate::values::ClientValues;
 pub trait Backend: Sync {
     /// A daemon, made and stepped on its own thread.
     type Daemon: Daemon;
-    /// A client's way to the daemons, made and polled on the client's thread.
+    /// A client's paths to the daemons, made and polled on the client's thread.
     type Paths: Paths;
 
     /// Makes daemon `daemon` of this rank: its servers, so that clients can connect, and its endpoints, not yet connected. Called once per
@@ -46,22 +46,22 @@ pub trait Backend: Sync {
     /// on the client's thread, after every daemon of the rank is open.
     ///
     /// # Errors
-    /// Why a daemon could not be reached, or an endpoint not be made.
+    /// Why a daemon could not be reached, or an endpoint could not be made.
     fn open_client(&self, client: usize) -> Result<Self::Paths, BackendError>;
 }
 
 /// Connection records, each with the thread at the other end.
 pub type Records = Vec<(Peer, Vec<u8>)>;
 
-/// The endpoints that a daemon or client has to threads of other ranks. A thread without any leaves it at what is written here.
+/// The endpoints of a daemon or client to threads of other ranks. The default methods are those of a thread without endpoints.
 pub trait Endpoints {
-    /// The connection records of the endpoints, each with whom it is for.
+    /// Returns the connection records of the endpoints, each with its addressee.
     fn records(&self) -> Records {
         Vec::new()
     }
 
-    /// Connects the endpoints: the records that the other ends made for them, one for each of [`records`](Self::records). Bytes of a peer:
-    /// untrusted.
+    /// Connects the endpoints with the records that the other ends made for them, one for each of [`records`](Self::records). The bytes
+    /// are a peer's, and untrusted.
     ///
     /// # Errors
     /// [`BackendError::Setup`] when a record does not fit.
@@ -69,27 +69,29 @@ pub trait Endpoints {
         Ok(())
     }
 
-    /// Lets connections come about for which connecting both ends is not enough, without waiting. Returns whether all stand; called until then,
-    /// before anything is sent.
+    /// Makes progress, without waiting, with connections for which connecting both ends is not enough. Returns whether all are
+    /// established. Called until then, before anything is sent.
     ///
     /// # Errors
-    /// One cannot come about.
+    /// A connection cannot be established.
     fn settle(&mut self) -> Result<bool, BackendError> {
         Ok(true)
     }
 
-    /// What its connections to other ranks did; `None` if it has none. `backlog_peak` is that since the last call.
+    /// Returns the activity of its connections to other ranks; `None` if it has none. `backlog_peak` is that since the last call.
     fn transport(&mut self) -> Option<TransportReport> {
         None
     }
 
-    /// Of each connection that gives credit: bytes that calls of this end have paid for, and bytes that its answers have given back.
+    /// Returns, for each connection with credit, the bytes that calls of this end have paid for, and the bytes that its answers have
+    /// given back.
     fn credit_used(&self) -> Vec<(Peer, [u64; 2])> {
         Vec::new()
     }
 }
 
-/// A daemon: shard owner, and carrier of remote requests where the topology says so. A sleep on it ends where a step has something to do.
+/// A daemon: owner of a shard, and carrier of remote requests in topologies that have them there. A sleep on it ends when a step has
+/// something to do.
 pub trait Daemon: Endpoints + Sleeper {
     /// One bounded round over all phases. `now_ns` is the time; it is read by daemons whose policies need it.
     ///
@@ -97,37 +99,37 @@ pub trait Daemon: Endpoints + Sleeper {
     /// [`BackendError::PeerGone`] when a remote rank is dead. The daemon is of no use after an error.
     fn step(&mut self, now_ns: impl FnOnce() -> u64) -> Result<Round, BackendError>;
 
-    /// How it stands, for a time series: all but time, run and the counters of rounds.
+    /// Returns its state for a time series: all but time, run and the counters of rounds.
     fn gauges(&self) -> Sample {
         Sample::default()
     }
 
-    /// What its policies did; `None` if it has none.
+    /// Returns the effects of its policies; `None` if it has none.
     fn policy(&self) -> Option<PolicyReport> {
         None
     }
 }
 
-/// What a driver that runs many threads' work in one thread asks when a step has found nothing to do.
+/// Questions of a driver that runs many threads' work in one thread, after a step that found nothing to do.
 pub trait Restful {
-    /// How long there is nothing to do unless `waker` is called, by a neighbour of the rank in one of its own steps, or a device of this one
-    /// gets a completion; `None`: there is something now.
+    /// Returns for how long there is nothing to do unless `waker` is called, by a neighbour of the rank in one of its own steps, or a
+    /// device of this thread gets a completion. `None`: there is work now.
     fn rest(&mut self, waker: &Waker) -> Option<Duration>;
 
-    /// Whether it has connections to other ranks, and so something to hear from its device.
+    /// Returns whether it has connections to other ranks, and so may get completions of its device.
     fn has_connections(&self) -> bool;
 
-    /// Whether the device has something for it, asked while it rests.
+    /// Returns whether the device has a completion for it. Called while it rests.
     fn has_news(&self) -> bool;
 
-    /// Ends its connections without a goodbye, which to be heard needs time to pass: dropped, it would wait for that.
+    /// Ends its connections without a goodbye, which takes time to be heard: a drop would wait for that.
     fn abort(&mut self);
 }
 
-/// How a client's requests reach a store. A sleep on them ends where a poll has something to do.
+/// The paths of a client's requests to a store. A sleep on them ends when a poll has something to do.
 pub trait Paths: Endpoints + Sleeper {
-    /// Offers a request; its end is reported by [`poll`](Self::poll) with the same token. Nothing is kept of a request that is refused. Requests
-    /// for one key are executed in the order in which they were accepted.
+    /// Offers a request. [`poll`](Self::poll) reports its end with the same token. Nothing is kept of a refused request. Requests for one
+    /// key are executed in the order in which they were accepted.
     ///
     /// # Errors
     /// [`IssueError::Full`]: try again after a poll. [`IssueError::Down`]: never again.
@@ -136,44 +138,44 @@ pub trait Paths: Endpoints + Sleeper {
     /// Reports every operation that has ended since the last call, each exactly once, in any order.
     ///
     /// # Errors
-    /// A daemon is gone; what is outstanding will not end.
+    /// A daemon is gone; outstanding operations will not end.
     fn poll(&mut self, ended: impl FnMut(u32, Ending)) -> Result<(), BackendError>;
 
-    /// Where the tails of its values are; `None`: they have none.
+    /// Returns the places of the tails of its values; `None` if they have none.
     fn values(&self) -> Option<ClientValues> {
         None
     }
 
-    /// Sends what was issued and may have been gathered. Called after the last of several issues.
+    /// Sends requests that were issued and gathered. Called after the last of several issues.
     ///
     /// # Errors
-    /// The path is of no more use.
+    /// The path is unusable.
     fn flush(&mut self) -> Result<(), BackendError> {
         Ok(())
     }
 }
 
-/// How an operation ended.
+/// The end of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
     /// The store answered.
     Reply(Response),
-    /// The transport gave it up with an error.
+    /// The transport failed the operation with an error.
     Error,
 }
 
-/// A request was not accepted.
+/// Why a request was not accepted.
 #[derive(Debug, Error)]
 pub enum IssueError {
     /// No room now.
     #[error("no room in the request path now")]
     Full,
-    /// The path is of no more use.
+    /// The path is unusable.
     #[error(transparent)]
     Down(#[from] BackendError),
 }
 
-/// The transports of a rank failed.
+/// Why the transports of a rank failed.
 #[derive(Debug, Error)]
 pub enum BackendError {
     /// Another rank is dead, found by the fabric.
@@ -181,13 +183,13 @@ pub enum BackendError {
     PeerGone {
         /// The dead rank.
         rank: usize,
-        /// What the fabric saw.
+        /// The reason that the fabric reported.
         how: String,
     },
     /// Something could not be made or connected.
     #[error("{what}: {source}")]
     Setup {
-        /// What was being done.
+        /// The action that failed.
         what: String,
         /// The transport's reason.
         source: Box<dyn std::error::Error + Send + Sync>,

@@ -1,4 +1,4 @@
-//! A client's ways to the daemons of its rank, and to those of other ranks.
+//! A client's paths to the daemons of its rank, and to those of other ranks.
 
 use std::task::Waker;
 use std::time::Duration;
@@ -16,16 +16,16 @@ use crate::topology::Topology;
 use crate::topology::{Peer, Worker};
 use crate::values::ClientValues;
 
-/// Connections to the daemons of the rank, and what the topology has beside them.
+/// A client's connections to the daemons of the rank, and the further ones of its topology.
 #[derive(Debug)]
 pub struct ClientPaths {
     rank: usize,
     topology: Topology,
     /// By daemon: its ipc server.
     shards: Vec<ipc::Client<Request, Response, u32>>,
-    /// By daemon: a seat at its ring, where it has one.
+    /// By daemon: a seat at its ring, if it has a ring.
     rings: Vec<delegationrpc::Client<Request, Response, u32>>,
-    /// Endpoints of the client's own, where it has any.
+    /// Endpoints of the client's own, if it has any.
     remote: Option<Remote<u32>>,
     values: ClientValues,
 }
@@ -78,7 +78,7 @@ impl Endpoints for ClientPaths {
 impl Sleeper for ClientPaths {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         let Self { shards, rings, remote, .. } = self;
-        // Polls alone make room for what waits for it.
+        // Only polls make room for requests that wait for it.
         if remote.as_ref().is_some_and(|remote| remote.backlogged() > 0) {
             return then(&mut Due::now());
         }
@@ -111,7 +111,7 @@ impl Restful for ClientPaths {
     }
 }
 
-/// Why a call through ipc or the ring was not made.
+/// Returns why a call through ipc or the ring was not made.
 fn refused(path: &'static str, error: &ipc::CallError<Request, u32>) -> IssueError {
     match error {
         ipc::CallError::Full { .. } => IssueError::Full,
@@ -129,7 +129,7 @@ impl Paths for ClientPaths {
     fn issue(&mut self, request: &Request, token: u32) -> Result<(), IssueError> {
         if request.rank() as usize != self.rank {
             if let Some((link, remote)) = self.remote.as_mut().and_then(|remote| Some((remote.link_for(request)?, remote))) {
-                // What finds no room waits there; the queue depth bounds it.
+                // A request that finds no room waits there; the queue depth bounds their number.
                 return remote.call(link, *request, token).map_err(IssueError::Down);
             }
             let far_daemon = self.topology.far_daemon(self.rank, request.key());

@@ -1,4 +1,4 @@
-//! `Plan`: what daemons and clients of a rank have to know.
+//! `Plan`: the parameters that daemons and clients of a rank need.
 
 use mlx5::{Device, DeviceSpec};
 use shm::dir::Dir;
@@ -13,23 +13,23 @@ use crate::values::Values;
 /// The meaning of the shared-memory payloads: changes with [`Request`](crate::message::Request) and [`Response`](crate::message::Response).
 pub(super) const TYPE_TAG: u64 = u64::from_be_bytes(*b"BENCHKV2");
 
-/// What the values under way are called.
+/// Name of the memory of the values under way.
 const VALUES: &str = "values";
 
-/// Where a rank is, and what it opens.
+/// The place of a rank, and the resources it opens.
 #[derive(Debug, Clone)]
 pub struct Site {
     /// The rank.
     pub rank: usize,
-    /// The process of its daemons, by which clients in other processes find them.
+    /// The process id of its daemons, by which clients in other processes find them.
     pub process: u32,
-    /// Where its shared memory is.
+    /// The directory of its shared memory.
     pub dir: Dir,
     /// The device of each thread with connections.
     pub device: DeviceSpec,
 }
 
-/// What daemons and clients of a rank have to know.
+/// The parameters that daemons and clients of a rank need.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     pub(super) topology: Topology,
@@ -46,22 +46,22 @@ pub(super) struct Plan {
     /// The tails of values under way within the rank.
     pub(super) values: Values,
     pub(super) policies: PolicyOptions,
-    /// Requests, and answers, of each end under way on a connection that carries each by itself.
+    /// Maximum number of requests, and of answers, of each end under way on a connection that sends each separately.
     pub(super) window: usize,
-    /// Whether UCX notices dead peers.
+    /// Whether UCX detects dead peers.
     pub(super) ucx_errors: PeerErrors,
     pub(super) device: DeviceSpec,
     pub(super) dir: Dir,
 }
 
 impl Plan {
-    /// Of a rank that this process has; its clients may be in others.
+    /// Makes the plan of a rank in this process; its clients may be in others.
     pub(super) fn new(job: &Job, site: Site) -> Result<Self, BackendError> {
         let values = Values::create(job.places(), &site.dir, &name(site.process, site.rank, VALUES));
         Self::with(job, site, values.map_err(|e| BackendError::setup("the memory of values under way", e)))
     }
 
-    /// Of a rank that another process has.
+    /// Makes the plan of a rank in another process.
     pub(super) fn for_clients(job: &Job, site: Site) -> Result<Self, BackendError> {
         let values = Values::open(job.places(), &site.dir, &name(site.process, site.rank, VALUES));
         Self::with(job, site, values.map_err(|e| BackendError::setup("the memory of values under way", e)))
@@ -87,7 +87,7 @@ impl Plan {
         })
     }
 
-    /// A device for a thread with connections: `shared`, or one of its own.
+    /// Returns a device for a thread with connections: `shared`, or one of its own.
     pub(super) fn open_device(&self, shared: Option<&Device>) -> Result<Device, BackendError> {
         let open = || Device::open(&self.device).map_err(|e| BackendError::setup("the RDMA device", e));
         shared.map_or_else(open, |device| Ok(device.clone()))
@@ -98,7 +98,8 @@ impl Plan {
     }
 }
 
-/// Name of a server of a rank. The process id keeps jobs apart, the rank those that share a process; what a dead process left under it is replaced.
+/// Returns the name of a server of a rank. The process id distinguishes jobs, the rank distinguishes ranks in one process. A name left by
+/// a dead process is replaced.
 fn name(process: u32, rank: usize, what: &str) -> String {
     format!("benchkv-{process}-{rank}-{what}")
 }

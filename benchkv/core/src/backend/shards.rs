@@ -1,4 +1,4 @@
-//! The channel between the daemons of a rank: flux, and what waits for its answers.
+//! The channel between the daemons of a rank: flux, and the calls that wait for its answers.
 
 use std::collections::VecDeque;
 
@@ -10,32 +10,32 @@ use super::BackendError;
 use crate::job::Sizes;
 use crate::message::{Request, Response};
 
-/// What travels between daemons.
+/// A message between daemons.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Hop {
     /// A request for the other daemon's shard, or for a rank it carries.
     Request(Request),
     /// Its answer.
     Response(Response),
-    /// It could not be carried.
+    /// The request could not be carried.
     Failed,
 }
 
-/// A daemon's end. What it keeps per call is a key into [`Shards::waiting`], so that the end can be sent to its thread.
+/// A daemon's end. It keeps a key into [`Shards::waiting`] per call, so the end can be sent to its thread.
 pub(super) type ShardNode = Node<Hop, usize>;
 
-/// The ends for all daemons of a rank.
+/// Makes the ends for all daemons of a rank.
 pub(super) fn mesh(clock: &Clock, daemons: usize, sizes: &Sizes) -> Result<Vec<ShardNode>, BackendError> {
     let config = Config { capacity: sizes.flux_capacity, in_flight: sizes.flux_in_flight };
     flux::network_by(clock, daemons, config).map_err(|e| BackendError::setup("the channel between daemons", e))
 }
 
-/// A daemon's end with the calls it has made. `W` is whom to answer.
+/// A daemon's end with the calls it has made. `W` is the caller to answer.
 #[derive(Debug)]
 pub(super) struct Shards<W> {
     pub(super) node: ShardNode,
     waiting: Slab<W>,
-    /// Per daemon, in order: calls for which the channel had no room.
+    /// Per daemon, in order: calls that found no room in the channel.
     backlog: Vec<VecDeque<(Request, usize)>>,
     backlogged: usize,
 }
@@ -45,12 +45,12 @@ impl<W> Shards<W> {
         Self { node, waiting: Slab::new(), backlog: (0..daemons).map(|_| VecDeque::new()).collect(), backlogged: 0 }
     }
 
-    /// Requests that wait for room.
+    /// Returns the number of requests that wait for room.
     pub(super) fn backlogged(&self) -> usize {
         self.backlogged
     }
 
-    /// Sends a request to another daemon, behind those that wait for room.
+    /// Sends a request to another daemon, after those that wait for room.
     pub(super) fn call(&mut self, daemon: usize, request: Request, whom: W) -> Result<(), BackendError> {
         let Some(queue) = self.backlog.get_mut(daemon) else {
             return Err(BackendError::transport("the channel between daemons", format!("there is no daemon {daemon}")));
@@ -84,7 +84,7 @@ impl<W> Shards<W> {
         Ok(())
     }
 
-    /// Tries again what waits for room. Returns how much of it was sent.
+    /// Tries again to send requests that wait for room. Returns the number sent.
     pub(super) fn retry(&mut self) -> Result<usize, BackendError> {
         let before = self.backlogged;
         if before > 0 {
@@ -95,8 +95,8 @@ impl<W> Shards<W> {
         Ok(before - self.backlogged)
     }
 
-    /// Takes in what arrived, and hands answers to `answer` with whom they are for. Returns how many there were: requests are counted by who takes
-    /// them from the node.
+    /// Takes arrived messages, and gives answers to `answer` with their callers. Returns the number of answers; requests are counted
+    /// where they are taken from the node.
     pub(super) fn poll(&mut self, mut answer: impl FnMut(W, Option<Response>)) -> usize {
         let Self { node, waiting, .. } = self;
         let mut answers = 0;
@@ -140,11 +140,11 @@ mod tests {
         let call = |asking: &mut Shards<u64>, key| asking.call(1, Request::get(0, key), key).unwrap();
         (0..5).for_each(|key| call(&mut asking, key));
         assert_eq!(asking.backlogged(), 3);
-        // There is room now, but not for one that comes later.
+        // There is room now, but not for a request that comes later.
         serve(&mut asking);
         call(&mut asking, 5);
         assert_eq!(asking.backlogged(), 4);
-        // Two at a time.
+        // Two requests are sent at a time.
         for left in [2, 0] {
             assert_eq!(asking.retry().unwrap(), 2);
             assert_eq!(asking.backlogged(), left);

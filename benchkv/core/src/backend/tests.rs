@@ -1,5 +1,5 @@
-//! Whole ranks whose threads sleep, each on everything it waits for. Here no sleep ends by itself before an hour has passed, so a wake-up that is
-//! lost is a hang and not a delay.
+//! Whole ranks whose threads sleep, each on everything that it waits for. Here a sleep does not end by itself within an hour, so a lost
+//! wake-up is a hang and not a delay.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
@@ -15,11 +15,11 @@ use crate::topology::{Routing, Transport, Worker};
 const RANKS: usize = 2;
 const DAEMONS: usize = 2;
 const CLIENTS: usize = 1;
-/// One at a time, of each client.
+/// Number of operations of each client, one at a time.
 const OPERATIONS: u32 = 500;
 const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// What sleeps are to end at, but for time.
+/// A sleep that ends at an event, but not by time.
 struct Patient<'a>(&'a mut dyn Sleeper);
 
 impl Sleeper for Patient<'_> {
@@ -51,7 +51,7 @@ impl Watch for ForAnHour<'_> {
 struct Job {
     ranks: Vec<Composed>,
     meeting: Barrier,
-    /// From, to, what.
+    /// Sender, receiver and bytes of each record.
     records: Mutex<Vec<(Peer, Peer, Vec<u8>)>>,
     clients_left: Barrier,
     is_over: AtomicBool,

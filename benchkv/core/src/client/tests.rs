@@ -11,7 +11,7 @@ use crate::pace::{Arrivals, Pace};
 use crate::store::Shard;
 use crate::workload::{Distribution, Workload};
 
-/// Two stores behind one queue, served last-in first-out so that replies come out of order; accepts `room` requests at a time.
+/// Two stores behind one queue, served last-in first-out, so that replies arrive out of order. It accepts `room` requests at a time.
 #[derive(Clone)]
 struct Loopback {
     stores: Rc<RefCell<[Shard; 2]>>,
@@ -19,7 +19,7 @@ struct Loopback {
     room: usize,
     serve: Rc<Cell<usize>>,
     ending: Option<Ending>,
-    /// Of those in the queue, sent.
+    /// Number of requests in the queue that were flushed.
     flushed: Rc<Cell<usize>>,
 }
 
@@ -92,7 +92,7 @@ fn client(paths: Loopback, corrupt_one: bool) -> Client<Loopback> {
     paced(paths, corrupt_one, None)
 }
 
-/// In an open loop of so many operations per microsecond.
+/// Makes a client with an open loop of that many operations per microsecond.
 fn open_loop(paths: Loopback, per_us: f64) -> Client<Loopback> {
     paced(paths, false, Some(Pace { rate: per_us * 1e6, arrivals: Arrivals::Even }))
 }
@@ -126,7 +126,7 @@ fn ended(window: &Window) -> u64 {
     window.local.count() + window.remote.count()
 }
 
-/// Sum of all latencies, as the histograms have them.
+/// Returns the sum of all latencies, to the precision of the histograms, in ns.
 fn latency_sum_ns(window: &Window) -> f64 {
     window.local.sum_ns() + window.remote.sum_ns()
 }
@@ -152,7 +152,7 @@ fn every_operation_ends_once_and_windows_hold_what_ended_in_them() {
     assert_eq!(report.windows.iter().map(ended).collect::<Vec<_>>(), [80_000, 160_000]);
     let remote = report.windows[0].remote.count() as f64 / 80_000.0;
     assert!((remote - 0.25).abs() < 0.02, "{remote}");
-    // Half of the shared accesses read; of 16 private ones 8 do.
+    // Half of the shared accesses read, and 8 of 16 private ones do.
     for kinds in [&report.windows[0].local, &report.windows[1].remote] {
         let gets = kinds.gets.count() as f64 / kinds.count() as f64;
         assert!((gets - 0.5).abs() < 0.02, "{gets}");
@@ -164,7 +164,7 @@ fn every_operation_ends_once_and_windows_hold_what_ended_in_them() {
     assert!(verdict.issued > 80_000);
 }
 
-/// Also where requests are refused for lack of room, and where they have their times.
+/// Also if requests are refused for lack of room, and in an open loop.
 #[test]
 fn a_client_with_a_number_of_operations_ends_by_itself_when_they_have_ended() {
     for (ops, room, pace) in
@@ -182,7 +182,7 @@ fn a_client_with_a_number_of_operations_ends_by_itself_when_they_have_ended() {
     }
 }
 
-/// To the precision of the histograms, however short the window and however uneven the service.
+/// To the precision of the histograms, for any length of the window and any unevenness of the service.
 #[test]
 fn littles_law_holds_in_a_window() {
     for (room, served, count) in [(100, usize::MAX, 10_000), (100, 1, 40), (3, 2, 30), (100, 0, 5)] {
@@ -198,7 +198,7 @@ fn littles_law_holds_in_a_window() {
             let window = &report.windows[0];
             let (measured, carried) = (window.outstanding_ns as f64, window.carried_ns as f64);
             let computed = latency_sum_ns(window) - window.open_loop.held_ns as f64 + carried;
-            // What was held for long leaves the error of its histogram, a thousandth.
+            // Long waits leave the error of their histogram, a thousandth.
             let precision = 0.01 * measured + 0.001 * window.open_loop.held_ns as f64;
             assert!((measured - computed).abs() < precision, "{served} served: {measured}, {computed} of which {carried}");
         }
@@ -210,7 +210,7 @@ fn an_open_loop_starts_what_is_due_and_nothing_else() {
     let (clock, mut client) = (Cell::new(1), open_loop(loopback(100), 1.0));
     steps(&mut client, &clock, Phase::Ready, 3);
     let origin_ns = clock.get();
-    // 250 ns after an intended start, long after its operation has ended.
+    // 250 ns after an intended start, long after that operation has ended.
     steps_until(&mut client, &clock, Phase::WarmUp, origin_ns + 10_450);
     steps_until(&mut client, &clock, Phase::Window(0), origin_ns + 1_010_450);
     steps(&mut client, &clock, Phase::Between, 1);
@@ -224,7 +224,7 @@ fn an_open_loop_starts_what_is_due_and_nothing_else() {
     assert!(longest.iter().all(|max| *max < 500), "{longest:?}");
 }
 
-/// What a stall delays are all operations due in it, not only the few that were outstanding.
+/// A stall delays all operations due in it, not only the few that were outstanding.
 #[test]
 fn latency_counts_from_the_intended_start_through_a_stall() {
     const STALL_NS: u64 = 100_000;
@@ -240,7 +240,7 @@ fn latency_counts_from_the_intended_start_through_a_stall() {
     let report = client.report(WorkerReport::default());
     let window = &report.windows[0];
     assert!(ended(window).abs_diff(200) <= 1 && window.open_loop.backlog <= 1, "the backlog was worked off: {}", ended(window));
-    // Of the 100 delayed ones the first waited for the whole stall and the last for none of it.
+    // Of the 100 delayed operations the first waited for the whole stall, and the last not at all.
     let (expected, sum) = (100.0 * STALL_NS as f64 / 2.0, latency_sum_ns(window));
     assert!((sum - expected).abs() < 0.05 * expected, "{sum}, not {expected}");
     let held = window.open_loop.held_ns as f64;
@@ -276,7 +276,7 @@ fn a_full_path_delays_requests_and_loses_none() {
     assert_eq!(report.verdict.unwrap().failures, 0);
 }
 
-/// It may be the only one, with nothing outstanding whose end would make room.
+/// The refused request may be the only one, with no outstanding operation whose end would make room.
 #[test]
 fn a_refused_request_that_holds_the_last_token_is_tried_again() {
     let (clock, mut client) = (Cell::new(1), client(loopback(0), false));
@@ -297,7 +297,7 @@ fn an_open_loop_reads_the_clock_once_while_nothing_is_due() {
     assert_eq!(clock.get() - before_ns, 3 * 100);
 }
 
-/// What it may sleep through, as far as it knows by itself.
+/// The time for which a client may sleep, as far as it knows by itself.
 #[test]
 fn a_client_knows_until_when_it_has_nothing_to_do() {
     let paths = loopback(100);
@@ -309,7 +309,7 @@ fn a_client_knows_until_when_it_has_nothing_to_do() {
     paths.serve.set(0);
     steps(&mut client, &clock, Phase::WarmUp, 1000);
     assert_eq!(client.until_due(clock.get()), Duration::MAX, "more is due, but as much as may be is outstanding");
-    // As many as are left when one was served.
+    // The number left after one was served.
     client.paths.room = 7;
     paths.serve.set(1);
     steps(&mut client, &clock, Phase::WarmUp, 1);

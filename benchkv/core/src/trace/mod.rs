@@ -1,13 +1,13 @@
-//! What a daemon was doing, sampled over time: a [`Sample`], and the [`recorder`] that takes them while a job runs.
+//! The activity of a daemon, sampled over time: a [`Sample`], and the [`recorder`] that records samples while a job runs.
 
 pub mod recorder;
 
-/// How a daemon stood at a time.
+/// The state of a daemon at one time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// Since this rank's warm-up began.
+    /// Time since this rank's warm-up began, in ns.
     pub time_ns: u64,
-    /// The measured run it lies in, from 0; `None` (an empty field): in none.
+    /// The measured run that the sample is in, from 0; `None` (an empty field) if in none.
     pub run: Option<u16>,
     /// Counter: rounds over all phases.
     pub loops: u64,
@@ -23,14 +23,14 @@ pub struct Sample {
     pub window_stalls: u64,
     /// Requests sent to other ranks and not answered yet.
     pub outstanding: u64,
-    /// Requests that wait on their way out of the daemon.
+    /// Requests that wait for room on their way out of the daemon.
     pub backlog: u64,
-    /// Answers of other ranks that wait to be released together.
+    /// Answers of other ranks that are held to be released together.
     pub held: u64,
-    /// How long answers are held at most; 0: not.
+    /// Maximum time for which answers are held, in ns; 0: they are not held.
     pub hold_ns: u64,
     /// Polls added to a round while they find nothing.
     pub poll_budget: u64,
-    /// From a flush to the next completion, smoothed; 0 while no policy asks for it.
+    /// Smoothed time from a flush to the next completion, in ns; 0 while no policy needs it.
     pub rtt_ns: u64,
 }

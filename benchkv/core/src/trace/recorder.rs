@@ -1,4 +1,4 @@
-//! Takes the samples of one daemon into memory that is there from the start.
+//! Records the samples of one daemon into memory that is allocated at the start.
 
 use serde::{Deserialize, Serialize};
 use shm::wait::WaitStrategy;
@@ -7,37 +7,39 @@ use super::Sample;
 use crate::counters::Round;
 use crate::phase::Phase;
 
-/// Samples kept of a daemon.
+/// Maximum number of samples kept of a daemon.
 const CAPACITY: usize = 1 << 15;
-/// How long, from its first round that did something, a daemon is sampled in each such round; and the most of these samples, which stay.
+/// Time from the first round with work in which each such round of a daemon is sampled, in ns; and the maximum of these samples, which
+/// are never dropped.
 const HEAD_NS: u64 = 1_000_000;
 const HEAD_SAMPLES: usize = CAPACITY / 4;
-/// Shortest time between two samples of a daemon that has nothing to do.
+/// Minimum time between two samples of a daemon that has nothing to do, in ns.
 const IDLE_INTERVAL_NS: u64 = 1_000_000;
-/// Rounds without work between two looks at the clock, of a daemon that does not sleep in between.
+/// Rounds without work between two readings of the clock, for a daemon that does not sleep in between.
 const IDLE_ROUNDS_PER_LOOK: u32 = 64;
 
-/// A series while it is recorded. The first millisecond has a sample of each round that did something. Of the rest, where it would not fit, every second sample is dropped and the distance of the next ones doubles: a series
-/// covers the whole job, and is as dense as the memory allows.
+/// A series while it is recorded. The first millisecond has a sample of each round with work. If the rest would not fit, every second
+/// sample of it is dropped and the interval of the next ones doubles: a series covers the whole job, and is as dense as the memory
+/// permits.
 #[derive(Debug)]
 pub struct Recorder {
     interval: u64,
     idle_interval_ns: u64,
     idle_rounds_per_look: u32,
     capacity: usize,
-    /// Samples at the front that are never dropped, and the most there may be; these are the same when the head is over.
+    /// Number of samples at the front that are never dropped, and its maximum; both are equal when the head is over.
     head: usize,
     head_capacity: usize,
-    /// When the first round did something.
+    /// Time of the first round with work, in ns.
     worked_ns: Option<u64>,
-    /// When the warm-up began; `None`: it has not.
+    /// Time at which the warm-up began, in ns; `None` before.
     started_ns: Option<u64>,
     run: Option<u16>,
-    /// Counters since then.
+    /// Counters since the warm-up began.
     sum: Sample,
-    /// Rounds since the last sample that did something.
+    /// Rounds with work since the last sample.
     busy: u64,
-    /// Rounds since the last look at the clock that did nothing.
+    /// Rounds without work since the last reading of the clock.
     idle: u32,
     samples: Vec<Sample>,
     thinned: u64,
@@ -48,17 +50,17 @@ pub struct Recorder {
 pub struct TraceReport {
     /// Samples written.
     pub samples: u64,
-    /// Samples taken and dropped again, so that the rest fits.
+    /// Samples taken and dropped again to make room.
     pub thinned: u64,
-    /// Rounds that did something between two samples, at the end.
+    /// Rounds with work between two samples, at the end.
     pub interval: u64,
 }
 
 impl Recorder {
-    /// Bytes that the series of a daemon takes.
+    /// Bytes of the series of a daemon.
     pub const BYTES: usize = CAPACITY * size_of::<Sample>();
 
-    /// A sample every `interval` rounds that did something, of a daemon that waits like this.
+    /// Makes a recorder with a sample every `interval` rounds with work, for a daemon that waits like this.
     #[must_use]
     pub fn new(interval: u64, wait: WaitStrategy) -> Self {
         let idle_rounds_per_look = if wait == WaitStrategy::Event { 1 } else { IDLE_ROUNDS_PER_LOOK };
@@ -84,7 +86,8 @@ impl Recorder {
         }
     }
 
-    /// Notes a round. `gauges` has what a daemon knows: all but time, run and the counters of rounds; those that count are as they stand.
+    /// Notes a round. `gauges` returns the daemon's values: all but time, run and the counters of rounds. Counters have their current
+    /// totals.
     pub fn note(&mut self, phase: Phase, round: Round, now_ns: impl FnOnce() -> u64, gauges: impl FnOnce() -> Sample) {
         if self.started_ns.is_none() && phase == Phase::Ready {
             return;
@@ -138,7 +141,7 @@ impl Recorder {
         self.idle_interval_ns *= 2;
     }
 
-    /// The series, in the order of time.
+    /// Returns the series, in the order of time.
     #[must_use]
     pub fn samples(&self) -> &[Sample] {
         &self.samples
@@ -211,7 +214,7 @@ mod tests {
         assert_eq!(recorder.samples.as_ptr(), memory, "nothing was allocated");
     }
 
-    /// What begins in a burst is over before the interval has passed once.
+    /// A burst at the beginning is over before the interval has passed once.
     #[test]
     fn the_first_millisecond_of_work_has_every_round_and_is_never_thinned() {
         let mut recorder = Recorder { head_capacity: 1000, ..Recorder::with_capacity(64, 512) };

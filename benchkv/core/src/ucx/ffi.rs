@@ -1,8 +1,8 @@
-//! libucp, opened at run time: the functions that are called, and of each struct the fields that are used.
+//! libucp, opened at run time: the functions that are called, and the fields that are used of each struct.
 //!
-//! Source: `ucp/api/ucp.h`, `ucp/api/ucp_def.h`, `ucs/type/status.h` of UCX 1.10 to 1.13. Every struct begins with a mask that says which fields
-//! are set, and the library looks at no other: so they may be cut after the last one used. They are padded to what the header has.
-//! `oracle` compares sizes, offsets and constants with the header.
+//! Source: `ucp/api/ucp.h`, `ucp/api/ucp_def.h`, `ucs/type/status.h` of UCX 1.10 to 1.13. Every struct begins with a mask of the fields
+//! that are set, and the library reads no others, so a struct may end after the last used field. The structs are padded to the size in
+//! the header. `oracle` compares sizes, offsets and constants with the header.
 
 use core::ffi::{CStr, c_char, c_uint, c_void};
 use core::ptr::NonNull;
@@ -18,7 +18,7 @@ const LIBUCP: &str = "libucp.so.0";
 pub(super) type Status = i8;
 pub(super) const UCS_OK: Status = 0;
 pub(super) const UCS_INPROGRESS: Status = 1;
-/// Below all errors.
+/// A number below all errors.
 pub(super) const UCS_ERR_LAST: isize = -100;
 
 pub(super) const UCP_PARAM_FIELD_FEATURES: u64 = 1;
@@ -39,7 +39,7 @@ pub(super) const UCP_AM_SEND_FLAG_EAGER: u32 = 1 << 1;
 pub(super) const UCP_EP_CLOSE_FLAG_FORCE: u32 = 1;
 pub(super) const UCP_AM_RECV_ATTR_FLAG_RNDV: u64 = 1 << 17;
 
-/// What the library keeps behind its handles.
+/// The type behind the library's handles.
 pub(super) enum Opaque {}
 pub(super) type Handle = *mut Opaque;
 
@@ -110,7 +110,7 @@ pub(super) struct RequestParams {
     pub(super) unused: [u64; 8],
 }
 
-/// The functions.
+/// Declares the functions.
 macro_rules! functions {
     ($($symbol:ident ($($arg:ty),*) -> $ret:ty;)*) => {
         pub(super) struct Functions {
@@ -162,7 +162,7 @@ pub(super) struct Api {
 }
 
 impl Api {
-    /// The process's, loaded at the first call.
+    /// Returns the library of the process, which the first call loads.
     pub(super) fn get() -> Result<&'static Self, UcxError> {
         static API: OnceLock<Api> = OnceLock::new();
         match API.get() {
@@ -197,7 +197,7 @@ impl Api {
         format!("UCX {} ({})", self.version(), self.file)
     }
 
-    /// What a status means.
+    /// Returns the text of a status.
     pub(super) fn text(&self, status: Status) -> String {
         // SAFETY: returns a constant of the library, for any status.
         let text = unsafe { (self.functions.ucs_status_string)(status) };
@@ -213,19 +213,20 @@ impl Api {
     }
 }
 
-/// What a function returned that may have started an operation (`ucs_status_ptr_t`).
+/// The return value of a function that may have started an operation (`ucs_status_ptr_t`).
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Started {
-    /// It is done.
+    /// The operation has ended.
     Done,
-    /// It goes on: a request, to be freed.
+    /// The operation is under way: its request, to be freed.
     Going(NonNull<c_void>),
-    /// It failed.
+    /// The operation failed.
     Failed(Status),
 }
 
 impl Started {
-    /// `UCS_PTR_IS_ERR`: the last hundred addresses are errors. A request is at any other, in the upper half of the addresses too.
+    /// Decodes a return value as `UCS_PTR_IS_ERR` does: the last hundred addresses are errors. A request has any other address, in the
+    /// upper half of the addresses too.
     pub(super) fn of(pointer: *mut c_void) -> Self {
         match NonNull::new(pointer) {
             None => Self::Done,

@@ -12,16 +12,16 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// The oldest version with what is used: active messages with `ucp_am_send_nbx`.
+/// The oldest version with the functions in use: active messages with `ucp_am_send_nbx`.
 const OLDEST: (u32, u32) = (1, 10);
 
-/// Whether UCX is to notice that peers are gone (`ucp_err_handling_mode_t`).
+/// Whether UCX detects that peers are gone (`ucp_err_handling_mode_t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PeerErrors {
-    /// It is, and uses no transport that cannot.
+    /// UCX detects it, and uses no transport that cannot.
     Peer,
-    /// It is not.
+    /// UCX does not detect it.
     None,
 }
 
@@ -34,21 +34,21 @@ impl fmt::Display for PeerErrors {
     }
 }
 
-/// UCX cannot be used, or failed.
+/// Why UCX cannot be used, or its failure.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum UcxError {
-    /// The library is not there.
+    /// The library is not installed.
     #[error("ucx-am needs UCX ({reason}): apt-get install libucx0, or your system's package of UCX; another --backend needs none")]
     NotInstalled {
-        /// What the loader says.
+        /// The loader's reason.
         reason: String,
     },
-    /// The library is older than what is used.
+    /// The library is older than the oldest usable version.
     #[error("ucx-am needs UCX {}.{} or later, and this is {version}{lacks}", OLDEST.0, OLDEST.1)]
     TooOld {
         /// The library's version.
         version: String,
-        /// A function it lacks, in words; empty when the version says enough.
+        /// A function it lacks, in words; empty if the version is reason enough.
         lacks: String,
     },
     /// A call failed.
@@ -56,10 +56,10 @@ pub enum UcxError {
     Call {
         /// The function.
         call: &'static str,
-        /// What its status means.
+        /// Text of its status.
         status: String,
     },
-    /// UCX says of an endpoint that its peer cannot be reached any more.
+    /// UCX reports that the peer of an endpoint cannot be reached any more.
     #[error("{0}")]
     Peer(String),
 }

@@ -1,4 +1,4 @@
-//! Compares [`ffi`](super::ffi) with `ucp/api/ucp.h`: a C program compiled here says what the header has.
+//! Compares [`ffi`](super::ffi) with `ucp/api/ucp.h`: a C program compiled here prints the values of the header.
 
 use std::fmt::Write as _;
 use std::mem::{offset_of, size_of};
@@ -7,10 +7,10 @@ use std::process::Command;
 
 use super::ffi::*;
 
-/// An expression of C, and what it is here.
+/// An expression of C, and its value here.
 type Fact = (&'static str, i64);
 
-/// Equal in both.
+/// Returns the values that are equal in both.
 fn facts() -> Vec<Fact> {
     let mut facts: Vec<Fact> = vec![
         ("sizeof(ucs_status_t)", size_of::<Status>() as i64),
@@ -51,7 +51,7 @@ fn facts() -> Vec<Fact> {
     facts
 }
 
-/// At least as large here: what is behind the fields in use is padding.
+/// Sizes that are at least as large here: the bytes after the fields in use are padding.
 const PADDED: [Fact; 4] = [
     ("sizeof(ucp_params_t)", size_of::<Params>() as i64),
     ("sizeof(ucp_worker_params_t)", size_of::<WorkerParams>() as i64),
@@ -59,7 +59,7 @@ const PADDED: [Fact; 4] = [
     ("sizeof(ucp_request_param_t)", size_of::<RequestParams>() as i64),
 ];
 
-/// What the header says to each expression. That the functions have the types of [`Functions`] is the compiler's to check, of the same program.
+/// Returns the header's value of each expression. The compiler checks the types of [`Functions`] in the same program.
 fn ask(facts: &[Fact]) -> Vec<i64> {
     let dir = std::env::temp_dir().join(format!("benchkv-ucp-oracle-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();

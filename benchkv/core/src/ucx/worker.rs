@@ -1,8 +1,8 @@
 //! A worker of one thread with its endpoints: active messages of a few bytes, sent and received.
 //!
-//! What the library is given stays where it is until the library is done with it: a message from the call to the end of its request, the inbox until
-//! the worker is destroyed. No reference to the inbox is held across a call of the library, because callbacks write to it; they run
-//! inside such calls, on this thread, copy some bytes, call nothing back and cannot panic.
+//! Memory that is given to the library stays in place until the library is done with it: a message from the call to the end of its
+//! request, the inbox until the worker is destroyed. No reference to the inbox is held across a call of the library, because callbacks
+//! write to it. Callbacks run inside such calls, on this thread, copy some bytes, call nothing back and cannot panic.
 
 use core::ffi::{c_char, c_uint, c_void};
 use core::ptr::NonNull;
@@ -13,54 +13,54 @@ use std::time::{Duration, Instant};
 use super::ffi::*;
 use super::{OLDEST, PeerErrors, UcxError};
 
-/// The number by which handlers are told apart; there is one.
+/// The number by which handlers are distinguished; there is one.
 const MESSAGE_ID: c_uint = 1;
-/// Rounds of progress that one call makes at most.
+/// Maximum rounds of progress in one call.
 const PROGRESS_ROUNDS: usize = 16;
-/// How long endpoints may take to close.
+/// Maximum time for endpoints to close.
 const CLOSE_LIMIT: Duration = Duration::from_millis(200);
 
-/// A message, as it came.
+/// A message as it arrived.
 #[derive(Debug, Clone)]
 pub(crate) struct Message {
     short: [u8; Self::SHORT_BYTES],
-    /// All of one that is longer.
+    /// All bytes of a longer message.
     long: Box<[u8]>,
     length: usize,
 }
 
 impl Message {
-    /// Bytes of the longest that takes no memory of its own.
+    /// Maximum bytes of a message that takes no memory of its own.
     pub(crate) const SHORT_BYTES: usize = 64;
 
-    /// The first bytes; zeros where it was shorter, and of one that was not kept.
+    /// Returns the first bytes: zeros after the end of a shorter message, and for a message that was not kept.
     pub(crate) fn head(&self) -> &[u8] {
         if self.long.is_empty() { &self.short } else { &self.long }
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the message.
     ///
     /// # Errors
-    /// It was longer than the longest that is kept; its length.
+    /// The length of a message that was longer than the maximum that is kept.
     pub(crate) fn bytes(&self) -> Result<&[u8], usize> {
         self.head().get(..self.length).ok_or(self.length)
     }
 }
 
-/// What callbacks write.
+/// The state that callbacks write.
 struct Inbox {
     messages: VecDeque<Message>,
-    /// Bytes of the longest message that is kept.
+    /// Maximum bytes of a message that is kept.
     longest: usize,
 }
 
 struct Endpoint {
     handle: Handle,
-    /// The status with which it failed; `UCS_OK` while it has not. Written by the error callback.
+    /// The status of its failure; `UCS_OK` before. Written by the error callback.
     failure: NonNull<Status>,
-    /// In the order in which they were sent: requests that the library has not finished, and their messages.
+    /// Requests that the library has not finished, and their messages, in the order of sending.
     going: VecDeque<(NonNull<c_void>, Box<[u8]>)>,
-    /// A flush, which ends when the connection stands.
+    /// A flush, which ends when the connection is established.
     connecting: Option<NonNull<c_void>>,
 }
 
@@ -72,7 +72,7 @@ impl Endpoint {
         if status == UCS_INPROGRESS {
             return false;
         }
-        // SAFETY: as above; it is freed once, because the caller forgets it now.
+        // SAFETY: as above; it is freed once, because the caller drops it now.
         unsafe { (api.functions.ucp_request_free)(request.as_ptr()) };
         if status != UCS_OK {
             // SAFETY: lives as long as the worker, and no callback runs now.
@@ -90,7 +90,7 @@ pub(crate) struct Worker {
     inbox: NonNull<Inbox>,
     errors: PeerErrors,
     endpoints: Vec<Endpoint>,
-    /// Memory for messages of the longest, which must not move while the library reads it.
+    /// Memory for messages of the maximum length, which must not move while the library reads it.
     spare: Vec<Box<[u8]>>,
     longest: usize,
 }
@@ -102,7 +102,8 @@ impl fmt::Debug for Worker {
 }
 
 impl Worker {
-    /// A worker without endpoints, on the transports that UCX chooses (`UCX_TLS`, `UCX_NET_DEVICES`), for messages of at most `longest` bytes.
+    /// Opens a worker without endpoints, on the transports that UCX chooses (`UCX_TLS`, `UCX_NET_DEVICES`), for messages of at most
+    /// `longest` bytes.
     pub(crate) fn open(errors: PeerErrors, longest: usize) -> Result<Self, UcxError> {
         let api = Api::get()?;
         let params = Params { field_mask: UCP_PARAM_FIELD_FEATURES, features: UCP_FEATURE_AM, ..Params::default() };
@@ -120,7 +121,7 @@ impl Worker {
             return Err(error);
         }
         let inbox = NonNull::from(Box::leak(Box::new(Inbox { messages: VecDeque::new(), longest })));
-        // From here on dropping it destroys what there is.
+        // From here on its drop destroys what was created.
         let worker = Self { api, context, handle, inbox, errors, endpoints: Vec::new(), spare: Vec::new(), longest };
         let handler = HandlerParams {
             field_mask: UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
@@ -135,28 +136,28 @@ impl Worker {
         Ok(worker)
     }
 
-    /// Version of the library.
+    /// Returns the version of the library.
     pub(crate) fn version(&self) -> String {
         self.api.version()
     }
 
-    /// What peers need to reach it.
+    /// Returns the address by which peers reach it.
     pub(crate) fn address(&self) -> Result<Vec<u8>, UcxError> {
         let (mut address, mut length) = (core::ptr::null_mut(), 0);
         // SAFETY: a worker, and places for the answers.
         let status = unsafe { (self.api.functions.ucp_worker_get_address)(self.handle, &raw mut address, &raw mut length) };
         self.api.check("ucp_worker_get_address", status)?;
-        // SAFETY: as many bytes as it said, until they are released.
+        // SAFETY: as many bytes as the library said, until they are released.
         let bytes = unsafe { core::slice::from_raw_parts(address, length) }.to_vec();
         // SAFETY: of this worker, and released once.
         unsafe { (self.api.functions.ucp_worker_release_address)(self.handle, address) };
         Ok(bytes)
     }
 
-    /// Makes an endpoint to the worker with this address, and returns its number. The connection comes about while both make progress.
+    /// Makes an endpoint to the worker with this address, and returns its number. The connection is established while both make progress.
     ///
     /// # Safety
-    /// `address` is what [`address`](Self::address) of a worker returned: the library reads it without knowing its length.
+    /// `address` was returned by [`address`](Self::address) of a worker: the library reads it without knowing its length.
     pub(crate) unsafe fn connect(&mut self, address: &[u8]) -> Result<usize, UcxError> {
         let failure = NonNull::from(Box::leak(Box::new(UCS_OK)));
         let (mode, callback): (_, Option<ErrorCallback>) = match self.errors {
@@ -190,10 +191,10 @@ impl Worker {
         if let Started::Failed(status) = flush { Err(UcxError::Peer(self.api.text(status))) } else { Ok(self.endpoints.len() - 1) }
     }
 
-    /// Lets the library work. Returns whether all connections stand.
+    /// Makes progress. Returns whether all connections are established.
     ///
     /// # Errors
-    /// [`UcxError::Peer`]: one cannot come about.
+    /// [`UcxError::Peer`]: a connection cannot be established.
     pub(crate) fn settle(&mut self) -> Result<bool, UcxError> {
         self.progress();
         for endpoint in &mut self.endpoints {
@@ -203,10 +204,10 @@ impl Worker {
         Ok(self.endpoints.iter().all(|endpoint| endpoint.connecting.is_none()))
     }
 
-    /// Sends a message of these parts, of at most `longest` bytes together. What the library cannot send at once it keeps, without bound.
+    /// Sends a message of these parts, of at most `longest` bytes together. The library keeps what it cannot send at once, without bound.
     ///
     /// # Errors
-    /// [`UcxError::Peer`] or [`UcxError::Call`]: the endpoint is of no more use.
+    /// [`UcxError::Peer`] or [`UcxError::Call`]: the endpoint is unusable.
     #[inline]
     pub(crate) fn send(&mut self, endpoint: usize, parts: &[&[u8]]) -> Result<(), UcxError> {
         self.check(endpoint)?;
@@ -240,7 +241,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Lets the library work, for a bounded time. Returns whether it did.
+    /// Makes progress, for a bounded time. Returns whether there was any.
     pub(crate) fn progress(&mut self) -> bool {
         let mut rounds = 0;
         // SAFETY: a worker, and no reference to what callbacks write.
@@ -259,27 +260,27 @@ impl Worker {
         rounds > 0
     }
 
-    /// The next message, of any peer.
+    /// Takes the next message, of any peer.
     #[inline]
     pub(crate) fn next_message(&mut self) -> Option<Message> {
-        // SAFETY: lives as long as the worker; callbacks run inside calls of the library only, and this is none.
+        // SAFETY: lives as long as the worker; callbacks run inside calls of the library only, and this is not one.
         unsafe { self.inbox.as_mut() }.messages.pop_front()
     }
 
-    /// Whether an endpoint is still of use.
+    /// Checks whether an endpoint is usable.
     ///
     /// # Errors
     /// [`UcxError::Peer`] with UCX's reason.
     #[inline]
     pub(crate) fn check(&self, endpoint: usize) -> Result<(), UcxError> {
         let Some(endpoint) = self.endpoints.get(endpoint) else { return Ok(()) };
-        // SAFETY: lives as long as the worker; callbacks run inside calls of the library only, and this is none.
+        // SAFETY: lives as long as the worker; callbacks run inside calls of the library only, and this is not one.
         let status = unsafe { endpoint.failure.read() };
         if status == UCS_OK { Ok(()) } else { Err(UcxError::Peer(self.api.text(status))) }
     }
 
-    /// The transports that its endpoints use, each once: `posix/memory`, `rc_mlx5/mlx5_0:1`. From what UCX prints of an endpoint, the only place
-    /// where all versions say it.
+    /// Returns the transports that its endpoints use, each once: `posix/memory`, `rc_mlx5/mlx5_0:1`. Parsed from UCX's printout of an
+    /// endpoint, the only place where all versions tell them.
     pub(crate) fn transports(&self) -> Vec<String> {
         let mut found: Vec<String> = self.endpoints.iter().flat_map(|endpoint| lanes(&self.print(endpoint))).collect();
         found.sort();
@@ -305,7 +306,7 @@ impl Worker {
         printed
     }
 
-    /// Closes all endpoints: at once where errors are handled, else as soon as what was sent has gone, which takes both ends.
+    /// Closes all endpoints: at once where errors are handled, else when the messages sent have left, which takes both ends.
     fn close(&self) {
         let force = self.errors == PeerErrors::Peer;
         let flags = if force { UCP_EP_CLOSE_FLAG_FORCE } else { 0 };
@@ -353,7 +354,7 @@ impl Drop for Worker {
     }
 }
 
-/// Takes a message: `ucp_am_recv_callback_t`. What came by rendezvous is not there yet, and never asked for: too long.
+/// Takes a message: `ucp_am_recv_callback_t`. The bytes of a rendezvous message have not arrived, and are never fetched: it is too long.
 unsafe extern "C" fn receive(
     arg: *mut c_void,
     _header: *const c_void,
@@ -362,20 +363,20 @@ unsafe extern "C" fn receive(
     length: usize,
     param: *const ReceiveParams,
 ) -> Status {
-    // SAFETY: the library's, valid during the call.
+    // SAFETY: the library's struct, valid during the call.
     let is_rendezvous = unsafe { param.as_ref() }.is_some_and(|param| param.recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV != 0);
-    // SAFETY: the inbox of the worker that lives and to which nobody holds a reference.
+    // SAFETY: the inbox of a live worker, to which no reference is held.
     let Some(inbox) = (unsafe { arg.cast::<Inbox>().as_mut() }) else { return UCS_OK };
     let mut message = Message { short: [0; Message::SHORT_BYTES], long: Box::default(), length };
     if is_rendezvous || header_length > 0 || length > inbox.longest {
-        // Not what any sound peer sends: without bytes, and with a length that says so.
+        // No sound peer sends this: it is kept without bytes, with a length that says so.
         message.length = length.max(inbox.longest.max(Message::SHORT_BYTES) + 1);
     } else {
         if length > Message::SHORT_BYTES {
             message.long = vec![0; length].into();
         }
         let bytes = if length > Message::SHORT_BYTES { &mut message.long[..] } else { &mut message.short[..] };
-        // SAFETY: as many bytes of the library's, valid during the call; and at least as many here.
+        // SAFETY: as many bytes of the library's, valid during the call; and at least as many at the destination.
         unsafe { data.cast::<u8>().copy_to_nonoverlapping(bytes.as_mut_ptr(), length) };
     }
     inbox.messages.push_back(message);
@@ -388,14 +389,14 @@ unsafe extern "C" fn fail(arg: *mut c_void, _endpoint: Handle, status: Status) {
     unsafe { arg.cast::<Status>().write(status) };
 }
 
-/// The transports in what `ucp_ep_print_info` prints: `lane[0]:  2:posix/memory.0 md[1] ...`, one line for each lane.
+/// Returns the transports in the output of `ucp_ep_print_info`: `lane[0]:  2:posix/memory.0 md[1] ...`, one line for each lane.
 fn lanes(text: &str) -> Vec<String> {
     let lane = |line: &str| {
         let (_, rest) = line.split_once("lane[")?;
         let (_, rest) = rest.split_once("]:")?;
         let word = rest.split_whitespace().next()?;
         let name = word.split_once(':').map_or(word, |(_, name)| name);
-        // Behind the last dot is the place of the device in UCX's list.
+        // After the last dot is the index of the device in UCX's list.
         Some(name.rsplit_once('.').filter(|(_, place)| place.parse::<u32>().is_ok()).map_or(name, |(name, _)| name).to_owned())
     };
     text.lines().filter_map(lane).collect()
@@ -419,7 +420,7 @@ mod tests {
         let mut pair = [(); 2].map(|()| Worker::open(errors, longest).unwrap());
         let addresses = [0, 1].map(|end: usize| pair[end].address().unwrap());
         for end in [0, 1] {
-            // SAFETY: the other worker's.
+            // SAFETY: the address of the other worker.
             assert_eq!(unsafe { pair[end].connect(&addresses[1 - end]) }, Ok(0));
         }
         pair
@@ -475,7 +476,7 @@ mod tests {
         }
     }
 
-    /// As the library calls it, for what no sound peer sends.
+    /// Calls the callback as the library does, for messages that no sound peer sends.
     #[test]
     fn a_message_that_is_longer_or_not_there_yet_has_its_length_and_no_bytes() {
         let mut inbox = Inbox { messages: VecDeque::new(), longest: Message::SHORT_BYTES };
@@ -484,7 +485,7 @@ mod tests {
         {
             let param = ReceiveParams { recv_attr, reply_ep: core::ptr::null_mut() };
             let arg = (&raw mut inbox).cast();
-            // SAFETY: an inbox, and as many bytes as are said.
+            // SAFETY: an inbox, and as many bytes as stated.
             unsafe { receive(arg, core::ptr::null(), header_length, data.as_mut_ptr().cast(), length, &raw const param) };
         }
         let lengths: Vec<_> = inbox.messages.iter().map(|message| message.bytes().map(<[u8]>::len)).collect();

@@ -11,7 +11,7 @@ use crate::policy::PolicyOptions;
 use crate::testing::{self, Scratch, topology};
 use crate::topology::{Routing, Transport};
 
-/// Rank 0 has a client and asks; the others answer.
+/// A job in which rank 0 has a client and calls; the other ranks answer.
 struct Job {
     asking: KvDaemon,
     answering: Vec<KvDaemon>,
@@ -21,7 +21,7 @@ struct Job {
 }
 
 impl Job {
-    /// `policies` apply to rank 0.
+    /// Makes a job whose `policies` apply to rank 0.
     fn new(ranks: usize, policies: &str) -> Self {
         let dir = Scratch::new();
         let job = testing::job(topology(Routing::Delegation, Transport::Copyrpc, ranks, 1, 1));
@@ -50,7 +50,7 @@ impl Job {
         self.client.issue(&Request::get(rank, u64::from(token)), token).unwrap();
     }
 
-    /// A round, with the polls that are added to it.
+    /// Does a round, with the polls that are added to it.
     fn step(&mut self) -> Round {
         loop {
             let round = self.asking.step(|| self.now_ns.get()).unwrap();
@@ -64,7 +64,7 @@ impl Job {
         self.now_ns.set(self.now_ns.get() + ns);
     }
 
-    /// Everything that the others have to do.
+    /// Lets the others do all their work.
     fn let_answer(&mut self) {
         for _ in 0..10 {
             for daemon in &mut self.answering {
@@ -73,7 +73,7 @@ impl Job {
         }
     }
 
-    /// What the client has been told since the last look.
+    /// Returns the operations of the client that have ended since the last call.
     fn ended(&mut self) -> Vec<u32> {
         let mut ended = Vec::new();
         self.client
@@ -86,7 +86,7 @@ impl Job {
         ended
     }
 
-    /// Asks, and has the answers arrive at the daemon.
+    /// Makes calls, and lets the answers arrive at the daemon.
     fn fetch(&mut self, rank: u32, tokens: std::ops::Range<u32>) {
         tokens.for_each(|token| self.ask(rank, token));
         self.step();
@@ -135,7 +135,7 @@ fn a_held_answer_is_released_by_a_step_without_work_when_its_time_has_come() {
     }
 }
 
-/// What a round would do something about is not slept over; what others do is.
+/// A daemon does not sleep while a round would do something, but does while only others have work.
 #[test]
 fn a_daemon_that_holds_answers_does_not_sleep() {
     let mut job = Job::new(2, "--batch-hold-us 50");
@@ -152,7 +152,7 @@ fn a_daemon_that_holds_answers_does_not_sleep() {
     assert!(job.asking.gauges().held == 0 && slice(&mut job.asking) > Duration::ZERO);
 }
 
-/// Every policy at once: when nobody asks any more, everything ends.
+/// With every policy at once, everything ends when no more calls are made.
 #[test]
 fn a_load_that_stops_drains() {
     let policies = "--adaptive-hold --coalesce-rtt-us 20 --adaptive-budget --flush-every 64 --initial-stagger-us 100 --ipc-skip-idle 9";
@@ -188,7 +188,7 @@ fn connections_begin_one_after_the_other() {
         sent.push(job.asking.gauges().outstanding);
         job.advance(100_000);
     }
-    // Time counts from the step behind the first request.
+    // Time counts from the step after the first request.
     assert_eq!(sent, [1, 1, 2, 3]);
 }
 
@@ -240,7 +240,7 @@ fn local_clients_are_left_out_for_so_many_rounds() {
     assert_eq!((found, job.ended()), ([0, 0, 1], vec![7]));
 }
 
-/// A window of one batch: the second waits for the first.
+/// With a window of one batch, the second batch waits for the first.
 #[test]
 fn the_batch_window_is_that_of_the_connections() {
     let mut job = Job::new(2, "--batch-window consumption:1");

@@ -1,9 +1,9 @@
 //! The calls of a link that wait for their answers, by the id that the answer brings back.
 //!
-//! An id is a place (low 16 bits) and how often the place was used before (high 16): a second answer to a call finds nothing, also when another
-//! call has its place. Ids come back from a peer: untrusted.
+//! An id is a place (low 16 bits) and the number of earlier uses of the place (high 16). A second answer to a call finds nothing, even
+//! when another call has its place. Ids come back from a peer, and are untrusted.
 
-/// Calls that have not been answered. `C` is whom to answer.
+/// Calls that have not been answered. `C` is the caller to answer.
 pub(super) struct Calls<C> {
     places: Vec<Place<C>>,
     free: Vec<u16>,
@@ -15,14 +15,14 @@ struct Place<C> {
 }
 
 impl<C> Calls<C> {
-    /// Room for `window` calls, at most 65536.
+    /// Makes room for `window` calls, at most 65536.
     pub(super) fn new(window: usize) -> Self {
         let window = window.min(1 << 16);
         let places = (0..window).map(|_| Place { uses: 0, whom: None }).collect();
         Self { places, free: (0..window).rev().map(|place| place as u16).collect() }
     }
 
-    /// Whether none waits.
+    /// Returns whether no call waits.
     pub(super) fn is_empty(&self) -> bool {
         self.free.len() == self.places.len()
     }
@@ -30,7 +30,7 @@ impl<C> Calls<C> {
     /// Adds a call and returns its id.
     ///
     /// # Errors
-    /// There is no room; `whom` comes back.
+    /// There is no room; the error returns `whom`.
     #[inline]
     pub(super) fn insert(&mut self, whom: C) -> Result<u32, C> {
         let Some(number) = self.free.pop() else { return Err(whom) };
@@ -39,7 +39,7 @@ impl<C> Calls<C> {
         Ok(u32::from(place.uses) << 16 | u32::from(number))
     }
 
-    /// Ends the call of this id. `None`: no such call waits.
+    /// Ends the call of this id. Returns its caller; `None` if no such call waits.
     #[inline]
     pub(super) fn take(&mut self, id: u32) -> Option<C> {
         let number = id as u16;

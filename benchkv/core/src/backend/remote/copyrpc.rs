@@ -18,22 +18,22 @@ use crate::message::{Request, Response};
 use crate::topology::{Peer, Routing};
 use crate::values::{Values, copy};
 
-/// How long the cause is looked for after a peer left in order, in ns of the device's clock.
+/// Time to look for the cause after a peer left in order, in ns of the device's clock.
 const CAUSE_NS: u64 = 500_000_000;
 
-/// Batches in flight of a connection that carries those of one client only, at least.
+/// Minimum of batches in flight of a connection that carries those of one client only.
 const FEWEST_BATCHES: u32 = 4;
 
-/// Receives that devices have in one queue, which each batch in flight takes one and a half of.
+/// Maximum receives of devices in one queue; each batch in flight takes one and a half.
 const MOST_RECEIVES: usize = 32_767;
 
-/// What all `connections` of a thread are.
+/// Returns the configuration of all `connections` of a thread.
 fn config(plan: &Plan, connections: usize) -> EndpointConfig {
     let default =
         EndpointConfig { ring_size: plan.ring_bytes, window: plan.policies.window.batch_window.window(), ..EndpointConfig::default() };
     match plan.topology.routing {
-        // One client's operations: requests this way and their answers that way are no more batches than that, and a daemon has very many of
-        // these connections, whose receives are in one queue. No use is made of one-sided operations.
+        // One client's operations, requests one way and answers the other way, make no more batches than that. A daemon has many of these
+        // connections, whose receives are in one queue. One-sided operations are not used.
         Routing::Direct => {
             let room = (MOST_RECEIVES * 2 / 3 / connections.max(1)) as u32;
             let batches = room.min(plan.depth as u32).clamp(FEWEST_BATCHES, default.batches_in_flight);
@@ -49,10 +49,10 @@ pub(super) struct Links<C> {
     links: Vec<Link<C>>,
     /// A peer that leaves in order ends calls before the connection.
     has_lost_calls: bool,
-    /// When a peer was first found to have left in order, by the device's clock.
+    /// Time at which a peer was first found to have left in order, by the device's clock, in ns.
     left_ns: Option<u64>,
     values: Values,
-    /// A message with the tail of a value, where values have one.
+    /// A message with the tail of a value, if values have one.
     message: Vec<u8>,
 }
 
@@ -69,7 +69,7 @@ enum End<C> {
 }
 
 impl<C> Carrier<C> for Links<C> {
-    /// Dropped, it answers with an error.
+    /// A handle that answers with an error when dropped.
     type Handle = RecvHandle<C>;
 
     fn open(plan: &Plan, peers: &[Peer], device: Option<&Device>) -> Result<Self, BackendError> {
@@ -115,7 +115,7 @@ impl<C> Carrier<C> for Links<C> {
         match endpoint.call(bytes, whom, answer_bytes) {
             Ok(_) => Ok(()),
             Err(CallError::RingFull(whom) | CallError::InsufficientCredit(whom)) => Err(SendError::Full(whom)),
-            // It waits like one without room, for what the polls find.
+            // It waits like a request without room, for the findings of the polls.
             Err(CallError::Closed { reason: CloseReason::ClosedByPeer, user_data, .. }) => {
                 *has_lost_calls = true;
                 Err(SendError::Full(user_data))
@@ -133,7 +133,7 @@ impl<C> Carrier<C> for Links<C> {
         let drained = self.context.drain(|whom, outcome| {
             answers += 1;
             has_lost_calls |= matches!(outcome, Err(CallFailure::Closed(_)));
-            // A response of another length is no response.
+            // A response of another length is not a response.
             match outcome.ok() {
                 Some(bytes) if tail_bytes == 0 => answer(whom, exactly(bytes), &[]),
                 Some(bytes) => {
@@ -231,7 +231,8 @@ impl<C> Carrier<C> for Links<C> {
     }
 }
 
-/// The message of `head` and the tail of a value, which `fill` puts there; `message` has room for the longer of requests and responses.
+/// Returns the message of `head` and the tail of a value, which `fill` writes; `message` has room for the longer of requests and
+/// responses.
 fn with_tail<'a>(head: &[u8], message: &'a mut [u8], fill: impl FnOnce(&mut [u8])) -> &'a [u8] {
     let surplus = size_of::<Request>() - head.len();
     let Some((to, tail)) = message.get_mut(surplus..).and_then(|message| message.split_at_mut_checked(head.len())) else { return &[] };
@@ -240,7 +241,7 @@ fn with_tail<'a>(head: &[u8], message: &'a mut [u8], fill: impl FnOnce(&mut [u8]
     message.get(surplus..).unwrap_or_default()
 }
 
-/// The message of a request, where values have tails, and how long its answer can be.
+/// Returns the message of a request, where values have tails, and the maximum length of its answer.
 #[inline(never)]
 fn sized<'a>(request: &'a Request, values: &Values, message: &'a mut [u8], tail_bytes: usize) -> (&'a [u8], usize) {
     match request.bytes_behind(tail_bytes) {
@@ -250,13 +251,14 @@ fn sized<'a>(request: &'a Request, values: &Values, message: &'a mut [u8], tail_
     }
 }
 
-/// The bytes of a peer as what they are to be, if they have its length.
+/// Decodes a peer's bytes, if they have the exact length.
 #[inline]
 fn exactly<Head: FromBytes + IntoBytes>(bytes: RecvBytes<'_>) -> Option<Head> {
     if bytes.len() == size_of::<Head>() { bytes.read() } else { None }
 }
 
-/// The bytes of a peer as what they begin with, and the tail behind that, which has as many bytes as `behind` says, or it is none of them.
+/// Decodes the beginning of a peer's bytes, and returns the tail after it. Returns `None` unless the tail has as many bytes as `behind`
+/// says.
 #[inline(never)]
 fn split<'a, Head: FromBytes + IntoBytes>(
     bytes: RecvBytes<'_>,
@@ -269,8 +271,8 @@ fn split<'a, Head: FromBytes + IntoBytes>(
 }
 
 impl<C> Links<C> {
-    /// Returns an error if a connection is down. A peer that left in order while the job runs did so because something else failed, most often
-    /// because of another peer's death. This end gets time to find that cause by itself before it names the peer that left.
+    /// Returns an error if a connection is down. A peer that left in order while the job runs did so because something else failed, most
+    /// often another peer. This end gets time to find that cause before it names the peer that left.
     fn check(&mut self) -> Result<(), BackendError> {
         let mut left = None;
         for Link { peer, end } in &self.links {

@@ -1,32 +1,32 @@
-//! The two sides of a link that carries each message by itself: calls of this end that wait for answers, and requests of the peer that wait
-//! for theirs. No more than a window of each: so much room each end keeps for what the other may send.
+//! The two sides of a link that sends each message separately: calls of this end that wait for answers, and requests of the peer that
+//! wait for theirs. There is at most a window of each: each end keeps that much room for messages of the other.
 
 use super::calls::Calls;
 use super::frame::{Content, Frame, FrameBytes};
 use crate::message::{Request, Response};
 
-/// The state of one link. `C` is whom to answer.
+/// The state of one link. `C` is the caller to answer.
 pub(super) struct Dialogue<C> {
     calls: Calls<C>,
     window: usize,
-    /// Requests of the peer that are not answered.
+    /// Number of requests of the peer that are not answered.
     unanswered: usize,
     tail_bytes: usize,
 }
 
-/// What a message of the peer was.
+/// The kind of a message of the peer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Arrival<C> {
-    /// The answer to a call; `None`: it was refused.
+    /// The answer to a call; `None` if it was refused.
     Answer(C, Option<Response>),
-    /// A request, and the id that its answer has to bring back.
+    /// A request, and the id that its answer returns.
     Request(Request, u32),
 }
 
-/// What a peer did that no sound peer does.
+/// A violation of the protocol by a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Violation {
-    #[error("it sent {0} bytes that are no message")]
+    #[error("it sent {0} bytes that are not a message")]
     NoMessage(usize),
     #[error("it answered call {0:#x}, which does not wait for an answer")]
     NoCall(u32),
@@ -35,20 +35,20 @@ pub(super) enum Violation {
 }
 
 impl<C> Dialogue<C> {
-    /// No call, and room for a `window`, of values with a tail of `tail_bytes`.
+    /// Makes a dialogue without calls, with room for a `window`, of values with a tail of `tail_bytes`.
     pub(super) fn new(window: usize, tail_bytes: usize) -> Self {
         Self { calls: Calls::new(window), window, unanswered: 0, tail_bytes }
     }
 
-    /// Whether an answer of the peer is missing.
+    /// Returns whether an answer of the peer is missing.
     pub(super) fn is_waiting(&self) -> bool {
         !self.calls.is_empty()
     }
 
-    /// The message of a call.
+    /// Makes the message of a call. Returns the call's id too.
     ///
     /// # Errors
-    /// A window of them waits; `whom` comes back.
+    /// A window of calls waits; the error returns `whom`.
     #[inline]
     pub(super) fn call(&mut self, request: &Request, whom: C) -> Result<(u32, FrameBytes), C> {
         let call = self.calls.insert(whom)?;
@@ -60,17 +60,17 @@ impl<C> Dialogue<C> {
         self.calls.take(call)
     }
 
-    /// The message that answers, or refuses, the request of this id.
+    /// Makes the message that answers, or refuses, the request of this id.
     #[inline]
     pub(super) fn answer(&mut self, call: u32, response: Option<Response>) -> FrameBytes {
         self.unanswered = self.unanswered.saturating_sub(1);
         Frame { call, content: response.map_or(Content::Refusal, Content::Response) }.encode()
     }
 
-    /// What the peer sent, and the tail behind it.
+    /// Decodes a message of the peer. Returns the tail after it too.
     ///
     /// # Errors
-    /// [`Violation`]: nothing it sends can be trusted.
+    /// [`Violation`]: nothing that the peer sends can be trusted.
     #[inline]
     pub(super) fn arrive<'a>(&mut self, bytes: &'a [u8]) -> Result<(Arrival<C>, &'a [u8]), Violation> {
         let (Frame { call, content }, tail) = Frame::decode(bytes, self.tail_bytes).ok_or(Violation::NoMessage(bytes.len()))?;

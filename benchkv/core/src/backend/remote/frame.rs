@@ -1,12 +1,12 @@
-//! What carriers of single messages send: a request, its response, or a refusal, behind a header of 8 bytes.
+//! The frames of carriers that send each message separately: a request, its response, or a refusal, after a header of 8 bytes.
 //!
 //! | bytes | |
 //! |---|---|
-//! | 0..4 | call id: the caller's choice, which its answer brings back |
+//! | 0..4 | call id, chosen by the caller, which its answer returns |
 //! | 4..8 | 1 request, 2 response, 3 refusal |
-//! | 8.. | [`Request`], [`Response`], nothing; then the tail of the value, if that has one |
+//! | 8.. | [`Request`], [`Response`], nothing; then the tail of the value, if it has one |
 //!
-//! Little-endian, as the messages.
+//! Little-endian, like the messages.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -24,7 +24,7 @@ pub(super) struct Frame {
     pub(super) content: Content,
 }
 
-/// What it carries.
+/// The content of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Content {
     Request(Request),
@@ -46,7 +46,7 @@ impl FrameBytes {
 }
 
 impl Frame {
-    /// Bytes of the longest, without a tail.
+    /// Maximum bytes of a frame, without a tail.
     pub(super) const MAX_BYTES: usize =
         HEADER_BYTES + if size_of::<Request>() > size_of::<Response>() { size_of::<Request>() } else { size_of::<Response>() };
 
@@ -64,7 +64,8 @@ impl Frame {
         FrameBytes { bytes, len: HEADER_BYTES + body.len() }
     }
 
-    /// A frame, and the tail behind it, where values have one of `tail_bytes`. `None`: bytes of a peer that are no frame.
+    /// Decodes a frame, and the tail after it, where values have one of `tail_bytes`. Returns `None` for bytes of a peer that are not a
+    /// frame.
     #[inline]
     pub(super) fn decode(bytes: &[u8], tail_bytes: usize) -> Option<(Self, &[u8])> {
         let (call, rest) = bytes.split_first_chunk()?;
@@ -117,7 +118,7 @@ mod tests {
         }
     }
 
-    /// The frames of the table, a put and what a get has found, end with a tail of the one length there is; others have none.
+    /// The frames of the table, a put and the answer to a get that found a value, end with a tail of the agreed length; others have none.
     #[test]
     fn a_tail_has_its_length_or_is_none() {
         let [put, found, refusal] = frames();

@@ -1,8 +1,9 @@
 //! A thread's connections to other ranks, and the requests that wait for room on them.
 //!
-//! What carries a request is a [`Carrier`], a line of the registry here: [`copyrpc`], or [`rc_send`] or [`ucx_am`], which send each message by itself (`frame`: its bytes, `dialogue`: what
-//! each end keeps of it, `calls`: who waits for an answer). A carrier has one link for each peer of the thread, numbered as the
-//! topology lists them, and knows nothing of topologies; [`Remote`] finds the link of a request and keeps what finds no room, in order.
+//! A [`Carrier`] carries the requests. Each is a line of the registry here: [`copyrpc`], or [`rc_send`] or [`ucx_am`], which send each
+//! message separately (`frame`: its bytes, `dialogue`: the state of each end, `calls`: the callers that wait for an answer). A carrier
+//! has one link for each peer of the thread, numbered in the order of the topology, and knows nothing of topologies. [`Remote`] finds the
+//! link of a request and queues requests without room, in order.
 
 mod calls;
 mod copyrpc;
@@ -29,19 +30,19 @@ use crate::topology::{Topology, Transport};
 use crate::trace::Sample;
 use crate::values::copy;
 
-/// The connections of one daemon or client. `C` is whom to answer, kept per call.
+/// The connections of one daemon or client. `C` is the caller to answer, kept per call.
 pub(super) struct Remote<C> {
     carrier: Carriers<C>,
     topology: Topology,
     rank: usize,
-    /// By link: who is at its other end.
+    /// By link: the thread at its other end.
     peers: Vec<Peer>,
     /// By daemon of the job, rank after rank: the link to it.
     routes: Vec<Option<usize>>,
-    /// By link, in order: requests for which it had no room.
+    /// By link, in order: requests that had no room.
     backlogs: Vec<VecDeque<(Request, C)>>,
     backlogged: usize,
-    /// Most that was backlogged since somebody asked.
+    /// Maximum backlog since the last report.
     backlog_peak: usize,
     /// Requests sent since the start, and answers to them.
     sent: u64,
@@ -50,31 +51,31 @@ pub(super) struct Remote<C> {
     open_links: usize,
 }
 
-/// What a poll found.
+/// The result of a poll.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Polled {
-    /// Answers. They count as work, and completions do not: while credit is missing each round brings one, of a READ that looks for it, and a
-    /// daemon that took that for work would keep the core from the peer it waits for.
+    /// Number of answers. Answers count as work, and completions do not: while credit is missing, each round brings a completion of a
+    /// READ that looks for credit. A daemon that counted it as work would keep the core from the peer that it waits for.
     pub(super) answers: usize,
-    /// Completions.
+    /// Number of completions.
     pub(super) cqes: usize,
 }
 
-/// A counter of a carrier: its name, and how it is read.
+/// A counter of a carrier: its name, and the function that reads it.
 type Counter<Stats> = (&'static str, fn(&Stats) -> u64);
 
-/// What carries the requests and responses of a thread: its links to peers, by number. What has no body here has a meaning that fits most.
+/// The carrier of the requests and responses of a thread: its links to peers, by number. Default methods fit most carriers.
 trait Carrier<C>: Sized {
-    /// What answers a request of a peer.
+    /// The handle that answers a request of a peer.
     type Handle;
 
-    /// A link for each of `peers`, not yet connected; on `device`, or one of its own, where it uses the job's.
+    /// Opens a link for each of `peers`, not yet connected; on `device`, or one of its own, if it uses the job's.
     fn open(plan: &Plan, peers: &[Peer], device: Option<&Device>) -> Result<Self, BackendError>;
 
-    /// What the other end of a link needs to connect; `None` if it is connected.
+    /// Returns the record with which the other end of a link connects; `None` if it is connected.
     fn record(&self, link: usize) -> Option<Vec<u8>>;
 
-    /// Connects a link. Bytes of a peer: untrusted.
+    /// Connects a link. The bytes are a peer's, and untrusted.
     fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
     /// See [`Remote::settle`].
@@ -91,10 +92,10 @@ trait Carrier<C>: Sized {
     /// See [`Remote::recv`].
     fn recv(&mut self, tail: &mut [u8]) -> Option<(Option<Request>, Self::Handle)>;
 
-    /// Answers a request. A caller that is gone needs no answer; another failure shows at one of the next polls.
+    /// Answers a request. A caller that is gone needs no answer; any other failure shows at one of the next polls.
     fn answer(&mut self, handle: Self::Handle, response: Option<Response>, tail: &[u8]);
 
-    /// Posts what was gathered.
+    /// Posts gathered messages.
     fn flush(&mut self) -> Result<(), BackendError> {
         Ok(())
     }
@@ -120,34 +121,35 @@ trait Carrier<C>: Sized {
     /// See [`Remote::abort`].
     fn abort(&mut self) {}
 
-    /// What its counters are read from.
+    /// The type that its counters are read from.
     type Stats: 'static;
 
     /// Its counters since the start, `writes` and `messages` among them.
     const COUNTERS: &'static [Counter<Self::Stats>];
 
-    /// The counters as they stand.
+    /// Returns the current counters.
     fn stats(&self) -> Self::Stats;
 
-    /// Device, modes and way to the peers, and what the device counts, if it does.
+    /// Returns device, modes and path to the peers, and the device's counters, if it has any.
     fn report(&self) -> TransportReport;
 
-    /// The counters that the series of a daemon has.
+    /// Returns the counters in the series of a daemon.
     fn counters(&self) -> Sample {
         let stats = self.stats();
         let count = |name: &str| Self::COUNTERS.iter().find(|(known, _)| *known == name).map_or(0, |(_, get)| get(&stats));
         Sample { messages: count("messages"), writes: count("writes"), window_stalls: count("window_stalls"), ..Sample::default() }
     }
 
-    /// All counters.
+    /// Returns all counters.
     fn counted(&self) -> Figures<u64> {
         let stats = self.stats();
         Self::COUNTERS.iter().map(|(name, get)| ((*name).to_owned(), get(&stats))).collect()
     }
 }
 
-/// The carriers, each a value of [`Transport`] and the module whose `Links` are its [`Carrier`]. The step of a thread chooses between them once for each
-/// of its phases and messages; a type parameter would go through daemons, clients and the job for the sake of a branch that always goes the same way.
+/// The carriers, each a value of [`Transport`] and the module whose `Links` are its [`Carrier`]. The step of a thread chooses between
+/// them once for each of its phases and messages. A type parameter would pass through daemons, clients and the job, only to save a branch
+/// that always takes the same path.
 macro_rules! carriers {
     ($d:tt $($kind:ident => $module:ident),+ $(,)?) => {
         enum Carriers<C> { $($kind(Box<$module::Links<C>>)),+ }
@@ -172,20 +174,20 @@ macro_rules! carriers {
             fn answer(&mut self, incoming: Incoming<C>, response: Option<Response>, tail: &[u8]) {
                 match (self, incoming.0) {
                     $((Self::$kind(links), Handle::$kind(handle)) => links.answer(handle, response, tail),)+
-                    // A handle is of the carrier that made it.
+                    // A handle belongs to the carrier that made it.
                     _ => {}
                 }
             }
         }
 
-        /// The names of what carriers count, each once.
+        /// Returns the names of the carriers' counters, each once.
         pub fn counter_names() -> impl Iterator<Item = &'static str> {
             let names = [$(<$module::Links<()> as Carrier<()>>::COUNTERS.iter().map(|(name, _)| *name).collect::<Vec<_>>()),+];
             let mut known = HashSet::new();
             names.into_iter().flatten().filter(move |name| known.insert(*name))
         }
 
-        /// The same for whichever carrier it is.
+        /// Evaluates the same expression for any carrier.
         macro_rules! each {
             ($d carriers:expr, $d links:ident => $d what:expr) => { match $d carriers { $(Carriers::$kind($d links) => $d what),+ } };
         }
@@ -201,14 +203,14 @@ carriers! { $
 /// A request of another rank, to be answered once, at any time, with [`Remote::answer`].
 pub(super) struct Incoming<C>(Handle<C>);
 
-/// Where an answer goes, and the id it has to bring back.
+/// The destination of an answer, and the id it returns.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ticket {
     link: usize,
     call: u32,
 }
 
-/// A request of a link that carries each message by itself, with the tail of its value.
+/// A request of a link that sends each message separately, with the tail of its value.
 struct Arrived {
     request: Request,
     ticket: Ticket,
@@ -223,11 +225,11 @@ impl Arrived {
     }
 }
 
-/// A link did not take a request.
+/// Why a link did not take a request.
 enum SendError<C> {
-    /// No room or credit now: try again, with what it was given, after a poll.
+    /// No room or credit now; returns the caller. Try again after a poll.
     Full(C),
-    /// Never again.
+    /// The link failed.
     Down(BackendError),
 }
 
@@ -244,7 +246,7 @@ impl<C> fmt::Debug for Incoming<C> {
 }
 
 impl<C> Remote<C> {
-    /// Makes the endpoints that `worker` has in the topology, on `device` or one of their own; `None` if it has none.
+    /// Opens the endpoints of `worker` in the topology, on `device` or one of their own. Returns `None` if it has none.
     pub(super) fn open(plan: &Plan, worker: Worker, device: Option<&Device>) -> Result<Option<Self>, BackendError> {
         let topology = plan.topology;
         let peers = topology.peers_of(plan.rank, worker);
@@ -272,7 +274,7 @@ impl<C> Remote<C> {
         }))
     }
 
-    /// Connection records, each with whom it is for.
+    /// Returns the connection records, each with its addressee.
     pub(super) fn records(&self) -> Records {
         let record = |(link, peer): (usize, &Peer)| Some((*peer, each!(&self.carrier, links => links.record(link))?));
         self.peers.iter().enumerate().filter_map(record).collect()
@@ -288,45 +290,45 @@ impl<C> Remote<C> {
         })
     }
 
-    /// Lets connections come about that take both ends. Returns whether all stand.
+    /// Makes progress with connections that take both ends. Returns whether all are established.
     pub(super) fn settle(&mut self) -> Result<bool, BackendError> {
         each!(&mut self.carrier, links => links.settle())
     }
 
-    /// The link through which this request goes, if it goes from here.
+    /// Returns the link of this request, if it leaves from here.
     #[inline]
     pub(super) fn link_for(&self, request: &Request) -> Option<usize> {
         let far_daemon = self.topology.far_daemon(self.rank, request.key());
         self.routes.get(request.rank() as usize * self.topology.daemons + far_daemon).copied().flatten()
     }
 
-    /// Requests that wait for room.
+    /// Returns the number of requests that wait for room.
     pub(super) fn backlogged(&self) -> usize {
         self.backlogged
     }
 
-    /// Requests that were sent and are not answered yet.
+    /// Returns the number of requests that were sent and are not answered yet.
     #[inline]
     pub(super) fn outstanding(&self) -> usize {
         (self.sent - self.answered) as usize
     }
 
-    /// Requests sent since the start.
+    /// Returns the number of requests sent since the start.
     pub(super) fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Links, open or not.
+    /// Returns the number of links, open or not.
     pub(super) fn links(&self) -> usize {
         self.peers.len()
     }
 
-    /// Lets the first `count` links send, and no others. What waits for one is sent by the next [`retry`](Self::retry).
+    /// Lets the first `count` links send, and no others. The next [`retry`](Self::retry) sends requests that wait for one.
     pub(super) fn open_links(&mut self, count: usize) {
         self.open_links = count;
     }
 
-    /// Sends a request through a link, behind those that wait.
+    /// Sends a request through a link, after those that wait.
     #[inline]
     pub(super) fn call(&mut self, link: usize, request: Request, whom: C) -> Result<(), BackendError> {
         let Some(backlog) = self.backlogs.get_mut(link) else {
@@ -350,7 +352,7 @@ impl<C> Remote<C> {
         Ok(())
     }
 
-    /// Tries again what waits. Returns how much of it was sent.
+    /// Tries again to send requests that wait. Returns the number sent.
     pub(super) fn retry(&mut self) -> Result<usize, BackendError> {
         let before = self.backlogged;
         if before > 0 {
@@ -378,8 +380,8 @@ impl<C> Remote<C> {
         Ok(())
     }
 
-    /// Takes in what arrived, and hands responses to `answer` with whom they are for, and the tail of a value that was found. Sends nothing:
-    /// the poller flushes as well, work or not.
+    /// Takes arrived messages, and gives responses to `answer` with their callers, and the tail of a value that was found. Sends nothing:
+    /// the caller also flushes, with or without work.
     #[inline]
     pub(super) fn poll(&mut self, answer: impl FnMut(C, Option<Response>, &[u8])) -> Result<Polled, BackendError> {
         let polled = each!(&mut self.carrier, links => links.poll(answer))?;
@@ -387,27 +389,27 @@ impl<C> Remote<C> {
         Ok(polled)
     }
 
-    /// The oldest request of another rank; the tail of the value of a put is copied to `tail`, which has its length. `None` in its place: bytes
-    /// that are no request, to be refused.
+    /// Takes the oldest request of another rank. Copies the tail of the value of a put to `tail`, which has its length. `None` in place
+    /// of the request: the bytes are not a request, and are to be refused.
     #[inline]
     pub(super) fn recv(&mut self, tail: &mut [u8]) -> Option<(Option<Request>, Incoming<C>)> {
         self.carrier.recv(tail)
     }
 
-    /// Answers a request of another rank, with the tail of a value that was found, or refuses it. There is always room for answers; that nobody
-    /// waits any more is no error here.
+    /// Answers a request of another rank, with the tail of a value that was found, or refuses it. There is always room for answers. It is
+    /// not an error here if the caller is gone.
     #[inline]
     pub(super) fn answer(&mut self, incoming: Incoming<C>, response: Option<Response>, tail: &[u8]) {
         self.carrier.answer(incoming, response, tail);
     }
 
-    /// Posts what the phases of this step have gathered, and what connections have to tell by themselves.
+    /// Posts the messages that the phases of this step have gathered, and the messages of the connections themselves.
     pub(super) fn flush(&mut self) -> Result<(), BackendError> {
         each!(&mut self.carrier, links => links.flush())
     }
 
-    /// How long there is nothing to do unless a completion comes; `None`: there is something now. For drivers whose devices tell them of
-    /// completions, which UCX does not.
+    /// Returns for how long there is nothing to do unless a completion arrives; `None`: there is work now. For drivers whose devices
+    /// report completions, which UCX does not.
     pub(super) fn rest(&mut self) -> Option<Duration> {
         if self.backlogged > 0 {
             return None;
@@ -415,7 +417,7 @@ impl<C> Remote<C> {
         each!(&mut self.carrier, links => links.rest())
     }
 
-    /// Whether a poll has something to take in.
+    /// Returns whether a poll has something to take.
     pub(super) fn has_work(&self) -> bool {
         each!(&self.carrier, links => links.has_work())
     }
@@ -430,12 +432,12 @@ impl<C> Remote<C> {
         each!(&mut self.carrier, links => links.abort());
     }
 
-    /// Counters since the start, for the series of a daemon: messages, WRITEs, and flushes that the batch window stopped.
+    /// Returns counters since the start, for the series of a daemon: messages, WRITEs, and flushes that the batch window stopped.
     pub(super) fn counters(&self) -> Sample {
         each!(&self.carrier, links => links.counters())
     }
 
-    /// Counters since the start, and the most that waited since the last report.
+    /// Returns counters since the start, and the maximum backlog since the last report.
     pub(super) fn report(&mut self) -> TransportReport {
         let backlog_peak = std::mem::replace(&mut self.backlog_peak, self.backlogged) as u64;
         let mut report = each!(&self.carrier, links => {
@@ -448,7 +450,7 @@ impl<C> Remote<C> {
     }
 }
 
-/// A sleep ends at what a poll takes in, or has to see to.
+/// A sleep ends when a poll has something to take or to do.
 impl<C> Sleeper for Remote<C> {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         each!(&mut self.carrier, links => links.with_watch(then));

@@ -1,8 +1,8 @@
-//! Requests carried by SEND: one message, one receive, one completion each. The baseline that copyrpc's batches in rings are compared with.
+//! Requests carried by SEND: one message, one receive, one completion each. The baseline for copyrpc's batches in rings.
 //!
-//! No credits travel: each end keeps a receive posted for every request and every answer that the peer may have under way, a window of each, and
-//! posts it again before it answers what came in it. A message that finds no room in the send queue waits: a request in the backlog, an
-//! answer here.
+//! No credits travel. Each end keeps a receive posted for every request and every answer that the peer may have under way, a window of
+//! each, and posts it again before it answers the message in it. A message that finds no room in the send queue waits: a request in the
+//! backlog, an answer here.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -22,18 +22,18 @@ use crate::message::{Request, Response};
 use crate::topology::Peer;
 use crate::values::Values;
 
-/// Bytes of a receive: a message with a tail, at an address that no other shares a cache line with.
+/// Returns the bytes of a receive: a message with a tail, which shares no cache line with another receive.
 const fn receive_bytes(tail_bytes: usize) -> usize {
     (Frame::MAX_BYTES + tail_bytes).next_multiple_of(64)
 }
-/// Completions one poll takes from each queue, so that a poll is bounded.
+/// Maximum number of completions that one poll takes from each queue.
 const POLL_BUDGET: usize = 256;
-/// A peer that owes an answer and was silent for this long is probed, with a WRITE of nothing, which its device answers without its CPU: of a
-/// dead one that fails.
+/// Silence after which a peer that owes an answer is probed, with a WRITE of no bytes. Its device answers the WRITE without its CPU; for
+/// a dead peer the WRITE fails.
 const PROBE_AFTER: Duration = Duration::from_millis(100);
-/// Polls from one look at the clock to the next.
+/// Number of polls between two readings of the clock.
 const POLLS_PER_LOOK: u32 = 64;
-/// What is attached in the send queue to a probe, to a message, and to one with a tail: this, and the place of the tail.
+/// User words in the send queue: of a probe, of a message, and of a message with a tail, which is this plus the place of the tail.
 const PROBE: u64 = 1;
 const MESSAGE: u64 = 0;
 const WITH_TAIL: u64 = 2;
@@ -45,12 +45,12 @@ pub(super) struct Links<C> {
     recv_cq: MonoCq<usize>,
     links: Vec<Link<C>>,
     receives: Receives,
-    /// Where devices take the tails of values that are sent; `None`: values have none.
+    /// Memory from which devices read the tails of values that are sent; `None` if values have none.
     tails: Option<Mr>,
     values: Values,
-    /// A message, where values have tails.
+    /// A message, if values have tails.
     message: Vec<u8>,
-    /// Requests, in the order in which they came.
+    /// Requests, in the order of their arrival.
     arrived: VecDeque<Arrived>,
     /// Links with something to post or to ring.
     unflushed: Vec<usize>,
@@ -58,15 +58,15 @@ pub(super) struct Links<C> {
     counters: Counters,
 }
 
-/// The memory of all receives: those of a link side by side.
+/// The memory of all receives: those of a link are adjacent.
 struct Receives {
     region: Mr,
     per_link: usize,
-    /// Of each.
+    /// Bytes of each receive.
     bytes: usize,
 }
 
-/// SENDs, and messages that found no room.
+/// Number of SENDs, and of messages that found no room.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Counters {
     sends: u64,
@@ -77,20 +77,20 @@ struct Link<C> {
     peer: Peer,
     qp: RcQp,
     dialogue: Dialogue<C>,
-    /// Answers for which the send queue had no room, each with the tail of a value.
+    /// Answers that found no room in the send queue, each with the tail of a value.
     answers: VecDeque<(FrameBytes, Box<[u8]>)>,
     /// Places in [`Links::tails`] that no SEND reads.
     places: Vec<u32>,
     is_unflushed: bool,
-    /// Why it is of no more use.
+    /// Why the link is unusable.
     failure: Option<String>,
     pulse: Pulse,
 }
 
-/// Whether a silent peer lives.
+/// The check whether a silent peer lives.
 struct Pulse {
     was_heard: bool,
-    /// By the device's clock.
+    /// Time of the last message, in ns of the device's clock.
     heard_ns: u64,
     is_probing: bool,
 }
@@ -102,7 +102,8 @@ impl<C> Carrier<C> for Links<C> {
         let device = plan.open_device(device)?;
         let pd = device.alloc_pd().map_err(|e| BackendError::setup("a protection domain", e))?;
         let per_link = 2 * plan.window;
-        // One completion for each WQE at most, and for each receive; those posted again while a poll takes others need places of their own.
+        // At most one completion for each WQE, and for each receive; receives that are posted again while a poll takes others need places
+        // of their own.
         let completions = (per_link * peers.len()) as u32;
         let send_cq = device.create_cq(completions).map_err(|e| BackendError::setup("the send completion queue", e))?;
         let recv_cq = device.create_mono_cq(completions + POLL_BUDGET as u32);
@@ -142,7 +143,7 @@ impl<C> Carrier<C> for Links<C> {
 
     fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Box<dyn std::error::Error + std::marker::Send + Sync>> {
         let link = self.links.get_mut(link).ok_or("there is no queue pair for it")?;
-        let address = record.try_into().ok().and_then(QpAddress::from_bytes).ok_or("its record is no address of a queue pair")?;
+        let address = record.try_into().ok().and_then(QpAddress::from_bytes).ok_or("its record is not the address of a queue pair")?;
         Ok(link.qp.connect(&address, &ConnectOptions::default())?)
     }
 
@@ -226,7 +227,7 @@ impl<C> Carrier<C> for Links<C> {
         link.note_unflushed(ticket.link, &mut self.unflushed);
     }
 
-    /// Rings the doorbell of each queue pair once for all that a step has posted.
+    /// Rings the doorbell of each queue pair once for all messages that a step has posted.
     fn flush(&mut self) -> Result<(), BackendError> {
         let Self { links, unflushed, counters, tails, .. } = self;
         unflushed.retain(|number| {
@@ -240,11 +241,11 @@ impl<C> Carrier<C> for Links<C> {
     }
 
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
-        // Answers that wait for room go with a flush.
+        // A flush sends answers that wait for room.
         if !self.unflushed.is_empty() {
             return then(&mut Due::now());
         }
-        // A sleep is long enough for a peer to be silent.
+        // A sleep is long enough for a peer to count as silent.
         self.polls = POLLS_PER_LOOK - 1;
         let Self { device, recv_cq, send_cq, arrived, .. } = self;
         let mut has_something = Look(|| !arrived.is_empty() || recv_cq.has_completion() || send_cq.has_completion());
@@ -275,7 +276,7 @@ impl<C> Carrier<C> for Links<C> {
 }
 
 impl Receives {
-    /// Posts the receive of this place among a link's. The queue has one for each place, so there is always room.
+    /// Posts the receive of this place among a link's. The queue has room for each place, so there is always room.
     #[inline]
     fn post(&self, qp: &mut RcQp, link: usize, place: usize) -> Result<(), String> {
         let sge = self.region.sge(self.offset(link, place), self.bytes as u32).map_err(|e| e.to_string())?;
@@ -302,14 +303,14 @@ impl<C> Link<C> {
         }
     }
 
-    /// Posts a message, with a tail behind it if there is one.
+    /// Posts a message, with a tail after it if there is one.
     #[inline]
     fn post(&mut self, message: &FrameBytes, tail: &[u8], tails: Option<&Mr>) -> Result<(), PostError> {
         let head = Inline(message.as_bytes());
         let Some(tails) = tails.filter(|_| !tail.is_empty()) else {
             return self.qp.post(&Send { payload: head }, Signal::Reclaim, MESSAGE);
         };
-        // With fewer places than the queue has entries, these are the sooner used up.
+        // If there are fewer places than entries of the queue, the places run out first.
         let Some(place) = self.places.pop() else {
             return Err(PostError::QueueFull { free: 0, needed: 1, capacity: self.qp.send_capacity() });
         };
@@ -325,7 +326,7 @@ impl<C> Link<C> {
         posted
     }
 
-    /// Takes what one receive holds, by way of `message`, and posts it again.
+    /// Copies the message of one receive to `message`, and posts the receive again.
     #[inline]
     fn receive<'a>(
         &mut self,
@@ -344,7 +345,7 @@ impl<C> Link<C> {
         self.dialogue.arrive(bytes).map_err(|violation| violation.to_string())
     }
 
-    /// Takes a completion of the send queue; `false`: the link has failed.
+    /// Takes a completion of the send queue. Returns `false` if the link has failed.
     fn complete(&mut self, cqe: &Cqe<'_>) -> bool {
         let Self { pulse, places, .. } = self;
         self.qp.complete_each(cqe, |what| match what {
@@ -357,7 +358,7 @@ impl<C> Link<C> {
         false
     }
 
-    /// Posts answers that wait, as long as there is room. Returns how many. What else keeps them from being posted comes as a completion.
+    /// Posts waiting answers, as long as there is room. Returns their number. Any other obstacle shows as a completion.
     #[inline]
     fn post_answers(&mut self, tails: Option<&Mr>) -> u64 {
         let mut posted = 0;
@@ -384,14 +385,14 @@ impl<C> Link<C> {
         if std::mem::take(&mut self.pulse.was_heard) || !self.dialogue.is_waiting() {
             self.pulse.heard_ns = now_ns;
         } else if !self.pulse.is_probing && now_ns.saturating_sub(self.pulse.heard_ns) > PROBE_AFTER.as_nanos() as u64 {
-            // A WRITE of no bytes names no memory. If the queue is full, what fills it tells as much.
+            // A WRITE of no bytes names no memory. If the queue is full, its operations prove as much.
             let probe = Write { addr: 0, rkey: 0, payload: () };
             self.pulse.is_probing = self.qp.post(&probe, Signal::Always, PROBE).is_ok();
             self.qp.ring();
         }
     }
 
-    /// Whether it is still of use.
+    /// Checks whether the link is usable.
     fn check(&self) -> Result<(), BackendError> {
         self.failure.as_ref().map_or(Ok(()), |why| Err(self.gone(why.clone())))
     }
@@ -414,7 +415,7 @@ mod tests {
         links
     }
 
-    /// Sends `bytes` as a peer that is not sound, and returns what the other end says of it.
+    /// Sends `bytes` as an unsound peer. Returns the other end's error.
     fn forge(bytes: &[u8]) -> String {
         let scratch = Scratch::new();
         let [mut forging, mut taking] = pair(&scratch, Transport::RcSend);
@@ -432,8 +433,8 @@ mod tests {
 
     #[test]
     fn what_is_no_message_ends_the_connection() {
-        assert!(forge(&[1; 9]).ends_with("it sent 9 bytes that are no message"));
-        assert!(forge(&[]).ends_with("it sent 0 bytes that are no message"));
+        assert!(forge(&[1; 9]).ends_with("it sent 9 bytes that are not a message"));
+        assert!(forge(&[]).ends_with("it sent 0 bytes that are not a message"));
         assert!(forge(&[[7, 0, 0, 0, 3, 0, 0, 0]].concat()).ends_with("it answered call 0x7, which does not wait for an answer"));
     }
 }

@@ -10,21 +10,21 @@ use crate::topology::Routing;
 use crate::ucx::PeerErrors;
 use crate::workload::Workload;
 
-/// More than rings or windows hold.
+/// More requests than rings or windows hold.
 const REQUESTS: usize = 1000;
 const WINDOW: usize = 16;
 
-/// The connection of each of two ranks to the other, with the smallest ring.
+/// Makes the connection of each of two ranks to the other, with the smallest ring.
 pub(super) fn pair(scratch: &Scratch, transport: Transport) -> [Remote<usize>; 2] {
     pair_of(scratch, transport, [8, 8])
 }
 
-/// Likewise; values of each end are as long as it says.
+/// Makes two ranks, whose values have their own lengths at each end.
 fn pair_of(scratch: &Scratch, transport: Transport, value_bytes: [usize; 2]) -> [Remote<usize>; 2] {
     ranks_of(scratch, transport, value_bytes)
 }
 
-/// Likewise, of each rank to all others.
+/// Makes connections of each rank to all others.
 fn ranks_of<const N: usize>(scratch: &Scratch, transport: Transport, value_bytes: [usize; N]) -> [Remote<usize>; N] {
     let open = |rank: usize| {
         let job = testing::job(topology(Routing::Delegation, transport, N, 1, 1));
@@ -41,7 +41,7 @@ fn ranks_of<const N: usize>(scratch: &Scratch, transport: Transport, value_bytes
     ranks
 }
 
-/// Offers so many requests at once: more than find room.
+/// Makes more calls at once than find room.
 fn call_all(asking: &mut Remote<usize>) {
     for number in 0..REQUESTS {
         let request = Request::put(1, number as u64, 7);
@@ -49,7 +49,7 @@ fn call_all(asking: &mut Remote<usize>) {
     }
 }
 
-/// Both ends go on until all are answered, in order, each once; every third is refused.
+/// Steps both ends until all calls are answered, in order, each once; every third is refused.
 fn answer_all(asking: &mut Remote<usize>, answering: &mut Remote<usize>) {
     let (mut answered, mut arrived) = (Vec::new(), 0);
     // Bounded: a round carries several requests.
@@ -69,7 +69,7 @@ fn answer_all(asking: &mut Remote<usize>, answering: &mut Remote<usize>) {
     assert_eq!((asking.backlogged(), asking.outstanding(), asking.sent()), (0, 0, REQUESTS as u64));
 }
 
-/// A peer's bytes: what is behind a message has the length it must have, or the message is none.
+/// Bytes of a peer: the tail of a message has the agreed length, or the bytes are not a message.
 #[test]
 fn a_value_of_another_length_than_agreed_is_no_value() {
     for (theirs, ours) in [(8, 40), (40, 8), (40, 48)] {
@@ -100,7 +100,7 @@ fn a_value_of_another_length_than_agreed_is_no_value() {
     }
 }
 
-/// Rounds in which something moved, of a hundred.
+/// Returns the number of rounds in which something moved, of a hundred.
 fn moving_rounds(asking: &mut Remote<usize>) -> usize {
     let moved = (0..100).filter(|_| {
         let moved = asking.retry().unwrap() + asking.poll(|_, _, _| ()).unwrap().answers;
@@ -110,8 +110,8 @@ fn moving_rounds(asking: &mut Remote<usize>) -> usize {
     moved.count()
 }
 
-/// With more threads than cores a daemon that thinks it has work keeps its core from the peer that could give it credit: jobs became
-/// a hundred times slower.
+/// With more threads than cores, a daemon that counts this as work keeps its core from the peer that could give it credit: jobs became a
+/// hundred times slower.
 #[test]
 fn waiting_for_credit_is_not_work_and_ends_with_it() {
     let scratch = Scratch::new();
@@ -124,14 +124,14 @@ fn waiting_for_credit_is_not_work_and_ends_with_it() {
     answer_all(&mut asking, &mut answering);
 }
 
-/// There is room for it, and for none of those that came before it until they are tried again.
+/// There is room for it, but for none of the requests before it until they are tried again.
 #[test]
 fn a_request_does_not_overtake_those_that_wait() {
     for transport in [Transport::Copyrpc, Transport::RcSend] {
         let scratch = Scratch::new();
         let [mut asking, mut answering] = pair(&scratch, transport);
         let mut arrived = Vec::new();
-        // What has arrived is answered, and the answers are taken.
+        // Requests that have arrived are answered, and the answers are taken.
         let mut serve = |asking: &mut Remote<usize>| {
             asking.flush().unwrap();
             answering.poll(|_, _, _| ()).unwrap();
@@ -159,8 +159,8 @@ fn a_request_does_not_overtake_those_that_wait() {
     }
 }
 
-/// No more are under way than the peer has receives for, so that none is ever sent twice; the rest waits, and takes the places of those that are
-/// answered.
+/// No more SENDs are under way than the peer has receives, so that none is ever sent twice. The rest waits, and takes the places of those
+/// that are answered.
 #[test]
 fn no_more_sends_are_under_way_than_receives_are_posted() {
     let scratch = Scratch::new();
@@ -194,13 +194,13 @@ fn a_dead_peer_of_ucx_is_missed() {
     misses_the_dead(&[Transport::UcxAm]);
 }
 
-/// Nothing is sent that could fail: the peer has taken what it was sent, and owes answers.
+/// Nothing is sent that could fail: the peer has taken all messages, and owes answers.
 #[test]
 fn a_dead_peer_is_missed_although_nothing_is_sent_to_it() {
     misses_the_dead(&[Transport::Copyrpc, Transport::RcSend]);
 }
 
-/// A rank that failed because of another's death leaves in order, and may be found gone first. It is not the one to name.
+/// A rank that failed because of another's death leaves in order, and may be found gone first. It must not be named.
 #[test]
 fn a_peer_that_left_in_order_is_not_named_while_another_is_dead() {
     let scratch = Scratch::new();

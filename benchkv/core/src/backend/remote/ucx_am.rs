@@ -1,6 +1,7 @@
 //! Requests carried by UCX active messages, one each.
 //!
-//! A record is a key and the address of a worker. A message is the key that its receiver gave to its sender, which tells it the link, and a frame.
+//! A record is a key and the address of a worker. A message is a frame after the key that its receiver gave to its sender; the key
+//! identifies the link.
 
 use std::collections::VecDeque;
 
@@ -21,9 +22,9 @@ use crate::values::Values;
 
 const KEY_BYTES: usize = 8;
 const _: () = assert!(KEY_BYTES + Frame::MAX_BYTES <= Message::SHORT_BYTES);
-/// Messages one poll takes, so that a poll is bounded.
+/// Maximum number of messages that one poll takes.
 const POLL_BUDGET: usize = 256;
-/// Polls from one look at all links to the next.
+/// Number of polls between two checks of all links.
 const POLLS_PER_LOOK: u32 = 64;
 
 /// A worker and its endpoints.
@@ -31,10 +32,10 @@ pub(super) struct Links<C> {
     worker: Worker,
     address: Vec<u8>,
     links: Vec<Link<C>>,
-    /// Requests, in the order in which they came.
+    /// Requests, in the order of their arrival.
     arrived: VecDeque<Arrived>,
     values: Values,
-    /// The tail of a value that is sent.
+    /// The tail of a value that is being sent.
     tail: Vec<u8>,
     polls: u32,
     messages: u64,
@@ -43,15 +44,15 @@ pub(super) struct Links<C> {
 
 struct Link<C> {
     peer: Peer,
-    /// What the peer's messages begin with: the number of the link, and a number that others do not know.
+    /// The first bytes of the peer's messages: the number of the link, and a number that others do not know.
     key: u64,
     end: Option<End>,
     dialogue: Dialogue<C>,
-    /// Why it is of no more use.
+    /// Why the link is unusable.
     failure: Option<String>,
 }
 
-/// A connection: its endpoint, and what messages to the peer begin with.
+/// A connection: its endpoint, and the first bytes of messages to the peer.
 #[derive(Clone, Copy)]
 struct End {
     endpoint: usize,
@@ -86,9 +87,9 @@ impl<C> Carrier<C> for Links<C> {
     fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let link = self.links.get_mut(link).ok_or("there is no link for it")?;
         let (key, address) =
-            record.split_first_chunk().filter(|(_, address)| !address.is_empty()).ok_or("its record is no address of a worker")?;
-        // SAFETY: the peer's `record`, unchanged: it came over the exchange of the job, in whose ranks UCX makes it trust. The library checks no
-        // address, and cannot be given its length.
+            record.split_first_chunk().filter(|(_, address)| !address.is_empty()).ok_or("its record is not the address of a worker")?;
+        // SAFETY: the peer's `record`, unchanged. It arrived by the exchange of the job, whose ranks UCX has to trust: the library checks
+        // no address, and cannot be given its length.
         let endpoint = unsafe { self.worker.connect(address) }?;
         link.end = Some(End { endpoint, key: *key });
         Ok(())
@@ -161,12 +162,12 @@ impl<C> Carrier<C> for Links<C> {
         }
     }
 
-    /// The library wakes through a descriptor, if at all, which cannot be waited for together with words.
+    /// The library wakes through a descriptor at most, which cannot be waited for together with words.
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         then(&mut Due(POLL_SLICE));
     }
 
-    /// Messages sent, and those that found no room.
+    /// Number of messages sent, and number of those that found no room.
     type Stats = (u64, u64);
 
     const COUNTERS: &'static [Counter<(u64, u64)>] =
@@ -187,7 +188,7 @@ impl<C> Carrier<C> for Links<C> {
     }
 }
 
-/// The link that a message is of, by its key.
+/// Returns the link of a message, by its key.
 #[inline]
 fn find<'a, C>(links: &'a mut [Link<C>], message: &Message) -> Option<(usize, &'a mut Link<C>)> {
     let key = u64::from_le_bytes(*message.head().first_chunk()?);
@@ -204,11 +205,11 @@ impl<C> Link<C> {
 
     #[inline]
     fn take<'a>(&mut self, message: &'a Message) -> Result<(Arrival<C>, &'a [u8]), String> {
-        let bytes = message.bytes().map_err(|length| format!("it sent {length} bytes that are no message"))?;
+        let bytes = message.bytes().map_err(|length| format!("it sent {length} bytes that are not a message"))?;
         self.dialogue.arrive(bytes.get(KEY_BYTES..).unwrap_or_default()).map_err(|violation| violation.to_string())
     }
 
-    /// Whether it is still of use.
+    /// Checks whether the link is usable.
     fn check(&self, worker: &Worker) -> Result<(), BackendError> {
         match (&self.failure, self.end.map_or(Ok(()), |end| worker.check(end.endpoint))) {
             (Some(why), _) => Err(self.gone(why.clone())),
@@ -235,7 +236,7 @@ mod tests {
         links
     }
 
-    /// Sends `bytes`, behind the key if they are to have it, as a peer that is not sound, and returns what the other end says of it.
+    /// Sends `bytes` as an unsound peer, after the key if `has_key`. Returns the other end's error.
     fn forge(has_key: bool, bytes: &[u8]) -> String {
         let scratch = Scratch::new();
         let [mut forging, mut taking] = pair(&scratch, Transport::UcxAm);
@@ -254,7 +255,7 @@ mod tests {
     #[test]
     #[ignore = "needs libucx0"]
     fn what_is_no_message_ends_the_connection() {
-        assert_eq!(forge(true, &[1; 9]), "rank 0 is gone: it sent 9 bytes that are no message");
+        assert_eq!(forge(true, &[1; 9]), "rank 0 is gone: it sent 9 bytes that are not a message");
         assert_eq!(forge(true, &[7, 0, 0, 0, 3, 0, 0, 0]), "rank 0 is gone: it answered call 0x7, which does not wait for an answer");
         for stray in [&[][..], &[0; 8], &[0; 40]] {
             assert_eq!(forge(false, stray), "UCX failed: a message came that is of no connection of this rank");
