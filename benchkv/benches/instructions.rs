@@ -1,11 +1,11 @@
 //! The program whose instructions `scripts/instructions` counts: whole jobs, the daemons and clients of all ranks stepped in turn in one
 //! thread, so that nothing waits and the counts are exact.
 //!
-//! Counted is what the threads of a job do for an operation, all of them together, but for the loop around their steps. Reads and writes are
-//! verified. Bounds are about a tenth above what was counted.
+//! The count is the work of all threads of a job together for an operation, without the loop around their steps. Reads and writes are
+//! verified. Bounds are about a tenth above the counts.
 //!
-//! `--hand-overs TOPOLOGY` prints, for the job of `kv_remote_TOPOLOGY`, the messages that pass from thread to thread for one operation, and how
-//! many of them stay within a rank; each message is counted where it is taken in.
+//! `--hand-overs TOPOLOGY` prints, for the job of `kv_remote_TOPOLOGY`, the messages between threads for one operation, and how many of
+//! them stay within a rank. Each message is counted where it is taken.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, reason = "a program for measuring")]
 
 use std::path::Path;
@@ -74,7 +74,7 @@ fn direct(operations: u64) {
     remote("direct", operations);
 }
 
-/// Runs so many operations of the job that `args` asks for.
+/// Runs that many operations of the job with `args`.
 fn job(args: &str, operations: u64) -> (Cluster, Moved) {
     let cli = Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).unwrap();
     let options = Options::resolve(cli).unwrap();
@@ -85,7 +85,7 @@ fn job(args: &str, operations: u64) -> (Cluster, Moved) {
     (cluster, moved)
 }
 
-/// The software device with less address space: valgrind has too little for the usual arena.
+/// Returns the software device with less address space: valgrind has too little for the usual arena.
 fn small_device(dir: &Path) -> DeviceSpec {
     let fabric = FabricSpec::Shared { dir: Some(dir.to_owned()) };
     DeviceSpec::Soft(SoftOptions { fabric, arena_bytes: 256 << 20, ..SoftOptions::default() })
@@ -104,7 +104,7 @@ fn main() -> ExitCode {
         Ok(())
     };
     cluster.endpoints(count).unwrap();
-    // A client takes one message in for each operation. Nothing of a run waits, so daemons count none twice.
+    // A client takes one message for each operation. No thread of a run waits, so daemons count none twice.
     let operations = moved.by_clients / 2;
     let per_operation = |messages: u64| messages as f64 / operations as f64;
     let all = moved.by_daemons + operations;

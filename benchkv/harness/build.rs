@@ -1,7 +1,7 @@
 //! Records the commit the binaries were built from, without needing `git`.
 //!
-//! Reads `.git/HEAD` of the checkout this crate lies in. Outside a checkout (a source archive, a linked worktree) nothing is
-//! set and results say `unknown`.
+//! Reads `.git/HEAD` of the checkout that contains this crate. Outside a checkout (a source archive, a linked worktree) nothing is set
+//! and results say `unknown`.
 
 use std::path::Path;
 use std::{env, fs};
@@ -20,7 +20,7 @@ fn main() {
     }
 }
 
-/// The commit `HEAD` names, following one symbolic reference, loose or packed.
+/// Returns the commit of `HEAD`, following one symbolic reference, loose or packed.
 fn head_commit(git: &Path) -> Option<String> {
     let head = fs::read_to_string(git.join("HEAD")).ok()?;
     let Some(reference) = head.trim().strip_prefix("ref: ") else {

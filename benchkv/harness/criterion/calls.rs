@@ -1,7 +1,7 @@
-//! The benchmark that `ipc`, `delegationrpc` and `flux` have in common, included by each: it needs criterion, which the harness does not.
+//! The benchmark that `ipc`, `delegationrpc` and `flux` share, included by each: it needs criterion, which the harness does not.
 //!
-//! Calls of one caller, as many unanswered as each depth says, each to be answered before the next is made from its slot: both ends in two
-//! threads, on a core each if there are two. Requests and replies of 32 bytes, first checked to be the right ones.
+//! One caller keeps as many calls unanswered as each depth says; each is answered before the next is made from its slot. Both ends are
+//! threads, on a core each if there are two. Requests and replies have 32 bytes, and are first verified.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 use harness::clock::Clock;
 use harness::load::{Answerer, Caller, Failure, between_threads, two_cores};
 
-/// Calls that are checked before they are measured.
+/// Number of calls that are verified before the measurement.
 const CHECKED: u64 = 10_000;
 
 /// Makes each end on its thread, and measures calls at each depth.

@@ -1,8 +1,8 @@
-//! Which cores this process may use, and which thread runs on which of them.
+//! The cores that this process may use, and the placement of threads on them.
 //!
-//! A [`Plan`] is made once per host, by the same rule in every rank, from the options alone: each rank gets a run of neighbouring
-//! cores (kept inside a NUMA node where it fits), daemons first, then clients. Threads are pinned only when each can have a core of its
-//! own: pinning more threads than cores would stop the scheduler from using the core that happens to be free.
+//! A [`Plan`] is made once per host, by the same rule in every rank, from the options alone. Each rank gets a run of neighbouring cores
+//! (inside a NUMA node if it fits), daemons first, then clients. Threads are pinned only if each can have a core of its own: pinning more
+//! threads than cores would prevent the scheduler from using a core that happens to be free.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,11 +11,11 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// What `--pin` asks for.
+/// The values of `--pin`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PinPolicy {
-    /// Pin when every thread can have a core of its own.
+    /// Pin if every thread can have a core of its own.
     #[default]
     Auto,
     /// Leave placement to the scheduler.
@@ -24,17 +24,17 @@ pub enum PinPolicy {
     List(Vec<usize>),
 }
 
-/// `--pin` was not understood.
+/// The text of `--pin` is malformed.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("{given:?} is neither auto, none nor a core list such as 0-3,8")]
 pub struct PinSyntaxError {
     given: String,
 }
 
-/// The cores cannot be found, or cannot be used as asked.
+/// Why the cores cannot be determined, or cannot be used as given.
 #[derive(Debug, Error)]
 pub enum AffinityError {
-    /// The kernel would not tell the affinity mask.
+    /// The kernel does not tell the affinity mask.
     #[error("the affinity mask of this process cannot be read: {0}")]
     Mask(#[source] std::io::Error),
     /// A listed core is outside the affinity mask.
@@ -42,10 +42,10 @@ pub enum AffinityError {
     NotUsable {
         /// The first listed core that is not usable.
         core: usize,
-        /// The cores that are.
+        /// The usable cores.
         usable: Vec<usize>,
     },
-    /// The list has fewer cores than there are threads.
+    /// The list has fewer cores than threads.
     #[error("the list names {listed} cores for {threads} threads; list at least {threads}, or use --pin none")]
     TooFew {
         /// Cores listed.
@@ -56,7 +56,7 @@ pub enum AffinityError {
     /// The kernel refused to move the calling thread.
     #[error("the thread could not be pinned to core {core}; the affinity mask may have changed since the start")]
     Refused {
-        /// The core asked for.
+        /// The core of the list.
         core: usize,
     },
 }
@@ -83,7 +83,7 @@ impl fmt::Display for PinPolicy {
     }
 }
 
-/// Reads the kernel's list format: `0-3,8`. `None` when it is malformed, empty or names a core twice.
+/// Reads the kernel's list format: `0-3,8`. Returns `None` if it is malformed, empty or names a core twice.
 fn parse_core_list(text: &str) -> Option<Vec<usize>> {
     /// More than any Linux kernel is built for; keeps `0-99999999999` from filling the memory.
     const CORE_LIMIT: usize = 65_536;
@@ -100,7 +100,7 @@ fn parse_core_list(text: &str) -> Option<Vec<usize>> {
     (distinct.len() == cores.len()).then_some(cores)
 }
 
-/// Shows cores as the kernel does, runs folded.
+/// Formats cores as the kernel does, with runs folded.
 struct CoreList<'a>(&'a [usize]);
 
 impl fmt::Display for CoreList<'_> {
@@ -121,12 +121,12 @@ impl fmt::Display for CoreList<'_> {
 /// Words of a mask of 65,536 cores, beyond what any kernel is built for; glibc's own `cpu_set_t` stops at 1,024.
 const MASK_WORDS: usize = 1024;
 
-/// The cores in the affinity mask of the calling thread, those of one NUMA node together.
+/// Returns the cores in the affinity mask of the calling thread, those of one NUMA node together.
 ///
-/// Read from the raw mask: lists made by libraries leave out isolated cores, which are the ones a careful user reserved.
+/// Reads the raw mask: libraries leave isolated cores out of their lists, but these are the ones that a careful user reserved.
 ///
 /// # Errors
-/// [`AffinityError::Mask`] when the kernel refuses.
+/// [`AffinityError::Mask`] if the kernel refuses.
 pub fn usable_cores() -> Result<Vec<usize>, AffinityError> {
     let mut mask = [0u64; MASK_WORDS];
     // SAFETY: the pointer and length describe the live array, which the kernel fills with at most that many bytes; a `cpu_set_t` is an
@@ -146,13 +146,14 @@ pub fn usable_cores() -> Result<Vec<usize>, AffinityError> {
     Ok(cores)
 }
 
-/// How many cores this process could use if it were bound to none: those of the host that its control group leaves it. Where a process may not
-/// change its mask, as in some containers, those it is bound to.
+/// Returns the number of cores that this process could use if it were not bound: those of the host that its control group permits. If a
+/// process may not change its mask, as in some containers, returns the number of cores it is bound to.
 ///
 /// # Errors
-/// [`AffinityError::Mask`] when the kernel does not tell.
+/// [`AffinityError::Mask`] if the kernel does not tell.
 pub fn allowed_cores() -> Result<usize, AffinityError> {
-    // A mask is a thread's: what one that ends at once is told changes nothing for the others. The kernel takes away what is not allowed.
+    // A mask belongs to a thread, so a short-lived thread can change its own without effect on others. The kernel removes cores that are
+    // not permitted.
     let unbind = || {
         let all = [u64::MAX; MASK_WORDS];
         // SAFETY: the pointer and length describe the live array, which is read only; pid 0 is the caller.
@@ -165,7 +166,7 @@ pub fn allowed_cores() -> Result<usize, AffinityError> {
     })
 }
 
-/// Cores of each NUMA node; empty where the kernel does not say.
+/// Returns the cores of each NUMA node; nothing if the kernel does not tell.
 fn numa_nodes() -> Vec<Vec<usize>> {
     (0..)
         .map_while(|node| std::fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist")).ok())
@@ -176,12 +177,12 @@ fn numa_nodes() -> Vec<Vec<usize>> {
 /// Pins the calling thread to one core.
 ///
 /// # Errors
-/// [`AffinityError::Refused`] when the kernel does not allow it.
+/// [`AffinityError::Refused`] if the kernel does not permit it.
 pub fn pin_current_thread(core: usize) -> Result<(), AffinityError> {
     if core_affinity::set_for_current(core_affinity::CoreId { id: core }) { Ok(()) } else { Err(AffinityError::Refused { core }) }
 }
 
-/// The threads one host has to run.
+/// The threads of one host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Threads {
     /// Ranks on this host.
@@ -193,14 +194,14 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// All threads of this host that poll.
+    /// Returns the number of polling threads of this host.
     #[must_use]
     pub const fn total(&self) -> usize {
         self.ranks * (self.daemons + self.clients)
     }
 }
 
-/// Where every thread of this host runs.
+/// The placement of every thread of this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// Cores this process may use.
@@ -221,10 +222,10 @@ pub struct RankCores {
 }
 
 impl Plan {
-    /// Places `threads` on `usable` cores as `policy` says.
+    /// Places `threads` on `usable` cores by `policy`.
     ///
     /// # Errors
-    /// A core list that is too short or names a core outside `usable`.
+    /// [`AffinityError`]: a core list is too short, or names a core outside `usable`.
     pub fn new(policy: &PinPolicy, usable: Vec<usize>, threads: Threads) -> Result<Self, AffinityError> {
         let cores: &[usize] = match policy {
             PinPolicy::None => &[],
@@ -249,13 +250,13 @@ impl Plan {
         Ok(Self { threads: threads.total(), pinned, usable_cores: usable })
     }
 
-    /// The core of a daemon thread, if it is pinned.
+    /// Returns the core of a daemon thread, if it is pinned.
     #[must_use]
     pub fn daemon_core(&self, local_rank: usize, daemon: usize) -> Option<usize> {
         self.pinned.get(local_rank)?.daemons.get(daemon).copied()
     }
 
-    /// The core of a client thread, if it is pinned.
+    /// Returns the core of a client thread, if it is pinned.
     #[must_use]
     pub fn client_core(&self, local_rank: usize, client: usize) -> Option<usize> {
         self.pinned.get(local_rank)?.clients.get(client).copied()

@@ -1,4 +1,4 @@
-//! For serde's `with`: a value as it is typed and printed.
+//! For serde's `with`: stores a value as it is typed and printed.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serializer};
 
-/// Writes it as it is printed.
+/// Writes the value as it is printed.
 ///
 /// # Errors
 /// Those of the serializer.
@@ -14,10 +14,10 @@ pub fn serialize<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<
     serializer.collect_str(value)
 }
 
-/// Reads it as it is typed.
+/// Reads the value as it is typed.
 ///
 /// # Errors
-/// It could not be typed so, or is no text.
+/// The input is not a text, or not a legal one.
 pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
 }

@@ -1,25 +1,25 @@
-//! The memory that the control groups of this process allow it, in either version of the kernel's interface.
+//! The memory limit of this process's control groups, in both versions of the kernel's interface.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The smallest memory limit among the control groups of this process and those they lie in: its bytes, and the file that says so. `None`:
-/// none of them says one that can be seen from here.
+/// Returns the smallest memory limit among the control groups of this process and their parents: its bytes, and its file. `None`: no
+/// limit can be seen from here.
 #[must_use]
 pub fn memory_limit() -> Option<(u64, PathBuf)> {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     limit_of(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"))
 }
 
-/// The same from what the kernel says of a process: its groups, and what is mounted where.
+/// Returns the limit from the kernel's lists of a process's groups, and of its mounts.
 fn limit_of(groups: &str, mounts: &str) -> Option<(u64, PathBuf)> {
     let of_mount = |mount: &Mount| {
         let group = group_in(groups, mount)?;
-        // A process in a namespace may be in a group that its mount does not show: then the top of the mount is as close as one gets.
+        // A process in a namespace may be in a group that its mount does not show: then the top of the mount is the closest group.
         let below = Path::new(group).strip_prefix(mount.root).unwrap_or(Path::new(""));
         let dir = Path::new(mount.point).join(below);
         let files = dir.ancestors().take_while(|dir| dir.starts_with(mount.point)).map(|dir| dir.join(mount.file()));
-        // `max`, in version 2, is no number.
+        // `max`, in version 2, is not a number.
         files.filter_map(|file| Some((fs::read_to_string(&file).ok()?.trim().parse::<u64>().ok()?, file))).min()
     };
     mounts.lines().filter_map(Mount::parse).filter_map(|mount| of_mount(&mount)).min()
@@ -27,14 +27,14 @@ fn limit_of(groups: &str, mounts: &str) -> Option<(u64, PathBuf)> {
 
 /// A mounted hierarchy of groups that limits memory.
 struct Mount<'a> {
-    /// The group that is at its top.
+    /// The group at its top.
     root: &'a str,
     point: &'a str,
     is_unified: bool,
 }
 
 impl<'a> Mount<'a> {
-    /// Of a line of proc_pid_mountinfo(5); `None` for other file systems.
+    /// Parses a line of proc_pid_mountinfo(5). Returns `None` for other file systems.
     fn parse(line: &'a str) -> Option<Self> {
         let (place, kind) = line.split_once(" - ")?;
         let mut place = place.split(' ').skip(3);
@@ -51,7 +51,8 @@ impl<'a> Mount<'a> {
     }
 }
 
-/// The group of a process in a hierarchy: a line of proc_pid_cgroup(5), `NUMBER:CONTROLLERS:GROUP`; that of version 2 names no controllers.
+/// Returns the group of a process in a hierarchy: a line of proc_pid_cgroup(5), `NUMBER:CONTROLLERS:GROUP`; version 2 names no
+/// controllers.
 fn group_in<'a>(groups: &'a str, mount: &Mount) -> Option<&'a str> {
     let of_line = |line: &'a str| {
         let (controllers, group) = line.split_once(':')?.1.split_once(':')?;
@@ -115,7 +116,7 @@ mod tests {
         assert_eq!((limit("4:memory:/\n"), limit("4:cpu:/job\n")), (Some(9_223_372_036_854_771_712), None));
     }
 
-    /// A container sees its own group at the top of the mount, and itself in it under the name it has outside, or under none.
+    /// A container sees its own group at the top of the mount, and itself in it under its outside name, or under none.
     #[test]
     fn a_container_finds_the_limit_at_the_top_of_its_mount() {
         let tree = Tree::new("container", &[("memory.max", "4096\n"), ("inner/memory.max", "1024\n")]);

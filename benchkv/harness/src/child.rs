@@ -10,10 +10,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use crate::sys;
 
-/// The variable that tells a child its role; see [`crate::role`].
+/// The variable that gives a child its role; see [`crate::role`].
 pub(crate) const ROLE_VARIABLE: &str = "BENCH_HARNESS_ROLE";
 
-/// How a process ended.
+/// The end of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
     /// It exited with this status.
@@ -23,7 +23,7 @@ pub enum Ended {
 }
 
 impl Ended {
-    /// Whether it exited with status 0.
+    /// Returns whether it exited with status 0.
     #[must_use]
     pub const fn is_success(&self) -> bool {
         matches!(self, Self::Code(0))
@@ -56,9 +56,9 @@ pub(crate) struct OwnChild {
 }
 
 impl OwnChild {
-    /// Starts this executable with `args`, told `role` and what `environment` adds, with `socket` as its standard input.
+    /// Starts this executable with `args`, the variable `role` and those in `environment`, with `socket` as its standard input.
     ///
-    /// The child is killed when the calling *thread* ends, which is the reach of `PR_SET_PDEATHSIG`.
+    /// The child is killed when the calling *thread* ends, by `PR_SET_PDEATHSIG`.
     pub(crate) fn spawn(
         role: &str,
         args: &[OsString],
@@ -67,7 +67,7 @@ impl OwnChild {
         stdout: Stdio,
     ) -> io::Result<Self> {
         let parent = std::process::id();
-        // The link rather than a path: it stays right when the file is replaced by a new build during the run.
+        // The link rather than a path: it stays right if a new build replaces the file during the run.
         let mut command = Command::new("/proc/self/exe");
         if let Some(name) = std::env::args_os().next() {
             command.arg0(name);
@@ -85,17 +85,17 @@ impl OwnChild {
         }
     }
 
-    /// Its process id.
+    /// Returns its process id.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// How it ended, once it has. Does not block.
+    /// Returns how it ended, once it has. Does not block.
     pub(crate) fn ended(&mut self) -> io::Result<Option<Ended>> {
         Ok(self.child.try_wait()?.map(Ended::from))
     }
 
-    /// Ends it at once; [`ended`](Self::ended) tells when that has happened.
+    /// Kills it; [`ended`](Self::ended) returns when that has happened.
     pub(crate) fn kill(&mut self) {
         // Fails only for a child that has been reaped.
         let _ = self.child.kill();
@@ -103,7 +103,7 @@ impl OwnChild {
 }
 
 impl AsRawFd for OwnChild {
-    /// Readable once the child has ended.
+    /// Returns a descriptor that is readable once the child has ended.
     fn as_raw_fd(&self) -> RawFd {
         self.pidfd.as_raw_fd()
     }
@@ -116,7 +116,7 @@ impl Drop for OwnChild {
 }
 
 fn end(child: &mut Child) {
-    // Both fail only for a child already reaped, which is the state wanted.
+    // Both fail only for a child that is reaped already, which is the goal.
     let _ = child.kill();
     let _ = child.wait();
 }

@@ -1,18 +1,18 @@
 //! A nanosecond clock cheap enough to read twice per operation.
 //!
-//! Where the kernel itself trusts the time stamp counter (it offers `tsc` as a clock source and the CPU flags promise a constant
-//! rate), the counter is calibrated once against `CLOCK_MONOTONIC` and read directly. Elsewhere `CLOCK_MONOTONIC` is read through
-//! the vDSO. Which one is in use is part of every result.
+//! If the kernel itself trusts the time stamp counter (it offers `tsc` as a clock source and the CPU flags promise a constant rate), the
+//! counter is calibrated once against `CLOCK_MONOTONIC` and read directly. Otherwise `CLOCK_MONOTONIC` is read through the vDSO. Every
+//! result records which one is used.
 
 use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// How long calibration observes the counter. Both ends are read within about 50 ns, which leaves a rate error near 2.5 ppm.
+/// Length of the calibration. Both ends are read within about 50 ns, which leaves a rate error near 2.5 ppm.
 const CALIBRATION: Duration = Duration::from_millis(20);
 
-/// What a [`Clock`] reads.
+/// The source of a [`Clock`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "source")]
 pub enum ClockSource {
@@ -23,7 +23,7 @@ pub enum ClockSource {
     },
     /// `clock_gettime(CLOCK_MONOTONIC)`.
     Monotonic,
-    /// That of a simulation, in which nothing takes time but what its models say.
+    /// The clock of a simulation, in which only the models take time.
     Virtual,
 }
 
@@ -37,9 +37,9 @@ impl fmt::Display for ClockSource {
     }
 }
 
-/// A clock in nanoseconds. Copy it into each thread; readings of all copies are comparable.
+/// A clock in nanoseconds. Copy it to each thread; readings of all copies are comparable.
 ///
-/// A reading does not order memory accesses around it: an out-of-order CPU may take it some nanoseconds early.
+/// A reading does not order memory accesses around it: an out-of-order CPU may do it several nanoseconds early.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock(Reading);
 
@@ -50,19 +50,19 @@ enum Reading {
 }
 
 impl Clock {
-    /// The best clock of this machine. Blocks about 20 ms for calibration where the counter is usable.
+    /// Returns the best clock of this machine. Blocks about 20 ms for calibration if the counter is usable.
     #[must_use]
     pub fn detect() -> Self {
         if tsc::kernel_trusts_it() { Self::calibrate() } else { Self::monotonic() }
     }
 
-    /// `CLOCK_MONOTONIC`, whatever the machine offers.
+    /// Returns `CLOCK_MONOTONIC`, on any machine.
     #[must_use]
     pub const fn monotonic() -> Self {
         Self(Reading::Monotonic)
     }
 
-    /// Nanoseconds on the scale of `CLOCK_MONOTONIC`.
+    /// Returns nanoseconds on the scale of `CLOCK_MONOTONIC`.
     #[must_use]
     #[inline]
     pub fn now_ns(&self) -> u64 {
@@ -75,7 +75,7 @@ impl Clock {
         }
     }
 
-    /// What is being read, for the result.
+    /// Returns the source, for the result.
     #[must_use]
     pub fn source(&self) -> ClockSource {
         match self.0 {
@@ -99,7 +99,7 @@ impl Clock {
     }
 }
 
-/// Counter and `CLOCK_MONOTONIC` at the same moment: the tightest of some bracketed readings.
+/// Reads counter and `CLOCK_MONOTONIC` at the same moment: the tightest of several bracketed readings.
 fn paired_reading() -> (u64, u64) {
     let mut best = (u64::MAX, 0, 0);
     for _ in 0..16 {
@@ -123,7 +123,7 @@ fn monotonic_ns() -> u64 {
 
 #[cfg(target_arch = "x86_64")]
 mod tsc {
-    /// The kernel keeps `tsc` among the available clock sources only while its own watchdog agrees with it.
+    /// Returns whether the kernel trusts it: it keeps `tsc` among the available clock sources only while its own watchdog agrees with it.
     pub(super) fn kernel_trusts_it() -> bool {
         let offered = std::fs::read_to_string("/sys/devices/system/clocksource/clocksource0/available_clocksource")
             .is_ok_and(|sources| sources.split_whitespace().any(|source| source == "tsc"));

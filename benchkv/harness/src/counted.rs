@@ -1,4 +1,4 @@
-//! The programs whose instructions `scripts/instructions` counts. Each does one of its operations so many times, in one thread.
+//! The programs whose instructions `scripts/instructions` counts. Each does one of its operations a number of times, in one thread.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -6,19 +6,20 @@ use std::process::ExitCode;
 
 use crate::report::say;
 
-/// Something that can be counted.
+/// An operation that can be counted.
 pub struct Operation {
     /// The first word that the program is started with.
     pub name: &'static str,
-    /// Most instructions it may take; `None` if it may take any.
+    /// Maximum number of instructions; `None` if there is no bound.
     pub bound: Option<u32>,
-    /// How often the script has it done: twice, where the difference counts.
+    /// Numbers of operations of the script's two runs, whose difference counts.
     pub counts: (u64, u64),
-    /// What the script collects, in its words: `all`; `all but NAME`, without the function of that name and all it calls; or `in NAME`, that alone.
+    /// The part that the script collects: `all`; `all but NAME`, without the function of that name and all it calls; or `in NAME`, that
+    /// function alone.
     pub collect: &'static str,
-    /// What it is, in words.
+    /// Description of the operation.
     pub what: &'static str,
-    /// Does it so many times.
+    /// Does the operation that many times.
     pub run: fn(u64),
 }
 
@@ -28,7 +29,7 @@ impl fmt::Debug for Operation {
     }
 }
 
-/// The whole of such a program: lists `operations`, or does one of them. Says on standard error what it was asked for in vain.
+/// Runs such a program: lists `operations`, or does one of them. Prints errors in its arguments to standard error.
 pub fn main(operations: &[Operation]) -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match ask(operations, &args.iter().map(String::as_str).collect::<Vec<_>>()) {
@@ -47,7 +48,7 @@ pub fn main(operations: &[Operation]) -> ExitCode {
     }
 }
 
-/// What to do for the arguments.
+/// The answer to the arguments.
 enum Answer<'a> {
     Text(String),
     Work(&'a Operation, u64),
@@ -59,7 +60,7 @@ struct Unknown;
 fn ask<'a>(operations: &'a [Operation], args: &[&str]) -> Result<Answer<'a>, Unknown> {
     match args {
         ["--list"] => Ok(Answer::Text(operations.iter().map(line).collect())),
-        // `cargo bench` starts every benchmark like this, and `cargo test --benches` without an argument.
+        // `cargo bench` starts every benchmark with this argument, and `cargo test --benches` without an argument.
         [] | [.., "--bench"] => Ok(Answer::Text("instructions: counted by scripts/instructions\n".to_owned())),
         [name, count] => {
             let operation = operations.iter().find(|operation| operation.name == *name).ok_or(Unknown)?;
@@ -69,7 +70,7 @@ fn ask<'a>(operations: &'a [Operation], args: &[&str]) -> Result<Answer<'a>, Unk
     }
 }
 
-/// As the script reads it.
+/// Formats an operation as the script reads it.
 fn line(operation: &Operation) -> String {
     let Operation { name, bound, counts: (first, second), collect, what, .. } = operation;
     let bound = bound.map_or("-".to_owned(), |bound| bound.to_string());

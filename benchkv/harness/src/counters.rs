@@ -1,18 +1,19 @@
 //! Counters of RDMA devices, as the kernel publishes them: `/sys/class/infiniband/DEVICE/ports/PORT/hw_counters/NAME`.
 //!
-//! They count since the driver was loaded, for all users of the port: only differences mean something, and only where nobody else used it.
+//! They count since the driver was loaded, for all users of the port: only differences have a meaning, and only if there was no other
+//! user.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// Where the kernel publishes them.
+/// The directory of the counters.
 pub const SYSFS: &str = "/sys/class/infiniband";
 
 /// The counters of each port, by `DEVICE:PORT`.
 pub type PortCounters = BTreeMap<String, BTreeMap<String, u64>>;
 
-/// Reads the counters of all ports below `sysfs`. What is not there, or is no number, is left out.
+/// Reads the counters of all ports below `sysfs`. Skips files that are missing or not a number.
 #[must_use]
 pub fn read(sysfs: &Path) -> PortCounters {
     let mut all = PortCounters::new();

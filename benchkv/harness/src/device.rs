@@ -1,4 +1,4 @@
-//! The RDMA device a benchmark runs on, as it is named on a command line.
+//! The RDMA device of a benchmark, as named on a command line.
 
 mod soft;
 
@@ -8,19 +8,19 @@ use mlx5::verbs::{VerbsError, VerbsOptions};
 use mlx5::{DeviceSpec, FabricSpec, SoftOptions};
 pub use soft::SoftDevice;
 
-/// What `--device` asks for.
+/// The value of `--device`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
     #[default]
-    /// The software device: hardware is taken when it is asked for.
+    /// The software device: hardware is used only if it is named.
     Auto,
     /// The software device.
     Soft(SoftDevice),
     /// A device behind libibverbs.
     Verbs {
-        /// Its name; `None` is the first with an active port.
+        /// Its name; `None` is the first device with an active port.
         name: Option<String>,
-        /// Its port; `None` is the first that is active.
+        /// Its port; `None` is the first active port.
         port: Option<u8>,
     },
 }
@@ -50,10 +50,10 @@ impl std::str::FromStr for DeviceChoice {
 
 fn port_number(text: &str) -> Result<u8, String> {
     let number = text.parse().ok().filter(|number| *number > 0);
-    number.ok_or_else(|| format!("{text} is no port; they are numbered from 1 to 255"))
+    number.ok_or_else(|| format!("{text} is not a port; ports are numbered from 1 to 255"))
 }
 
-/// As it is typed.
+/// Formats the device as it is typed.
 impl std::fmt::Display for DeviceChoice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -74,22 +74,22 @@ impl std::fmt::Display for DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// What `auto` stands for: hardware is used when it is named, and never instead of something else.
+    /// Replaces `auto` by its meaning: hardware is used if it is named, and never by default.
     #[must_use]
     pub fn resolve(self) -> Self {
         if self == Self::Auto { Self::Soft(SoftDevice::default()) } else { self }
     }
 
-    /// Whether it connects the processes of one host only.
+    /// Returns whether it connects the processes of one host only.
     #[must_use]
     pub const fn is_soft(&self) -> bool {
         matches!(self, Self::Auto | Self::Soft(_))
     }
 
-    /// Finds out before a long run whether the device is there. Opens nothing; the software device always is.
+    /// Checks before a long run whether the device exists. Opens nothing; the software device always exists.
     ///
     /// # Errors
-    /// What is missing.
+    /// The missing device or library.
     pub fn check(&self) -> Result<(), VerbsError> {
         match self.spec(None) {
             DeviceSpec::Verbs(options) => options.find(),
@@ -97,7 +97,7 @@ impl DeviceChoice {
         }
     }
 
-    /// The device to open. Software devices meet in `shm_dir`; `None` is the directory of this user.
+    /// Returns the device to open. Software devices connect through `shm_dir`; `None` is the directory of this user.
     #[must_use]
     pub fn spec(&self, shm_dir: Option<&Path>) -> DeviceSpec {
         match self {

@@ -1,9 +1,9 @@
 //! The baseline: a closed loop over a Unix socket between two processes, one system call per message and side.
 //!
-//! It is what the same exchange costs through the kernel, measured on the same machine minutes or seconds apart from the run it is
-//! compared with, with as many requests outstanding. The socket keeps message borders (`SOCK_SEQPACKET`), so a request cannot travel in the
-//! system call of another, just as no RPC over a socket may assume it can. The server may use the cores that the
-//! measuring thread may use: if that is pinned, both share its core, where the two take turns and no other core has to be woken.
+//! It shows the cost of the same exchange through the kernel, measured on the same machine minutes or seconds apart from the run it is
+//! compared with, with as many requests outstanding. The socket keeps message borders (`SOCK_SEQPACKET`), so two requests cannot share a
+//! system call, just as no RPC over a socket may assume. The server may use the cores of the measuring thread. If that is pinned, both
+//! share its core, where the two take turns and no other core has to be woken.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -20,13 +20,14 @@ pub use crate::role_text::MAX_MESSAGE_BYTES;
 use crate::role_text::RoleText;
 use crate::sys;
 
-/// The maximum number of requests outstanding: what certainly fits the default socket buffers of both directions without either side blocking on the other.
+/// Maximum number of requests outstanding: a number that certainly fits the default socket buffers of both directions, so that neither
+/// side blocks on the other.
 pub const MAX_DEPTH: usize = 64;
 
-/// A reply that takes longer than this means that the server is gone.
+/// Maximum time of a reply; a longer time means that the server is gone.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What to measure.
+/// The parameters of the baseline.
 #[derive(Debug, Clone, Copy)]
 pub struct Echo {
     /// Requests outstanding, 1 to [`MAX_DEPTH`].
@@ -35,11 +36,11 @@ pub struct Echo {
     pub request_bytes: usize,
     /// Bytes of a reply, 1 to [`MAX_MESSAGE_BYTES`].
     pub reply_bytes: usize,
-    /// How long to measure; as much again divided by four warms up.
+    /// Length of the measurement, after a warm-up of a quarter of it.
     pub duration: Duration,
 }
 
-/// What was measured.
+/// The result of the baseline.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct EchoResult {
     /// Requests outstanding.
@@ -50,7 +51,7 @@ pub struct EchoResult {
     pub latency_ns: LatencySummary,
 }
 
-/// The baseline could not be measured.
+/// Why the baseline could not be measured.
 #[derive(Debug, Error)]
 pub enum EchoError {
     /// A parameter is outside its range.
@@ -72,7 +73,7 @@ impl Echo {
     /// Starts the server process, runs the loop from this thread, ends the server.
     ///
     /// # Errors
-    /// [`EchoError`]; no process is left either way.
+    /// [`EchoError`]; no process is left in either case.
     pub fn measure(&self, clock: &Clock) -> Result<EchoResult, EchoError> {
         let within = |what, given, limit| if (1..=limit).contains(&given) { Ok(()) } else { Err(EchoError::Range { what, given, limit }) };
         within("the depth", self.depth, MAX_DEPTH)?;
@@ -91,7 +92,7 @@ impl Echo {
     fn run(&self, mut socket: UnixStream, clock: &Clock) -> io::Result<EchoResult> {
         let request = vec![0x5a; self.request_bytes];
         let mut reply = vec![0; MAX_MESSAGE_BYTES];
-        // Replies come in order, so the oldest request's send time is at `turn`.
+        // Replies arrive in order, so the send time of the oldest request is at `turn`.
         let mut sent_ns = vec![0; self.depth];
         for sent in &mut sent_ns {
             *sent = clock.now_ns();

@@ -1,11 +1,11 @@
-//! The machine and the build, recorded in every result so that a number can be judged later.
+//! The machine and the build, recorded in every result so that its figures can be judged later.
 
 use std::ffi::CStr;
 use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-/// What a result was measured on. Anything the system does not tell is `unknown`, never left out.
+/// The machine and build of a result. A value that the system does not tell is `unknown`, never left out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Environment {
     /// Kernel release and version.
@@ -20,12 +20,12 @@ pub struct Environment {
     pub memory_bytes: u64,
     /// Commit the binary was built from.
     pub git_commit: String,
-    /// `release` or `debug`: a debug build's figures mean nothing.
+    /// `release` or `debug`: figures of a debug build have no meaning.
     pub build_profile: String,
 }
 
 impl Environment {
-    /// Reads it all; about 1 ms.
+    /// Reads all values; takes about 1 ms.
     #[must_use]
     pub fn detect() -> Self {
         let (kernel, machine) = kernel();
@@ -41,7 +41,7 @@ impl Environment {
     }
 }
 
-/// Seconds for which the threads of this process have had a core so far, all of them together.
+/// Returns the CPU time of all threads of this process together, in seconds.
 #[must_use]
 pub fn cpu_seconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -50,7 +50,7 @@ pub fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// The maximum of the memory this process ever had resident, in bytes; 0 where the kernel does not say.
+/// Returns the maximum resident memory of this process, in bytes; 0 if the kernel does not tell.
 #[must_use]
 pub fn peak_rss_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Files written at the end of a long run: looked at before it, and replaced as a whole.
+//! Files written at the end of a long run: checked before the run, and replaced as a whole.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// A file cannot be written.
+/// Why a file cannot be written.
 #[derive(Debug, Error)]
 #[error("{} cannot be written: {source}; name a file in a directory you may write to", place.display())]
 pub struct WriteError {
@@ -20,7 +20,7 @@ pub struct WriteError {
     pub source: io::Error,
 }
 
-/// Finds out before a long run whether `path` can be written at its end. Changes nothing.
+/// Checks before a long run whether `path` can be written at its end. Changes nothing.
 ///
 /// # Errors
 /// The system's reason.
@@ -35,13 +35,14 @@ pub fn check(path: &Path) -> Result<(), WriteError> {
     probed.map_err(|source| WriteError { place: path.to_owned(), source })
 }
 
-/// Whether `path` ends in a name. [`Path::file_name`] overlooks a slash or dot behind it, with which the system takes it for a directory.
+/// Returns whether `path` ends in a name. [`Path::file_name`] ignores a slash or dot after it, with which the system takes it for a
+/// directory.
 fn has_name(path: &Path) -> bool {
     let last = path.as_os_str().as_encoded_bytes().rsplit(|byte| *byte == b'/').next();
     !matches!(last, None | Some(b"" | b"." | b".."))
 }
 
-/// Where `path` is, or would be made, by whatever links: two paths with one location are one file or directory.
+/// Returns the location of `path`, existing or not, with links resolved: two paths with one location are one file or directory.
 ///
 /// # Errors
 /// The system's reason; the directory that `path` is in has to exist.
@@ -68,8 +69,8 @@ pub fn write(path: &Path, content: &[u8]) -> Result<(), WriteError> {
     written.map_err(|source| WriteError { place: path.to_owned(), source })
 }
 
-/// Whether `path` is absent or a regular file, so that a new file may take its name. A symbolic link counts as what it points to and
-/// is written through, not replaced.
+/// Returns whether `path` is absent or a regular file, so that a new file may take its name. A symbolic link counts as its target and is
+/// written through, not replaced.
 fn is_replaceable(path: &Path) -> bool {
     match fs::symlink_metadata(path) {
         Ok(found) => found.is_file(),
@@ -83,10 +84,10 @@ fn partial_name(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// A new file in the directory of `path`. It has no name yet, so that a process that is killed leaves nothing behind.
+/// A new file in the directory of `path`. It has no name yet, so a process that is killed leaves nothing behind.
 struct NewFile {
     file: File,
-    /// Its name where the file system has no files without one; removed on drop.
+    /// Its name if the file system requires one; removed on drop.
     partial: PathBuf,
 }
 
@@ -94,7 +95,7 @@ fn create_new(path: &Path) -> io::Result<NewFile> {
     let partial = partial_name(path);
     let dir = partial.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let file = match OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(dir) {
-        // Kernels and file systems that do not know the flag say one of these.
+        // Kernels and file systems without the flag return one of these.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL)) => {
             OpenOptions::new().write(true).create_new(true).open(&partial)?
         }
@@ -104,7 +105,7 @@ fn create_new(path: &Path) -> io::Result<NewFile> {
 }
 
 impl NewFile {
-    /// Takes the place of what is at `path`.
+    /// Replaces the file at `path`.
     fn rename(&self, path: &Path) -> io::Result<()> {
         if self.file.metadata()?.nlink() == 0 {
             let from = CString::new(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?;
@@ -120,7 +121,7 @@ impl NewFile {
 
 impl Drop for NewFile {
     fn drop(&mut self) {
-        // It may have no name, or another one by now.
+        // It may have no name, or another name by now.
         let _ = fs::remove_file(&self.partial);
     }
 }
@@ -145,7 +146,7 @@ mod tests {
         assert!(!dir.join("harness-new").exists());
     }
 
-    /// A killed process drops nothing, like this one.
+    /// Forgets the file: a killed process drops nothing.
     #[test]
     fn a_file_that_is_not_complete_has_no_name() {
         let dir = std::env::temp_dir().join(format!("harness-partial-{}", std::process::id()));

@@ -1,7 +1,8 @@
-//! A process that does part of another's work: started by its owner from the same executable, with messages both ways, and never outliving it.
+//! A process that does part of another's work. Its owner starts it from the same executable. Messages go both ways, and it never outlives
+//! the owner.
 //!
-//! Messages are bytes of any meaning, over the socket that is the helper's standard input. Neither side ever blocks on the other for longer
-//! than it says.
+//! Messages are bytes of any meaning, over the socket that is the helper's standard input. Neither side blocks on the other for longer
+//! than documented.
 
 use std::ffi::OsString;
 use std::io;
@@ -17,17 +18,17 @@ use crate::exchange::frame::Frame;
 use crate::role_text::RoleText;
 use crate::sys;
 
-/// The other side is of no more use.
+/// Why the other side is unusable.
 #[derive(Debug, Error)]
 pub enum HelperError {
     /// The helper ended.
     #[error("{0}")]
     Ended(Ended),
-    /// The owner ended, or wants nothing more.
+    /// The owner ended, or closed the connection.
     #[error("its owner has gone")]
     OwnerGone,
-    /// The other side sent other things than messages.
-    #[error("what it sent is no message: {0}")]
+    /// The other side sent bytes that are not messages.
+    #[error("it sent bytes that are not a message: {0}")]
     Protocol(String),
     /// The process could not be started, or a system call failed.
     #[error("{0}")]
@@ -52,13 +53,13 @@ impl Helper {
         Ok(Self { child, channel: Channel::new(ours)? })
     }
 
-    /// Its process id.
+    /// Returns its process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.pid()
     }
 
-    /// Sends a message. What the socket does not take at once is sent by [`receive`](Self::receive).
+    /// Sends a message. [`receive`](Self::receive) sends the rest if the socket does not take all at once.
     ///
     /// # Errors
     /// [`HelperError::System`].
@@ -66,14 +67,14 @@ impl Helper {
         Ok(self.channel.send(&Frame::Message(message))?)
     }
 
-    /// The next message; `None` if none comes within `time`.
+    /// Returns the next message; `None` if none arrives within `time`.
     ///
     /// # Errors
-    /// [`HelperError`]; how it ended, after the last message that it sent whole.
+    /// [`HelperError`]; how it ended, after its last complete message.
     pub fn receive(&mut self, time: Duration) -> Result<Option<Vec<u8>>, HelperError> {
         let end = Instant::now() + time;
         loop {
-            // Looked at first: what it sent before it ended is then in the socket.
+            // Checked first: all bytes that it sent before it ended are then in the socket.
             let ended = self.child.ended()?;
             self.channel.push()?;
             while !self.channel.is_closed() && self.channel.pull()? {}
@@ -94,11 +95,11 @@ impl Helper {
         }
     }
 
-    /// Tells it that nothing more is wanted, by closing the socket; kills it if it has not ended within `time`.
+    /// Ends the helper by closing the socket; kills it if it has not ended within `time`.
     pub fn end(self, time: Duration) {
         let Self { child, channel } = self;
         drop(channel);
-        // Whatever becomes of the wait, dropping the child kills and reaps it.
+        // Even if the wait fails, the drop of the child kills and reaps it.
         let _ = sys::poll(&mut [sys::interest(&child, libc::POLLIN)], time);
     }
 }

@@ -9,18 +9,18 @@ use hdrhistogram::serialization::{Deserializer, Serializer, V2DeflateSerializer}
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Largest latency told apart; anything longer is counted as this.
+/// Maximum latency in ns; a longer one is counted as this.
 pub const MAX_NS: u64 = 60_000_000_000;
 
-/// Of three significant digits: the power of two not below 2 x 10^3.
+/// Buckets for three significant digits: the smallest power of two that is at least 2 x 10^3.
 const SUB_BUCKETS: u32 = 2048;
 
-/// A histogram of nanoseconds, 1 ns to [`MAX_NS`], to three significant digits. About 220 KiB, all of it allocated by [`new`](Self::new), but for one
-/// that [grows](Self::growing).
+/// A histogram of nanoseconds, 1 ns to [`MAX_NS`], to three significant digits. About 220 KiB, all allocated by [`new`](Self::new),
+/// except for one that [grows](Self::growing).
 #[derive(Clone, PartialEq)]
 pub struct LatencyHistogram(Histogram<u64>);
 
-/// As its summary: the buckets are tens of thousands.
+/// Formats the summary: there are tens of thousands of buckets.
 impl fmt::Debug for LatencyHistogram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("LatencyHistogram").field(&self.summary()).finish()
@@ -46,7 +46,7 @@ pub struct LatencySummary {
     pub max: u64,
 }
 
-/// A histogram could not be made from bytes or brought to bytes.
+/// Why a histogram could not be encoded or decoded.
 #[derive(Debug, Error)]
 pub enum HistogramError {
     /// Bytes that another rank sent are not a histogram.
@@ -61,7 +61,7 @@ pub enum HistogramError {
 }
 
 impl LatencyHistogram {
-    /// An empty histogram.
+    /// Makes an empty histogram.
     #[must_use]
     pub fn new() -> Self {
         let histogram = Histogram::new_with_bounds(1, MAX_NS, 3);
@@ -69,8 +69,8 @@ impl LatencyHistogram {
         Self(histogram.unwrap_or_else(|_| unreachable!("constant histogram bounds are valid")))
     }
 
-    /// An empty histogram that allocates room for the latencies that are recorded, in [`record`](Self::record): 16 KiB, and 8 more for each doubling
-    /// of the largest above 2 us. For many of them in one process that is not measured.
+    /// Makes an empty histogram that allocates room for the recorded latencies in [`record`](Self::record): 16 KiB, and 8 KiB more for
+    /// each doubling of the maximum above 2 us. For many histograms in one process whose time is not measured.
     #[must_use]
     pub fn growing() -> Self {
         let histogram = Histogram::new(3);
@@ -90,13 +90,13 @@ impl LatencyHistogram {
         debug_assert!(in_range.is_ok(), "the range is that of all histograms");
     }
 
-    /// The sum of all latencies, each as exact as it was recorded.
+    /// Returns the sum of all latencies in ns, to the precision of the histogram.
     #[must_use]
     pub fn sum_ns(&self) -> f64 {
         self.0.mean() * self.0.len() as f64
     }
 
-    /// Values recorded.
+    /// Returns the number of recorded values.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.0.len()
@@ -105,12 +105,12 @@ impl LatencyHistogram {
     /// Adds all values of `other`.
     ///
     /// # Errors
-    /// [`HistogramError::Range`] when `other` came from bytes with a larger range.
+    /// [`HistogramError::Range`] if `other` was decoded from bytes with a larger range.
     pub fn merge(&mut self, other: &Self) -> Result<(), HistogramError> {
         self.0.add(&other.0).map_err(|_| HistogramError::Range)
     }
 
-    /// Mean, percentiles and maximum.
+    /// Returns mean, percentiles and maximum.
     #[must_use]
     pub fn summary(&self) -> LatencySummary {
         if self.0.is_empty() {
@@ -127,13 +127,14 @@ impl LatencyHistogram {
         }
     }
 
-    /// The smallest latency that at least the share `quantile` (0 to 1) of all values does not exceed; 0 when there are none.
+    /// Returns the smallest latency that at least the share `quantile` (0 to 1) of all values does not exceed; 0 if there are none.
     #[must_use]
     pub fn value_at(&self, quantile: f64) -> u64 {
         self.0.value_at_quantile(quantile)
     }
 
-    /// The percentiles as HdrHistogram's own tools write and plot them (`.hgrm`), in microseconds: more lines, the rarer the values.
+    /// Returns the percentiles in the format of HdrHistogram's own tools (`.hgrm`), in microseconds, with more lines where values are
+    /// rarer.
     #[must_use]
     pub fn percentiles(&self) -> String {
         let us = |ns: f64| ns / 1000.0;
@@ -151,7 +152,7 @@ impl LatencyHistogram {
         text + &format!("#[Buckets = {:>12}, SubBuckets     = {SUB_BUCKETS:>12}]\n", self.0.buckets())
     }
 
-    /// The compressed HdrHistogram V2 encoding, which the tools of other languages read.
+    /// Returns the compressed HdrHistogram V2 encoding, which the tools of other languages read.
     ///
     /// # Errors
     /// [`HistogramError::Unserialisable`] with the encoder's reason.
@@ -161,7 +162,7 @@ impl LatencyHistogram {
         Ok(bytes)
     }
 
-    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    /// Decodes the bytes of [`to_bytes`](Self::to_bytes).
     ///
     /// # Errors
     /// [`HistogramError::Malformed`] for any other bytes.
@@ -170,7 +171,7 @@ impl LatencyHistogram {
     }
 }
 
-/// As text a histogram is [`to_bytes`](LatencyHistogram::to_bytes) in base64: the form of HdrHistogram's own logs (`HISTF...`).
+/// Encodes a histogram as text: [`to_bytes`](LatencyHistogram::to_bytes) in base64, the form of HdrHistogram's own logs (`HISTF...`).
 impl Serialize for LatencyHistogram {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&BASE64.encode(self.to_bytes().map_err(serde::ser::Error::custom)?))
@@ -214,7 +215,7 @@ mod tests {
         assert!((summary.mean - 500.5).abs() < 0.01);
     }
 
-    /// The plotters split each line at blanks, and skip those that begin with a # or have no number.
+    /// The plotters split each line at blanks, and skip lines that begin with a # or have no number.
     #[test]
     fn percentiles_as_text_rise_to_the_maximum_and_count_all_values() {
         let mut histogram = LatencyHistogram::new();
@@ -266,7 +267,7 @@ mod tests {
         assert_eq!(merged.summary(), whole.summary());
     }
 
-    /// Written by the Python package hdrhistogram 0.10.8 with the same bounds.
+    /// The bytes were written by the Python package hdrhistogram 0.10.8 with the same bounds.
     #[test]
     fn histograms_of_other_tools_are_read() {
         let theirs = "\"HISTFAAAACx4nJNpmSzMwMDAwwABzFCaEYh5f7hHMNh/gAowneZneV/H9H0OExMAmFcIEQ==\"";

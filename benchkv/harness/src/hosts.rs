@@ -1,7 +1,7 @@
-//! Which hosts the ranks of a job are on, and which cores they may use there.
+//! The hosts of a job's ranks, and the cores that they may use there.
 //!
-//! A launcher may bind each rank to cores of its own; together they are what the ranks of a host have to share out. Ranks of one host are
-//! those that were told the same boot, whatever the host calls itself.
+//! A launcher may bind each rank to cores of its own; together these are the cores of the ranks of a host. Ranks are on one host if they
+//! read the same boot id, independent of the host's name.
 
 use std::time::Duration;
 use std::{fs, io};
@@ -20,46 +20,46 @@ pub struct Hosts {
     rank: usize,
 }
 
-/// Where one rank is.
+/// The place of one rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Place {
     boot_id: String,
     host: String,
-    /// Those of one NUMA node together.
+    /// Its cores, those of one NUMA node together.
     cores: Vec<usize>,
-    /// How many it could use if nobody had bound it; 0 from a version that does not say.
+    /// Number of cores it could use without binding; 0 from a version that does not record it.
     #[serde(default)]
     allowed: usize,
 }
 
-/// The ranks do not know where they are.
+/// Why the hosts of the ranks cannot be determined.
 #[derive(Debug, Error)]
 pub enum HostsError {
-    /// The kernel does not say which boot this is, or what the host is called.
+    /// The kernel does not tell the boot id, or the host's name.
     #[error("{path} cannot be read: {source}")]
     Unnamed {
-        /// What was asked.
+        /// The file that was read.
         path: &'static str,
         /// The system's reason.
         source: io::Error,
     },
-    /// The affinity mask of this rank.
+    /// The affinity mask of this rank could not be read.
     #[error(transparent)]
     Affinity(#[from] AffinityError),
-    /// The ranks could not tell each other.
+    /// The exchange failed.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
-    /// A rank sent something else.
+    /// The record of a rank is malformed.
     #[error("rank {rank} does not say where it is: {source}")]
     Malformed {
         /// The rank.
         rank: usize,
-        /// Why it cannot be read.
+        /// The error.
         source: serde_json::Error,
     },
 }
 
-/// The name of this host.
+/// Returns the name of this host.
 ///
 /// # Errors
 /// [`HostsError::Unnamed`].
@@ -79,18 +79,18 @@ impl Place {
 }
 
 impl Hosts {
-    /// All of `ranks` are started by this process, here.
+    /// Makes the record of `ranks` that are all started by this process, on this host.
     ///
     /// # Errors
-    /// Where this is cannot be found out.
+    /// This host cannot be identified.
     pub fn one(ranks: usize) -> Result<Self, HostsError> {
         Ok(Self { places: vec![Place::mine()?; ranks], rank: 0 })
     }
 
-    /// Asks every rank where it is. A collective operation.
+    /// Gathers the place of every rank. A collective operation.
     ///
     /// # Errors
-    /// [`HostsError`]; those of the exchange when a rank has not called within `within` of the first.
+    /// [`HostsError`]; those of the exchange if a rank has not called within `within` of the first.
     pub fn gather(exchange: &mut dyn Exchange, within: Duration) -> Result<Self, HostsError> {
         let part = serde_json::to_vec(&Place::mine()?).map_err(|source| HostsError::Malformed { rank: exchange.rank(), source })?;
         let parts = exchange.all_gather(&part, within, &|| false)?;
@@ -98,36 +98,37 @@ impl Hosts {
         Ok(Self { places: parts.iter().enumerate().map(read).collect::<Result<_, _>>()?, rank: exchange.rank() })
     }
 
-    /// Ranks of the job.
+    /// Returns the number of ranks of the job.
     #[must_use]
     pub fn ranks(&self) -> usize {
         self.places.len()
     }
 
-    /// The hosts' names, each host once, by their first rank.
+    /// Returns the hosts' names, each host once, by their first rank.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         let is_first = |(rank, place): &(usize, &Place)| !self.places.iter().take(*rank).any(|other| other.boot_id == place.boot_id);
         self.places.iter().enumerate().filter(is_first).map(|(_, place)| place.host.clone()).collect()
     }
 
-    /// The ranks on this rank's host: the place of a rank in this list is its node-local rank.
+    /// Returns the ranks on this rank's host: the index of a rank in this list is its node-local rank.
     #[must_use]
     pub fn ranks_here(&self) -> Vec<usize> {
         self.here().map(|(rank, _)| rank).collect()
     }
 
-    /// The cores that the ranks of this host may use together, in the order in which they are given out: `threads` to the first rank, and so on.
+    /// Returns the cores that the ranks of this host may use together, in the order of assignment: the first `threads` to the first rank,
+    /// and so on.
     ///
-    /// Where the launcher gave each rank enough cores of its own, each is given those; else they are one pool.
+    /// If the launcher gave each rank enough cores of its own, each gets those; otherwise they are one pool.
     #[must_use]
     pub fn cores_here(&self, threads: usize) -> Vec<usize> {
         let masks: Vec<&[usize]> = self.here().map(|(_, place)| place.cores.as_slice()).collect();
         share_out(&masks, threads)
     }
 
-    /// Whether ranks of this host, of so many `threads` each, were bound to different cores, or one to fewer than its threads need where it could
-    /// have had more. Threads that are not pinned stay where their rank was bound.
+    /// Returns whether ranks of this host, of `threads` threads each, were bound to different cores, or a rank to fewer cores than its
+    /// threads need although there are more. Threads that are not pinned stay where their rank was bound.
     #[must_use]
     pub fn is_bound(&self, threads: usize) -> bool {
         let mut places = self.here().map(|(_, place)| place);
@@ -147,7 +148,7 @@ fn share_out(masks: &[&[usize]], threads: usize) -> Vec<usize> {
     unique(own.into_iter().filter(|_| is_split).chain(masks.iter().copied().flatten().copied()))
 }
 
-/// Each once, in the order of their first appearance.
+/// Returns each core once, in the order of first appearance.
 fn unique(cores: impl Iterator<Item = usize>) -> Vec<usize> {
     let mut seen = std::collections::BTreeSet::new();
     cores.filter(|core| seen.insert(*core)).collect()
@@ -184,7 +185,7 @@ mod tests {
     #[test]
     fn ranks_keep_the_cores_they_were_bound_to_where_those_are_enough() {
         assert_eq!(share_out(&[&[0, 1, 2, 3], &[4, 5, 6, 7]], 3), [0, 1, 2, 4, 5, 6, 3, 7]);
-        // One core each, two threads each: one pool. The same for masks that overlap.
+        // One core each, two threads each: one pool. Also for masks that overlap.
         assert_eq!(share_out(&[&[3], &[1]], 2), [3, 1]);
         assert_eq!(share_out(&[&[0, 1, 2, 3], &[0, 1, 2, 3]], 2), [0, 1, 2, 3]);
         assert_eq!(share_out(&[&[2, 3, 0], &[0, 2, 1]], 1), [2, 0, 3, 1]);

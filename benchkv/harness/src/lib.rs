@@ -1,28 +1,28 @@
-//! What every benchmark binary of the workspace shares. It is not published.
+//! The library that every benchmark binary of the workspace shares. It is not published.
 //!
 //! In the order a run uses the files:
 //!
-//! - [`role`]: what this process is: the launcher, one rank, a rank's helper, or the other side of a baseline.
+//! - [`role`]: the role of this process: the launcher, one rank, a rank's helper, or the other side of a baseline.
 //! - [`helper`]: a process that does part of another's work.
 //! - [`launcher`]: starts the ranks as its direct children, relays their exchange, names the one that died.
-//! - [`exchange`]: what ranks need from each other outside the measured path: all-gather, barrier, a sleep that wakes when a rank dies.
-//! - [`hosts`]: where the ranks are, and the cores that those of a host share.
-//! - [`units`]: times and sizes as people write them; [`range`]: what is legal; [`as_text`]: recorded as typed.
-//! - [`affinity`]: the usable cores and which thread goes where.
-//! - [`device`]: the RDMA device, as it is named on a command line; [`window`]: copyrpc's window of batches.
-//! - [`clock`]: a cheap nanosecond clock that says what it reads.
+//! - [`exchange`]: the communication of ranks outside the measured path: all-gather, barrier, a sleep that wakes when a rank dies.
+//! - [`hosts`]: the hosts of the ranks, and the cores that the ranks of a host share.
+//! - [`units`]: times and sizes as people write them; [`range`]: legal ranges; [`as_text`]: values recorded as typed.
+//! - [`affinity`]: the usable cores and the placement of threads.
+//! - [`device`]: the RDMA device, as named on a command line; [`window`]: copyrpc's window of batches.
+//! - [`clock`]: a cheap nanosecond clock that tells its source.
 //! - [`hist`]: latency histograms that merge across threads and ranks.
-//! - [`echo`]: the Unix-socket echo every result is put beside.
-//! - [`pingpong`]: the cache line that two cores exchange, below which no round trip between two cores can be.
-//! - [`load`]: callers and answerers under load, and [`counted`]: operations one after the other, for whatever carries calls.
-//! - [`pattern`]: what requests and replies contain, so that a wrong one is noticed.
-//! - [`environment`]: machine, kernel and commit, for the result; [`counters`]: what the NIC counted meanwhile.
-//! - [`machine`]: libraries, limits and programs, for those who ask what is missing; [`cgroup`]: memory that control groups allow; [`held`]:
-//!   memory the program holds.
-//! - [`report`]: the table a person reads and the JSON document a program reads; [`mod@file`]: where they are kept; [`chart`]: the
-//!   figures of a page or a file.
+//! - [`echo`]: the Unix-socket echo, the baseline of every result.
+//! - [`pingpong`]: the cache line that two cores exchange, the lower bound of a round trip between two cores.
+//! - [`load`]: callers and answerers under load, and [`counted`]: single operations in sequence, for anything that carries calls.
+//! - [`pattern`]: the content of requests and replies, by which a wrong one is noticed.
+//! - [`environment`]: machine, kernel and commit, for the result; [`counters`]: the counters of the NIC.
+//! - [`machine`]: libraries, limits and programs, for a diagnosis; [`cgroup`]: the memory limit of control groups; [`held`]: the memory
+//!   of the program.
+//! - [`report`]: the table for people and the JSON document for programs; [`mod@file`]: the files of both; [`chart`]: the figures of a
+//!   page or a file.
 //!
-//! Waiting here is waiting for other processes, outside any measured window; only [`load`] starts a thread.
+//! Waits in this crate are for other processes, outside any measured window; only [`load`] starts a thread.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("the benchmark harness needs Linux: pidfd, signalfd and PR_SET_PDEATHSIG tie the life of ranks to their launcher");

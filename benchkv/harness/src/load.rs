@@ -1,5 +1,5 @@
-//! The load that calls are put under, whatever carries them: a caller that keeps some calls unanswered, and an answerer that answers what
-//! there is. One loop of each for everything that is measured, so that two things differ in nothing else.
+//! The load of calls over any transport: a caller that keeps a number of calls unanswered, and an answerer that answers all requests. One
+//! loop of each serves all measurements, so that two transports differ in nothing else.
 
 use std::error::Error;
 use std::fmt;
@@ -13,36 +13,36 @@ use crate::hist::LatencyHistogram;
 
 /// The payload of requests and replies: 32 bytes, as in [`pingpong`](crate::pingpong).
 pub type Payload = [u64; 4];
-/// Whatever went wrong; the measurement is over.
+/// The failure of a measurement, which is over.
 pub type Failure = Box<dyn Error + Send + Sync>;
 
 /// First word of a request that ends the answerer's loop.
 const STOP: u64 = u64::MAX;
 /// Calls at depth 1 between two readings of the clock.
 pub const BLOCK_TRIPS: u64 = 64;
-/// The same at any other depth, at least: so many that the blocks' median counts calls, not polls.
+/// Minimum number of calls of a block at any other depth: large enough that the blocks' median counts calls, not polls.
 pub const BLOCK_CALLS: u64 = 1024;
 
 /// The side that calls.
 pub trait Caller {
-    /// Calls, with `slot` to come back with the reply; false if there is no room for now.
+    /// Makes a call; `slot` returns with the reply. Returns `false` if there is no room now.
     ///
     /// # Errors
-    /// That of what carries the calls.
+    /// The transport's error.
     fn call(&mut self, slot: u32, request: Payload) -> Result<bool, Failure>;
-    /// Takes the replies that have arrived, and says how many.
+    /// Takes the replies that have arrived. Returns their number.
     ///
     /// # Errors
-    /// That of what carries the calls.
+    /// The transport's error.
     fn poll(&mut self, f: impl FnMut(u32, Payload)) -> Result<usize, Failure>;
 }
 
 /// The side that answers.
 pub trait Answerer {
-    /// Answers what has arrived, and says how much that was.
+    /// Answers the requests that have arrived. Returns their number.
     ///
     /// # Errors
-    /// That of what carries the calls.
+    /// The transport's error.
     fn step(&mut self, f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure>;
 }
 
@@ -65,7 +65,7 @@ impl<A: Answerer> Answerer for &mut A {
     }
 }
 
-/// The thread at the other end has failed, and says itself why.
+/// The thread at the other end has failed, and reports the reason itself.
 #[derive(Debug)]
 struct OtherEndFailed;
 
@@ -77,18 +77,18 @@ impl fmt::Display for OtherEndFailed {
 
 impl Error for OtherEndFailed {}
 
-/// What a side does that finds nothing to do.
+/// The waiting strategy of a side that finds nothing to do.
 #[derive(Debug, Clone, Copy)]
 pub struct Wait<'a> {
     gives_way: bool,
-    /// Set when the other end will never do anything again.
+    /// Set when the other end has failed.
     failed: Option<&'a AtomicBool>,
 }
 
 impl Wait<'_> {
-    /// Looks again at once.
+    /// Polls again at once.
     pub const BUSY: Self = Self { gives_way: false, failed: None };
-    /// Gives its core away first.
+    /// Yields the core first.
     pub const YIELD: Self = Self { gives_way: true, failed: None };
 
     #[inline(always)]
@@ -103,13 +103,13 @@ impl Wait<'_> {
     }
 }
 
-/// What one measurement found.
+/// The result of one measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct Window {
     /// Calls per second.
     pub rate: f64,
-    /// Median over blocks of at least 64 (depth 1) or 1,024 calls of their nanoseconds per call: what a moment without a core does not
-    /// change.
+    /// Median over blocks of at least 64 (depth 1) or 1,024 calls of their nanoseconds per call. A moment without a core does not change
+    /// it.
     pub block_ns: f64,
 }
 
@@ -117,7 +117,7 @@ fn answer_to(request: &Payload) -> Payload {
     request.map(|word| !word)
 }
 
-/// Answers until `callers` have told the [end](Load::stop).
+/// Answers until `callers` have sent the [end](Load::stop).
 ///
 /// # Errors
 /// The answerer's.
@@ -146,7 +146,7 @@ pub struct Load<'a, C> {
 }
 
 impl<'a, C: Caller> Load<'a, C> {
-    /// A caller that has no call unanswered.
+    /// Makes a caller that has no call unanswered.
     pub fn new(caller: &'a mut C, clock: Clock, wait: Wait<'a>) -> Self {
         Self { caller, clock, wait, ended: Vec::with_capacity(1024) }
     }
@@ -159,10 +159,10 @@ impl<'a, C: Caller> Load<'a, C> {
         Ok(())
     }
 
-    /// Calls `count` times with payloads that all differ, and checks each reply: the right one, of a call that was unanswered.
+    /// Makes `count` calls with payloads that all differ. Checks that each reply is right, and belongs to an unanswered call.
     ///
     /// # Errors
-    /// The caller's, or how many replies were wrong.
+    /// The caller's error, or the number of wrong replies.
     pub fn check(&mut self, depth: u32, count: u64) -> Result<(), Failure> {
         let mut unanswered: Vec<Option<Payload>> = vec![None; depth as usize];
         let (mut sent, mut answered, mut wrong) = (0u64, 0, 0);
@@ -233,7 +233,7 @@ impl<'a, C: Caller> Load<'a, C> {
         Ok(window.result())
     }
 
-    /// How long `calls` calls take of which `depth` are kept unanswered, from the first call to the last reply.
+    /// Returns the time of `calls` calls, of which `depth` are kept unanswered, from the first call to the last reply.
     ///
     /// # Errors
     /// The caller's.
@@ -247,7 +247,7 @@ impl<'a, C: Caller> Load<'a, C> {
         Ok(Duration::from_nanos(self.clock.now_ns() - start_ns))
     }
 
-    /// The first calls, one from each of `depth` slots while fewer than `limit` were `sent`.
+    /// Makes the first calls, one from each of `depth` slots while fewer than `limit` were `sent`.
     fn begin(&mut self, depth: u32, limit: u64, sent: &mut u64) -> Result<(), Failure> {
         for slot in 0..depth {
             if *sent == limit {
@@ -259,7 +259,7 @@ impl<'a, C: Caller> Load<'a, C> {
         Ok(())
     }
 
-    /// Takes the replies there are, and calls again from their slots while fewer than `limit` were `sent`. How many replies there were.
+    /// Takes replies, and calls again from their slots while fewer than `limit` were `sent`. Returns the number of replies.
     #[inline(always)]
     fn turn(&mut self, limit: u64, sent: &mut u64) -> Result<u64, Failure> {
         let Self { caller, ended, .. } = self;
@@ -279,7 +279,7 @@ impl<'a, C: Caller> Load<'a, C> {
         Ok(taken as u64)
     }
 
-    /// Ends the answerer's loop, when nothing is unanswered.
+    /// Ends the answerer's loop. No call may be unanswered.
     ///
     /// # Errors
     /// The caller's.
@@ -292,10 +292,10 @@ impl<'a, C: Caller> Load<'a, C> {
     }
 }
 
-/// Two cores of this process, if it has them.
+/// Returns two cores of this process, if it has them.
 ///
 /// # Errors
-/// That of [`usable_cores`].
+/// See [`usable_cores`].
 pub fn two_cores() -> Result<Option<(usize, usize)>, Failure> {
     Ok(usable_cores()?.first_chunk().map(|&[a, b]| (a, b)))
 }
@@ -315,11 +315,11 @@ impl Drop for Alarm<'_> {
     }
 }
 
-/// Puts the load that `with` describes on a caller in this thread and an answerer in another one, each of which is made by its thread, the
-/// answerer first. They get one of `cores` each; with `None` they are not pinned, and give their core away while they wait.
+/// Runs the load `with` on a caller in this thread and an answerer in another one. Each end is made by its thread, the answerer first.
+/// They get one of `cores` each; with `None` they are not pinned, and yield their core while they wait.
 ///
 /// # Errors
-/// That of whichever end failed. Neither waits for an end that has failed.
+/// The error of the end that failed. Neither end waits for one that has failed.
 pub fn between_threads<A: Answerer, C: Caller, R>(
     cores: Option<(usize, usize)>,
     clock: Clock,
@@ -342,7 +342,7 @@ pub fn between_threads<A: Answerer, C: Caller, R>(
     let call = || {
         let alarm = Alarm(&failed);
         cores.map_or(Ok(()), |(core, _)| pin_current_thread(core))?;
-        // Only fails if the answerer did.
+        // Fails only if the answerer did.
         is_made.recv().map_err(|_| OtherEndFailed)?;
         let mut caller = caller()?;
         let mut load = Load::new(&mut caller, clock, wait);
@@ -356,20 +356,20 @@ pub fn between_threads<A: Answerer, C: Caller, R>(
         let result = call();
         let answered = answering.join().unwrap_or_else(|_| Err("the answerer panicked".into()));
         match answered {
-            // The caller says why.
+            // The caller's error has the reason.
             Err(error) if result.is_ok() || !error.is::<OtherEndFailed>() => Err(error),
             _ => result,
         }
     })
 }
 
-/// The clock of a measurement: what it is told in the first fifth of its time warms up, and does not count.
+/// The clock of a measurement: blocks in the first fifth of its time warm up, and do not count.
 #[derive(Debug)]
 pub struct Measure {
     clock: Clock,
     start_ns: u64,
     end_ns: u64,
-    /// When the block began; the first counted one begins at `began_ns`.
+    /// Start of the block; the first counted one begins at `began_ns`.
     block_ns: u64,
     began_ns: Option<u64>,
     calls: u64,
@@ -378,7 +378,7 @@ pub struct Measure {
 }
 
 impl Measure {
-    /// It runs from now on, for `duration` after a warm-up of a quarter of it.
+    /// Starts the clock, for `duration` after a warm-up of a quarter of it.
     #[must_use]
     pub fn new(clock: Clock, duration: Duration) -> Self {
         let (now_ns, duration_ns) = (clock.now_ns(), duration.as_nanos() as u64);
@@ -394,7 +394,7 @@ impl Measure {
         }
     }
 
-    /// Counts a block of `calls` that ends now. Whether the time is over.
+    /// Counts a block of `calls` that ends now. Returns whether the time is over.
     pub fn is_over(&mut self, calls: u64) -> bool {
         let (now_ns, block_ns) = (self.clock.now_ns(), self.block_ns);
         self.block_ns = now_ns;
@@ -406,7 +406,7 @@ impl Measure {
         now_ns >= self.end_ns && self.calls > 0
     }
 
-    /// What the blocks so far say.
+    /// Returns the result of the blocks so far.
     #[must_use]
     pub fn result(&self) -> Window {
         let elapsed_ns = self.block_ns - self.began_ns.unwrap_or(self.block_ns);
@@ -429,7 +429,7 @@ mod tests {
 
     impl Caller for ChannelCaller {
         fn call(&mut self, slot: u32, request: Payload) -> Result<bool, Failure> {
-            // A dead answerer is for the loop to notice.
+            // The loop notices a dead answerer.
             Ok(self.0.send((slot, request)).is_ok())
         }
 
@@ -450,7 +450,7 @@ mod tests {
         }
     }
 
-    /// In a thread of its own, so that a load that never ends fails the test.
+    /// Runs in a thread of its own, so that a load that never ends fails the test.
     fn run<R: Send + 'static>(
         fails_at: Option<u64>,
         wrong: bool,

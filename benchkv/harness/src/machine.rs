@@ -1,4 +1,4 @@
-//! What a machine offers to a job: libraries, limits, memory, programs. Probes only; what they mean is for others to say.
+//! The resources of a machine for a job: libraries, limits, memory, programs. These are probes only; the caller judges their results.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::{fs, io};
 #[derive(Debug)]
 pub struct Library {
     handle: *mut libc::c_void,
-    /// Its file, links followed: the name ends with the version.
+    /// Its file, links resolved: the name ends with the version.
     pub file: PathBuf,
 }
 
@@ -21,7 +21,7 @@ impl Library {
     /// The loader's reason.
     pub fn load(name: &str) -> Result<Self, String> {
         let c_name = CString::new(name).map_err(|error| error.to_string())?;
-        // SAFETY: the name is a live string. The initializers of a system library ask nothing of their caller.
+        // SAFETY: the name is a live string. The initializers of a system library have no precondition.
         let handle = unsafe { libc::dlopen(c_name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             // SAFETY: dlerror returns null or a string that lives until the thread's next call of this family.
@@ -31,34 +31,34 @@ impl Library {
         Ok(Self { handle, file: mapped_file(name).unwrap_or_else(|| PathBuf::from(name)) })
     }
 
-    /// The address of a function or object of the library, or of a library that it depends on.
+    /// Returns the address of a function or object of the library, or of a library that it depends on.
     #[must_use]
     pub fn symbol(&self, symbol: &CStr) -> Option<NonNull<libc::c_void>> {
         // SAFETY: the handle is that of a loaded library, and the name a live string.
         NonNull::new(unsafe { libc::dlsym(self.handle, symbol.as_ptr()) })
     }
 
-    /// The text that its function `symbol` returns, which takes nothing; `None` if it has no such function.
+    /// Returns the text that its function `symbol`, without arguments, returns; `None` if it has no such function.
     ///
     /// # Safety
     /// `symbol` must be a function without arguments that returns null or a string that lives as long as the library.
     #[must_use]
     pub unsafe fn text_of(&self, symbol: &CStr) -> Option<String> {
-        // SAFETY: the caller says that this is its type.
+        // SAFETY: the caller guarantees that this is its type.
         let function: unsafe extern "C" fn() -> *const libc::c_char = unsafe { std::mem::transmute(self.symbol(symbol)?) };
-        // SAFETY: the caller says that it may be called, and what it returns.
+        // SAFETY: the caller guarantees that it may be called, and its return value.
         let text = unsafe { function().as_ref().map(|text| CStr::from_ptr(text)) };
         text.map(|text| text.to_string_lossy().into_owned())
     }
 
-    /// The name of its file.
+    /// Returns the name of its file.
     #[must_use]
     pub fn file_name(&self) -> String {
         self.file.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 }
 
-/// The file mapped into this process whose name, or the name of a link to it, is `name`.
+/// Returns the file mapped into this process whose name, or the name of a link to it, is `name`.
 fn mapped_file(name: &str) -> Option<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     let paths = maps.lines().filter_map(|line| line.find('/').and_then(|at| line.get(at..)).map(Path::new));
@@ -66,33 +66,33 @@ fn mapped_file(name: &str) -> Option<PathBuf> {
     paths.map(|path| path.to_owned()).find(|path| is_it(&path.as_path())).map(|path| fs::canonicalize(&path).unwrap_or(path))
 }
 
-/// Bytes of memory that this process may lock (`RLIMIT_MEMLOCK`); `None` is without limit.
+/// Returns the bytes of memory that this process may lock (`RLIMIT_MEMLOCK`); `None` without limit.
 #[must_use]
 pub fn memlock_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is live and writable. It stays at 0 should the kernel refuse.
+    // SAFETY: `limit` is live and writable. It stays 0 if the kernel refuses.
     unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
     (limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
-/// Too few descriptors.
+/// There are too few descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{needed} open files are needed and at most {limit} are allowed: raise the hard limit (ulimit -Hn)")]
 pub struct TooFewFiles {
-    /// Descriptors asked for.
+    /// Number of descriptors needed.
     pub needed: u64,
     /// `RLIMIT_NOFILE`, the hard limit.
     pub limit: u64,
 }
 
-/// Lets this process, and those it starts, open so many files at a time, or as many as its hard limit allows. The soft limit, 1,024 on many
-/// systems, is raised and never lowered.
+/// Lets this process, and those it starts, open that many files at a time, or as many as its hard limit permits. Raises the soft limit,
+/// which is 1,024 on many systems, and never lowers it.
 ///
 /// # Errors
 /// The hard limit is lower than `needed`.
 pub fn allow_open_files(needed: u64) -> Result<(), TooFewFiles> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is live and writable. It stays at 0 should the kernel refuse.
+    // SAFETY: `limit` is live and writable. It stays 0 if the kernel refuses.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
     if limit.rlim_cur >= needed {
         return Ok(());
@@ -103,18 +103,18 @@ pub fn allow_open_files(needed: u64) -> Result<(), TooFewFiles> {
     if is_raised && needed <= limit.rlim_max { Ok(()) } else { Err(TooFewFiles { needed, limit: limit.rlim_max }) }
 }
 
-/// Room in a file system.
+/// The size of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Space {
-    /// Bytes in all.
+    /// Total bytes.
     pub size_bytes: u64,
-    /// Bytes that this user may still take.
+    /// Bytes that this user may still use.
     pub free_bytes: u64,
     /// Whether it is a tmpfs: files in memory.
     pub is_memory: bool,
 }
 
-/// Room in the file system that `path` is in.
+/// Returns the size of the file system that `path` is in.
 ///
 /// # Errors
 /// The system's reason.
@@ -131,18 +131,18 @@ pub fn space(path: &Path) -> io::Result<Space> {
     Ok(Space { size_bytes: found.f_blocks * block, free_bytes: found.f_bavail * block, is_memory })
 }
 
-/// Huge pages of the default size, and what the kernel does by itself.
+/// Huge pages of the default size, and the kernel's setting for transparent ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HugePages {
-    /// Bytes of a page; 0 where the kernel has none.
+    /// Bytes of a page; 0 if the kernel has none.
     pub page_bytes: u64,
-    /// Pages set aside.
+    /// Number of reserved pages.
     pub reserved: u64,
-    /// The setting for transparent huge pages in shared memory: `never`, `advise`, ...; empty where there is none.
+    /// The setting for transparent huge pages in shared memory: `never`, `advise`, ...; empty if there is none.
     pub shared: String,
 }
 
-/// Reads the huge pages' state.
+/// Reads the state of huge pages.
 #[must_use]
 pub fn huge_pages() -> HugePages {
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -158,7 +158,7 @@ pub fn huge_pages() -> HugePages {
     }
 }
 
-/// Of the kernel's `always [advise] never` the word in brackets.
+/// Returns the word in brackets of the kernel's `always [advise] never`.
 fn chosen(choices: &str) -> &str {
     choices.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("", |(word, _)| word)
 }
@@ -166,13 +166,13 @@ fn chosen(choices: &str) -> &str {
 /// A program of the search path, and the first line it prints for `--version`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// What it says; or why it does not.
+    /// Its output; or why there is none.
     pub version: Result<String, String>,
 }
 
-/// Looks for `name` in the search path and asks it.
+/// Searches the search path for `name` and runs it with `--version`.
 #[must_use]
 pub fn program(name: &str) -> Option<Program> {
     let search = std::env::var_os("PATH").unwrap_or_default();
@@ -197,7 +197,7 @@ mod tests {
     fn a_library_is_loaded_with_the_file_it_is_or_the_loaders_reason() {
         let libc = Library::load("libc.so.6").unwrap();
         assert!(libc.file.is_absolute() && libc.file_name().starts_with("libc"), "{libc:?}");
-        // SAFETY: gnu_get_libc_version(3) is of that type.
+        // SAFETY: gnu_get_libc_version(3) has that type.
         let version = unsafe { libc.text_of(c"gnu_get_libc_version") };
         assert!(version.is_some_and(|version| version.starts_with("2.")));
         // SAFETY: there is no such function.

@@ -1,46 +1,46 @@
-//! What requests and replies contain, so that a payload that is lost, late, doubled or torn is noticed.
+//! The content of requests and replies, by which a lost, late, duplicate or torn payload is noticed.
 //!
-//! A request is made of its tag (endpoint and number), a reply of the tag that the request brought: 64-bit words that start with the tag
-//! (inverted in a reply) and grow by a constant. Requests below 8 bytes have as much of the tag as fits: then the answerer cannot tell
-//! whose turn it is, and only the caller checks.
+//! A request is made of its tag (endpoint and number), a reply of the tag in the request: 64-bit words that start with the tag (inverted
+//! in a reply) and grow by a constant. Requests below 8 bytes have as much of the tag as fits. Then the answering end cannot identify the
+//! request, and only the caller checks.
 
 use copyrpc::RecvBytes;
 
-/// Odd, with its bits spread.
+/// An odd constant with its bits spread.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Names one request: which endpoint, and its how many-th.
+/// The name of one request: its endpoint, and its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tag(u64);
 
 impl Tag {
     const NUMBER_BITS: u32 = 48;
 
-    /// The tag of the request `number`, below 2^48, of `endpoint`, below 2^16.
+    /// Makes the tag of the request `number`, below 2^48, of `endpoint`, below 2^16.
     #[must_use]
     pub const fn new(endpoint: usize, number: u64) -> Self {
         Self((endpoint as u64) << Self::NUMBER_BITS | number)
     }
 
-    /// Whose request it is.
+    /// Returns the endpoint of the request.
     #[must_use]
     pub const fn endpoint(self) -> usize {
         (self.0 >> Self::NUMBER_BITS) as usize
     }
 
-    /// Its how many-th.
+    /// Returns the number of the request.
     #[must_use]
     pub const fn number(self) -> u64 {
         self.0 & ((1 << Self::NUMBER_BITS) - 1)
     }
 
-    /// The part of it that a request of `len` bytes has.
+    /// Returns the part of the tag that a request of `len` bytes has.
     #[must_use]
     pub const fn within(self, len: usize) -> Self {
         Self(if len < 8 { self.0 & ((1 << (8 * len)) - 1) } else { self.0 })
     }
 
-    /// The tag that a request brought.
+    /// Returns the tag in a request.
     #[must_use]
     pub fn of_request(bytes: &[u8]) -> Self {
         let mut word = [0; 8];
@@ -51,7 +51,7 @@ impl Tag {
     }
 }
 
-/// Bytes to be made or compared; `flip` is 0 for requests and all ones for replies.
+/// Returns the words to write or compare; `flip` is 0 for requests and all ones for replies.
 fn words(tag: Tag, flip: u64) -> impl Iterator<Item = [u8; 8]> {
     std::iter::successors(Some(tag.0), |word| Some(word.wrapping_add(STEP))).map(move |word| (word ^ flip).to_le_bytes())
 }
@@ -72,29 +72,29 @@ fn is_filled(bytes: &[u8], tag: Tag, flip: u64) -> bool {
     })
 }
 
-/// Makes a request.
+/// Fills `bytes` with a request.
 pub fn fill_request(bytes: &mut [u8], tag: Tag) {
     fill(bytes, tag, 0);
 }
 
-/// Whether these are the bytes of the request.
+/// Returns whether these are the bytes of the request.
 #[must_use]
 pub fn is_request(bytes: &[u8], tag: Tag) -> bool {
     is_filled(bytes, tag, 0)
 }
 
-/// Makes the reply to the request of this tag.
+/// Fills `bytes` with the reply to the request of this tag.
 pub fn fill_reply(bytes: &mut [u8], tag: Tag) {
     fill(bytes, tag, u64::MAX);
 }
 
-/// Whether these are the bytes of the reply.
+/// Returns whether these are the bytes of the reply.
 #[must_use]
 pub fn is_reply(bytes: &[u8], tag: Tag) -> bool {
     is_filled(bytes, tag, u64::MAX)
 }
 
-/// Copies a payload out; `None` if it has another length than `target`.
+/// Copies a payload out. Returns `None` if it has another length than `target`.
 #[must_use]
 pub fn copied<'a>(bytes: RecvBytes<'_>, target: &'a mut [u8]) -> Option<&'a [u8]> {
     (bytes.len() == target.len()).then(|| {
@@ -103,7 +103,7 @@ pub fn copied<'a>(bytes: RecvBytes<'_>, target: &'a mut [u8]) -> Option<&'a [u8]
     })
 }
 
-/// Looks at a payload without judging it, as any receiver of it would.
+/// Reads a payload without checking it, as any receiver would.
 pub fn touch(bytes: RecvBytes<'_>) {
     std::hint::black_box(bytes.read::<u64>());
 }

@@ -1,7 +1,7 @@
-//! The baseline below all others: one cache line each way between two processes, with nothing but shared memory.
+//! The lowest baseline: one cache line each way between two processes, with nothing but shared memory.
 //!
-//! A message is 32 bytes and a sequence word in one line, which the other side waits for; it reads the bytes and answers with a line of
-//! its own. Measured with the same two lines for all messages, and with lines that take turns, as those of a ring do; the faster of the two
+//! A message is 32 bytes and a sequence word in one line, which the other side polls; it reads the bytes and answers with a line of its
+//! own. Measured with the same two lines for all messages, and with lines that take turns, like those of a ring; the faster of the two
 //! counts. No round trip of a message between two cores can be faster than that.
 
 use std::io;
@@ -25,26 +25,26 @@ pub const MESSAGE_BYTES: usize = 32;
 
 /// Round trips between two readings of the clock.
 const BLOCK_TRIPS: u64 = 64;
-/// Looks at the line between two looks at what else may have happened.
+/// Reads of the line between two checks for other events.
 const LOOKS: u32 = 1 << 16;
-/// An answer that takes longer than this means that the other process is stopped.
+/// Maximum time of an answer, in ns; a longer time means that the other process is stopped.
 const ANSWER_LIMIT_NS: u64 = 5_000_000_000;
 /// The sequence number that ends the measurement.
 const END: u64 = u64::MAX;
 /// Lines of each direction that take turns.
 const ROTATING_LINES: u64 = 32;
 
-/// What to measure.
+/// The parameters of the baseline.
 #[derive(Debug, Clone, Copy)]
 pub struct PingPong {
     /// The cores of the measuring thread, which is pinned there already, and of the other process. `None`: neither is pinned, and both
-    /// give their core away while they wait.
+    /// yield their core while they wait.
     pub cores: Option<(usize, usize)>,
-    /// How long to measure, half of it with fixed and half with rotating lines; as much again divided by four warms up.
+    /// Length of the measurement, half of it with fixed and half with rotating lines, after a warm-up of a quarter of it.
     pub duration: Duration,
 }
 
-/// What was measured: the faster of the two ways, by its median.
+/// The result: the faster of the two modes, by its median.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PingPongResult {
     /// Whether the two processes had a core each.
@@ -55,7 +55,7 @@ pub struct PingPongResult {
     pub latency_ns: LatencySummary,
 }
 
-/// The baseline could not be measured.
+/// Why the baseline could not be measured.
 #[derive(Debug, Error)]
 pub enum PingPongError {
     /// The other process or the memory between the two failed.
@@ -66,17 +66,17 @@ pub enum PingPongError {
     Silent(&'static str),
 }
 
-/// A line, and the next one kept away from the processor's prefetcher.
+/// A line, padded so that the processor's prefetcher does not load the next one.
 #[repr(C, align(128))]
 struct Line {
     sequence: AtomicU64,
     words: [AtomicU64; MESSAGE_BYTES / 8],
 }
 
-/// What both processes see; it starts as zero bytes.
+/// The memory of both processes; it starts as zero bytes.
 #[repr(C)]
 struct Shared {
-    /// How many of the lines take turns: a power of two, at most [`ROTATING_LINES`]. Written before the other process is started.
+    /// Number of lines that take turns: a power of two, at most [`ROTATING_LINES`]. Written before the other process is started.
     lines: AtomicU64,
     ping: [Line; ROTATING_LINES as usize],
     pong: [Line; ROTATING_LINES as usize],
@@ -96,11 +96,11 @@ impl Line {
         for word in &self.words {
             word.store(sequence, Ordering::Relaxed);
         }
-        // Release: who sees the number sees the message.
+        // Release: a reader of the number sees the message.
         self.sequence.store(sequence, Ordering::Release);
     }
 
-    /// The next number, once it is there; `None` after [`LOOKS`] looks.
+    /// Returns the next number, once it is there; `None` after [`LOOKS`] reads.
     #[inline(always)]
     fn receive(&self, last: u64, give_way: bool) -> Option<u64> {
         for _ in 0..LOOKS {
@@ -128,7 +128,7 @@ impl Shared {
     }
 }
 
-/// The line of message `sequence`, and the number that it had before, when `count` of `lines` take turns.
+/// Returns the line of message `sequence`, and the number that it had before, if `count` of `lines` take turns.
 #[inline(always)]
 fn line(lines: &[Line; ROTATING_LINES as usize], sequence: u64, count: u64) -> (&Line, u64) {
     // Never more than there are: the mask is for the compiler, and for a number that another process wrote.
@@ -137,10 +137,10 @@ fn line(lines: &[Line; ROTATING_LINES as usize], sequence: u64, count: u64) -> (
 }
 
 impl PingPong {
-    /// Starts the other process, measures from this thread, ends the process; once for each of the two ways.
+    /// Starts the other process, measures from this thread, ends the process; once for each of the two modes.
     ///
     /// # Errors
-    /// [`PingPongError`]; no process is left either way.
+    /// [`PingPongError`]; no process is left in either case.
     pub fn measure(&self, clock: &Clock) -> Result<PingPongResult, PingPongError> {
         let (fixed, rotating) = (self.measure_lines(1, clock)?, self.measure_lines(ROTATING_LINES, clock)?);
         Ok(if rotating.latency_ns.p50 < fixed.latency_ns.p50 { rotating } else { fixed })
@@ -214,7 +214,7 @@ impl PingPongPeer {
         Self { memory, core }
     }
 
-    /// Answers until told the end; if the process that measures ends before that, the kernel ends this one.
+    /// Answers until the end number; if the measuring process ends before that, the kernel ends this one.
     pub(crate) fn serve(self) -> io::Result<()> {
         if let Some(core) = self.core {
             pin_current_thread(core).map_err(|error: AffinityError| io::Error::other(error))?;
@@ -231,7 +231,7 @@ impl PingPongPeer {
             match ping.receive(last, self.core.is_none()) {
                 Some(END) => return Ok(()),
                 Some(sequence) => {
-                    // A message that is not whole is not answered, which the other side notices.
+                    // A message that is not complete is not answered, which the other side notices.
                     if sequence == next && ping.is_whole(sequence) {
                         line(&shared.pong, sequence, lines).0.send(sequence);
                     }

@@ -1,4 +1,4 @@
-//! [`RangeError`]: an option that cannot be honoured, and what is legal.
+//! [`RangeError`]: an option that cannot be honoured, and its legal values.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -13,21 +13,21 @@ pub struct RangeError {
     pub flag: &'static str,
     /// Its value as given.
     pub given: String,
-    /// What is wrong with it.
+    /// The reason.
     pub why: &'static str,
-    /// The legal values, or what to do.
+    /// The legal values, or the remedy.
     pub legal: String,
 }
 
-/// The error of `flag` with the value `given`.
+/// Makes the error of `flag` with the value `given`.
 pub fn range(flag: &'static str, given: impl ToString, why: &'static str, legal: String) -> RangeError {
     RangeError { flag, given: given.to_string(), why, legal }
 }
 
-/// Checks a number: one outside `legal`, or none, is refused with `why`. `unit` is that of the legal values, with a space before it.
+/// Checks a number: refuses one outside `legal`, or NaN, with `why`. `unit` is that of the legal values, with a space before it.
 ///
 /// # Errors
-/// It is outside.
+/// [`RangeError`]: the number is outside its range.
 pub fn within<T: PartialOrd + Display>(
     flag: &'static str,
     given: T,
@@ -39,10 +39,10 @@ pub fn within<T: PartialOrd + Display>(
     if legal.contains(&given) { Ok(()) } else { Err(range(flag, given, why, text())) }
 }
 
-/// Checks how much is asked for: too little is refused with `need`.
+/// Checks an amount: refuses too small an amount with `need`.
 ///
 /// # Errors
-/// It is too little, or more than is supported.
+/// [`RangeError`]: the amount is too small, or above the supported range.
 pub fn amount<T: PartialOrd + Display>(
     flag: &'static str,
     given: T,

@@ -17,7 +17,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table whose first row is `header`.
+    /// Makes a table whose first row is `header`.
     #[must_use]
     pub fn new<S: Into<String>>(header: impl IntoIterator<Item = S>) -> Self {
         let mut table = Self::default();
@@ -49,13 +49,13 @@ impl fmt::Display for Table {
     }
 }
 
-/// Writes a line to standard error, in one write: the processes of a job share it, and lines must not mix. That it is closed is no reason to
-/// fail.
+/// Writes a line to standard error, in one write: the processes of a job share it, and lines must not mix. A closed standard error is not
+/// a failure.
 pub fn say(text: &str) {
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Writes to standard output, all of it. A reader that has gone wants no more: that is no failure.
+/// Writes all bytes to standard output. A reader that has gone is not a failure.
 ///
 /// # Errors
 /// The system's reason.
@@ -67,7 +67,7 @@ pub fn to_stdout(bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Operations per second with a unit a person reads at a glance.
+/// Formats operations per second with a unit for people.
 #[must_use]
 pub fn rate(per_second: f64) -> String {
     match per_second {
@@ -77,7 +77,7 @@ pub fn rate(per_second: f64) -> String {
     }
 }
 
-/// Nanoseconds with a unit a person reads at a glance.
+/// Formats nanoseconds with a unit for people.
 #[must_use]
 pub fn nanos(ns: f64) -> String {
     match ns {
@@ -88,7 +88,7 @@ pub fn nanos(ns: f64) -> String {
     }
 }
 
-/// Bytes with a binary unit.
+/// Formats bytes with a binary unit.
 #[must_use]
 pub fn bytes(count: u64) -> String {
     match count {
@@ -99,26 +99,26 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
-/// A number of things: `1 daemon`, `2 daemons`.
+/// Formats a number of things: `1 daemon`, `2 daemons`.
 #[must_use]
 pub fn plural(count: usize, noun: &str) -> String {
     let ending = if count == 1 { "" } else { "s" };
     format!("{count} {noun}{ending}")
 }
 
-/// Median, least and most of some values; all 0 without one.
+/// Median, minimum and maximum of values; all 0 without a value.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
-    /// The one in the middle, or the mean of the two there.
+    /// The middle value, or the mean of the two middle values.
     pub median: f64,
-    /// The least.
+    /// Minimum.
     pub min: f64,
-    /// The most.
+    /// Maximum.
     pub max: f64,
 }
 
 impl Spread {
-    /// Of these.
+    /// Returns the spread of `values`.
     #[must_use]
     pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.into_iter().collect();
@@ -129,7 +129,7 @@ impl Spread {
     }
 }
 
-/// Where the JSON document goes.
+/// The destination of the JSON document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JsonSink {
     /// Standard output, which then carries nothing else.
@@ -138,7 +138,7 @@ pub enum JsonSink {
     File(PathBuf),
 }
 
-/// The JSON document cannot be written.
+/// Why the JSON document cannot be written.
 #[derive(Debug, Error)]
 pub enum JsonError {
     /// The file refused.
@@ -161,7 +161,7 @@ impl FromStr for JsonSink {
 }
 
 impl JsonSink {
-    /// Finds out before a long run whether the result can be written at its end. Changes nothing.
+    /// Checks before a long run whether the result can be written at its end. Changes nothing.
     ///
     /// # Errors
     /// [`JsonError::File`] with the system's reason.

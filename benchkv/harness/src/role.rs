@@ -1,5 +1,5 @@
-//! What this process is. The launcher runs the same executable again for its ranks and for the other side of the baselines; the first
-//! thing a binary does is to ask for its [`role`].
+//! The role of this process. The launcher runs the same executable again for its ranks and for the other side of the baselines. A binary
+//! first asks for its [`role`].
 
 use std::io;
 use std::os::fd::AsFd;
@@ -19,9 +19,9 @@ use crate::role_text::RoleText;
 pub enum Role {
     /// Started by a user: starts the ranks.
     Launcher,
-    /// One rank of a job, with its way to the others.
+    /// One rank of a job, with its exchange with the others.
     Rank(SocketExchange),
-    /// Does part of the work of a rank, which is at the other end.
+    /// A process that does part of the work of a rank, with its connection to the rank.
     Helper(Owner),
     /// The other side of a baseline.
     Baseline(BaselinePeer),
@@ -50,16 +50,16 @@ impl BaselinePeer {
     }
 }
 
-/// The process was told a role it cannot take.
+/// Why the process cannot take the role it was given.
 #[derive(Debug, Error)]
 pub enum RoleError {
-    /// The variable has a value no launcher writes.
+    /// The variable has a value that no launcher writes.
     #[error("{ROLE_VARIABLE}={value:?} is set by the launcher for its own children; unset it to start a job")]
     Unknown {
         /// The value found.
         value: String,
     },
-    /// Standard input is not the socket a launcher provides.
+    /// Standard input is not the socket of a launcher.
     #[error("{ROLE_VARIABLE} is set, but standard input is not the launcher's socket ({source}); unset it to start a job")]
     Socket {
         /// The system's reason.
@@ -67,14 +67,14 @@ pub enum RoleError {
     },
 }
 
-/// A launcher of another kind that announces several processes: its name, and how many. Without MPI each of them would start a job of
-/// its own, so a binary refuses.
+/// Returns a launcher of another kind that announces several processes: its name, and their number. Without MPI each of them would start
+/// a job of its own, so a binary refuses.
 #[must_use]
 pub fn foreign_launcher() -> Option<(&'static str, usize)> {
     foreign_launchers().into_iter().next()
 }
 
-/// All of them: one may have started the other.
+/// Returns all such launchers: one may have started the other.
 #[must_use]
 pub fn foreign_launchers() -> Vec<(&'static str, usize)> {
     announced(|variable| std::env::var(variable).ok())
@@ -88,10 +88,10 @@ fn announced(value_of: impl Fn(&str) -> Option<String>) -> Vec<(&'static str, us
     launchers.into_iter().filter_map(size_of).filter(|(_, size)| *size > 1).collect()
 }
 
-/// Finds out the role of this process. Call it once: a rank's socket is its standard input.
+/// Returns the role of this process. Call it once: a rank's socket is its standard input.
 ///
 /// # Errors
-/// [`RoleError`] when the environment claims a role that the process was not started for.
+/// [`RoleError`] if the environment names a role that the process was not started for.
 pub fn role() -> Result<Role, RoleError> {
     let Some(value) = std::env::var_os(ROLE_VARIABLE) else {
         return Ok(Role::Launcher);

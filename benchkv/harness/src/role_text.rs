@@ -1,11 +1,11 @@
-//! What a child process is told it is.
+//! The text that gives a child process its role.
 
 use shm::memfd::MemfdId;
 
 /// Maximum size of an echoed message, in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 4096;
 
-/// What a child is told, and reads back.
+/// A role as a text, which the child reads back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RoleText {
     Rank {
@@ -16,7 +16,7 @@ pub(crate) enum RoleText {
     Echo {
         reply_bytes: usize,
     },
-    /// Both sides yield when they wait if there is no `core` to be alone on.
+    /// Both sides yield when they wait, unless each has a `core` of its own.
     PingPong {
         memory: MemfdId,
         core: Option<usize>,
@@ -55,7 +55,7 @@ impl RoleText {
         let sound = match decoded {
             Self::Rank { rank, size } => rank < size,
             Self::Echo { reply_bytes } => (1..=MAX_MESSAGE_BYTES).contains(&reply_bytes),
-            // Attaching checks it.
+            // Attaching checks the memory.
             Self::Helper | Self::PingPong { .. } => true,
         };
         (sound && words.next().is_none()).then_some(decoded)

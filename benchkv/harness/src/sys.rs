@@ -1,4 +1,4 @@
-//! The few system calls the standard library does not offer.
+//! The system calls that the standard library does not offer.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -11,7 +11,7 @@ fn checked(status: libc::c_long) -> io::Result<RawFd> {
     if status < 0 { Err(io::Error::last_os_error()) } else { Ok(status as RawFd) }
 }
 
-/// Waits until one of `fds` is ready or `timeout` has passed; `revents` say which. A signal ends the wait early, without an error.
+/// Waits until one of `fds` is ready or `timeout` has passed; `revents` tells which. A signal ends the wait early, without an error.
 pub(crate) fn poll(fds: &mut [libc::pollfd], timeout: Duration) -> io::Result<()> {
     // Rounded up: rounding down would spin through the last millisecond before a deadline.
     let millis = timeout.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as i32;
@@ -23,33 +23,33 @@ pub(crate) fn poll(fds: &mut [libc::pollfd], timeout: Duration) -> io::Result<()
     }
 }
 
-/// An entry for [`poll`].
+/// Makes an entry for [`poll`].
 pub(crate) fn interest(fd: &impl AsRawFd, events: libc::c_short) -> libc::pollfd {
     libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 }
 }
 
-/// A connected pair that keeps message borders and reports a closed peer (a datagram pair does not).
+/// Makes a connected pair of sockets that keeps message borders and reports a closed peer (a datagram pair does not).
 pub(crate) fn seqpacket_pair() -> io::Result<(UnixStream, UnixStream)> {
     let mut fds = [0; 2];
     // SAFETY: `fds` has room for the two descriptors the kernel stores.
     let status = unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr()) };
     checked(status.into())?;
-    // SAFETY: the call succeeded, so both are open descriptors that nobody else owns.
+    // SAFETY: the call succeeded, so both are open descriptors without another owner.
     Ok(unsafe { (UnixStream::from_raw_fd(fds[0]), UnixStream::from_raw_fd(fds[1])) })
 }
 
-/// A descriptor that becomes readable when process `pid`, a child not yet waited for, ends.
+/// Returns a descriptor that becomes readable when process `pid`, a child not yet waited for, ends.
 pub(crate) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     // SAFETY: pidfd_open takes two integers and touches no memory of this process.
     let fd = checked(unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) })?;
-    // SAFETY: the call succeeded, so `fd` is an open descriptor that nobody else owns.
+    // SAFETY: the call succeeded, so `fd` is an open descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// The signals by which a user, a terminal or a service manager ends a job in order.
 const END_SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-/// [`END_SIGNALS`], taken from their default action for good: one that comes when the job has ended, and the process is about to, changes nothing.
+/// [`END_SIGNALS`], blocked for good: a signal after the end of the job, just before the end of the process, changes nothing.
 ///
 /// Only the calling thread's mask changes: make it before other threads exist.
 #[derive(Debug)]
@@ -66,14 +66,14 @@ impl EndSignals {
         }
         // SAFETY: `set` is initialised; -1 asks for a new descriptor.
         let fd = checked(unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) }.into())?;
-        // SAFETY: the call succeeded, so `fd` is an open descriptor that nobody else owns.
+        // SAFETY: the call succeeded, so `fd` is an open descriptor without another owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: the set is initialised and live; the previous mask is not asked for.
+        // SAFETY: the set is initialised and live; the previous mask is not requested.
         let status = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
         if status != 0 { Err(io::Error::from_raw_os_error(status)) } else { Ok(Self { fd }) }
     }
 
-    /// The oldest signal not yet taken.
+    /// Returns the oldest signal not yet taken.
     pub(crate) fn next(&self) -> Option<i32> {
         let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
         // SAFETY: the buffer has the size stated; the descriptor does not block.
@@ -92,7 +92,7 @@ impl AsRawFd for EndSignals {
     }
 }
 
-/// Whether this process was started to ignore `signal`, as nohup(1) does with SIGHUP.
+/// Returns whether this process was started to ignore `signal`, as by nohup(1) for SIGHUP.
 fn is_ignored(signal: libc::c_int) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: no action is set, and the current one is stored in `action`, for which all zeros is a valid value too.
@@ -111,8 +111,8 @@ fn empty_signal_set() -> libc::sigset_t {
     }
 }
 
-/// What a child does between fork and exec: dies with the launcher `parent`, takes signals again, and leaves those that end a job to the
-/// launcher, which ends it in order. Async-signal-safe: system calls only, no allocation.
+/// Prepares a child between fork and exec: it dies with the launcher `parent`, takes signals again, and leaves the signals that end a job
+/// to the launcher, which ends the job in order. Async-signal-safe: system calls only, no allocation.
 pub(crate) fn tie_to_parent(parent: u32) -> io::Result<()> {
     let none_blocked = empty_signal_set();
     // SAFETY: integer arguments and one initialised, live set; all of these calls are async-signal-safe.
@@ -131,7 +131,7 @@ pub(crate) fn tie_to_parent(parent: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// The name of a signal that commonly ends a process.
+/// Returns the name of a signal that commonly ends a process.
 pub(crate) const fn signal_name(signal: i32) -> &'static str {
     match signal {
         libc::SIGABRT => "SIGABRT",

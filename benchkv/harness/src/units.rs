@@ -1,24 +1,24 @@
 //! Times and sizes as people write them.
 
-/// Endings of times, and their seconds. One that ends another comes behind it.
+/// Suffixes of times, and their seconds. A suffix comes after those that end with it.
 const TIMES: [(&str, f64); 6] = [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
-/// Endings of sizes, each also with iB behind it, and how often 1024 is in them.
+/// Suffixes of sizes, each also with iB after it, and their power of 1024.
 const SIZES: [(&str, u32); 3] = [("K", 1), ("M", 2), ("G", 3)];
 
-/// A time in seconds: a number, maybe with its unit, such as `0.5`, `500ms`, `10us` or `2m`.
+/// Parses a time in seconds: a number with an optional unit, such as `0.5`, `500ms`, `10us` or `2m`.
 ///
 /// # Errors
-/// What can be written. No range is checked.
+/// The legal forms. No range is checked.
 pub fn seconds(text: &str) -> Result<f64, String> {
     let (number, unit) = TIMES.into_iter().find_map(|(end, unit)| Some((text.strip_suffix(end)?, unit))).unwrap_or((text, 1.0));
     let number: f64 = number.parse().map_err(|_| "use a number of seconds, or one with ns, us, ms, s, m or h, such as 500ms".to_owned())?;
     Ok(number * unit)
 }
 
-/// A size in bytes: a whole number, maybe with its unit, such as `65536`, `64K` or `64KiB`. Units are powers of 1024.
+/// Parses a size in bytes: a whole number with an optional unit, such as `65536`, `64K` or `64KiB`. Units are powers of 1024.
 ///
 /// # Errors
-/// What can be written.
+/// The legal forms.
 pub fn bytes(text: &str) -> Result<u64, String> {
     let short = text.strip_suffix("iB").unwrap_or(text);
     let with_unit = SIZES.into_iter().find_map(|(end, power)| Some((short.strip_suffix(end)?, 1 << (10 * power))));

@@ -1,4 +1,4 @@
-//! copyrpc's window of batches under way, as it is named on a command line.
+//! copyrpc's window of batches under way, as named on a command line.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,23 +6,23 @@ use std::str::FromStr;
 use copyrpc::Window;
 use serde::{Deserialize, Serialize};
 
-/// What a window flag asks for.
+/// The value of a window flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WindowChoice {
     /// No window.
     Off,
-    /// So many batches until their WRITEs complete.
+    /// That many batches until their WRITEs complete.
     Completion(u32),
-    /// So many batches until the peer has told that it took them.
+    /// That many batches until the peer has confirmed that it took them.
     Consumption(u32),
 }
 
 impl WindowChoice {
-    /// Most batches that a benchmark lets be asked for.
+    /// Maximum number of batches that a benchmark accepts.
     pub const MAX_BATCHES: u32 = 256;
 
-    /// Batches under way; none without a window.
+    /// Returns the maximum number of batches under way; `None` without a window.
     #[must_use]
     pub const fn batches(self) -> Option<u32> {
         match self {
@@ -31,7 +31,7 @@ impl WindowChoice {
         }
     }
 
-    /// Send completions that it adds to those of an endpoint.
+    /// Returns the number of send completions that it adds to those of an endpoint.
     #[must_use]
     pub const fn completions(self) -> u32 {
         match self {
@@ -40,7 +40,7 @@ impl WindowChoice {
         }
     }
 
-    /// That of an endpoint.
+    /// Returns the window of an endpoint.
     #[must_use]
     pub const fn window(self) -> Window {
         let exempt_bytes = Window::DEFAULT_EXEMPT_BYTES;

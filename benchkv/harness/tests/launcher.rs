@@ -13,7 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// No probe runs this long; what does is killed and the test fails.
+/// Time limit of a probe; a longer one is killed and the test fails.
 const WATCHDOG: Duration = Duration::from_secs(30);
 
 fn start(ranks: usize, deed: &str, doer: usize) -> Child {
@@ -24,12 +24,12 @@ fn probe(ranks: usize, deed: &str, doer: usize) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_launch-probe"));
     command.args([ranks.to_string().as_str(), deed, doer.to_string().as_str()]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // The shell that runs the tests may ignore them, as nohup and background jobs of a script do.
+    // The shell that runs the tests may ignore them, as for nohup and background jobs of a script.
     dispose(&mut command, [libc::SIGINT, libc::SIGTERM, libc::SIGHUP], libc::SIG_DFL);
     command
 }
 
-/// Makes the program start with this disposition of `signals`.
+/// Starts the program with this disposition of `signals`.
 fn dispose<const N: usize>(command: &mut Command, signals: [libc::c_int; N], disposition: libc::sighandler_t) {
     // SAFETY: signal is async-signal-safe.
     unsafe {
@@ -42,7 +42,7 @@ fn dispose<const N: usize>(command: &mut Command, signals: [libc::c_int; N], dis
     }
 }
 
-/// Waits for the end. Pipes are read after it: the probe's output is far below what a pipe holds.
+/// Waits for the end. Reads the pipes after it: the probe's output is far below a pipe's capacity.
 fn finish(mut launcher: Child) -> Output {
     let start = Instant::now();
     while launcher.try_wait().unwrap().is_none() {
@@ -64,7 +64,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The next line of rank 0 on standard output.
+/// Reads the next line of rank 0 on standard output.
 fn line(launcher: &mut Child) -> String {
     let out = launcher.stdout.as_mut().unwrap();
     let mut line = Vec::new();
@@ -75,7 +75,7 @@ fn line(launcher: &mut Child) -> String {
     text(&line)
 }
 
-/// The process ids of all ranks, from rank 0's first line on standard output.
+/// Reads the process ids of all ranks from rank 0's first line on standard output.
 fn pids(launcher: &mut Child) -> Vec<libc::pid_t> {
     line(launcher).split_once("sees ").unwrap().1.split(' ').map(|pid| pid.parse().unwrap()).collect()
 }
@@ -185,7 +185,7 @@ fn a_stopped_rank_is_named_by_the_exchange_and_removed() {
 fn ranks_do_not_outlive_a_killed_launcher() {
     let mut launcher = start(2, "ignore", 0);
     let ranks = pids(&mut launcher);
-    // Not in an exchange any more, where the closed socket would end it.
+    // The rank is not in an exchange any more, where the closed socket would end it.
     assert_eq!(line(&mut launcher), "rank 0 ignores everything");
     launcher.kill().unwrap();
     launcher.wait().unwrap();
@@ -220,7 +220,7 @@ fn a_signal_to_all_processes_reaches_ranks_through_the_launcher_only() {
     }
 }
 
-/// A rank is stopped meanwhile, so that the job cannot end between the signals.
+/// A rank is stopped meanwhile, so the job cannot end between the signals.
 #[test]
 fn signals_in_quick_succession_are_one_request() {
     for _ in 0..20 {
@@ -244,7 +244,7 @@ fn signals_in_quick_succession_are_one_request() {
     panic!("no five signals within 250 ms");
 }
 
-/// As nohup starts it.
+/// Ignored as if nohup had started it.
 #[test]
 fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
     let mut command = probe(2, "pause", 0);
@@ -256,7 +256,7 @@ fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
 
-/// The launcher sees the end of the rank that noticed before that of the one it noticed.
+/// The launcher sees the end of the rank that noticed before the end of the rank it noticed.
 #[test]
 fn the_cause_is_named_whichever_end_is_seen_first() {
     for (deed, how, code) in [("precede-killed", "was killed by signal 6 (SIGABRT)", 1), ("precede-failed", "exited with status 7", 7)] {
@@ -289,7 +289,7 @@ fn a_later_interrupt_kills() {
     let mut launcher = start(2, "defy", 0);
     let ranks = pids(&mut launcher);
     assert_eq!(line(&mut launcher), "rank 0 ignores everything");
-    // Their grace is longer than the watchdog. Requests that come while the launcher ends do not keep it from saying why.
+    // Their grace is longer than the watchdog. Requests that arrive while the launcher ends do not prevent it from reporting the reason.
     let start = Instant::now();
     while launcher.try_wait().unwrap().is_none() {
         send_signal(launcher.id() as libc::pid_t, libc::SIGINT);
@@ -337,7 +337,7 @@ fn the_baselines_count_round_trips_and_leave_no_process() {
     }
 }
 
-/// Large messages in both directions, silence, the last message of one that ends, and how it ended.
+/// Large messages in both directions, silence, the last message of a helper that ends, and how it ended.
 #[test]
 fn a_helper_answers_and_its_end_is_told_after_its_last_message() {
     let output = run(1, "helper", 0);

@@ -1,8 +1,8 @@
-//! ipc beside delegationrpc with 1, 2, 4 and 8 clients, which stream and share one core, so that they must give it away when they wait.
+//! ipc beside delegationrpc with 1, 2, 4 and 8 clients, which stream and share one core, so that they must yield it when they wait.
 //!
 //! The server has the other core to itself, or shares the clients'. Only in the latter case a single client has to wait for a core as
-//! each of eight does, so only that one shows what more clients cost by themselves: with two cores the first client beyond one is also the
-//! first that makes anybody give way. Clients are threads of rank 0, the server is rank 1.
+//! each of eight does, so only that case shows the cost of more clients by themselves. With two cores the first client beyond one is also
+//! the first that makes any thread yield. Clients are threads of rank 0, the server is rank 1.
 
 use std::sync::Barrier;
 
@@ -18,9 +18,9 @@ use crate::ours::ipc::{IpcClient, IpcServer};
 use crate::result::Crowds;
 
 const CLIENTS: [usize; 4] = [1, 2, 4, 8];
-/// More change nothing that the median of five does not show, and each takes about 10 s.
+/// Maximum number of rounds: more change nothing that the median of five does not show, and each takes about 10 s.
 const MOST_ROUNDS: u32 = 5;
-/// Windows this much longer than others': many turns of eight clients on a core, also where a turn is as long as the scheduler's slice.
+/// Factor of the windows' length: many turns of eight clients on a core, also if a turn is as long as the scheduler's slice.
 const LONGER: u32 = 4;
 
 #[derive(Debug, Clone, Copy)]
@@ -29,7 +29,7 @@ enum Protocol {
     Delegation,
 }
 
-/// Something to measure.
+/// A measurement.
 #[derive(Debug, Clone, Copy)]
 struct Crowd {
     round: u32,
@@ -39,7 +39,7 @@ struct Crowd {
     own_core: bool,
 }
 
-/// In the order in which both ranks do it.
+/// Returns the measurements in the order of both ranks.
 fn crowds(job: &Job) -> impl Iterator<Item = Crowd> + use<> {
     let of_round = |round| {
         let placed = [true, false].into_iter().flat_map(|own_core| CLIENTS.map(|clients| (own_core, clients)));
@@ -51,7 +51,7 @@ fn crowds(job: &Job) -> impl Iterator<Item = Crowd> + use<> {
 }
 
 impl Crowd {
-    /// How the result calls this one and those that differ in the number of clients.
+    /// Returns the name in the result of this one and those that differ only in the number of clients.
     fn set(&self) -> &'static str {
         match (self.protocol, self.own_core) {
             (Protocol::Ipc, true) => "ipc_two_cores",
@@ -66,7 +66,7 @@ impl Crowd {
     }
 }
 
-/// Rank 1: serves.
+/// Serves, in rank 1.
 pub(crate) fn answer(job: &Job, exchange: &mut dyn Exchange, names: &Names) -> Result<(), Failure> {
     for crowd in crowds(job) {
         pin_current_thread(if crowd.own_core { job.cores.1 } else { job.cores.0 })?;
@@ -93,7 +93,7 @@ fn serve_all(exchange: &mut dyn Exchange, mut server: impl Answerer, clients: us
     meet(exchange)
 }
 
-/// Rank 0: measures.
+/// Measures, in rank 0.
 pub(crate) fn call(job: &Job, exchange: &mut dyn Exchange, clock: Clock, names: &Names) -> Result<Crowds, Failure> {
     let mut results = Crowds::default();
     for crowd in crowds(job) {
@@ -110,7 +110,7 @@ pub(crate) fn call(job: &Job, exchange: &mut dyn Exchange, clock: Clock, names: 
     Ok(results)
 }
 
-/// The rates of `clients` that stream on this thread's core.
+/// Returns the rates of `clients` that stream on this thread's core.
 fn at_once<C: Caller + Send>(
     job: &Job,
     clock: Clock,

@@ -1,8 +1,8 @@
 //! `shm-peers`: ipc, delegationrpc and flux beside their rivals, in turn in one run on one pair of cores. `scripts/peers shm` runs it.
 //!
-//! In the order a run uses the files: [`measures`] (the rounds: what is measured, in which order, by which of the two processes),
-//! [`crowd`] (ipc beside delegationrpc with several clients), [`ours`] and [`rivals`] (the ends that are put below the one load,
-//! `harness::load`), [`result`] (what came out).
+//! In the order a run uses the files: [`measures`] (the rounds: the measurements, their order, and their process), [`crowd`] (ipc beside
+//! delegationrpc with several clients), [`ours`] and [`rivals`] (the ends under the one load, `harness::load`), [`result`] (tables and
+//! document).
 
 mod crowd;
 mod measures;
@@ -27,7 +27,7 @@ use rivals::iceoryx::Place;
 #[derive(Debug, Parser)]
 #[command(name = "shm-peers", version)]
 struct Cli {
-    /// Rounds, each of them every measurement once.
+    /// Rounds. Each makes every measurement once.
     #[arg(long, value_name = "N", default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..=99))]
     rounds: u32,
 
@@ -39,7 +39,7 @@ struct Cli {
     #[arg(long, value_name = "A,B", value_parser = parse_cores)]
     cores: Option<(usize, usize)>,
 
-    /// What the names of iceoryx2's files begin with in /dev/shm, and its directory's name in the temporary directory. It leaves some.
+    /// Prefix of iceoryx2's files in /dev/shm, and its directory's name in the temporary directory. iceoryx2 leaves some files there.
     #[arg(long, value_name = "NAME", default_value = "copyrpc-peers-")]
     iceoryx2_prefix: String,
 
@@ -53,12 +53,12 @@ fn parse_cores(text: &str) -> Result<(usize, usize), &'static str> {
     numbers.filter(|(a, b)| a != b).ok_or("use two different numbers, as in 0,1")
 }
 
-/// What there is to do, as both ranks know it.
+/// The parameters of a run, which both ranks know.
 #[derive(Debug)]
 struct Job {
     rounds: u32,
     duration: Duration,
-    /// Of caller and answerer.
+    /// Cores of caller and answerer.
     cores: (usize, usize),
     iceoryx2: Place,
 }
@@ -73,7 +73,7 @@ impl Job {
         Ok(Self { rounds: cli.rounds, duration: Duration::from_millis(cli.milliseconds), cores, iceoryx2 })
     }
 
-    /// How long the whole run may take at most.
+    /// Returns the maximum time of the whole run.
     fn time_limit(&self) -> Duration {
         // A round has fewer than 40 measurements; those with several clients are fewer than 20, four times as long.
         Duration::from_secs(60) + self.duration * self.rounds * 300

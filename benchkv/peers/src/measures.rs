@@ -1,4 +1,4 @@
-//! The rounds. Both ranks go through [`ROUND`]; they meet before each measurement that needs both, and rank 1 sleeps during the others.
+//! The rounds. Both ranks go through [`ROUND`]. A barrier precedes each measurement that needs both; rank 1 sleeps during the others.
 
 use std::time::Duration;
 
@@ -21,20 +21,20 @@ use crate::rivals::array_queue::{QueueAnswerer, QueueCaller, Queues};
 use crate::rivals::iceoryx::{IceoryxClient, IceoryxServer};
 use crate::rivals::{channel, rings};
 
-/// Unanswered calls that a client of ipc and delegationrpc can have, and has where it streams.
+/// Maximum unanswered calls of a client of ipc and delegationrpc, and their number while it streams.
 pub(crate) const DEPTH: u32 = 32;
 /// Unanswered calls of the streaming node of flux.
 const FLUX_DEPTH: u32 = 64;
 /// The smallest lanes of flux that carry [`FLUX_DEPTH`].
 const FLUX: Config = Config { capacity: 256, in_flight: FLUX_DEPTH as usize };
-/// Clients of the server with many.
+/// Number of clients of the server with many.
 const MANY: usize = 1024;
-/// Calls that are checked before something is measured.
+/// Number of calls that are verified before a measurement.
 pub(crate) const CHECKED: u64 = 10_000;
-/// How long the ranks wait for each other.
+/// Maximum time that the ranks wait for each other.
 pub(crate) const MEET_LIMIT: Duration = Duration::from_secs(60);
 
-/// What of rank 1 answers.
+/// The answering ends of rank 1.
 #[derive(Debug, Clone, Copy)]
 enum Ends {
     /// ipc, one client.
@@ -44,12 +44,12 @@ enum Ends {
     Iceoryx,
 }
 
-/// Measured between the two processes in a round: the ends, how many calls are unanswered, what the figure is called.
+/// The measurements between the two processes in a round: the ends, the number of unanswered calls, and the name of the figure.
 const ROUND: [(Ends, u32, &str); 5] = [
     (Ends::Alone, 1, "ipc"),
     (Ends::Iceoryx, 1, "iceoryx2"),
     (Ends::Alone, DEPTH, "ipc"),
-    // The same twice, next to each other.
+    // The same measurement twice, next to each other.
     (Ends::Alone, 1, "ipc_1_of_1"),
     (Ends::Among, 1, "ipc_1_of_1024"),
 ];
@@ -58,7 +58,7 @@ pub(crate) fn meet(exchange: &mut dyn Exchange) -> Result<(), Failure> {
     Ok(exchange.barrier(MEET_LIMIT, &|| false)?)
 }
 
-/// Names of this run: rank 1's process is in them.
+/// Names of this run, which contain rank 1's process.
 pub(crate) struct Names {
     pub(crate) dir: Dir,
     run: String,
@@ -78,7 +78,7 @@ impl Names {
     }
 }
 
-/// Rank 1: answers.
+/// Answers, in rank 1.
 pub(crate) fn answer(job: &Job, exchange: &mut dyn Exchange) -> Result<(), Failure> {
     pin_current_thread(job.cores.1)?;
     let names = Names::agree(exchange)?;
@@ -88,7 +88,7 @@ pub(crate) fn answer(job: &Job, exchange: &mut dyn Exchange) -> Result<(), Failu
     meet(exchange)?;
     // All clients connect meanwhile.
     meet(exchange)?;
-    // The first time all are checked.
+    // In the first round all calls are verified.
     for _ in 0..=job.rounds {
         for (ends, ..) in ROUND {
             meet(exchange)?;
@@ -102,7 +102,7 @@ pub(crate) fn answer(job: &Job, exchange: &mut dyn Exchange) -> Result<(), Failu
     crowd::answer(job, exchange, &names)
 }
 
-/// Rank 0: measures.
+/// Measures, in rank 0.
 pub(crate) fn call(job: &Job, exchange: &mut dyn Exchange) -> Result<Comparison, Failure> {
     pin_current_thread(job.cores.0)?;
     let clock = Clock::detect();
@@ -125,12 +125,12 @@ pub(crate) fn call(job: &Job, exchange: &mut dyn Exchange) -> Result<Comparison,
     Ok(Comparison::new(job, &figures, &crowds, regions.into()))
 }
 
-/// Bytes of the lanes of a network of flux, as its documentation has it: a slot is 16 B and the payload, rounded up to 64 B.
+/// Returns the bytes of the lanes of a network of flux, by its documentation: a slot is 16 B and the payload, rounded up to 64 B.
 fn lanes_bytes(nodes: usize) -> usize {
     nodes * (nodes - 1) * FLUX.capacity * (16 + size_of::<Payload>()).next_multiple_of(64)
 }
 
-/// What is below everything, and what everybody has.
+/// Measures the lower bounds, and the alternatives that every program has.
 fn baselines(job: &Job, clock: Clock, figures: &mut Figures) -> Result<(), Failure> {
     let raw = PingPong { cores: Some(job.cores), duration: job.duration * 2 }.measure(&clock)?;
     figures.put("raw_cacheline_rtt_ns", raw.latency_ns.p50 as f64);
@@ -141,7 +141,7 @@ fn baselines(job: &Job, clock: Clock, figures: &mut Figures) -> Result<(), Failu
     Ok(())
 }
 
-/// Rank 0's ends of what is measured between the two processes.
+/// Rank 0's ends of the measurements between the two processes.
 struct Across {
     clock: Clock,
     duration: Duration,
@@ -155,13 +155,13 @@ impl Across {
     fn connect(job: &Job, clock: Clock, names: &Names) -> Result<Self, Failure> {
         let connect = |what| IpcClient::connect(&names.dir, &names.of(what));
         let mut idle = (0..MANY).map(|_| connect("among")).collect::<Result<Vec<_>, _>>()?;
-        // Neither the first nor the last of the seats.
+        // A client that has neither the first nor the last of the seats.
         let among = idle.swap_remove(MANY / 2);
         let iceoryx = IceoryxClient::connect(&job.iceoryx2, &names.of("iceoryx"))?;
         Ok(Self { clock, duration: job.duration, alone: connect("alone")?, among, _idle: idle, iceoryx })
     }
 
-    /// Measures; or checks, if there is nowhere to put figures.
+    /// Measures; verifies only, if `figures` is `None`.
     fn round(&mut self, exchange: &mut dyn Exchange, mut figures: Option<&mut Figures>) -> Result<(), Failure> {
         let (clock, duration) = (self.clock, self.duration);
         for (ends, depth, name) in ROUND {
@@ -193,7 +193,7 @@ fn one(
     load.stop()
 }
 
-/// What is measured between two threads of rank 0.
+/// The measurements between two threads of rank 0.
 struct Within<'a> {
     job: &'a Job,
     clock: Clock,
@@ -241,7 +241,7 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// Checks, then measures at depth 1 and at `depth`.
+    /// Verifies, then measures at depth 1 and at `depth`.
     fn run<C: Caller>(&mut self, name: &str, depth: u32, caller: &mut C, answerer: &mut (impl Answerer + Send)) -> Result<(), Failure> {
         let Self { job, clock, .. } = *self;
         let windows = between_threads(

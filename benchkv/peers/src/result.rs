@@ -1,4 +1,4 @@
-//! What came out, as a table and as a document.
+//! The result, as a table and as a document.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +18,7 @@ impl Figures {
         self.0.entry(name.to_owned()).or_default().push(value);
     }
 
-    /// Of depth 1 a round trip; of others the rate, over the whole window and by the median of the blocks.
+    /// Adds a measurement: at depth 1 a round trip; at others the rate, over the whole window and by the median of the blocks.
     pub(crate) fn push(&mut self, name: &str, depth: u32, window: Window) {
         if depth == 1 {
             self.put(&format!("{name}_rtt_ns"), window.block_ns);
@@ -32,13 +32,13 @@ impl Figures {
         self.0.get(name).map_or(&[], Vec::as_slice)
     }
 
-    /// Round by round `ours` / `theirs`.
+    /// Returns the spread of `ours` / `theirs` over the rounds.
     fn ratio(&self, ours: &str, theirs: &str) -> Spread {
         Spread::of(self.of(ours).iter().zip(self.of(theirs)).map(|(ours, theirs)| ours / theirs).collect())
     }
 }
 
-/// Of some rounds.
+/// The spread of values over rounds.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct Spread {
     median: f64,
@@ -56,13 +56,13 @@ impl Spread {
     }
 }
 
-/// What each round of the crowds found, by set and number of clients.
+/// The results of each round of the crowds, by set and number of clients.
 #[derive(Debug, Default)]
 pub(crate) struct Crowds(BTreeMap<&'static str, BTreeMap<usize, CrowdFigures>>);
 
 #[derive(Debug, Default)]
 struct CrowdFigures {
-    /// Of all clients together.
+    /// Rates of all clients together.
     rates: Vec<f64>,
     fairness: Vec<f64>,
     region_bytes: u64,
@@ -98,10 +98,10 @@ impl Crowds {
     }
 }
 
-/// One set of crowds.
+/// The result of one set of crowds.
 #[derive(Debug, Serialize)]
 struct CrowdResult {
-    /// The least rate, of any number of clients, in the rate of the one client of the same round.
+    /// The minimum rate, over the numbers of clients, relative to the rate of the one client of the same round.
     least_vs_1_client: Spread,
     clients: BTreeMap<usize, Crowd>,
 }
@@ -110,7 +110,7 @@ struct CrowdResult {
 struct Crowd {
     /// Calls per second of all clients together.
     rate: Spread,
-    /// Of the slowest client in that of the fastest.
+    /// Rate of the slowest client relative to that of the fastest.
     fairness: Spread,
     region_bytes: u64,
 }
@@ -127,8 +127,8 @@ pub(crate) struct Comparison {
     environment: Environment,
 }
 
-/// Ours, theirs. `of_blocks` is the median of the blocks, on both sides: what is measured between threads, where a moment without a core
-/// would make one window many times slower.
+/// Ratios: ours over theirs. `of_blocks` is the median of the blocks, on both sides, for measurements between threads: a moment without a
+/// core would make one window many times slower.
 const RATIOS: [(&str, &str, &str); 12] = [
     ("ipc_rtt_vs_raw_cacheline", "ipc_rtt_ns", "raw_cacheline_rtt_ns"),
     ("ipc_rtt_vs_iceoryx2", "ipc_rtt_ns", "iceoryx2_rtt_ns"),
@@ -137,7 +137,7 @@ const RATIOS: [(&str, &str, &str); 12] = [
     ("delegation_rate_vs_arrayqueue", "delegation_rate_of_blocks", "array_queue_rate_of_blocks"),
     ("flux_rate_vs_crossbeam_channel", "flux_rate_of_blocks", "crossbeam_channel_rate_of_blocks"),
     ("flux_rate_vs_rtrb", "flux_rate_of_blocks", "rtrb_rate_of_blocks"),
-    // Times, so theirs is the network without idle nodes.
+    // These are times, so `theirs` is the network without idle nodes.
     ("flux_idle_nodes_cost", "flux_rate_of_blocks", "flux_of_8_rate_of_blocks"),
     ("delegation_rate_vs_arrayqueue_of_windows", "delegation_rate", "array_queue_rate"),
     ("flux_rate_vs_crossbeam_channel_of_windows", "flux_rate", "crossbeam_channel_rate"),

@@ -1,5 +1,5 @@
-//! What cannot be run is refused: a message that says what is wrong and what is legal, no hang, nothing left behind. Exit status 2 says
-//! that it was refused before a process was started.
+//! A job that cannot run is refused: the message names the error and the legal values, nothing hangs, nothing is left behind. Exit status
+//! 2 means a refusal before a process was started.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -13,7 +13,7 @@ use benchkv::doctor::DEFAULT_SHM_BYTES;
 
 use crate::job::{Ended, Job, SHORT, Scratch, benchkv, turn};
 
-/// Runs and expects a refusal that contains every one of `parts`, and nothing on standard output.
+/// Runs benchkv. Asserts a refusal that contains every one of `parts`, and nothing on standard output.
 #[track_caller]
 fn refused(args: &[&str], parts: &[&str]) {
     let ended = Job::start(&mut benchkv(args)).end();
@@ -70,7 +70,7 @@ fn a_result_that_could_not_be_written_is_refused_before_the_run() {
     assert_eq!(files.names(), [""; 0]);
 }
 
-/// Else the later one replaces what the earlier one was, and the job ends as if all were well.
+/// Otherwise the later file would replace the earlier one, and the job would end as if all were well.
 #[test]
 fn results_in_each_others_place_are_refused_before_the_run_by_whatever_names() {
     let files = Scratch::on_disk();
@@ -93,7 +93,7 @@ fn results_in_each_others_place_are_refused_before_the_run_by_whatever_names() {
     assert!(!files.path().join("new").exists());
 }
 
-/// Whatever is missing for it: the libraries, any device, or this one.
+/// Refused if the libraries, any device, or this device is missing.
 #[test]
 fn a_hardware_device_that_is_missing_is_refused_before_the_run() {
     refused(&["--device", "mlx5_99"], &["benchkv: --device mlx5_99: "]);
@@ -136,7 +136,7 @@ fn a_directory_of_another_user_is_refused() {
 fn a_directory_where_no_file_can_be_made_is_refused() {
     if is_root() {
         let ended = Job::start(benchkv(&["--shm-dir", "/sys"]).args(SHORT)).end();
-        // Where it is mounted read-only, that is seen before a process is started.
+        // If it is mounted read-only, that is noticed before a process is started.
         let (code, why) =
             if ended.status.code() == Some(2) { (2, "/sys is not writable: Read-only") } else { (1, "cannot create /sys/benchkv-") };
         ended.assert_failed(code, &[why]);
@@ -165,7 +165,7 @@ fn a_limit_on_file_sizes_is_named_with_what_is_needed() {
 
 #[test]
 fn a_full_directory_is_named_with_what_is_needed_and_what_is_free() {
-    // Too little for one rank, whichever comes first and whatever it makes first.
+    // Too little for one rank, in any order of the ranks and of their files.
     match run_in_tmpfs(c"size=16k,mode=0700") {
         Some(ended) => ended.assert_failed(1, &[": the ", " needs ", " bytes and ", " are free: make room", "status 1"]),
         None => a_limit_on_file_sizes_is_named_with_what_is_needed(),
@@ -188,7 +188,7 @@ fn the_default_job_fits_into_the_shared_memory_that_doctor_asks_for() {
     assert!(ended.status.success() && ended.stdout.contains("round trip"), "{}", ended.stderr);
 }
 
-/// A short job whose directory is a file system of its own. `None`, and said so, where this process may not mount.
+/// Runs a short job whose directory is a file system of its own. Returns `None`, and prints why, if this process may not mount.
 fn run_in_tmpfs(size: &'static CStr) -> Option<Ended> {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let mount_point = CString::new(dir.path().to_str().unwrap()).unwrap();
@@ -220,7 +220,7 @@ fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// The soft limit of many systems is of the order of what a job with some endpoints opens.
+/// The soft limit of many systems is about the number of files that a job with several endpoints opens.
 #[test]
 fn a_job_that_opens_more_files_than_the_soft_limit_allows_raises_it_as_far_as_it_may() {
     let args = ["--backend", "direct", "--ranks", "3", "--server-threads", "2", "--client-threads", "3"];
@@ -236,7 +236,7 @@ fn a_job_that_opens_more_files_than_the_soft_limit_allows_raises_it_as_far_as_it
     start(32, 64).assert_failed(1, &["rank 0: ", " open files are needed and at most 64 are allowed: raise the hard limit (ulimit -Hn)"]);
 }
 
-/// The job may not have more than `soft` of a resource, nor allow itself more than `hard`.
+/// Limits the job to `soft` of a resource, with `hard` as the maximum that it can set itself.
 fn limit(command: &mut Command, resource: libc::__rlimit_resource_t, soft: u64, hard: u64) -> &mut Command {
     let limit = move || {
         let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };

@@ -1,5 +1,5 @@
-//! Ranks and launchers that are killed, at the start and in mid-run: the others end by themselves with an error that names the dead, and
-//! the next job finds, or makes, a clean directory. No test asserts how long that takes; those that are told to be quick print it.
+//! Ranks and launchers that are killed, at the start and in mid-run: the others end by themselves with an error that names the dead rank,
+//! and the next job finds, or makes, a clean directory. No test asserts a duration; tests with a limit print it.
 
 use std::time::{Duration, Instant};
 
@@ -7,19 +7,19 @@ use benchkv::result::JobResult;
 
 use crate::job::{BACKENDS, Job, Process, Scratch, TICKS_OF_LOAD, TICKS_OF_RUN, TWO_BACKENDS, benchkv, run, turn};
 
-/// A job that would run for a minute.
+/// Starts a job that would run for a minute.
 pub(crate) fn start(dir: &Scratch, args: &[&str], ranks: usize) -> Job {
     let ranks = ranks.to_string();
     let all = ["--ranks", &ranks, "--no-echo", "--duration", "60", "--runs", "1", "--warmup", "0", "--json", "-"];
     Job::start(benchkv(&all).args(args).arg("--shm-dir").arg(dir.path()))
 }
 
-/// A long job whose ranks are all under load, and those ranks.
+/// Starts a long job. Returns it once all its ranks are under load, and the ranks.
 fn start_and_load(dir: &Scratch, backend: &str, ranks: usize) -> (Job, Vec<Process>) {
     start_and_load_with(dir, &["--backend", backend], ranks)
 }
 
-/// The same with these arguments.
+/// Like [`start_and_load`], with these arguments.
 pub(crate) fn start_and_load_with(dir: &Scratch, args: &[&str], ranks: usize) -> (Job, Vec<Process>) {
     let job = start(dir, args, ranks);
     let processes: Vec<Process> = (0..ranks).map(|rank| job.rank(rank)).collect();
@@ -31,7 +31,7 @@ pub(crate) fn start_and_load_with(dir: &Scratch, args: &[&str], ranks: usize) ->
     (job, processes)
 }
 
-/// After the next job, whatever happened before, nothing is left.
+/// Asserts that after the next job nothing is left of any earlier one.
 #[track_caller]
 fn assert_next_job_cleans(dir: &Scratch, backend: &str) {
     let next = run(dir, &["--backend", backend]);
@@ -46,7 +46,7 @@ fn assert_all_end(job: &Job, processes: &[Process]) {
     }
 }
 
-/// Kills rank `dead` of two. The launcher is stopped, so that nobody tells the survivor: it finds out from the fabric.
+/// Kills rank `dead` of two. The launcher is stopped, so the survivor notices only through the fabric.
 #[track_caller]
 pub(crate) fn assert_survivor_notices(job: Job, ranks: &[Process], dead: usize) {
     let survivor = 1 - dead;
@@ -90,7 +90,7 @@ fn of_three_ranks_both_survivors_name_the_killed_one() {
     }
 }
 
-/// From the first instruction of a rank, through baseline and set-up, to the run.
+/// Kills a rank between its first instruction and the run, through baseline and set-up.
 #[test]
 fn a_rank_that_dies_at_the_start_ends_the_job() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
@@ -103,7 +103,7 @@ fn a_rank_that_dies_at_the_start_ends_the_job() {
         rank.signal(libc::SIGKILL);
         let ended = job.end();
         ended.assert_failed(1, &[&format!("benchkv: rank {dead} was killed by signal 9 (SIGKILL)")]);
-        // It was gone, or could not be connected to.
+        // The rank was gone, or could not be connected to.
         let (survivor, dead) = (format!("benchkv: rank {}: ", 1 - dead), format!("rank {dead}"));
         let mut told = ended.stderr.lines().filter_map(|line| line.strip_prefix(&*survivor));
         assert!(told.any(|cause| cause.contains(&dead)), "{}", ended.stderr);
@@ -123,7 +123,7 @@ fn ranks_do_not_outlive_a_killed_launcher() {
     }
 }
 
-/// A rank alone opens no device, so nothing but the next launcher cleans up.
+/// A single rank opens no device, so only the next launcher cleans up.
 #[test]
 fn what_a_killed_job_left_is_removed_by_the_next_launcher() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
@@ -137,14 +137,15 @@ fn what_a_killed_job_left_is_removed_by_the_next_launcher() {
     dir.assert_empty();
 }
 
-/// How a job is ended, and the exit status: by Ctrl-C, by `timeout` or systemd, by a terminal that closes, and by a signal to benchkv alone.
+/// The ways to end a job, and the exit status: by Ctrl-C, by `timeout` or systemd, by a terminal that closes, and by a signal to benchkv
+/// alone.
 const INTERRUPTS: [(libc::c_int, Whom, i32); 4] =
     [(libc::SIGINT, Whom::All, 130), (libc::SIGTERM, Whom::All, 143), (libc::SIGHUP, Whom::All, 129), (libc::SIGTERM, Whom::Launcher, 143)];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Whom {
     Launcher,
-    /// The launcher first, and once more with all others, as `timeout` does it.
+    /// The launcher first, and again with all others, as `timeout` does.
     All,
 }
 
@@ -173,7 +174,7 @@ fn an_interrupted_job_tells_what_it_has_measured_and_leaves_nothing() {
     }
 }
 
-/// In the windows, while ranks meet between them, in the drain, after it.
+/// In the windows, in the barriers between them, in the drain, after it.
 #[test]
 fn an_interrupt_at_any_moment_of_the_run_ends_a_job_in_order() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
@@ -246,7 +247,7 @@ fn a_later_interrupt_kills_what_the_first_did_not_end() {
     }
 }
 
-/// A long job of two ranks with clients that are processes, all under load: its ranks, and the client of each.
+/// Starts a long job of two ranks with clients that are processes. Returns it once all are under load, its ranks, and the client of each.
 fn load_processes(dir: &Scratch, backend: &str) -> (Job, [Process; 2], [Process; 2]) {
     let args =
         ["--backend", backend, "--clients", "processes", "--no-echo", "--duration", "60", "--runs", "1", "--warmup", "0", "--json", "-"];
@@ -273,7 +274,7 @@ fn a_killed_client_process_ends_the_job_and_is_named() {
     }
 }
 
-/// The launcher, a rank: whatever is killed, what it has started goes with it.
+/// If the launcher or a rank is killed, the processes that it has started end too.
 #[test]
 fn client_processes_do_not_outlive_their_rank_or_its_launcher() {
     let (_turn, dir) = (turn(), Scratch::in_memory());

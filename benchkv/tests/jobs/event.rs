@@ -1,5 +1,5 @@
-//! `--wait event`: threads that sleep until there is something to do lose no operation, do nothing while nothing is to be done, and are woken by
-//! what ends a job. A wake-up that is lost would be found after a slice of sleep, so what tells is how often threads looked in vain.
+//! `--wait event`: threads that sleep lose no operation, do nothing while there is nothing to do, and are woken by the end of a job. A
+//! lost wake-up would be noticed after a slice of sleep, so the tests count how often threads polled in vain.
 
 use benchkv::result::JobResult;
 use serde_json::Value;
@@ -8,7 +8,7 @@ use crate::death::{assert_survivor_notices, start, start_and_load_with};
 use crate::job::{BACKENDS, Job, Process, Scratch, turn};
 use crate::measurement::{count, list, measure};
 
-/// Backends with further arguments that change what a thread sleeps on.
+/// Backends with further arguments that change the events a thread sleeps on.
 const VARIED: [&[&str]; 4] = [
     &["--clients", "processes"],
     &["--ranks", "1"],
@@ -39,8 +39,8 @@ fn ucx_is_sound_when_its_threads_sleep() {
     sleeping(&["--backend", "ucx-am"]);
 }
 
-/// So few operations that threads have nothing to do nearly all of the time: they make some rounds for each operation, and ten a second besides.
-/// Threads that poll make thousands for each.
+/// So few operations that threads have nothing to do most of the time: they make some rounds for each operation, and ten a second
+/// besides. Threads that poll make thousands of rounds for each.
 #[test]
 fn threads_without_work_do_nothing() {
     let slow = ["--rate", "100", "--duration", "1"];
@@ -58,7 +58,7 @@ fn threads_without_work_do_nothing() {
     }
 }
 
-/// A long job that has little to do, when it does it, and its ranks.
+/// Starts a long job that has little to do. Returns it once it has begun, and its ranks.
 fn start_idle(dir: &Scratch, args: &[&str]) -> (Job, Vec<Process>) {
     let job = start(dir, &[&["--wait", "event", "--rate", "1000"], args].concat(), 2);
     let ranks = vec![job.rank(0), job.rank(1)];

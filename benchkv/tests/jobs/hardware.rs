@@ -1,7 +1,7 @@
 //! Every backend on a device behind libibverbs: a NIC, or the software HCA under the real libraries.
 //!
-//! `mlx5-run cargo test -p benchkv --test jobs -- --ignored hardware`; on a NIC without `mlx5-run`, and with `BENCHKV_TEST_DEVICE` where it is not
-//! mlx5_0.
+//! `mlx5-run cargo test -p benchkv --test jobs -- --ignored hardware`; on a NIC without `mlx5-run`, and with `BENCHKV_TEST_DEVICE` if it
+//! is not mlx5_0.
 
 use crate::job::{BACKENDS, Job, SHORT, Scratch, benchkv, turn};
 use crate::measurement::{assert_sound, list, transports};
@@ -10,7 +10,7 @@ fn device() -> String {
     std::env::var("BENCHKV_TEST_DEVICE").unwrap_or_else(|_| "mlx5_0".to_owned())
 }
 
-/// A short job of two ranks, with variables for UCX. Returns how the first rank reached the other.
+/// Runs a short job of two ranks, with variables for UCX. Returns the path from the first rank to the other.
 fn measure(variables: &[(&str, &str)], args: &[&str]) -> String {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let mut command = benchkv(&["--verify", "--server-threads", "2", "--json", "-"]);
@@ -36,7 +36,7 @@ fn every_backend_is_sound_on_hardware() {
     }
 }
 
-/// Options that name the port as it is anyway, and a smaller MTU, reach the device.
+/// Options that name the port's own values, and a smaller MTU, reach the device.
 #[test]
 #[ignore = "needs an mlx5 device, or mlx5-run"]
 fn options_of_the_port_reach_the_hardware() {

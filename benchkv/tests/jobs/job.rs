@@ -1,4 +1,4 @@
-//! Starting the binary, with a watchdog, and what a test sees of its processes.
+//! Starts the binary with a watchdog, and examines its processes.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,51 +12,51 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Those that need nothing but this build; `ucx-am` has tests of its own.
+/// Backends that need nothing but this build; `ucx-am` has tests of its own.
 pub(crate) const BACKENDS: [&str; 5] = ["meta", "delegation", "sharded", "direct", "rc-send"];
 
-/// Those whose messages are written into rings.
+/// Backends whose messages are written into rings.
 pub(crate) const WITH_RINGS: [&str; 4] = ["meta", "delegation", "sharded", "direct"];
 
-/// For what does not depend on the backend: the default, and the one whose clients have endpoints.
+/// Backends for tests that do not depend on the backend: the default, and one whose clients have endpoints.
 pub(crate) const TWO_BACKENDS: [&str; 2] = ["delegation", "direct"];
 
-/// A job as short as it can be and still do something on a loaded machine.
+/// Options of the shortest job that still does something on a loaded machine.
 pub(crate) const SHORT: [&str; 7] = ["--no-echo", "--duration", "0.2", "--runs", "1", "--warmup", "0.1"];
 
-/// No job of a test takes this long; one that does is killed and fails the test.
+/// Time limit of a job; a longer one is killed and fails the test.
 const WATCHDOG: Duration = Duration::from_secs(60);
-/// A rank that has used so much processor time in a client thread is about to run, or runs.
+/// Clock ticks of a rank's client thread after which the rank is about to run, or runs.
 pub(crate) const TICKS_OF_LOAD: u64 = 5;
-/// With so much it is in mid-run: the accesses are made, and ranks have met, for which they need next to none.
+/// Clock ticks after which the rank is in mid-run: the accesses are made, and the barriers passed, which take few ticks.
 pub(crate) const TICKS_OF_RUN: u64 = 25;
 
-/// No state that a test waits for takes this long to come.
+/// Time limit for a state that a test waits for.
 const STATE_WATCHDOG: Duration = Duration::from_secs(20);
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Tests run in parallel, jobs do not: each has more threads than small machines have cores.
+/// Takes the turn of a test. Tests run in parallel, jobs do not: each has more threads than small machines have cores.
 pub(crate) fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
-    // A test that failed in its turn leaves nothing that the next could trip over.
+    // A test that failed in its turn leaves nothing that affects the next.
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The binary, to be told how to be started.
+/// Returns the command of the binary, to which a test adds options.
 pub(crate) fn benchkv(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_benchkv"));
     command.args(args);
     command
 }
 
-/// A short job in the directory `dir`, to its end; `args` may make it longer.
+/// Runs a short job in the directory `dir` to its end; `args` may make it longer.
 pub(crate) fn run(dir: &Scratch, args: &[&str]) -> Ended {
     Job::start(benchkv(&SHORT).args(args).arg("--shm-dir").arg(dir.path())).end()
 }
 
 /// A running job. Dropping it kills all of its processes.
 pub(crate) struct Job {
-    /// Leads a process group, of which its ranks are.
+    /// The leader of a process group, which contains its ranks.
     launcher: Child,
     stdout: File,
     stderr: File,
@@ -75,21 +75,21 @@ impl Job {
         Self::try_start(command).unwrap()
     }
 
-    /// Fails where the process cannot be started as `command` says.
+    /// Starts a job. Fails if the process cannot be started by `command`.
     pub(crate) fn try_start(command: &mut Command) -> io::Result<Self> {
         let stderr = nameless_file();
         command.stderr(stderr.try_clone().unwrap());
         Self::spawn(command, nameless_file(), stderr)
     }
 
-    /// With this for standard output.
+    /// Starts a job with this standard output.
     pub(crate) fn start_into(stdout: File, command: &mut Command) -> Self {
         let stderr = nameless_file();
         command.stderr(stderr.try_clone().unwrap());
         Self::spawn(command, stdout, stderr).unwrap()
     }
 
-    /// With a terminal for standard error; what is written there is the test's to read.
+    /// Starts a job with a terminal as standard error, which the test reads.
     pub(crate) fn start_on(terminal: File, command: &mut Command) -> Self {
         Self::spawn(command.stderr(terminal), nameless_file(), nameless_file()).unwrap()
     }
@@ -99,7 +99,8 @@ impl Job {
         // SAFETY: signal is async-signal-safe.
         unsafe {
             command.pre_exec(|| {
-                // The shell that runs the tests may ignore them, as nohup and background jobs of a script do; a job would inherit and obey that.
+                // The shell that runs the tests may ignore them, as for nohup and background jobs of a script; a job would inherit and
+                // obey that.
                 for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
                     libc::signal(signal, libc::SIG_DFL);
                 }
@@ -113,22 +114,22 @@ impl Job {
         Process(self.launcher.id() as libc::pid_t)
     }
 
-    /// Every process of the job, as a terminal and `timeout` signal them.
+    /// Returns every process of the job, as a terminal and `timeout` signal them.
     pub(crate) fn group(&self) -> Process {
         Process(-self.launcher().0)
     }
 
-    /// The process of a rank, as soon as there is one.
+    /// Returns the process of a rank, as soon as there is one.
     pub(crate) fn rank(&self, rank: usize) -> Process {
         self.child_with(&format!("BENCH_HARNESS_ROLE=rank:{rank}:"))
     }
 
-    /// The launcher's child with an environment variable that starts like this.
+    /// Returns the launcher's child with an environment variable that starts like this.
     pub(crate) fn child_with(&self, variable: &str) -> Process {
         self.child_of(self.launcher(), variable)
     }
 
-    /// A client of a rank that is a process of its own.
+    /// Returns a client of a rank that is a process of its own.
     pub(crate) fn client_of(&self, rank: Process) -> Process {
         self.child_of(rank, "BENCH_HARNESS_ROLE=helper")
     }
@@ -137,7 +138,7 @@ impl Job {
         self.until("a child is started", || parent.children().into_iter().find(|child| child.has_variable(variable)))
     }
 
-    /// Waits for a state of the job; a job without end fails the test.
+    /// Waits for a state of the job. A job that never reaches it fails the test.
     pub(crate) fn until<T>(&self, state: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let start = Instant::now();
         loop {
@@ -149,12 +150,12 @@ impl Job {
         }
     }
 
-    /// Waits until a thread of a rank has used so much processor time.
+    /// Waits until a thread of a rank has used that much processor time.
     pub(crate) fn until_used(&self, rank: Process, thread: &str, ticks: u64) {
         self.until("every thread has work", || rank.thread_ticks(thread).filter(|used| *used >= ticks));
     }
 
-    /// Everything on standard error so far.
+    /// Returns the content of standard error so far.
     pub(crate) fn stderr(&self) -> String {
         content(&self.stderr)
     }
@@ -176,7 +177,7 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        // Once it is reaped its number may be another's, and its ranks have been seen to end, by it or by the kernel.
+        // Once it is reaped its number may be another process's, and its ranks have ended.
         if !self.is_reaped {
             self.group().signal(libc::SIGKILL);
             let _ = self.launcher.wait();
@@ -185,7 +186,7 @@ impl Drop for Job {
 }
 
 impl Ended {
-    /// The result of a job that had to succeed with `--json -`.
+    /// Returns the result of a job that had to succeed with `--json -`.
     pub(crate) fn result(&self) -> Value {
         assert!(self.status.success(), "{}: {}", self.status, self.stderr);
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("not one JSON document: {error}: {}", self.stdout))
@@ -212,18 +213,18 @@ impl Process {
         assert_eq!(unsafe { libc::kill(self.0, signal) }, 0, "signal {signal} to {self:?}: {}", io::Error::last_os_error());
     }
 
-    /// The same for one that may have gone.
+    /// Signals a process that may have gone.
     pub(crate) fn try_signal(self, signal: libc::c_int) {
         // SAFETY: no pointers are involved.
         unsafe { libc::kill(self.0, signal) };
     }
 
-    /// Whether it is a client of a rank.
+    /// Returns whether it is a client of a rank.
     pub(crate) fn is_helper(self) -> bool {
         self.has_variable("BENCH_HARNESS_ROLE=helper")
     }
 
-    /// Whether it has ended; its parent may not have noticed.
+    /// Returns whether it has ended; its parent may not have noticed.
     pub(crate) fn has_ended(self) -> bool {
         matches!(self.stat(), None | Some(Stat { state: 'Z' | 'X', .. }))
     }
@@ -232,14 +233,14 @@ impl Process {
         self.stat().is_some_and(|stat| stat.state == 'T')
     }
 
-    /// Clock ticks that the thread of this name has used; `None` without such a thread.
+    /// Returns the clock ticks that the thread of this name has used; `None` without such a thread.
     pub(crate) fn thread_ticks(self, name: &str) -> Option<u64> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.0)).ok()?;
         let stats = tasks.filter_map(|task| Stat::read(&task.ok()?.path()));
         stats.into_iter().find(|stat| stat.name == name).map(|stat| stat.ticks)
     }
 
-    /// How often the thread of this name has slept; `None` without such a thread.
+    /// Returns how often the thread of this name has slept; `None` without such a thread.
     pub(crate) fn thread_sleeps(self, name: &str) -> Option<u64> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.0)).ok()?;
         let mut named = tasks.filter_map(Result::ok).filter(|task| Stat::read(&task.path()).is_some_and(|stat| stat.name == name));
@@ -247,7 +248,7 @@ impl Process {
         status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse().ok()
     }
 
-    /// Clock ticks that all of its threads have used.
+    /// Returns the clock ticks that all of its threads have used.
     pub(crate) fn ticks(self) -> Option<u64> {
         self.stat().map(|stat| stat.ticks)
     }
@@ -267,7 +268,7 @@ impl Process {
     }
 }
 
-/// What the kernel says of a process or thread; see proc_pid_stat(5).
+/// The kernel's record of a process or thread; see proc_pid_stat(5).
 struct Stat {
     name: String,
     state: char,
@@ -278,7 +279,7 @@ struct Stat {
 impl Stat {
     fn read(dir: &Path) -> Option<Self> {
         let text = fs::read_to_string(dir.join("stat")).ok()?;
-        // The name is in parentheses and may hold any.
+        // The name is in parentheses and may contain parentheses.
         let (head, tail) = text.rsplit_once(") ")?;
         let fields: Vec<&str> = tail.split(' ').collect();
         let number = |field: usize| fields.get(field)?.parse::<u64>().ok();
@@ -298,7 +299,7 @@ fn nameless_file() -> File {
     file
 }
 
-/// All of a file, without moving the position at which a child process may be writing.
+/// Returns the content of a file, without moving the position at which a child process may be writing.
 fn content(file: &File) -> String {
     let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
     file.read_exact_at(&mut bytes, 0).unwrap();
@@ -314,12 +315,12 @@ fn unique(parent: &Path, name: &str) -> PathBuf {
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
-    /// For files.
+    /// Makes a directory for files.
     pub(crate) fn on_disk() -> Self {
         Self::made(unique(&std::env::temp_dir(), "files"))
     }
 
-    /// For shared memory.
+    /// Makes a directory for shared memory.
     pub(crate) fn in_memory() -> Self {
         Self::made(unique(Path::new("/dev/shm"), "shm"))
     }
@@ -337,7 +338,7 @@ impl Scratch {
         fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
-    /// What its files take now; some may go away meanwhile.
+    /// Returns the bytes that its files take now; some may disappear meanwhile.
     pub(crate) fn allocated_bytes(&self) -> u64 {
         let files = fs::read_dir(&self.0).unwrap().filter_map(|entry| entry.ok()?.metadata().ok());
         files.map(|file| file.blocks() * 512).sum()

@@ -1,17 +1,18 @@
-//! Whole jobs, started as a user starts them: what they print, what they refuse, and how they end when something dies.
+//! Whole jobs, started as a user starts them: their output, their refusals, and their end when a process dies.
 //!
 //! - `job`: starting the binary with a watchdog, and signals for its processes.
 //! - `measurement`: the main job of all backends, over the options that change its paths.
 //! - `output`: the table and the JSON document.
 //! - `tables`: the flat form, in each format.
-//! - `policies`: what daemons leave for later, and the series of what they do.
-//! - `page`: what `benchkv report` draws.
+//! - `policies`: the effects of policies, and the series of the daemons.
+//! - `page`: the page of `benchkv report`.
 //! - `sweep`: the script that measures at many points.
-//! - `bad_input`: what cannot be run is refused.
+//! - `bad_input`: jobs that cannot run are refused.
 //! - `death`: ranks and launchers that are killed. `storm`: the same at random, with every way to end a job.
-//! - `event`: threads that sleep: sound, idle, and woken by what ends a job.
-//! - `ucx`: the backend that needs a library. `hardware`: all backends on an mlx5 device. What they need is not everywhere: ignored unless asked for.
-//! - `memory`: what a job takes of it beside what was reckoned.
+//! - `event`: threads that sleep: sound, idle, and woken by the end of a job.
+//! - `ucx`: the backend that needs a library.
+//! - `hardware`: all backends on an mlx5 device. Both are ignored by default.
+//! - `memory`: the memory of a job beside the expected memory.
 
 #![allow(
     clippy::unwrap_used,

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::job::{BACKENDS, Job, SHORT, Scratch, TWO_BACKENDS, WITH_RINGS, benchkv, run, turn};
 
-/// Runs a short job alone; it has to be sound and to leave nothing.
+/// Runs a short job alone. Asserts that it is sound and leaves nothing behind.
 pub(crate) fn measure(args: &[&str]) -> Value {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let result = run(&dir, &[args, &["--json", "-"]].concat()).result();
@@ -13,7 +13,7 @@ pub(crate) fn measure(args: &[&str]) -> Value {
     result
 }
 
-/// Several backends, with the same further arguments.
+/// Runs several backends, with the same further arguments.
 fn each_of(backends: &[&str], args: &[&str], check: impl Fn(&Value)) {
     for backend in backends {
         let result = measure(&[&["--backend", backend], args].concat());
@@ -35,8 +35,8 @@ pub(crate) fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
     value[field].as_array().unwrap_or_else(|| panic!("{field} is no list: {value}"))
 }
 
-/// Every operation of the job, and of each rank, ended with the answer of a store, every value read was right, and the clients' books agree
-/// with the law that binds all of them.
+/// Asserts that every operation of the job, and of each rank, ended with the answer of a store, that every value read was right, and that
+/// the clients' figures satisfy Little's law.
 #[track_caller]
 pub(crate) fn assert_sound(result: &Value) {
     for whose in list(result, "per_rank").iter().chain([result]) {
@@ -59,18 +59,18 @@ pub(crate) fn daemons(result: &Value) -> impl Iterator<Item = &Value> {
     list(result, "per_rank").iter().flat_map(|rank| list(rank, "daemons"))
 }
 
-/// The connections of all threads that have any.
+/// Iterates over the connections of all threads that have any.
 pub(crate) fn transports(result: &Value) -> impl Iterator<Item = &Value> {
     let clients = list(result, "per_rank").iter().flat_map(|rank| list(rank, "clients"));
     daemons(result).chain(clients).map(|worker| &worker["transport"]).filter(|transport| !transport.is_null())
 }
 
-/// Sum of a statistic over them.
+/// Returns the sum of a statistic over the connections.
 fn transport(result: &Value, field: &str) -> u64 {
     transports(result).map(|all| count(all, field)).sum()
 }
 
-/// A request and its response are a message each, and go from rank to rank in WRITEs of the device.
+/// Asserts that a request and its response are a message each, and travel between ranks in WRITEs of the device.
 #[track_caller]
 fn assert_remote_by_rdma(result: &Value) {
     assert_eq!(result["device"], "soft");
@@ -90,8 +90,8 @@ fn every_rank_makes_local_and_remote_operations() {
     });
 }
 
-/// With remote requests only, a daemon that has neither connection nor ring is busy because others pass requests on, and the other way
-/// round; a request that is not passed on to where it belongs is refused, which is an error.
+/// With remote requests only, a daemon that has neither connection nor ring is busy because others pass requests on, and vice versa. A
+/// request that is not passed on to its owner is refused, which is an error.
 #[test]
 fn daemons_of_a_rank_pass_requests_on_to_each_other() {
     each_of(&["meta", "delegation"], &["--server-threads", "2", "--remote-ratio", "1"], |result| {
@@ -104,8 +104,8 @@ fn daemons_of_a_rank_pass_requests_on_to_each_other() {
     });
 }
 
-/// One client, two daemons: the daemon of a request's key is reached without another's help, by a connection that begins at the daemon of the
-/// same number, or at the client.
+/// One client, two daemons: a request reaches the daemon of its key without another's help, by a connection from the daemon of the same
+/// number, or from the client.
 #[test]
 fn daemons_that_own_their_connections_need_no_other() {
     for (backend, connected_clients) in [("sharded", 0), ("direct", 1)] {
@@ -157,7 +157,7 @@ fn clients_of_a_rank_work_side_by_side() {
     });
 }
 
-/// Of so many keys few are written in a short job, so a get that finds a value is rare unless keys are popular.
+/// With this many keys few are written in a short job, so a get that finds a value is rare unless keys are popular.
 #[test]
 fn zipfian_keys_are_hit_again_where_uniform_ones_are_not() {
     let hits = |distribution: &str| {
@@ -177,7 +177,7 @@ fn a_ring_too_small_for_what_is_in_flight_makes_requests_wait_and_loses_none() {
     });
 }
 
-/// All-to-all far above the credit: daemons that wait for each other in a circle would stand still forever.
+/// All-to-all load far above the credit: daemons that wait for each other in a circle would stop forever.
 #[test]
 fn many_ranks_that_overrun_their_rings_do_not_wait_for_each_other() {
     each_of(&WITH_RINGS, &["--ranks", "4", "--remote-ratio", "1", "--ring-size", "4096", "--queue-depth", "512"], |result| {
@@ -185,7 +185,7 @@ fn many_ranks_that_overrun_their_rings_do_not_wait_for_each_other() {
     });
 }
 
-/// The same of windows: with two clients of so many operations each, and two connections.
+/// The same for windows: two clients with that many operations each, and two connections.
 #[test]
 fn many_ranks_that_overrun_their_windows_do_not_wait_for_each_other() {
     each_of(&["rc-send"], &["--ranks", "3", "--remote-ratio", "1", "--client-threads", "2", "--queue-depth", "2048"], |result| {
@@ -211,8 +211,8 @@ fn all_operations_can_be_local() {
     });
 }
 
-/// Every backend on 1, 2, 4 and 8 ranks, with keys of both kinds and one operation outstanding or many: a selection in which each backend
-/// meets each of them, and all of it, for longer, where `BENCHKV_TEST_SCALE` says how much longer.
+/// Every backend on 1, 2, 4 and 8 ranks, with keys of both kinds and one or many operations outstanding. By default a selection in which
+/// each backend meets each value; all combinations, and longer, with `BENCHKV_TEST_SCALE`, the factor of the time.
 #[test]
 fn every_backend_is_sound_on_any_number_of_ranks() {
     let scale: f64 = std::env::var("BENCHKV_TEST_SCALE").map_or(1.0, |scale| scale.parse().unwrap());
@@ -243,7 +243,7 @@ fn is_sound_on(ranks: usize, args: &[&str]) {
     }
 }
 
-/// Per run and per rank, over windows only: what the whole job did is more.
+/// Figures per run and per rank cover windows only: those of the whole job are larger.
 #[test]
 fn what_daemons_and_connections_do_is_told_for_each_run_and_rank() {
     let result = measure(&["--runs", "2", "--duration", "0.1", "--warmup", "0.3", "--remote-ratio", "1"]);
@@ -269,7 +269,7 @@ fn what_daemons_and_connections_do_is_told_for_each_run_and_rank() {
 #[test]
 fn writes_only_and_reads_only_work() {
     for (ratio, has_reads) in [("0", false), ("1", true)] {
-        // Private keys are read back whatever the ratio.
+        // Private keys are read back with any ratio.
         let result = measure(&["--read-ratio", ratio, "--no-verify"]);
         assert_eq!(count(&result, "not_found"), if has_reads { count(&result, "completed") } else { 0 }, "{result}");
         assert!(result["verify_failures"].is_null(), "{result}");
@@ -287,7 +287,7 @@ fn jobs_at_once_share_a_directory() {
     dir.assert_empty();
 }
 
-/// A value is corrupted on its way to another rank, whichever way that is, and on its way to a store of the same rank.
+/// A value is corrupted on any path to another rank, and on its path to a store of the same rank.
 #[test]
 fn one_corrupted_value_is_seen() {
     let all_remote = BACKENDS.into_iter().map(|backend| (backend, "1"));
@@ -302,7 +302,7 @@ fn one_corrupted_value_is_seen() {
     }
 }
 
-/// The rate that is asked for is kept, or the result says that it was not.
+/// The rate is reached, or the result says that it was not.
 #[test]
 fn an_open_loop_offers_its_rate() {
     let measure_once = || {
@@ -313,9 +313,9 @@ fn an_open_loop_offers_its_rate() {
         assert!(count(&result, "local_ops") + count(&result, "remote_ops") < due + 512, "{result}");
         open_loop["kept_up"] == true
     };
-    // A machine with more to do may stand still for longer than a hiccup.
+    // A loaded machine may pause for longer than the tolerated time.
     assert!((0..5).any(|_| measure_once()));
-    // A ring that takes so little in a round trip is below the rate, however deep the queue is.
+    // A ring that takes so little in a round trip is below the rate, with any queue depth.
     let slow = ["--ring-size", "4096", "--device", "soft:rtt_us=6000", "--remote-ratio", "1"];
     let result = measure(&[&["--rate", "20000", "--queue-depth", "4096", "--duration", "0.5"], &slow[..]].concat());
     let open_loop = &result["open_loop"];
@@ -354,7 +354,7 @@ fn a_value_corrupted_in_a_client_process_is_seen() {
     }
 }
 
-/// Every get finds a value, in the store of whichever rank, although nobody writes; and writes replace what was there.
+/// Every get finds a value, in the store of any rank, without any write; and writes replace the values.
 #[test]
 fn a_preloaded_store_has_every_key() {
     let measure = |args: &[&str]| {
@@ -371,7 +371,7 @@ fn a_preloaded_store_has_every_key() {
     assert_eq!(count(&result["get_latency_ns"], "count"), count(&result, "not_found_ops"), "{result}");
 }
 
-/// Every byte is judged. `SHORT` jobs have few keys, so most reads find one.
+/// Every byte is checked. `SHORT` jobs have few keys, so most reads find a value.
 #[test]
 fn values_of_any_size_are_sound_whatever_clients_are() {
     for (backend, carrier) in BACKENDS.into_iter().flat_map(|backend| [(backend, "copyrpc"), (backend, "rc-send")]) {

@@ -1,4 +1,4 @@
-//! What the connections of a job take of the memory, beside what the plan says.
+//! The memory that the connections of a job take, beside that in the plan.
 
 use benchkv::cli::Cli;
 use benchkv::options::Options;
@@ -9,15 +9,15 @@ use engine::topology::{Peer, Worker};
 
 use crate::job::{Scratch, turn};
 
-/// Bytes that this process holds in memory of its own, each page once however often it is mapped.
+/// Returns the private bytes of this process, each page once even if it is mapped several times.
 fn held() -> u64 {
     let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
     let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
-/// The daemons of 24 ranks in this process, each connected to the 23 others: a factor between the two shows which constant is wrong, and the
-/// job that is refused for it.
+/// The daemons of 24 ranks in this process, each connected to the 23 others. A factor between the two shows which constant is wrong, and
+/// which job would be refused wrongly.
 #[test]
 fn connections_take_about_what_was_reckoned() {
     const RANKS: usize = 24;
@@ -37,11 +37,11 @@ fn connections_take_about_what_was_reckoned() {
         daemon.connect(&records.iter().enumerate().filter_map(for_it).collect::<Records>()).unwrap();
     }
     let (taken, reckoned) = (held() - before, options.memory.connections_bytes);
-    // Rings and completion queues that nothing was written to yet take nothing.
+    // Rings and completion queues that were never written take nothing.
     assert!(taken < reckoned * 5 / 4 && taken > reckoned / 2, "{taken} bytes taken, {reckoned} reckoned");
 }
 
-/// With many daemons and deep queues most of a job is what they keep for calls to each other.
+/// With many daemons and deep queues most of a job's memory is their tables of calls to each other.
 #[test]
 fn channels_of_many_daemons_take_no_more_than_was_reckoned() {
     let (_turn, dir) = (turn(), Scratch::in_memory());

@@ -1,4 +1,4 @@
-//! What a person reads and what a program reads.
+//! The output for people and for programs.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::death;
 use crate::job::{Job, SHORT, Scratch, TICKS_OF_RUN, TWO_BACKENDS, benchkv, run, turn};
 
-/// The cells that show, for a row of the ranks' table: three rates of two words, then counts.
+/// Returns the cells of a row of the ranks' table: three rates of two words, then counts.
 fn cells(stdout: &str, rank: &str) -> Vec<String> {
     let row = stdout.lines().find(|line| line.split_whitespace().next() == Some(rank));
     row.unwrap_or_else(|| panic!("no row for {rank}: {stdout}")).split_whitespace().map(str::to_owned).collect()
@@ -22,7 +22,7 @@ fn cells(stdout: &str, rank: &str) -> Vec<String> {
 fn the_table_goes_to_standard_output_and_the_plan_to_standard_error() {
     for backend in TWO_BACKENDS {
         let (_turn, dir) = (turn(), Scratch::in_memory());
-        // All but the first, which leaves out the echo.
+        // All options but the first, which leaves out the echo.
         let ended = Job::start(benchkv(&SHORT[1..]).args(["--backend", backend]).arg("--shm-dir").arg(dir.path())).end();
         assert!(ended.status.success(), "{}", ended.stderr);
         let out = &ended.stdout;
@@ -52,7 +52,7 @@ fn the_table_goes_to_standard_output_and_the_plan_to_standard_error() {
     }
 }
 
-/// Every key that a program may rely on, by the issue that asked for the document.
+/// Asserts that the document has every key that a program may rely on.
 #[track_caller]
 fn assert_complete(result: &Value) {
     let text = ["backend", "device"];
@@ -85,14 +85,14 @@ fn json_to_standard_output_is_exactly_one_document() {
     }
 }
 
-/// A pseudo-terminal: what it shows, and where a process writes to it.
+/// Returns a pseudo-terminal: its screen, and the end that a process writes to.
 fn terminal() -> (File, File) {
     let (mut screen, mut end) = (0, 0);
     let none = std::ptr::null_mut();
     // SAFETY: both descriptors are written to live variables; name, attributes and size are left to the system.
     let status = unsafe { libc::openpty(&raw mut screen, &raw mut end, none, none.cast(), none.cast()) };
     assert_eq!(status, 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: the call succeeded, so both are open descriptors that nobody else owns.
+    // SAFETY: the call succeeded, so both are open descriptors without another owner.
     unsafe { (File::from_raw_fd(screen), File::from_raw_fd(end)) }
 }
 
@@ -101,7 +101,7 @@ fn progress_is_shown_on_a_terminal_and_gone_before_the_table() {
     let (_turn, dir, (mut screen, end)) = (turn(), Scratch::in_memory(), terminal());
     let reader = std::thread::spawn(move || {
         let (mut shown, mut some) = (Vec::new(), [0; 1024]);
-        // An error is the end: all processes have closed it.
+        // An error is the end: all processes have closed the terminal.
         while let Ok(count @ 1..) = screen.read(&mut some) {
             shown.extend_from_slice(&some[..count]);
         }
@@ -117,7 +117,7 @@ fn progress_is_shown_on_a_terminal_and_gone_before_the_table() {
     assert!(at("warming up") < at("run 1 of 1") && at("run 1 of 1") < at("round trip"), "{shown}");
     assert!(at(" left") < at("round trip"), "{shown}");
     let table = shown.lines().find(|line| line.contains("benchkv delegation by copyrpc:")).unwrap();
-    // The line is erased, and the table begins where it began.
+    // The line is erased, and the table begins at the line's start.
     assert!(table.rsplit('\u{1b}').next().unwrap().trim_start_matches("[2K").starts_with("benchkv delegation by copyrpc:"), "{table:?}");
 }
 
@@ -140,7 +140,7 @@ fn read_json(path: &Path) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Its reader has gone; it has no room.
+/// Standard output is a pipe without a reader, or a file system without room.
 #[test]
 fn files_are_written_whatever_becomes_of_standard_output() {
     let closed = File::from(OwnedFd::from(UnixStream::pair().unwrap().0));
@@ -169,7 +169,7 @@ fn a_file_that_cannot_be_written_keeps_nothing_else_from_being_written() {
     dir.assert_empty();
 }
 
-/// A directory takes the place of a series after the look at the start.
+/// A directory takes the place of a series after the check at the start.
 #[test]
 fn a_series_that_cannot_be_written_costs_no_result() {
     let (_turn, dir, files) = (turn(), Scratch::in_memory(), Scratch::on_disk());
@@ -190,7 +190,8 @@ fn a_series_that_cannot_be_written_costs_no_result() {
     dir.assert_empty();
 }
 
-/// The second operation is due a second after the first, which is in the warm-up. A machine that stands still so long has another try.
+/// The second operation is due a second after the first, which is in the warm-up. If the machine pauses that long, the test is tried
+/// again.
 #[test]
 fn a_job_that_measured_nothing_says_so_and_has_its_status() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
@@ -201,7 +202,7 @@ fn a_job_that_measured_nothing_says_so_and_has_its_status() {
     dir.assert_empty();
 }
 
-/// Nothing that is missing is a failure, on a machine without anything as on any other.
+/// Something missing is not a failure, on any machine.
 #[test]
 fn the_doctor_says_what_is_missing_and_succeeds() {
     let doctor = |args: &[&str]| Job::start(benchkv(&["doctor"]).args(args).env("PATH", "/nonexistent")).end();

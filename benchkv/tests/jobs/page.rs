@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use crate::job::{Job, Scratch, benchkv, run, turn};
 
-/// Text that would break a page into which it were put as it is.
+/// Text that would break a page if it were inserted without escapes.
 const EVIL: &str = "<script>throw 'evil'</script>\"'&";
 
-/// The result of a short job with these flags, in as many files as `change` makes different ones of it.
+/// Writes the result of a short job with these flags to `count` files, each changed by `change`.
 fn write_results(dir: &Path, flags: &[&str], count: usize, change: impl Fn(usize, &mut JobResult)) -> Vec<String> {
     let (_turn, shm) = (turn(), Scratch::in_memory());
     let result: JobResult =
@@ -27,17 +27,18 @@ fn write_results(dir: &Path, flags: &[&str], count: usize, change: impl Fn(usize
     (0..count).map(write).collect()
 }
 
-/// The page about these results, made with these flags.
+/// Makes the page about these results, with these flags.
 fn report(files: &[String], flags: &[&str], page: &Path) -> String {
     let ended = Job::start(benchkv(&["report", "--output"]).arg(page).args(files).args(flags)).end();
     assert!(ended.status.success(), "{}", ended.stderr);
     fs::read_to_string(page).unwrap()
 }
 
-/// Looks at a page at both widths, and puts what it found as JSON in place of everything.
+/// Examines a page at both widths, and replaces its content by the findings as JSON.
 const INSPECTOR: &str = include_str!("inspector.js");
 
-/// What a browser finds in `page`, a list for each width. Scripts are allowed for the inspector, which is put around the page.
+/// Returns the findings of a browser in `page`, a list for each width. Scripts are allowed for the inspector, which is put around the
+/// page.
 fn inspect(dir: &Path, page: &str) -> Value {
     let allowed = page.replace("default-src 'none';", "default-src 'none'; script-src 'unsafe-inline';");
     assert_ne!(allowed, page, "a page allows nothing by itself");
@@ -55,7 +56,7 @@ fn inspect(dir: &Path, page: &str) -> Value {
     serde_json::from_str(&json.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")).unwrap()
 }
 
-/// What has to be true of every page at every width.
+/// Asserts the properties of every page at every width.
 #[track_caller]
 fn assert_well_drawn(found: &Value) -> &Vec<Value> {
     assert_eq!(found["errors"], Value::from(Vec::<Value>::new()), "errors of scripts: {found}");

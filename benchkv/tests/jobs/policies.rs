@@ -1,4 +1,5 @@
-//! Policies at work, on a device that takes its time: no operation is lost, statistics say what a policy did, and the series of the daemons show it.
+//! Policies at work, on a device with delays: no operation is lost, statistics tell the effects of a policy, and the series of the
+//! daemons show them.
 
 use std::path::Path;
 
@@ -9,7 +10,7 @@ use serde_json::Value;
 use crate::job::{Job, SHORT, Scratch, benchkv, turn};
 use crate::measurement::{count, daemons, list, measure, number};
 
-/// A job with the policies `args`, and the series of its daemons.
+/// Runs a job with the policies `args`. Returns its result, and the series of its daemons.
 fn traced(args: &[&str]) -> (Value, Vec<Vec<Sample>>) {
     let files = Scratch::on_disk();
     let dir = files.path().join("series");
@@ -29,7 +30,7 @@ fn traced(args: &[&str]) -> (Value, Vec<Vec<Sample>>) {
     (result, series)
 }
 
-/// Time and counters grow, some samples lie in the window, and the last counts agree with the result's.
+/// Asserts that time and counters grow, that some samples are in the window, and that the last counts agree with the result's.
 fn assert_series(samples: &[Sample], daemon: &Value) {
     assert_eq!(samples.len() as u64, count(&daemon["trace"], "samples"));
     let grows = |field: fn(&Sample) -> u64| samples.windows(2).all(|pair| field(&pair[0]) <= field(&pair[1]));
@@ -39,7 +40,7 @@ fn assert_series(samples: &[Sample], daemon: &Value) {
     assert!(last.loops <= count(daemon, "loops") && last.writes <= count(&daemon["transport"], "writes"), "{last:?}: {daemon}");
 }
 
-/// Of a statistic of the policies, over all daemons.
+/// Returns the sum of a statistic of the policies over all daemons.
 fn policy(result: &Value, field: &str) -> u64 {
     daemons(result).map(|daemon| count(&daemon["policy"], field)).sum()
 }
@@ -50,7 +51,7 @@ fn any(series: &[Vec<Sample>], is_so: impl Fn(&Sample) -> bool) -> bool {
 
 #[test]
 fn held_answers_all_arrive() {
-    // One operation at a time of one client: batches never fill, and each answer waits for its time.
+    // One operation at a time of one client: batches never fill, and each answer is held for its time.
     let (result, series) = traced(&["--batch-hold-us", "100", "--queue-depth", "1", "--flush-every", "3", "--ipc-skip-idle", "8"]);
     for field in ["held", "late_releases", "delayed_flushes", "skipped_looks"] {
         assert!(policy(&result, field) > 0, "{field}: {result}");
@@ -71,15 +72,15 @@ fn controllers_find_their_numbers() {
     let args = ["--backend", "sharded", "--hold-rtt-multiplier", "2", "--adaptive-budget", "--duration", "1.5"];
     let (result, series) = traced(&args);
     assert!(policy(&result, "poll_budget_peak") > 0 && policy(&result, "rtt_ns") >= 6_000, "{result}");
-    // From the unaided daemon to the probe.
+    // Both the daemon without added polls and the probe are in the series.
     assert!(any(&series, |at| at.poll_budget == 0) && any(&series, |at| at.poll_budget >= 8), "{result}");
-    // The hold is on at first; a full batch, which these are sooner or later, ends it.
+    // The hold is on at first. A full batch, which occurs sooner or later, ends it.
     assert!(policy(&result, "held") > 0 && any(&series, |at| at.rtt_ns > 0), "{result}");
 }
 
 #[test]
 fn windows_and_gathering_delay_but_do_not_lose() {
-    // Longer than a step takes on a loaded machine. Whether the window is ever full there is up to the scheduler.
+    // Longer than a step takes on a loaded machine. Whether the window is ever full depends on the scheduler.
     let args = ["--backend", "meta", "--coalesce-rtt-us", "1000", "--batch-window", "consumption:1", "--client-threads", "2"];
     let (result, series) = traced(&args);
     assert!(policy(&result, "gathering_rounds") > 0, "{result}");
@@ -102,7 +103,7 @@ fn faults_of_the_device_cost_time_and_nothing_else() {
         assert!(transport["modes"].as_str().unwrap().contains("delay 1000 ns"), "{transport}");
         assert!(count(transport, "rnr_naks") > 0, "{transport}");
     }
-    // From some operation on nobody answers: the job ends, and says whom it misses.
+    // From some operation on no peer answers: the job ends, and names the missing rank.
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let ended = Job::start(benchkv(&["--device", "soft:fault=drop:20"]).args(SHORT).arg("--shm-dir").arg(dir.path())).end();
     ended.assert_failed(1, &["is gone"]);
@@ -127,7 +128,7 @@ fn a_directory_for_series_is_looked_at_before_the_run() {
     assert!(!files.path().join("new").exists());
 }
 
-/// What is said of a job that cannot be is said before a process is started.
+/// A job with impossible policies is refused before a process is started.
 #[test]
 fn policies_that_cannot_be_are_refused() {
     for (args, parts) in [

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::job::benchkv;
 
-/// A simulated job, its document and what it said.
+/// Runs a simulated job. Returns its exit status, its document and its standard error.
 fn sim(args: &[&str]) -> (Option<i32>, Option<Value>, String) {
     let output = benchkv(&["sim", "--json", "-"]).args(args).output().unwrap();
     (output.status.code(), serde_json::from_slice(&output.stdout).ok(), String::from_utf8(output.stderr).unwrap())
@@ -61,14 +61,14 @@ fn what_has_no_meaning_in_virtual_time_or_no_room_is_refused_by_name() {
     }
 }
 
-/// Bytes that a simulation says it has taken at most.
+/// Returns the maximum bytes of memory that a simulation reports.
 fn taken(said: &str) -> f64 {
     let (number, unit) = said.split(" of memory at most").next().and_then(|text| text.rsplit("; ").next()?.split_once(' ')).unwrap();
     let unit = ["KiB", "MiB", "GiB"].iter().position(|known| *known == unit).unwrap();
     number.parse::<f64>().unwrap() * f64::from(1 << (10 * (unit + 1)))
 }
 
-/// A refusal has to come before the memory is gone, and not while there is plenty.
+/// A refusal has to come before the memory is exhausted, and not while there is plenty.
 #[test]
 fn a_job_takes_no_more_memory_than_is_reckoned_before() {
     for args in [

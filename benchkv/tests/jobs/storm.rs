@@ -1,8 +1,8 @@
-//! Jobs of random shape, in which something is ended or stopped at a random moment: no hang, the exit status and the last line that fit, a result that is
-//! whole or absent, nothing lost, nothing left behind.
+//! Jobs of random shape, in which a process is ended or stopped at a random moment: no hang, a matching exit status and last line, a
+//! result that is complete or absent, nothing lost, nothing left behind.
 //!
-//! A seed gives the shape, the victim, the signal and the moment: `BENCHKV_TEST_SEED` repeats one. `BENCHKV_TEST_SCALE` says how many more there are, with
-//! seeds of their own each time.
+//! A seed gives the shape, the victim, the signal and the moment: `BENCHKV_TEST_SEED` repeats one. `BENCHKV_TEST_SCALE` is the factor of
+//! their number, with new seeds each time.
 
 use std::fs;
 use std::time::{Duration, SystemTime};
@@ -12,25 +12,25 @@ use fastrand::Rng;
 
 use crate::job::{BACKENDS, Ended, Job, Process, Scratch, benchkv, turn};
 
-/// Jobs at scale 1.
+/// Number of jobs at scale 1.
 const JOBS: u64 = 8;
 
-/// What happens.
+/// The event of a job.
 #[derive(Debug, Clone, Copy)]
 enum Blow {
     /// A rank is killed.
     Rank(usize),
-    /// A client of a rank is killed, where it is a process.
+    /// A client of a rank is killed, if it is a process.
     Client(usize),
     /// A rank is stopped for a while.
     Pause(usize),
     /// The launcher is killed.
     Launcher,
-    /// The launcher is asked to end the job, or all processes are.
+    /// The launcher, or every process, is asked to end the job.
     Interrupt { signal: libc::c_int, all: bool },
 }
 
-/// A job and what happens to it.
+/// A job and its event.
 #[derive(Debug)]
 struct Story {
     args: Vec<String>,
@@ -60,9 +60,9 @@ impl Story {
         Self { args, blow, moment: Duration::from_millis(rng.u64(..2500)) }
     }
 
-    /// Hits the job. Returns the line that names the victim, if it was there.
+    /// Hits the job. Returns the line that names the victim, if it existed.
     fn strike(&self, job: &Job, ranks: &[Process]) -> Option<String> {
-        // A process that has ended and is not yet waited for takes signals, and no harm.
+        // A process that has ended and is not yet waited for takes signals without effect.
         let kill = |process: Process| (!process.has_ended()).then(|| process.try_signal(libc::SIGKILL));
         match self.blow {
             Blow::Rank(rank) => {
@@ -94,7 +94,7 @@ impl Story {
         }
     }
 
-    /// The exit statuses that fit, beside 0 of a job that had ended before.
+    /// Returns the exit status that fits, beside 0 of a job that had ended before.
     fn status(&self) -> Option<i32> {
         match self.blow {
             Blow::Rank(_) | Blow::Client(_) => Some(1),
@@ -105,7 +105,7 @@ impl Story {
     }
 }
 
-/// What is there is whole and sound.
+/// Asserts that an existing result is complete and sound.
 fn assert_result(text: &str, ended: &Ended) {
     let result: JobResult = serde_json::from_str(text).unwrap();
     assert!(result.is_sound(), "{} lost: {}", result.fate.lost, ended.stderr);
@@ -145,7 +145,7 @@ fn play(seed: u64) {
         dir.assert_empty();
         assert!(files.names().iter().all(|name| name.starts_with("result.") && !name.ends_with(".partial")), "{:?}", files.names());
     } else {
-        // A number of operations and no length of time, in which a loaded machine may do none.
+        // A number of operations instead of a length of time, in which a loaded machine may do none.
         let next = Job::start(benchkv(&["--ops", "100", "--no-echo"]).arg("--shm-dir").arg(dir.path())).end();
         assert!(next.status.success(), "{}: {}", next.status, next.stderr);
         dir.assert_empty();

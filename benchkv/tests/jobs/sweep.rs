@@ -1,4 +1,4 @@
-//! `scripts/sweep`: what is measured is measured once, however often the sweep is ended and started again.
+//! `scripts/sweep`: each point is measured once, even if the sweep is ended and started again several times.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use crate::job::{Ended, Job, Scratch, turn};
 
-/// The script, measuring with a stand-in that notes each job before it becomes benchkv.
+/// The script, with a stand-in for benchkv that records each job before it becomes benchkv.
 struct Sweep {
     files: Scratch,
     shm: Scratch,
@@ -41,7 +41,7 @@ impl Sweep {
         Job::start(&mut command)
     }
 
-    /// Runs it; while a job of one that was killed still runs, it is refused, and tried again.
+    /// Runs the script. While a job of a killed run still runs, the script refuses, and is tried again.
     fn complete(&self) -> Ended {
         loop {
             let ended = self.start(&[]).end();
@@ -60,7 +60,7 @@ impl Sweep {
         self.file(&format!("{point}.json"))
     }
 
-    /// How often each point was started.
+    /// Returns how often each point was started.
     fn starts(&self) -> BTreeMap<&'static str, usize> {
         let jobs = fs::read_to_string(self.files.path().join("jobs")).unwrap_or_default();
         let of = |point| jobs.lines().filter(|job| job.contains(&format!("/{point}.json"))).count();

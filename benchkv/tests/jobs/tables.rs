@@ -1,4 +1,4 @@
-//! The flat form of a result: the same numbers as in the document, whatever the format.
+//! The flat form of a result: the same numbers as in the document, in every format.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -44,7 +44,7 @@ fn read_parquet(path: &Path) -> Table {
     rows.map(|row| row.unwrap().get_column_iter().map(|(name, field)| (name.clone(), cell(field))).collect()).collect()
 }
 
-/// Each row, beside the member of the document it is about.
+/// Returns each row, beside the member of the document it is about.
 fn beside<'a>(table: &'a Table, document: &'a Value) -> Vec<(&'a BTreeMap<String, Value>, &'a Value)> {
     let (runs, ranks) = (document["runs"].as_array().unwrap(), document["per_rank"].as_array().unwrap());
     let members: Vec<_> = [document].into_iter().chain(runs).chain(ranks).collect();

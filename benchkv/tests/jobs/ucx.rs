@@ -1,4 +1,5 @@
-//! Jobs over UCX: sound, with the transport they used, and ended when a rank is killed. With it all are ignored, but what happens without it.
+//! Jobs over UCX: sound, with the transport in the result, and ended when a rank is killed. All are ignored without UCX, except the test
+//! of its absence.
 
 use std::fs;
 
@@ -6,7 +7,8 @@ use crate::death::{assert_survivor_notices, start_and_load_with};
 use crate::job::{Job, SHORT, Scratch, benchkv, turn};
 use crate::measurement::{assert_sound, count, list, transports};
 
-/// A short job with variables of UCX, which has to be sound and leave nothing. Returns how its ranks reached each other, each way once.
+/// Runs a short job with variables of UCX. Asserts that it is sound and leaves nothing behind. Returns the paths between its ranks, each
+/// once.
 fn measure(variables: &[(&str, &str)], args: &[&str]) -> Vec<String> {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let mut command = benchkv(&["--backend", "ucx-am", "--json", "-"]);
@@ -33,8 +35,7 @@ fn jobs_are_sound_and_say_by_which_transports() {
     assert!(ways.iter().all(|way| way.contains(" by sysv/memory; UCX_TLS=sysv, ")), "{ways:?}");
 }
 
-/// On one host UCX takes shared memory, and may not where it is to notice dead peers. What it says of itself goes where it does not mix with the
-/// result.
+/// On one host UCX uses shared memory, but not if it has to detect dead peers. Its own messages do not mix with the result.
 #[test]
 #[ignore = "needs libucx0"]
 fn the_mode_of_errors_decides_over_shared_memory() {
@@ -45,14 +46,14 @@ fn the_mode_of_errors_decides_over_shared_memory() {
     assert!(!shared(&ways), "{ways:?}");
 }
 
-/// Far more than the window, all to all.
+/// Far more operations than the window, all to all.
 #[test]
 #[ignore = "needs libucx0"]
 fn ranks_that_overrun_their_windows_do_not_wait_for_each_other() {
     measure(&[], &["--ranks", "3", "--remote-ratio", "1", "--client-threads", "2", "--queue-depth", "2048"]);
 }
 
-/// A later `--backend` counts.
+/// A later `--backend` overrides.
 #[test]
 #[ignore = "needs libucx0"]
 fn it_carries_requests_on_every_way() {
@@ -72,7 +73,7 @@ fn a_corrupted_value_is_seen() {
     ended.assert_failed(3, &["the result is unsound: 0 operations lost, 1 verify failures"]);
 }
 
-/// As with the other backends, where UCX is to notice.
+/// As with the other backends, if UCX has to detect dead peers.
 #[test]
 #[ignore = "needs libucx0"]
 fn a_rank_notices_by_itself_that_the_other_was_killed() {
@@ -81,7 +82,7 @@ fn a_rank_notices_by_itself_that_the_other_was_killed() {
     assert_survivor_notices(job, &ranks, 0);
 }
 
-/// Over shared memory UCX notices nothing, and the launcher ends the job.
+/// Over shared memory UCX detects nothing, and the launcher ends the job.
 #[test]
 #[ignore = "needs libucx0"]
 fn a_killed_rank_ends_a_job_over_shared_memory() {
@@ -92,7 +93,7 @@ fn a_killed_rank_ends_a_job_over_shared_memory() {
     assert!(ranks.iter().all(|rank| rank.has_ended()));
 }
 
-/// The loader finds a file of this name that is no library, wherever UCX is or is not installed.
+/// The loader finds a file of this name that is not a library, with or without UCX.
 #[test]
 fn without_the_library_a_job_is_refused_before_a_process_is_started() {
     let dir = Scratch::on_disk();

@@ -1,4 +1,4 @@
-//! Jobs that `mpirun` starts: the same results as with the local launcher, what is refused, and how they end when something is killed.
+//! Jobs that `mpirun` starts: the same results as with the local launcher, their refusals, and their end when a process is killed.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failing test panics; clippy's exemption covers #[test] functions only")]
 
@@ -14,7 +14,7 @@ use benchkv::trace::TraceFile;
 use job::{BACKENDS, Ended, Job, Process, SHORT, Scratch, TICKS_OF_LOAD, TICKS_OF_RUN, run, turn};
 use serde_json::Value;
 
-/// Some ranks of a job, with arguments of their own.
+/// A part of a job's ranks, with arguments of their own.
 type Part<'a> = (usize, &'a [&'a str]);
 
 /// Directories of a job: benchkv's shared memory, and that of MPI, which leaves files there when it is killed.
@@ -28,7 +28,7 @@ impl Dirs {
         Self { shm: Scratch::in_memory(), mpi: Scratch::in_memory() }
     }
 
-    /// An mpirun with these parts.
+    /// Returns the command of an mpirun with these parts.
     fn mpirun(&self, parts: &[Part<'_>]) -> Command {
         let mut command = Command::new("mpirun");
         for variable in ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"] {
@@ -47,12 +47,12 @@ impl Dirs {
         Job::start(&mut self.mpirun(parts)).end()
     }
 
-    /// The result of a short job.
+    /// Returns the result of a short job.
     fn measure(&self, ranks: usize, args: &[&str]) -> Value {
         self.end(&[(ranks, &[&SHORT, args, &["--json", "-"]].concat())]).result()
     }
 
-    /// A long job whose ranks are all under load, and those ranks.
+    /// Starts a long job. Returns it once all its ranks are under load, and the ranks.
     fn load(&self, ranks: usize, backend: &str) -> (Job, Vec<Process>) {
         let json = self.result();
         let args =
@@ -65,12 +65,12 @@ impl Dirs {
         (job, processes)
     }
 
-    /// Where a long job writes its result.
+    /// Returns the path of a long job's result.
     fn result(&self) -> PathBuf {
         self.mpi.path().join("result.json")
     }
 
-    /// Whatever was left behind, the next job removes it.
+    /// Asserts that the next job removes everything that was left behind.
     #[track_caller]
     fn assert_next_job_cleans(&self, backend: &str) {
         assert_ne!(self.shm.names(), [""; 0], "there is something to clean");
@@ -86,7 +86,7 @@ fn assert_sound(result: &Value, ranks: usize) {
     assert_eq!((&result["ranks"], result["per_rank"].as_array().unwrap().len()), (&ranks.into(), ranks));
 }
 
-/// The paths of all members, whatever their values; those of list elements without their place.
+/// Collects the paths of all members, without their values; those of list elements without their index.
 fn members(value: &Value, path: &str, into: &mut BTreeSet<String>) {
     match value {
         Value::Object(fields) => fields.iter().for_each(|(name, value)| members(value, &format!("{path}.{name}"), into)),
@@ -113,7 +113,7 @@ fn run_below_mpirun(backends: &[&str], device: &str) {
         let result = run(&dirs.shm, &["--backend", backend, "--json", "-"]).result();
         assert_eq!((&result["launcher"]["kind"], &result["launcher"]["library"]), (&"local".into(), &Value::Null));
         members(&result, "", &mut local);
-        // Two ranks of one backend: the others differ in nothing that a launcher sees.
+        // Two ranks of one backend: the others look the same to a launcher.
         for ranks in [4, 2].into_iter().take(if backend == "delegation" { 2 } else { 1 }) {
             let (result, mut found) = (dirs.measure(ranks, &["--backend", backend]), BTreeSet::new());
             assert_sound(&result, ranks);
@@ -130,7 +130,7 @@ fn run_below_mpirun(backends: &[&str], device: &str) {
     }
 }
 
-/// Each rank writes those of its own daemons.
+/// Each rank writes the series of its own daemons.
 #[test]
 fn every_rank_writes_the_series_of_its_daemons() {
     let (_turn, dirs) = (turn(), Dirs::new());
@@ -157,7 +157,7 @@ fn the_plan_says_who_started_the_ranks_and_which_cores_they_share() {
     }
 }
 
-/// Jobs that are refused before there is any load, at the same time: mpirun takes seconds to end one that failed.
+/// Runs jobs that are refused before there is any load, at the same time: mpirun takes seconds to end a failed one.
 fn refused(jobs: &[(&[Part<'_>], &[&str])]) {
     let _turn = turn();
     std::thread::scope(|scope| {
@@ -181,7 +181,7 @@ fn what_cannot_be_run_is_refused_once() {
         (&[(4, &["--queue-depth", "0"])], &["benchkv: --queue-depth 0: ", "legal is 1 to 4096"]),
         (&[(2, &["--json", "/nonexistent/result"])], &["benchkv: rank 0: --json: ", "No such file"]),
         (&[(2, &["--shm-dir", "/nonexistent"])], &["benchkv: rank 0: --shm-dir: ", "does not exist"]),
-        // One rank of two.
+        // One rank of two differs.
         (&[(1, &[]), (1, &["--runs", "0"])], &["benchkv: rank 1: --runs 0: "]),
     ]);
 }
@@ -198,7 +198,7 @@ fn ranks_that_would_run_different_jobs_are_named_with_every_difference() {
     )]);
 }
 
-/// As under the mpirun of another MPI: ours finds this process alone.
+/// Under the mpirun of another MPI, the MPI library of this build finds this process alone.
 #[test]
 fn processes_that_mpi_does_not_bring_together_are_refused_before_they_write_the_same_file() {
     let (_turn, dirs) = (turn(), Dirs::new());
@@ -248,7 +248,7 @@ fn ranks_do_not_outlive_a_killed_mpirun() {
     dirs.assert_next_job_cleans("delegation");
 }
 
-/// mpirun passes on what it is told, as SIGTERM, and kills a second later; a rank that alone is told tells the others.
+/// mpirun passes its signal on as SIGTERM, and kills a second later. A rank that alone gets the signal tells the others.
 #[test]
 fn an_interrupted_job_writes_what_it_has_measured() {
     let _turn = turn();

@@ -1,4 +1,4 @@
-//! A job with nothing to measure: what the launcher's tests start, and the smallest example of a binary on the harness.
+//! A job with nothing to measure: the program of the launcher's tests, and the smallest example of a binary on the harness.
 //!
 //! `launch-probe RANKS DEED [RANK]`: each rank gathers its process id and passes a barrier; then RANK does DEED.
 
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// One write: ranks share standard error, and lines must not mix.
+/// Writes a line in one write: ranks share standard error, and lines must not mix.
 fn say(text: &str) {
     let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
 }
@@ -58,7 +58,7 @@ fn run() -> Result<ExitCode, Box<dyn Error>> {
     }
 }
 
-/// Sends back what it is sent, thrice as long; ends with status 9 when told to.
+/// Runs a helper: sends each message back, three times as long; ends with status 9 when told to.
 fn help(mut owner: Owner) -> Result<ExitCode, Box<dyn Error>> {
     loop {
         match owner.receive()?.as_slice() {
@@ -68,10 +68,10 @@ fn help(mut owner: Owner) -> Result<ExitCode, Box<dyn Error>> {
     }
 }
 
-/// What a helper does for its owner, in words.
+/// Runs a helper of its own. Returns the outcome in words.
 fn with_helper() -> Result<String, Box<dyn Error>> {
     let mut helper = Helper::start(&[])?;
-    // Far more than the socket holds, in both directions.
+    // Far more than the socket's buffers, in both directions.
     helper.send(vec![7; 1 << 20])?;
     let large = helper.receive(WITHIN)?.ok_or("no answer")?;
     let silent = helper.receive(Duration::from_millis(20))?;
@@ -129,7 +129,7 @@ fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCod
         }
         "fail" if mine => return Ok(ExitCode::from(7)),
         "wait" | "overrun" => exchange.sleep(Duration::from_secs(15), &never)?,
-        // Longer than the watchdog of the tests: only being killed ends this in time.
+        // Longer than the watchdog of the tests: only a kill ends this in time.
         "ignore" | "defy" => {
             println!("rank {me} ignores everything");
             std::thread::sleep(Duration::from_secs(60));

@@ -1,34 +1,34 @@
-//! One axis of a chart: where a value lies, which ticks are labelled, and the unit that its title names.
+//! One axis of a chart: the places of values, the labelled ticks, and the unit in its title.
 
-/// How values are spread along the axis.
+/// The scale of an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scale {
-    /// Evenly.
+    /// Values are spread evenly.
     Linear,
-    /// By their logarithm; all are positive.
+    /// Values are spread by their logarithm; all are positive.
     Log,
 }
 
 /// An axis: a range of values that is not empty, and its ticks.
 #[derive(Debug, Clone)]
 pub struct Axis {
-    /// What it shows, with the unit in parentheses.
+    /// The quantity, with the unit in parentheses.
     pub title: String,
     scale: Scale,
     low: f64,
     high: f64,
-    /// Values, in rising order, with their labels.
+    /// Tick values, ascending, with their labels.
     pub ticks: Vec<(f64, String)>,
 }
 
-/// A prefix to a unit, and what it multiplies by.
+/// A prefix to a unit, and its factor.
 type Prefix = (&'static str, f64);
 
 const RATES: [Prefix; 4] = [("G ", 1e9), ("M ", 1e6), ("k ", 1e3), ("", 1.0)];
 const TIMES: [Prefix; 4] = [("s", 1e9), ("ms", 1e6), ("\u{b5}s", 1e3), ("ns", 1.0)];
 
 impl Axis {
-    /// Rates, from zero to the largest of `values`.
+    /// Makes an axis of rates, from zero to the maximum of `values`.
     #[must_use]
     pub fn rates(what: &str, unit: &str, values: impl Iterator<Item = f64>) -> Self {
         let high = largest(values);
@@ -36,13 +36,13 @@ impl Axis {
         Self::from_zero(format!("{what} ({prefix}{unit})"), high, factor)
     }
 
-    /// Counts, shares and whatever else has no prefix, from zero; `what` names the unit.
+    /// Makes an axis of counts, shares and other quantities without prefixes, from zero; `what` names the unit.
     #[must_use]
     pub fn plain(what: &str, values: impl Iterator<Item = f64>) -> Self {
         Self::from_zero(what.to_owned(), largest(values), 1.0)
     }
 
-    /// Times in nanoseconds, from zero.
+    /// Makes an axis of times in nanoseconds, from zero.
     #[must_use]
     pub fn times_from_zero(what: &str, values: impl Iterator<Item = f64>) -> Self {
         let high = largest(values);
@@ -50,7 +50,7 @@ impl Axis {
         Self::from_zero(format!("{what} ({unit})"), high, factor)
     }
 
-    /// Times in nanoseconds, from zero to the last of `values` and no further.
+    /// Makes an axis of times in nanoseconds, from zero to exactly the last of `values`.
     #[must_use]
     pub fn elapsed(what: &str, values: impl Iterator<Item = f64>) -> Self {
         let last = largest(values);
@@ -62,7 +62,7 @@ impl Axis {
         axis
     }
 
-    /// Times in nanoseconds by their logarithm. What is below 1 ns lies at 1 ns.
+    /// Makes an axis of times in nanoseconds by their logarithm. Values below 1 ns are at 1 ns.
     #[must_use]
     pub fn log_times(what: &str, values: impl Iterator<Item = f64>) -> Self {
         let values: Vec<f64> = values.map(|value| value.max(1.0)).collect();
@@ -75,7 +75,7 @@ impl Axis {
         Self { title: format!("{what} ({unit}, log scale)"), scale: Scale::Log, low, high, ticks }
     }
 
-    /// Settings of which each has a tick; evenly spread by their logarithm where they span a factor of four.
+    /// Makes an axis of settings, each with a tick; evenly spread by their logarithm if they span a factor of four.
     #[must_use]
     pub fn settings(title: String, values: &[f64]) -> Self {
         let mut sorted: Vec<f64> = values.to_vec();
@@ -92,8 +92,8 @@ impl Axis {
         Self { title, scale, low, high, ticks }
     }
 
-    /// Shares of all operations, from none to all but one in `operations`, by the logarithm of the rest: 90 %, 99 %, 99.9 % are evenly spread. A
-    /// value on this axis is 1 / (1 - share).
+    /// Makes an axis of shares of all operations, from none to all but one in `operations`, by the logarithm of the rest: 90 %, 99 %,
+    /// 99.9 % are evenly spread. A value on this axis is 1 / (1 - share).
     #[must_use]
     pub fn percentiles(operations: f64) -> Self {
         let decades = (operations.max(10.0).log10().ceil() as i32).max(1);
@@ -108,7 +108,7 @@ impl Axis {
         Self { title, scale: Scale::Log, low: 1.0, high: 10f64.powi(decades), ticks }
     }
 
-    /// Where `value` lies: 0 at the low end, 1 at the high one, never outside.
+    /// Returns the place of `value`: 0 at the low end, 1 at the high end, never outside.
     #[must_use]
     pub fn place(&self, value: f64) -> f64 {
         let place = match self.scale {
@@ -118,7 +118,7 @@ impl Axis {
         if place.is_nan() { 0.0 } else { place.clamp(0.0, 1.0) }
     }
 
-    /// From zero to a round number above `high`; labels are values over `factor`.
+    /// Makes an axis from zero to a round number above `high`; labels are values divided by `factor`.
     fn from_zero(title: String, high: f64, factor: f64) -> Self {
         let high = if high > 0.0 { high / factor } else { 1.0 };
         let step = round_step(high / 4.0);
@@ -128,7 +128,7 @@ impl Axis {
     }
 }
 
-/// The largest finite value; 0 without one.
+/// Returns the maximum finite value; 0 without one.
 fn largest(values: impl Iterator<Item = f64>) -> f64 {
     values.filter(|value| value.is_finite()).fold(0.0, f64::max)
 }
@@ -138,13 +138,13 @@ fn prefix_of(prefixes: &[Prefix], value: f64) -> Prefix {
     fits.or(prefixes.last()).copied().unwrap_or(("", 1.0))
 }
 
-/// 1, 2, 2.5 or 5 times a power of ten, not below `least`.
+/// Returns the smallest of 1, 2, 2.5 or 5 times a power of ten that is at least `least`.
 fn round_step(least: f64) -> f64 {
     let decade = 10f64.powf(least.log10().floor());
     [1.0, 2.0, 2.5, 5.0].map(|digit| digit * decade).into_iter().find(|step| *step >= least * (1.0 - 1e-9)).unwrap_or(10.0 * decade)
 }
 
-/// A number as short as it can be: at most four digits after the point, thousands kept apart.
+/// Formats a number as short as possible: at most four digits after the point, thousands separated.
 #[must_use]
 pub fn number(value: f64) -> String {
     let text = format!("{value:.4}");

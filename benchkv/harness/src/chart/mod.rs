@@ -1,6 +1,6 @@
-//! Charts: SVG with two axes, as the figure of a page, with a legend below it that wraps as the page needs it, or as a file of its own.
+//! Charts: SVG with two axes, as the figure of a page, with a legend below it that wraps with the page, or as a file of its own.
 //!
-//! [`axis`]: where a value lies; [`palette`]: how series are told apart; [`text`]: what may stand in a page.
+//! [`axis`]: the places of values; [`palette`]: the styles of series; [`text`]: escaped text.
 
 use std::fmt::Write;
 
@@ -19,36 +19,36 @@ const TOP: f64 = 10.0;
 const RIGHT: f64 = 24.0;
 /// Room for the labels and the title of the x axis.
 const BOTTOM: f64 = 46.0;
-/// Room for the title of the y axis; its labels come on top.
+/// Room for the title of the y axis; room for its labels is added.
 const LEFT: f64 = 32.0;
 /// Height of a bar with its gap.
 const BAR: f64 = 26.0;
 /// Width of a character at the size of labels, as wide as fonts have it; and the space between two labels.
 const CHARACTER: f64 = 7.6;
 const GAP: f64 = 8.0;
-/// Longest label of a bar, in characters.
+/// Maximum length of a bar's label, in characters.
 const LONGEST: usize = 24;
-/// Marks on a line of many points, by which it is found in the legend.
+/// Number of marks on a line of many points, by which it is found in the legend.
 const MARKS: usize = 8;
 /// Height of a line of text in a file; in a page, the page decides.
 const FILE_LINE: f64 = 18.0;
-/// What a page's style says for the charts in it.
+/// The style of a page for its charts.
 const FILE_STYLE: &str = "text { font: 12.5px system-ui, 'DejaVu Sans', sans-serif; fill: #333 } .title { font-weight: 600; font-size: 14px } \
      .note { fill: #555; font-size: 11.5px } .grid { stroke: #e3e3e3 } .band { fill: #eaf1f7 } .frame { stroke: #777; fill: none }";
 
-/// A value, and how far it was spread.
+/// A value, and its spread.
 #[derive(Debug, Clone, Copy)]
 pub struct Point {
     /// On the x axis.
     pub x: f64,
     /// On the y axis.
     pub y: f64,
-    /// Least and most, on the y axis.
+    /// Minimum and maximum, on the y axis.
     pub spread: Option<(f64, f64)>,
 }
 
 impl Point {
-    /// A value without spread.
+    /// Makes a value without spread.
     #[must_use]
     pub const fn new(x: f64, y: f64) -> Self {
         Self { x, y, spread: None }
@@ -60,16 +60,16 @@ impl Point {
 pub struct Series {
     /// Its name.
     pub name: String,
-    /// From left to right.
+    /// Its points, from left to right.
     pub points: Vec<Point>,
 }
 
 /// Lines over two axes.
 #[derive(Debug, Clone)]
 pub struct Lines {
-    /// What is shown.
+    /// The quantity shown.
     pub title: String,
-    /// What else a reader has to know.
+    /// Further information for the reader.
     pub note: String,
     /// The axis at the bottom.
     pub x: Axis,
@@ -81,31 +81,31 @@ pub struct Lines {
     pub series: Vec<Series>,
 }
 
-/// A bar of parts that lie end to end, one for each name of the legend.
+/// A bar of parts in a row, one for each name of the legend.
 #[derive(Debug, Clone)]
 pub struct Bar {
     /// Its name, at the left.
     pub label: String,
     /// Lengths of its parts.
     pub parts: Vec<f64>,
-    /// Least and most of its whole length.
+    /// Minimum and maximum of its whole length.
     pub spread: Option<(f64, f64)>,
 }
 
-/// Bars from left to right, below each other.
+/// Bars from left to right, one below the other.
 #[derive(Debug, Clone)]
 pub struct Bars {
-    /// What is shown.
+    /// The quantity shown.
     pub title: String,
-    /// What else a reader has to know.
+    /// Further information for the reader.
     pub note: String,
-    /// What the bars are, as the title of the other axis.
+    /// The meaning of the bars, as the title of the other axis.
     pub what: String,
     /// The axis at the bottom.
     pub x: Axis,
     /// Names of the parts.
     pub parts: Vec<String>,
-    /// From top to bottom.
+    /// The bars, from top to bottom.
     pub bars: Vec<Bar>,
 }
 
@@ -142,7 +142,7 @@ impl Area {
         format!(r#"<rect class="band" x="{left:.1}" y="{top:.1}" width="{:.1}" height="{height:.1}"/>"#, width.max(0.0))
     }
 
-    /// Grid, labels and title of the x axis. Labels that would touch the one before, or the edge, are left out.
+    /// Draws grid, labels and title of the x axis. Leaves out labels that would touch the one before, or the edge.
     fn x_axis(&self, axis: &Axis) -> String {
         let (mut svg, mut free_from) = (String::new(), f64::NEG_INFINITY);
         for (value, label) in &axis.ticks {
@@ -179,14 +179,14 @@ impl Area {
 }
 
 impl Lines {
-    /// The figure of a page. Series beyond those that can be told apart are not drawn, which the note says.
+    /// Returns the figure of a page. Series beyond the maximum are not drawn, and the note says so.
     #[must_use]
     pub fn figure(&self) -> String {
         let names = self.drawn().map(|(number, series)| (series.name.as_str(), sample(style(number))));
         figure(&self.title, self.whole_note().trim(), HEIGHT, &self.drawing(), &legend(names))
     }
 
-    /// The chart as an SVG document that needs no other file: title, note, chart and legend, one below the other.
+    /// Returns the chart as a self-contained SVG document: title, note, chart and legend, one below the other.
     #[must_use]
     pub fn document(&self) -> String {
         let note = self.whole_note();
@@ -226,7 +226,7 @@ impl Lines {
         }
     }
 
-    /// What is between the borders of the SVG.
+    /// Draws the content of the SVG.
     fn drawing(&self) -> String {
         let left = LEFT + self.y.ticks.iter().map(|(_, label)| width(label)).fold(0.0, f64::max);
         let area = Area { left, top: TOP, width: WIDTH - left - RIGHT, height: HEIGHT - TOP - BOTTOM };
@@ -254,7 +254,7 @@ impl Lines {
             let (left, right) = (x - 4.0, x + 4.0);
             let _ = write!(svg, r#"<path d="M{x:.1} {low:.1}V{high:.1}M{left:.1} {low:.1}H{right:.1}M{left:.1} {high:.1}H{right:.1}"/>"#);
         }
-        // Where lines lie on each other, the marks of one do not hide those of another.
+        // Where lines overlap, the marks of one do not hide those of another.
         let (every, first) = if series.points.len() > 3 * MARKS { (series.points.len() / MARKS, shape) } else { (1, 0) };
         series.points.iter().skip(first).step_by(every).map(at).for_each(|(x, y)| svg += &mark(shape, x, y, colour));
         svg + "</g>"
@@ -262,7 +262,7 @@ impl Lines {
 }
 
 impl Bars {
-    /// The figure of a page: as high as it has bars.
+    /// Returns the figure of a page, as high as its bars need.
     #[must_use]
     pub fn figure(&self) -> String {
         let labels: Vec<String> = self.bars.iter().map(|bar| shortened(&bar.label)).collect();
@@ -320,13 +320,13 @@ fn legend<'a>(names: impl Iterator<Item = (&'a str, String)>) -> String {
     format!("<ul class=\"legend\">{}</ul>", names.map(entry).collect::<String>())
 }
 
-/// A piece of a line, for the legend.
+/// Draws a piece of a line, for the legend.
 fn sample(Style { colour, dash, shape }: Style) -> String {
     let line = format!(r#"<line x1="1" x2="29" y1="6" y2="6" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>"#);
     line + &format!(r#"<g stroke="{colour}">{}</g>"#, mark(shape, 15.0, 6.0, colour))
 }
 
-/// A mark at a place, 7 wide: a shape for each colour.
+/// Draws a mark at a place, 7 wide: a shape for each colour.
 fn mark(shape: usize, x: f64, y: f64, colour: &str) -> String {
     let path = match shape {
         0 => format!("M{:.1} {y:.1}a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0", x - 3.5),
@@ -337,7 +337,7 @@ fn mark(shape: usize, x: f64, y: f64, colour: &str) -> String {
         5 => format!("M{:.1} {:.1}l6 6m0 -6l-6 6", x - 3.0, y - 3.0),
         _ => format!("M{x:.1} {:.1}v8m-4 -4h8", y - 4.0),
     };
-    // Crosses are lines; the rest is filled.
+    // Crosses are lines; the other marks are filled.
     let (fill, width) = if shape < 5 { (colour, 1) } else { ("none", 2) };
     format!(r#"<path d="{path}" fill="{fill}" stroke-width="{width}"/>"#)
 }
@@ -350,7 +350,7 @@ fn shortened(label: &str) -> String {
     if label.chars().count() <= LONGEST { label.to_owned() } else { label.chars().take(LONGEST - 1).chain(['\u{2026}']).collect() }
 }
 
-/// Lines of at most `most` characters, broken between words.
+/// Splits text into lines of at most `most` characters, between words.
 fn wrapped(text: &str, most: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

@@ -1,27 +1,27 @@
-//! Colours of series, in order. All have a contrast of 3 to 1 with white, and any two can be told apart with each kind of colour blindness; series
-//! differ in their marks, and from the eighth on in their dashes, too.
+//! Colours of series, in order. All have a contrast of 3 to 1 with white, and any two can be distinguished with each kind of colour
+//! blindness. Series also differ in their marks, and from the eighth on in their dashes.
 
-/// Colours on white: some of Okabe and Ito's, and others found by search for the largest distance to the nearest.
+/// Colours on white: several of Okabe and Ito's, and others found by a search for the maximum distance to the nearest.
 pub const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#222222", "#8f39e5", "#cc79a7", "#7f2f1f", "#332288"];
 
-/// Dashes, for as many series in each colour.
+/// Dashes, for that many series in each colour.
 pub const DASHES: [&str; 3] = ["", "6 3", "2 3"];
 
-/// How a series is drawn.
+/// The style of a series.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Style {
-    /// As SVG has it.
+    /// The colour, in SVG's syntax.
     pub colour: &'static str,
-    /// As SVG has it; empty is a line without gaps.
+    /// The dashes, in SVG's syntax; empty is a line without gaps.
     pub dash: &'static str,
     /// The shape of its marks.
     pub shape: usize,
 }
 
-/// Series that one chart can show.
+/// Maximum number of series in one chart.
 pub const MOST: usize = COLOURS.len() * DASHES.len();
 
-/// The style of the series with this number.
+/// Returns the style of the series with this number.
 #[must_use]
 pub const fn style(number: usize) -> Style {
     let colour = COLOURS[number % COLOURS.len()];
@@ -32,7 +32,7 @@ pub const fn style(number: usize) -> Style {
 mod tests {
     use super::*;
 
-    /// Linear light of the three channels, 0 to 1.
+    /// Returns the linear light of the three channels, 0 to 1.
     fn linear(colour: &str) -> [f64; 3] {
         [1, 3, 5].map(|at| {
             let channel = f64::from(u8::from_str_radix(&colour[at..at + 2], 16).unwrap()) / 255.0;
@@ -44,7 +44,7 @@ mod tests {
         matrix.map(|[x, y, z]| x * a + y * b + z * c)
     }
 
-    /// CIE L*a*b*, white D65.
+    /// Returns CIE L*a*b*, white D65.
     fn lab(light: [f64; 3]) -> [f64; 3] {
         let xyz = times([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]], light);
         let f = |ratio: f64| if ratio > 0.008_856 { ratio.cbrt() } else { 7.787 * ratio + 16.0 / 116.0 };
@@ -56,7 +56,7 @@ mod tests {
         a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt()
     }
 
-    /// How the colour-blind see linear light: Machado, Oliveira and Fernandes 2009, severity 1.
+    /// Linear light as the colour-blind see it: Machado, Oliveira and Fernandes 2009, severity 1.
     const SIGHTS: [(&str, [[f64; 3]; 3], f64); 4] = [
         ("all colours", [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], 35.0),
         ("protanopia", [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]], 20.0),

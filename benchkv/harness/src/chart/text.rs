@@ -1,6 +1,6 @@
 //! Text in SVG and HTML.
 
-/// Text as it may stand between tags and in attributes; characters that have no place in a page become U+FFFD.
+/// Escapes text for use between tags and in attributes. Characters that are illegal in a page become U+FFFD.
 #[must_use]
 pub fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());

@@ -1,35 +1,35 @@
-//! Options of the software device, as they are named on a command line: `soft:KEY=VALUE,...`.
+//! Options of the software device, as named on a command line: `soft:KEY=VALUE,...`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use mlx5::{Faults, Timing};
 
-/// Longest times that can be asked for, in us.
+/// Maximum of the times in the options, in us.
 const MAX_US: f64 = 100_000.0;
-/// Of the random numbers, unless it is given.
+/// Default seed of the random numbers.
 const DEFAULT_SEED: u64 = 1;
 /// Operations in a thousand that jitter delays.
 const JITTER_PERMILLE: u16 = 500;
 
-/// How the software device takes its time, and what goes wrong on purpose. All devices of a job are alike.
+/// The timing and the faults of the software device. All devices of a job are alike.
 ///
-/// Time is the system's, which all processes share; that leaves out whatever needs to know what other devices do: rates of receivers, and
+/// Time is the system's, which all processes share. That excludes everything that depends on other devices: rates of receivers, and
 /// connections that share a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SoftDevice {
-    /// Of a request and its response: each has its effect half of this after its doorbell, in a poll of the device it was posted to. 0: in the
+    /// Time of a request and its response, in ns: each has its effect half of this after its doorbell, in a poll of its device. 0: in the
     /// doorbell.
     pub rtt_ns: u64,
-    /// Every second operation, at random, begins this much later.
+    /// Extra delay of every second operation, at random, in ns.
     pub jitter_ns: u64,
-    /// Of the random numbers.
+    /// Seed of the random numbers.
     pub seed: u64,
-    /// Messages in a thousand that find no receive at the first try.
+    /// Messages per thousand that find no receive at the first try.
     pub rnr_permille: u16,
-    /// Lanes in a thousand that are passed over when messages are taken, so that those of different connections change places.
+    /// Lanes per thousand that are skipped when messages are taken, so that messages of different connections change places.
     pub reorder_permille: u16,
-    /// From the operation with this number on, no peer answers.
+    /// Number of the first operation from which on no peer answers.
     pub drop_after: Option<u64>,
 }
 
@@ -40,7 +40,7 @@ impl Default for SoftDevice {
 }
 
 impl SoftDevice {
-    /// When operations are executed.
+    /// Returns the time at which operations are executed.
     #[must_use]
     pub const fn timing(&self) -> Timing {
         match self.rtt_ns {
@@ -49,7 +49,7 @@ impl SoftDevice {
         }
     }
 
-    /// What goes wrong.
+    /// Returns the faults.
     #[must_use]
     pub fn faults(&self) -> Faults {
         Faults {
@@ -94,7 +94,7 @@ impl SoftDevice {
     }
 }
 
-/// A time in us, to the ns.
+/// Parses a time in us, to the ns.
 fn nanos(us: &str) -> Result<u64, String> {
     match us.parse::<f64>() {
         Ok(us) if (0.0..=MAX_US).contains(&us) => Ok((us * 1000.0).round() as u64),
@@ -102,15 +102,15 @@ fn nanos(us: &str) -> Result<u64, String> {
     }
 }
 
-/// What comes behind `soft:`.
+/// Parses the text after `soft:`.
 impl FromStr for SoftDevice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (mut device, mut seen) = (Self::default(), Vec::new());
         for part in text.split(',') {
-            let (key, value) = part.split_once('=').ok_or_else(|| format!("{part:?} is no KEY=VALUE"))?;
-            // Each kind of fault once.
+            let (key, value) = part.split_once('=').ok_or_else(|| format!("{part:?} is not of the form KEY=VALUE"))?;
+            // Each kind of fault may be given once.
             let name = if key == "fault" { value.split(':').next().unwrap_or(value) } else { key };
             if seen.contains(&(key, name)) {
                 return Err(format!("{part}: {name} is given twice"));
@@ -122,7 +122,7 @@ impl FromStr for SoftDevice {
     }
 }
 
-/// As it is typed; what is not printed is the default.
+/// Formats the device as it is typed, without defaults.
 impl fmt::Display for SoftDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let us = |ns: u64| (ns > 0).then_some(ns as f64 / 1000.0);
@@ -158,7 +158,7 @@ mod tests {
             assert_eq!(text.parse(), Ok(device));
             assert_eq!(device.to_string(), format!("soft:{text}"));
         }
-        // Other ways to say the same.
+        // Other forms of the same options.
         for (text, printed) in [("fault=drop:3,rtt_us=2.0", "soft:rtt_us=2,fault=drop:3"), ("rtt_us=0,seed=1,fault=rnr:0", "soft")] {
             assert_eq!(text.parse::<SoftDevice>().unwrap().to_string(), printed);
         }

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 
 use super::frame::{Frame, FrameError};
 
-/// Bytes taken from the socket per [`Channel::pull`]; the next poll brings the rest.
+/// Maximum bytes that one [`Channel::pull`] takes from the socket; the next poll takes the rest.
 const PULL_BYTES: usize = 64 << 10;
 
 /// One end of the connection.
@@ -25,24 +25,24 @@ impl Channel {
         Ok(Self { stream, inbound: Vec::new(), outbound: Vec::new(), sent: 0, closed: false })
     }
 
-    /// The peer closed its end, and everything it sent has been pulled.
+    /// Returns whether the peer closed its end, and all its bytes have been pulled.
     pub(crate) const fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// What to poll for.
+    /// Returns the events to poll for.
     pub(crate) fn events(&self) -> libc::c_short {
         let out = if self.sent < self.outbound.len() { libc::POLLOUT } else { 0 };
         libc::POLLIN | out
     }
 
-    /// Queues a frame and sends what the socket takes now.
+    /// Queues a frame and sends as much as the socket takes now.
     pub(crate) fn send(&mut self, frame: &Frame) -> io::Result<()> {
         self.outbound.extend(frame.encode());
         self.push()
     }
 
-    /// Sends more of what is queued. A peer that has gone takes nothing more, which is for [`pull`](Self::pull) to find.
+    /// Sends more of the queue. A peer that has gone takes no more, which [`pull`](Self::pull) notices.
     pub(crate) fn push(&mut self) -> io::Result<()> {
         while let Some(rest @ [_, ..]) = self.outbound.get(self.sent..) {
             match self.stream.write(rest) {
@@ -58,7 +58,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Receives what is there, at most [`PULL_BYTES`]. `false`: nothing.
+    /// Receives the bytes that have arrived, at most [`PULL_BYTES`]. Returns `false` if there were none.
     pub(crate) fn pull(&mut self) -> io::Result<bool> {
         let before = self.inbound.len();
         self.inbound.resize(before + PULL_BYTES, 0);
@@ -73,7 +73,7 @@ impl Channel {
         Ok(self.inbound.len() > before)
     }
 
-    /// The next whole frame that has been pulled.
+    /// Returns the next whole frame that has been pulled.
     pub(crate) fn next(&mut self) -> Result<Option<Frame>, FrameError> {
         let Some((frame, length)) = Frame::decode(&self.inbound)? else {
             return Ok(None);

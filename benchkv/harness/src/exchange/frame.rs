@@ -9,10 +9,10 @@
 
 use thiserror::Error;
 
-/// Largest part one rank can give to an all-gather.
+/// Maximum bytes of a part that one rank can give to an all-gather.
 pub const MAX_PART_BYTES: usize = 4 << 20;
 
-/// Most ranks of one job: with [`MAX_PART_BYTES`] it keeps the gathered frame below 2 GiB.
+/// Maximum number of ranks of one job: with [`MAX_PART_BYTES`] it keeps the gathered frame below 2 GiB.
 pub(crate) const MAX_RANKS: usize = 256;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"HXC1");
@@ -22,21 +22,21 @@ const MAX_BODY_BYTES: usize = (MAX_PART_BYTES + 4) * MAX_RANKS;
 /// One message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Frame {
-    /// Rank to launcher: this rank's part of a round, and how long the others may take.
+    /// Rank to launcher: this rank's part of a round, and the time limit of the others.
     Part { round: u32, within_ms: u32, part: Vec<u8> },
     /// Launcher to rank: the parts of all ranks.
     Gathered { round: u32, parts: Vec<Vec<u8>> },
-    /// Launcher to rank: these ranks did not arrive.
+    /// Launcher to rank: the ranks that did not arrive.
     Missing { round: u32, within_ms: u32, ranks: Vec<u32> },
     /// Launcher to rank: a rank ended.
     Died { rank: u32, how: String },
     /// Launcher to rank: the user wants the job to end.
     Interrupted,
-    /// Between a helper and its owner: bytes of their own.
+    /// Between a helper and its owner: their own bytes.
     Message(Vec<u8>),
 }
 
-/// The bytes are no frame.
+/// Why the bytes are not a frame.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub(crate) enum FrameError {
     #[error("magic {0:#010x}")]
@@ -85,7 +85,7 @@ impl Frame {
         header.iter().flat_map(|word| word.to_le_bytes()).chain(body).collect()
     }
 
-    /// The first frame of `bytes` and how many bytes it took; `None` while it is incomplete.
+    /// Decodes the first frame of `bytes`. Returns it with its number of bytes; `None` while it is incomplete.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, FrameError> {
         let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
             return Ok(None);

@@ -1,8 +1,8 @@
-//! What ranks tell each other outside the measured path.
+//! The communication of ranks outside the measured path.
 //!
-//! [`Exchange`] is the one seam: a Unix socket to the launcher ([`SocketExchange`]), or, with the feature `mpi`, an MPI library
-//! (`MpiExchange`). In data-flow order: `frame` (the bytes), `channel` (frames over a socket that never blocks), `socket` (a rank's
-//! end); `mpi`. The launcher's end is [`crate::launcher`].
+//! [`Exchange`] is the only interface: a Unix socket to the launcher ([`SocketExchange`]), or, with the feature `mpi`, an MPI library
+//! (`MpiExchange`). In data-flow order: `frame` (the bytes), `channel` (frames over a socket that never blocks), `socket` (a rank's end);
+//! `mpi`. The launcher's end is [`crate::launcher`].
 
 pub(crate) mod channel;
 pub(crate) mod frame;
@@ -21,30 +21,31 @@ pub use socket::SocketExchange;
 
 /// Collective operations over all ranks of a job. Every rank calls the same operations in the same order.
 ///
-/// Every wait takes `give_up`, which is asked some hundred times per second: a rank that finds out by itself that the job is over does not wait
-/// for the news to come this way. After an error the job is over: later calls return the same error.
+/// Every wait takes `give_up`, which is called some hundred times per second: a rank that finds by itself that the job is over does not
+/// wait for the message to arrive here. After an error the job is over: later calls return the same error.
 pub trait Exchange {
-    /// This process's rank, below [`size`](Self::size).
+    /// Returns this process's rank, below [`size`](Self::size).
     fn rank(&self) -> usize;
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     fn size(&self) -> usize;
 
     /// Gives `part` to every rank and returns the parts of all, by rank.
     ///
     /// # Errors
-    /// [`ExchangeError::Missing`] names the ranks that had not called within `within` of the first that did; the other variants say who died.
+    /// [`ExchangeError::Missing`] names the ranks that had not called within `within` of the first that did; the other variants name the
+    /// rank that died.
     fn all_gather(&mut self, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError>;
 
-    /// Sleeps for `time`, or until it is known that the job is over; once the user wants it to be, see
-    /// [`catch_interrupts`](Self::catch_interrupts), it returns early.
+    /// Sleeps for `time`, or until it is known that the job is over. Returns early once the user wants it to be over; see
+    /// [`catch_interrupts`](Self::catch_interrupts).
     ///
     /// # Errors
     /// Why the job is over.
     fn sleep(&mut self, time: Duration, give_up: &dyn Fn() -> bool) -> Result<(), ExchangeError>;
 
-    /// From now on an interrupt by the user (Ctrl-C, SIGTERM, SIGHUP) is no error: [`sleep`](Self::sleep) ends early, other operations go on, and
-    /// [`is_interrupted`](Self::is_interrupted) says so. What ends ranks at once is a second interrupt.
+    /// Sets that an interrupt by the user (Ctrl-C, SIGTERM, SIGHUP) is not an error from now on: [`sleep`](Self::sleep) ends early, other
+    /// operations go on, and [`is_interrupted`](Self::is_interrupted) returns `true`. A second interrupt ends ranks at once.
     ///
     /// # Errors
     /// The signals cannot be caught.
@@ -52,8 +53,8 @@ pub trait Exchange {
         Ok(())
     }
 
-    /// Whether the user wants the job to end. All ranks find out, but not at the same time: they have to ask each other before they act on it
-    /// together.
+    /// Returns whether the user wants the job to end. All ranks learn of it, but not at the same time: they have to ask each other before
+    /// they act on it together.
     fn is_interrupted(&self) -> bool {
         false
     }
@@ -61,13 +62,13 @@ pub trait Exchange {
     /// Returns when every rank has called it.
     ///
     /// # Errors
-    /// Those of [`all_gather`](Self::all_gather).
+    /// See [`all_gather`](Self::all_gather).
     fn barrier(&mut self, within: Duration, give_up: &dyn Fn() -> bool) -> Result<(), ExchangeError> {
         self.all_gather(&[], within, give_up).map(drop)
     }
 }
 
-/// The ranks can no longer act together.
+/// Why the ranks can no longer act together.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ExchangeError {
     /// Another rank ended.
@@ -75,10 +76,10 @@ pub enum ExchangeError {
     RankDied {
         /// The rank that ended first.
         rank: usize,
-        /// In words: its exit status or signal.
+        /// Its exit status or signal, in words.
         how: String,
     },
-    /// Some ranks did not arrive in time.
+    /// Several ranks did not arrive in time.
     #[error("no sign of rank {} within {within:?} of the first rank's arrival; look for its message, or whether it is stopped", rank_list(.ranks))]
     Missing {
         /// The ranks that had not arrived.
@@ -86,7 +87,7 @@ pub enum ExchangeError {
         /// How long the others waited.
         within: Duration,
     },
-    /// The launcher neither completed the operation nor said why not.
+    /// The launcher neither completed the operation nor gave a reason.
     #[error("the launcher has not answered for {within:?}; it is stopped or overloaded")]
     NoAnswer {
         /// How long this rank waited.
@@ -98,17 +99,17 @@ pub enum ExchangeError {
     /// This rank's own `give_up` ended the wait.
     #[error("this rank gave up")]
     GivenUp,
-    /// The user asked for the end, and interrupts were not to be caught.
+    /// The user asked for the end, and interrupts were not caught.
     #[error("interrupted")]
     Interrupted,
-    /// The part is larger than the exchange carries.
+    /// The part is larger than the maximum of the exchange.
     #[error("a part of {bytes} bytes exceeds the {MAX_PART_BYTES} bytes an exchange carries")]
     TooLarge {
         /// Bytes of the refused part.
         bytes: usize,
     },
-    /// The other end of the socket sent what this version does not send.
-    #[error("the launcher's socket carries something else: {0}")]
+    /// The other end of the socket sent bytes that this version does not send.
+    #[error("the launcher's socket carries unexpected bytes: {0}")]
     Protocol(String),
     /// Signals cannot be caught.
     #[error("signals cannot be caught: {0}")]
@@ -118,7 +119,7 @@ pub enum ExchangeError {
     Socket(String),
 }
 
-/// Ranks for a message: `0, 2`.
+/// Formats ranks for a message: `0, 2`.
 pub(crate) fn rank_list(ranks: &[usize]) -> String {
     ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -18,47 +18,48 @@ use thiserror::Error;
 use super::frame::MAX_PART_BYTES;
 use super::{Exchange, ExchangeError};
 
-/// Most ranks: the sends of all parts are buffered, in memory that is touched only as far as parts need it.
+/// Maximum number of ranks: the sends of all parts are buffered, in memory that is touched only as far as parts need it.
 const MAX_RANKS: usize = 128;
-/// What MPI may take of the send buffer for each message, with ample room.
+/// Bytes of the send buffer that MPI may use for each message, with ample room.
 const MESSAGE_OVERHEAD_BYTES: usize = 64 << 10;
 /// Exit status of a rank that is interrupted again.
 const EXIT_INTERRUPTED: i32 = 130;
 /// Every MPI has at least these tags.
 const TAGS: i32 = 1 << 15;
-/// Pauses between two looks for messages: the first, and the longest. A rank that waits for a run to end must not take its core.
+/// Pauses between two checks for messages: the first, and the maximum. A rank that waits for a run to end must not take its core.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));
 
 /// [`Exchange`] over MPI, for one thread: MPI is initialized with `MPI_THREAD_FUNNELED`.
 ///
-/// A part travels with a byte behind it that says whether its sender is interrupted: a rank that sleeps looks for the parts of the next operation,
-/// so that all wake up when one of them was told to end.
+/// A part travels with a byte after it that says whether its sender is interrupted. A rank that sleeps looks for the parts of the next
+/// operation, so all ranks wake up when one of them was told to end.
 ///
-/// `within` counts from this rank's own arrival. MPI ends the other ranks when one dies, so [`ExchangeError::RankDied`] does not occur. A rank
-/// that fails must end the job with [`abort`](Self::abort); after an error of the exchange, dropping it does so with status 1, because
-/// `MPI_Finalize` would wait for ranks that do not come. A peer that is stopped while a large part of its is on the way cannot be given up.
+/// `within` counts from this rank's own arrival. MPI ends the other ranks when one dies, so [`ExchangeError::RankDied`] does not occur. A
+/// rank that fails must end the job with [`abort`](Self::abort). After an error of the exchange, its drop does so with status 1, because
+/// `MPI_Finalize` would wait for ranks that do not come. A peer that is stopped while one of its large parts is on the way cannot be
+/// given up.
 pub struct MpiExchange {
     universe: Universe,
     rank: usize,
     size: usize,
     tag: i32,
-    /// Parts of the next operation that are here already.
+    /// Parts of the next operation that have arrived already.
     early: Vec<Option<Vec<u8>>>,
-    /// Set by signals once they are caught; the next signal then ends the process.
+    /// Set by signals once they are caught; the next signal ends the process.
     signalled: Arc<AtomicBool>,
-    /// Another rank has said that it is interrupted.
+    /// Another rank has reported an interrupt.
     told: bool,
-    /// Why the job is over, once it is.
+    /// Why the job is over.
     over: Option<ExchangeError>,
 }
 
-/// MPI cannot be used.
+/// Why MPI cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum MpiError {
     /// This process has initialized MPI before.
     #[error("MPI is in use already")]
     Again,
-    /// The library does not allow other threads in the process.
+    /// The library does not permit other threads in the process.
     #[error("this MPI does not support MPI_THREAD_FUNNELED")]
     Threading,
     /// Too many ranks.
@@ -69,16 +70,16 @@ pub enum MpiError {
     },
 }
 
-/// The MPI library, by the name and version it gives itself. MPI need not be initialized.
+/// Returns the MPI library, by the name and version it reports. MPI need not be initialized.
 #[must_use]
 pub fn mpi_library() -> String {
     let version = mpi::environment::library_version().unwrap_or_default();
-    // Open MPI goes on about how it was built.
+    // Open MPI continues with details of its build.
     version.split([',', '\n', '\0']).next().unwrap_or_default().trim().to_owned()
 }
 
 impl MpiExchange {
-    /// Initializes MPI. The calling thread must be the main thread, and alone uses the exchange.
+    /// Initializes MPI. The calling thread must be the main thread, and only it uses the exchange.
     ///
     /// # Errors
     /// [`MpiError`].
@@ -101,7 +102,7 @@ impl MpiExchange {
         self.universe.world().abort(status.into())
     }
 
-    /// Gives `part` to every rank and takes theirs. Sends are buffered, so nothing is pending here when a rank is given up.
+    /// Gives `part` to every rank and takes theirs. Sends are buffered, so none is pending here when a rank is given up.
     fn swap(&mut self, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
         let world = self.universe.world();
         let tag = self.next_tag();
@@ -153,7 +154,7 @@ impl MpiExchange {
             return Err(ExchangeError::TooLarge { bytes: part.len() });
         }
         let parts = self.swap(part, within, give_up)?;
-        // A large part moves only while its sender calls MPI. With this, no rank goes its way before all have it, and the buffer is free.
+        // A large part moves only while its sender calls MPI. With this, no rank continues before all have it, and the buffer is free.
         self.swap(&[], within, give_up)?;
         Ok(parts)
     }
@@ -177,7 +178,7 @@ impl MpiExchange {
         }
     }
 
-    /// Remembers why an operation failed.
+    /// Records why an operation failed.
     fn outcome<T>(&mut self, outcome: Result<T, ExchangeError>) -> Result<T, ExchangeError> {
         outcome.inspect_err(|error| self.over = Some(error.clone()))
     }
@@ -206,7 +207,7 @@ impl Exchange for MpiExchange {
 
     fn catch_interrupts(&mut self) -> Result<(), ExchangeError> {
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            // In this order: the first signal finds the flag down, and sets it.
+            // In this order: the first signal finds the flag unset, and sets it.
             let caught = flag::register_conditional_shutdown(signal, EXIT_INTERRUPTED, self.signalled.clone())
                 .and_then(|_| flag::register(signal, self.signalled.clone()));
             caught.map_err(|error| ExchangeError::Signals(error.to_string()))?;

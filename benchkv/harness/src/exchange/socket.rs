@@ -9,23 +9,23 @@ use super::frame::{Frame, MAX_PART_BYTES};
 use super::{Exchange, ExchangeError};
 use crate::sys;
 
-/// How much longer than the round itself a rank waits for the launcher to say which rank is missing.
+/// Time beyond that of the round that a rank waits for the launcher to name the missing rank.
 const ANSWER_GRACE: Duration = Duration::from_secs(2);
 
-/// How often a waiting rank asks whether to give up.
+/// Interval at which a waiting rank checks whether to give up.
 const GIVE_UP_INTERVAL: Duration = Duration::from_millis(10);
 
-/// [`Exchange`] over the socket that the launcher handed to this process.
+/// [`Exchange`] over the socket that the launcher gave to this process.
 #[derive(Debug)]
 pub struct SocketExchange {
     channel: Channel,
     rank: usize,
     size: usize,
     round: u32,
-    /// Whether an interrupt is no error.
+    /// Whether an interrupt is not an error.
     catches: bool,
     interrupted: bool,
-    /// Why the job is over, once it is.
+    /// Why the job is over.
     over: Option<ExchangeError>,
 }
 
@@ -34,7 +34,7 @@ impl SocketExchange {
         Ok(Self { channel: Channel::new(socket)?, rank, size, round: 0, catches: false, interrupted: false, over: None })
     }
 
-    /// Waits up to `time` for one frame. `Ok(None)`: none came, or an interrupt ended a wait that is no more than a sleep.
+    /// Waits up to `time` for one frame. `Ok(None)`: none arrived, or an interrupt ended a wait that is only a sleep.
     fn receive(&mut self, time: Duration, is_sleep: bool, give_up: &dyn Fn() -> bool) -> Result<Option<Frame>, ExchangeError> {
         let end = Instant::now() + time;
         loop {
@@ -82,7 +82,7 @@ impl SocketExchange {
         }
     }
 
-    /// Runs one operation, unless the job is over; remembers why it ended.
+    /// Runs one operation, unless the job is over. Records why the job ended.
     fn attempt<T>(&mut self, operation: impl FnOnce(&mut Self) -> Result<T, ExchangeError>) -> Result<T, ExchangeError> {
         if let Some(reason) = &self.over {
             return Err(reason.clone());
@@ -108,7 +108,7 @@ impl Exchange for SocketExchange {
         self.attempt(|exchange| exchange.receive(time, true, give_up)?.map_or(Ok(()), |frame| Err(end_of_job(frame))))
     }
 
-    /// The launcher takes the signals and tells all ranks.
+    /// Marks interrupts as expected: the launcher takes the signals and tells all ranks.
     fn catch_interrupts(&mut self) -> Result<(), ExchangeError> {
         self.catches = true;
         Ok(())
@@ -119,7 +119,7 @@ impl Exchange for SocketExchange {
     }
 }
 
-/// What a frame other than the expected answer means.
+/// Returns the meaning of a frame other than the expected answer.
 fn end_of_job(frame: Frame) -> ExchangeError {
     match frame {
         Frame::Died { rank, how } => ExchangeError::RankDied { rank: rank as usize, how },

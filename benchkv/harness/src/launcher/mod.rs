@@ -1,18 +1,19 @@
-//! Starts the ranks of a job on this host and stays with them to the end.
+//! Starts the ranks of a job on this host and supervises them to the end.
 //!
-//! The launcher is no rank. Its ranks are its direct children, run the same executable with the same arguments, and have a socket to
-//! the launcher as standard input; nothing with a name is created. It relays their exchange (`relay`), and when one of them ends badly it tells
-//! the others which and how, gives them a grace period to end by themselves, then kills what is left. The same when the user interrupts it,
-//! with the difference that ranks may go on exchanging what they still want to; a later interrupt kills them. If the launcher is killed,
-//! the kernel kills the ranks.
+//! The launcher is not a rank. Its ranks are its direct children, run the same executable with the same arguments, and have a socket to
+//! the launcher as standard input; nothing with a name is created. It relays their exchange (`relay`). When a rank fails it tells the
+//! others which and how, gives them a grace period to end by themselves, then kills the rest. It does the same when the user interrupts
+//! it, except that ranks may continue to exchange their last parts; a later interrupt kills them. If the launcher is killed, the kernel
+//! kills the ranks.
 //!
-//! A terminal, `timeout` or a service manager signals all processes of a job at once. The launcher alone acts: ranks, helpers and baselines ignore
-//! the signals that end a job in order. `timeout` signals the launcher twice, so what follows an interrupt closely belongs to it.
+//! A terminal, `timeout` or a service manager signals all processes of a job at once. Only the launcher acts: ranks, helpers and
+//! baselines ignore the signals that end a job in order. `timeout` signals the launcher twice, so a signal shortly after an interrupt
+//! belongs to it.
 //!
-//! When a rank is killed, another may notice and end before the launcher sees either. The rank that is named is the cause: one that was killed
-//! before one that failed, and one that failed by itself before one that says, by [`EXIT_FOLLOWS`], that it follows another.
+//! When a rank is killed, another may notice and end before the launcher sees either. The launcher names the cause: a killed rank before
+//! a failed one, and a rank that failed by itself before one whose status, [`EXIT_FOLLOWS`], says that it follows another.
 //!
-//! Only rank 0 has the launcher's standard output; that of the other ranks goes to standard error.
+//! Only rank 0 has the launcher's standard output; the output of the other ranks goes to standard error.
 
 mod relay;
 
@@ -35,10 +36,10 @@ use crate::role_text::RoleText;
 use crate::sys::{self, EndSignals};
 use relay::Relay;
 
-/// Exit status of a rank that ended because another rank, or the job, did.
+/// Exit status of a rank that ended because another rank, or the job, ended.
 pub const EXIT_FOLLOWS: u8 = 5;
 const FOLLOWS: Ended = Ended::Code(EXIT_FOLLOWS as i32);
-/// A signal that comes so soon after the first belongs to the same request.
+/// Maximum time after the first signal in which another belongs to the same request.
 const SAME_REQUEST: Duration = Duration::from_millis(500);
 
 /// A job to start.
@@ -50,19 +51,19 @@ pub struct Launch {
     pub args: Vec<OsString>,
     /// Environment variables of every rank, beside those of this process.
     pub environment: Vec<(&'static str, &'static str)>,
-    /// The job is ended when it takes longer than this.
+    /// Maximum time of the job; after it the job is ended.
     pub time_limit: Duration,
-    /// How long ranks may take to end by themselves after one has failed or the user has interrupted.
+    /// Maximum time for ranks to end by themselves after one has failed or the user has interrupted.
     pub grace: Duration,
 }
 
-/// The job did not end well. By the time this is returned no rank is left.
+/// Why the job did not end well. By the time this is returned no rank is left.
 #[derive(Debug, Error)]
 pub enum LaunchError {
-    /// The number of ranks is outside what the launcher handles.
+    /// The number of ranks is outside its range.
     #[error("{ranks} ranks asked for; legal are 1 to {MAX_RANKS}")]
     Ranks {
-        /// The number asked for.
+        /// The given number.
         ranks: usize,
     },
     /// A rank could not be started.
@@ -87,7 +88,7 @@ pub enum LaunchError {
         /// The rank.
         rank: usize,
     },
-    /// Some ranks did not take part in an exchange in time.
+    /// Several ranks did not take part in an exchange in time.
     #[error("no sign of rank {} within {within:?}: stopped, or stuck", rank_list(.ranks))]
     Missing {
         /// The ranks.
@@ -100,7 +101,7 @@ pub enum LaunchError {
     Protocol {
         /// The rank.
         rank: usize,
-        /// What it did.
+        /// The violation.
         what: String,
     },
     /// The job took too long.
@@ -123,7 +124,8 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
-    /// Exit status for the launcher: 128 + signal when interrupted, as shells report it; a rank's own status where it chose one; else 1.
+    /// Returns the exit status for the launcher: 128 + signal when interrupted, as shells report it; a rank's own status if it chose one;
+    /// else 1.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -133,7 +135,7 @@ impl LaunchError {
         }
     }
 
-    /// Whether this is nearer to the cause than `recorded`, which was seen before it.
+    /// Returns whether this is nearer to the cause than `recorded`, which was seen before it.
     fn precedes(&self, recorded: &Self) -> bool {
         let (Self::RankFailed { how: seen, .. }, Self::RankFailed { how: before, .. }) = (self, recorded) else { return false };
         let distance = |how: &Ended| match how {
@@ -145,15 +147,15 @@ impl LaunchError {
 }
 
 impl Launch {
-    /// Most ranks of one job.
+    /// Maximum number of ranks of one job.
     pub const MAX_RANKS: usize = MAX_RANKS;
 
-    /// Runs the job. Blocks until all ranks have ended and are reaped; call it from the main thread, before any other exists (it takes
-    /// SIGINT, SIGTERM and SIGHUP, and leaves them blocked: the process has only to say how the job ended, and a request to end that comes
-    /// so late, or again, must not keep it from that).
+    /// Runs the job. Blocks until all ranks have ended and are reaped. Call it from the main thread, before any other exists: it takes
+    /// SIGINT, SIGTERM and SIGHUP, and leaves them blocked, because the process has only to report the end of the job, and a late or
+    /// repeated request to end must not prevent that.
     ///
     /// # Errors
-    /// The first thing that went wrong, as [`LaunchError`].
+    /// The first failure, as [`LaunchError`].
     pub fn run(&self) -> Result<(), LaunchError> {
         if !(1..=MAX_RANKS).contains(&self.ranks) {
             return Err(LaunchError::Ranks { ranks: self.ranks });
@@ -180,7 +182,7 @@ impl Launch {
             job.reap()?;
             job.keep_time(limit_ns, self.time_limit);
         }
-        // What fails after an interrupt may do so because of it.
+        // A failure after an interrupt may be a consequence of it.
         job.interrupt.map(|(signal, _)| LaunchError::Interrupted { signal }).or(job.failure).map_or(Ok(()), Err)
     }
 }
@@ -212,13 +214,13 @@ struct Job {
     signals: EndSignals,
     clock: Clock,
     grace: Duration,
-    /// The signal by which the user asked for the end, before anything went wrong, and when.
+    /// The signal by which the user asked for the end, before any failure, and its time in ns.
     interrupt: Option<(i32, u64)>,
-    /// The first thing that went wrong, or its cause.
+    /// The first failure, or its cause.
     failure: Option<LaunchError>,
-    /// When the ranks still running are killed; set by an interrupt or failure.
+    /// Time at which the ranks still running are killed, in ns; set by an interrupt or failure.
     kill_at_ns: Option<u64>,
-    /// Ranks have been killed here: that a rank was killed is no cause any more.
+    /// Ranks have been killed here, so a killed rank is not the cause any more.
     has_killed: bool,
 }
 
@@ -233,7 +235,7 @@ impl Job {
         let mut fds = vec![sys::interest(&self.signals, libc::POLLIN)];
         for rank in self.ranks.iter().filter(|rank| rank.ended.is_none()) {
             fds.push(sys::interest(&rank.child, libc::POLLIN));
-            // A closed socket is always ready; what follows it is the end of the process.
+            // A closed socket is always ready; the end of the process follows.
             if !rank.channel.is_closed() {
                 fds.push(sys::interest(&rank.channel, rank.channel.events()));
             }
@@ -307,7 +309,7 @@ impl Job {
         Ok(())
     }
 
-    /// Acts on whatever time has run out.
+    /// Acts on every time limit that has passed.
     fn keep_time(&mut self, limit_ns: u64, limit: Duration) {
         let now_ns = self.clock.now_ns();
         if let Some(frame) = self.relay.expire(now_ns) {
@@ -326,7 +328,7 @@ impl Job {
         }
     }
 
-    /// Records a failure if it is the first, or precedes the first. The first one is told to every rank, and starts the grace period.
+    /// Records a failure if it is the first, or precedes the first. Reports the first one to every rank, and starts the grace period.
     fn fail(&mut self, failure: LaunchError, news: Frame) {
         match &self.failure {
             None => {

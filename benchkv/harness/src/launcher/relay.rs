@@ -9,9 +9,9 @@ pub(super) struct Relay {
     /// The round being collected; the first is 1.
     round: u32,
     parts: Vec<Option<Vec<u8>>>,
-    /// When the round fails, and how long that was after its first part; `None` before the first part.
+    /// Time at which the round fails, and its length from the first part; `None` before the first part.
     deadline: Option<(u64, u32)>,
-    /// A round failed: what arrives from now on is late.
+    /// A round failed: later frames are late.
     failed: bool,
 }
 
@@ -20,7 +20,7 @@ impl Relay {
         Self { round: 1, parts: vec![None; size], deadline: None, failed: false }
     }
 
-    /// Takes a frame of rank `from`. `Err` says how the rank broke the protocol.
+    /// Takes a frame of rank `from`. The error describes a violation of the protocol.
     pub(super) fn arrived(&mut self, from: usize, frame: Frame, now_ns: u64) -> Result<Option<Frame>, String> {
         let Frame::Part { round, within_ms, part } = frame else {
             return Err("sent a frame that only the launcher sends".to_owned());
@@ -46,7 +46,7 @@ impl Relay {
         Ok(Some(Frame::Gathered { round, parts }))
     }
 
-    /// When [`expire`](Self::expire) has something to say.
+    /// Returns the time at which [`expire`](Self::expire) has an effect.
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         self.deadline.map(|(at_ns, _)| at_ns)
     }
@@ -60,7 +60,7 @@ impl Relay {
         Some(Frame::Missing { round: self.round, within_ms, ranks })
     }
 
-    /// The ranks that others are waiting for now.
+    /// Returns the ranks that others are waiting for now.
     pub(super) fn waited_for(&self) -> impl Iterator<Item = usize> {
         let open = self.deadline.is_some();
         self.parts.iter().enumerate().filter(move |(_, part)| open && part.is_none()).map(|(rank, _)| rank)

@@ -29,15 +29,16 @@ pub(crate) struct IceoryxClient {
     _node: Node<ipc::Service>,
 }
 
-/// Where iceoryx2 keeps its files, some of which it leaves behind: below a name of their own, so that they can be told from other programs'.
+/// The place of iceoryx2's files, some of which it leaves behind: under a name of their own, so that they can be distinguished from other
+/// programs'.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// What the names of its shared memory begin with.
+    /// Prefix of the names of its shared memory.
     pub(crate) prefix: String,
 }
 
 impl Place {
-    /// Its directory.
+    /// Returns its directory.
     fn root(&self) -> PathBuf {
         std::env::temp_dir().join(&self.prefix)
     }

@@ -1,4 +1,4 @@
-//! What ours is put beside.
+//! The rivals of the crates of this repository.
 
 pub(crate) mod array_queue;
 pub(crate) mod channel;
