@@ -1,4 +1,4 @@
-//! One connection: the protocol core, its memory and its queue pair, and how they are driven.
+//! One connection: the protocol core, its memory and its queue pair, and their driver.
 //!
 //! User code (callbacks, drops of user data) runs only while nothing here is borrowed, so it may call, reply and receive.
 
@@ -22,22 +22,22 @@ use crate::ring::{RecvBytes, RingView};
 use crate::timers::{Timed, Timer, Timers};
 use crate::worklist::{Listed, Listing, Worklist};
 
-/// How a call ended: the reply's bytes, or why there are none.
+/// The outcome of a call: the reply's bytes, or why there are none.
 pub type Outcome<'a> = Result<RecvBytes<'a>, CallFailure>;
 
-/// What a drain hands out goes here.
+/// The receiver of the events of a drain.
 pub(crate) trait Receiver<U> {
-    /// Requests are answered, or held, as they come: they go to [`Receiver::on_request`] and not to the queue.
+    /// Whether requests are answered, or held, as they arrive: they go to [`Receiver::on_request`] and not to the queue.
     const TAKES_REQUESTS: bool;
 
-    /// A request with these bytes, to be answered or held before the next message is taken.
+    /// Takes a request with these bytes, to be answered or held before the next message is taken.
     fn on_request(&mut self, connection: &Rc<Connection<U>>, request: Request, bytes: RecvBytes<'_>);
 
-    /// A call ended.
+    /// Takes the end of a call.
     fn on_response(&mut self, user_data: U, outcome: Outcome<'_>);
 }
 
-/// Requests go to the queue.
+/// Sends requests to the queue.
 impl<U, F: FnMut(U, Outcome<'_>)> Receiver<U> for F {
     const TAKES_REQUESTS: bool = false;
 
@@ -49,15 +49,15 @@ impl<U, F: FnMut(U, Outcome<'_>)> Receiver<U> for F {
     }
 }
 
-/// Numbers the connections of this process, so that a call's token names its own.
+/// Numbers the connections of this process, so that a call's token names its own connection.
 static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
 
-/// What an endpoint has of the device and the context's queues, until its connection is retired.
+/// The resources of an endpoint from the device and the context's queues, until its connection is retired.
 #[derive(Debug)]
 pub(crate) struct Resources {
     /// Declared before the memory it uses.
     pub(crate) qp: RcQp,
-    /// No peer can reach it.
+    /// Memory that no peer can access.
     pub(crate) send_ring: Mr,
     pub(crate) recv_ring: Mr,
     pub(crate) share: QueueShare,
@@ -67,9 +67,9 @@ pub(crate) struct Resources {
 pub(crate) struct Connection<U> {
     qpn: u32,
     serial: u64,
-    /// `None` once retired: then the peer can write nothing any more.
+    /// `None` once retired: from then on the peer can write nothing.
     resources: RefCell<Option<Resources>>,
-    /// The receive ring of a connection that was retired, while the application has requests in it.
+    /// The receive ring of a retired connection, while the application has requests in it.
     kept_ring: RefCell<Option<Mr>>,
     link: RefCell<Link<U>>,
     /// Declared after the queue pair, which READs into it.
@@ -81,23 +81,23 @@ pub(crate) struct Connection<U> {
     listing: Listing<Self>,
     timer: Cell<Timer>,
     worklist: Rc<Worklist<Self>>,
-    /// [`Endpoint`](crate::Endpoint)s that name it.
+    /// Number of [`Endpoint`](crate::Endpoint)s that name it.
     handles: Cell<usize>,
     leaving: Cell<Leaving>,
 }
 
-/// How far a connection is whose context is about to go.
+/// The progress of a connection whose context is about to go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leaving {
     /// It stays, or has nothing left to do.
     No,
-    /// Not all is posted.
+    /// A part is not posted yet.
     Begun,
-    /// All is posted, and a READ behind it: with that everything has arrived.
+    /// All is posted, and a READ after it: when the READ completes, everything has arrived.
     AllPosted,
 }
 
-/// Dropped when a callback panics, with the rest of its connection's events not handed out.
+/// Dropped when a callback panics while events of its connection are still to be delivered.
 struct Interrupted<'a, U>(&'a Rc<Connection<U>>);
 
 impl<U> Drop for Interrupted<'_, U> {
@@ -106,7 +106,7 @@ impl<U> Drop for Interrupted<'_, U> {
     }
 }
 
-/// Sets a connection's timer again after an expiry, also one ended by a panic of a callback.
+/// Sets a connection's timer again after an expiry, even if a callback panicked.
 struct Rearm<'a, U>(&'a Rc<Connection<U>>);
 
 impl<U> Drop for Rearm<'_, U> {
@@ -195,7 +195,7 @@ impl<U> Connection<U> {
         self.remote.path_mtu
     }
 
-    /// Different from that of every other connection of this process.
+    /// Returns a number that no other connection of this process has.
     pub(crate) const fn serial(&self) -> u64 {
         self.serial
     }
@@ -204,7 +204,7 @@ impl<U> Connection<U> {
         &self.recv_view
     }
 
-    /// The core, for a call or an answer. No user code runs while it is borrowed.
+    /// Borrows the core, for a call or an answer. No user code runs while it is borrowed.
     #[inline(always)]
     pub(crate) fn link(&self) -> RefMut<'_, Link<U>> {
         self.link.borrow_mut()
@@ -222,7 +222,7 @@ impl<U> Connection<U> {
         self.worklist.mark_dirty(self);
     }
 
-    /// Lists this connection for the next drain, which parts with it, if it is closed. Called after whatever can close the core.
+    /// Lists this connection for the next drain, which releases it, if it is closed. Called after everything that can close the core.
     fn note_end(self: &Rc<Self>) {
         if self.is_closed() {
             self.worklist.mark_unfinished(self);
@@ -233,8 +233,9 @@ impl<U> Connection<U> {
         self.with_link(|link| link.closed().is_some())
     }
 
-    /// Hands out what the core has: responses to the receiver, requests to it or to the queue; after a batch `arrived`, with this immediate. The
-    /// core is borrowed but while user code runs. One function for both: callbacks are inlined into it, which two would not be worth.
+    /// Delivers the events of the core: responses to the receiver, requests to it or to the queue; after a batch `arrived`, with this
+    /// immediate. The core is borrowed except while user code runs. One function for both: callbacks are inlined into it, which would not
+    /// pay off twice.
     #[inline(never)]
     pub(crate) fn deliver<R: Receiver<U>>(self: &Rc<Self>, arrived: Option<u32>, receiver: &mut R) {
         let mut link = self.link();
@@ -254,7 +255,7 @@ impl<U> Connection<U> {
                 }
                 Message::Request { request, payload_at } => {
                     drop(link);
-                    // SAFETY: likewise.
+                    // SAFETY: as above.
                     let bytes = unsafe { self.recv_view.bytes_at(payload_at, request.payload().len() as u32) };
                     receiver.on_request(self, request, bytes);
                 }
@@ -270,13 +271,13 @@ impl<U> Connection<U> {
             link = self.link();
         }
         std::mem::forget(interrupted);
-        // Replies in place leave it to this.
+        // For replies in place, this marks the connection.
         if R::TAKES_REQUESTS && link.has_unposted() && link.closed().is_none() {
             self.mark_dirty();
         }
     }
 
-    /// Whether there was one.
+    /// Delivers the next event. Returns whether there was one.
     #[inline(never)]
     fn deliver_event(self: &Rc<Self>, receiver: &mut impl Receiver<U>) -> bool {
         let event = self.link().next_event();
@@ -293,14 +294,15 @@ impl<U> Connection<U> {
         true
     }
 
-    /// Ends the one-sided operations of a connection that was retired: nothing of them reaches their memory any more.
+    /// Ends the one-sided operations of a retired connection: none of them accesses its memory any more.
     pub(crate) fn end_raw(&self, receiver: &mut impl Receiver<U>) {
         while let Some((user_data, reason)) = self.take_failed_raw() {
             receiver.on_response(user_data, Err(reason.into()));
         }
     }
 
-    /// Ends the calls whose deadlines have passed. Returns how many. Calls made by the callback have theirs after `now_ns`, so it ends.
+    /// Ends the calls whose deadlines have passed. Returns their number. Calls made by the callback have deadlines after `now_ns`, so it
+    /// ends.
     pub(crate) fn expire(self: &Rc<Self>, now_ns: u64, receiver: &mut impl Receiver<U>) -> usize {
         let _rearm = Rearm(self);
         let mut ended = 0;
@@ -311,7 +313,7 @@ impl<U> Connection<U> {
         ended
     }
 
-    /// Schedules a look at the deadlines, by a drain, once `at_ns` has passed.
+    /// Schedules a check of the deadlines, by a drain, once `at_ns` has passed.
     pub(crate) fn arm(self: &Rc<Self>, at_ns: u64) {
         self.worklist.timers().arm(self, at_ns);
     }
@@ -320,7 +322,8 @@ impl<U> Connection<U> {
         self.worklist.timers()
     }
 
-    /// Looks whether the peer of an idle connection should be READ, or the connection ended (K4, K5), and sets the time of the next look.
+    /// Checks whether to READ the record of an idle connection's peer, or to end the connection (K4, K5), and sets the time of the next
+    /// check.
     pub(crate) fn look_idle(self: &Rc<Self>, now_ns: u64) {
         let (has_work, next_ns) = self.with_link(|link| (link.look_idle(now_ns), link.next_idle_look(now_ns)));
         if has_work {
@@ -331,7 +334,7 @@ impl<U> Connection<U> {
         }
     }
 
-    /// A completion of the send queue.
+    /// Takes a completion of the send queue.
     pub(crate) fn complete(self: &Rc<Self>, cqe: &Cqe<'_>, receiver: &mut impl Receiver<U>) {
         let user = self.resources.borrow_mut().as_mut().and_then(|resources| resources.qp.complete(cqe));
         match cqe.result() {
@@ -352,12 +355,13 @@ impl<U> Connection<U> {
                     self.mark_dirty();
                 }
             }
-            // Room in the send queue: what waited for it is still on the worklist.
+            // The send queue has room: messages that waited for it are still on the worklist.
             Ok(()) => {}
         }
     }
 
-    /// Begins the graceful end with the next flush. Nobody serves a connection that has ended, and its context may be gone.
+    /// Begins the graceful end with the next flush. Does nothing for a connection that has ended: nothing serves it, and its context may
+    /// be gone.
     pub(crate) fn close(self: &Rc<Self>) {
         if !self.is_closed() {
             self.with_link(Link::shut_down);
@@ -365,12 +369,12 @@ impl<U> Connection<U> {
         }
     }
 
-    /// One more endpoint names this connection.
+    /// Counts one more endpoint that names this connection.
     pub(crate) fn add_handle(&self) {
         self.handles.set(self.handles.get() + 1);
     }
 
-    /// One less; the last one closes the connection.
+    /// Counts one endpoint less; the last one closes the connection.
     pub(crate) fn remove_handle(self: &Rc<Self>) {
         self.handles.set(self.handles.get() - 1);
         if self.handles.get() == 0 {
@@ -378,8 +382,8 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Begins the graceful end, for a context that is about to go: a peer to which nothing is owed, and that owes nothing, parts as from one that
-    /// closed.
+    /// Begins the graceful end, for a context that is about to go. A peer with nothing outstanding in either direction ends as if this
+    /// end had closed.
     pub(crate) fn part(self: &Rc<Self>) {
         if !self.is_closed() {
             self.close();
@@ -387,7 +391,7 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Whether something that it has to send has not arrived yet. Posts what there is room for by now.
+    /// Returns whether messages to send have not all arrived yet. Posts as much as there is room for.
     pub(crate) fn is_leaving(self: &Rc<Self>) -> bool {
         if self.leaving.get() == Leaving::Begun {
             self.serve(self.worklist.timers().now_ns());
@@ -406,7 +410,7 @@ impl<U> Connection<U> {
         self.leaving.get() != Leaving::No
     }
 
-    /// A completion of the send queue, of a connection that leaves: all before its last READ has arrived, or will not.
+    /// Takes a completion of the send queue of a connection that leaves: everything before its last READ has arrived, or never will.
     pub(crate) fn note_arrival(&self, cqe: &Cqe<'_>) {
         let user = self.resources.borrow_mut().as_mut().and_then(|resources| resources.qp.complete(cqe));
         if user == Some(LAST) || cqe.result().is_err() {
@@ -414,32 +418,32 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Like [`Connection::close`], nothing is left to be done for a connection that has ended: its number may be another's.
+    /// Ends the connection at once. Does nothing for a connection that has ended: its number may be another's.
     pub(crate) fn abort(self: &Rc<Self>) {
         if !self.is_closed() {
             self.end(CloseReason::ClosedHere);
         }
     }
 
-    /// Drops the user data of whatever has not ended, for a connection that is closed and that no poll looks at any more.
+    /// Drops the user data of everything that has not ended, for a closed connection that is not polled any more.
     pub(crate) fn discard(&self) {
         while self.with_link(Link::next_event).is_some() {}
         while self.take_failed_raw().is_some() {}
     }
 
-    /// The device reported an error: the connection ends.
+    /// Ends the connection: the device reported an error.
     pub(crate) fn fail(self: &Rc<Self>, error: CompletionError) {
         self.end(CloseReason::of(error));
     }
 
-    /// The connection ends for this reason, unless it has ended.
+    /// Ends the connection for this reason, unless it has ended.
     pub(crate) fn end(self: &Rc<Self>, reason: CloseReason) {
         self.with_link(|link| link.close(reason));
         self.note_end();
     }
 
-    /// Posts what may go, and rings at once: what is left to do here is done while it is on its way. READs where starved, refreshes the
-    /// published record. Stays on the worklist while work is left.
+    /// Posts batches that may be sent, and rings the doorbell at once: the rest of the work overlaps with their transfer. READs if
+    /// starved, and refreshes the published record. Stays on the worklist while work is left.
     #[inline(always)]
     pub(crate) fn serve(self: &Rc<Self>, now_ns: u64) {
         if !self.serve_easily(now_ns) {
@@ -447,7 +451,7 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Whether all that is to be done was one batch, which went at once.
+    /// Posts at once if the only work is one batch. Returns whether that was the case.
     #[inline(always)]
     fn serve_easily(&self, now_ns: u64) -> bool {
         let mut resources = self.resources.borrow_mut();
@@ -461,7 +465,7 @@ impl<U> Connection<U> {
         link.is_at_rest(now_ns)
     }
 
-    /// What else a connection may want of a flush; or all of it, if that is not one batch that goes at once.
+    /// Does all other work of a flush; or all work, if that is not one batch that can be posted at once.
     #[inline(never)]
     fn serve_anyhow(self: &Rc<Self>, now_ns: u64) {
         let mut resources = self.resources.borrow_mut();
@@ -480,8 +484,8 @@ impl<U> Connection<U> {
             self.control.publish(words);
         }
         qp.ring();
-        // A full send queue drains by itself. Any other error means that the queue pair is broken; its completion tells the reason, if
-        // one comes.
+        // A full send queue drains by itself. Any other error means that the queue pair is broken; its completion, if one arrives, has
+        // the reason.
         if !matches!(outcome, Ok(()) | Err(PostError::QueueFull { .. })) {
             link.close(CloseReason::Disconnected);
         }
@@ -498,12 +502,12 @@ impl<U> Connection<U> {
         qp.post(&read, Signal::Always, user)
     }
 
-    /// The operations of the application.
+    /// Returns the operations of the application.
     pub(crate) const fn raw(&self) -> &RawOperations<U> {
         &self.raw
     }
 
-    /// Has `post` post an operation that uses `memory`, with the word it is given. The next flush rings for it.
+    /// Lets `post` post an operation that uses `memory`, with the given word. The next flush rings the doorbell.
     pub(crate) fn post_raw(
         self: &Rc<Self>,
         memory: &Rc<Mr>,
@@ -520,13 +524,13 @@ impl<U> Connection<U> {
         Ok(())
     }
 
-    /// An operation that ends because the connection did.
+    /// Takes an operation that ends because the connection did.
     fn take_failed_raw(&self) -> Option<(U, CloseReason)> {
         let reason = self.with_link(|link| link.closed())?;
         self.raw.end().map(|user_data| (user_data, reason))
     }
 
-    /// Takes a connection that has ended off the device, and gives back what it has of it. The receive ring stays while the application has
+    /// Takes a connection that has ended off the device, and frees its resources. The receive ring stays while the application has
     /// requests in it.
     pub(crate) fn retire(&self) {
         let Some(Resources { qp, send_ring, recv_ring, share }) = self.resources.take() else { return };
@@ -536,7 +540,7 @@ impl<U> Connection<U> {
         }
     }
 
-    /// A request of a connection that has ended is with the application no more.
+    /// Releases a request of a connection that has ended, from the application.
     #[cold]
     pub(crate) fn let_go(&self, request: &Request) {
         let has_others = self.with_link(|link| {

@@ -28,14 +28,14 @@ use crate::timers::IDLE_LOOKS;
 use crate::wire::FlowWords;
 use crate::worklist::Worklist;
 
-/// Endpoints that a context has room for unless the builder is told otherwise.
+/// Default number of endpoints that a context has room for.
 pub const DEFAULT_ENDPOINTS: u32 = 128;
 /// Receives of the shared receive queue that [`DEFAULT_ENDPOINTS`] need.
 pub const DEFAULT_SRQ_SIZE: u32 = Outstanding::DEFAULT.receives(DEFAULT_ENDPOINTS) as u32;
 /// Entries of a completion queue that [`DEFAULT_ENDPOINTS`] need, rounded up as devices do.
 pub const DEFAULT_CQ_SIZE: u32 = (Outstanding::DEFAULT.completions() * DEFAULT_ENDPOINTS).next_power_of_two();
 
-/// Most completions one poll takes from each queue, so that a poll is bounded under any load.
+/// Maximum number of completions that one poll takes from each queue, so that a poll is bounded under any load.
 const POLL_BUDGET: usize = 256;
 
 /// Describes a context. Plain data: send it to the thread that will own the context and build it there.
@@ -48,7 +48,7 @@ const POLL_BUDGET: usize = 256;
 pub struct ContextBuilder {
     device: DeviceSpec,
     endpoints: u32,
-    /// What each of them may have outstanding.
+    /// The limits of each endpoint's outstanding operations.
     outstanding: Outstanding,
     srq_size: Option<u32>,
     cq_size: Option<u32>,
@@ -61,7 +61,7 @@ pub enum BuildError {
     /// The device could not be opened.
     #[error("opening the device: {0}")]
     Open(#[from] OpenError),
-    /// A queue could not be made.
+    /// A queue could not be created.
     #[error("creating a queue: {0}")]
     Queue(#[from] CreateError),
     /// The receive queue could not be filled.
@@ -81,15 +81,15 @@ pub enum BuildError {
 }
 
 impl ContextBuilder {
-    /// A context on this device.
+    /// Describes a context on this device.
     #[must_use]
     pub const fn new(device: DeviceSpec) -> Self {
         Self { device, endpoints: DEFAULT_ENDPOINTS, outstanding: Outstanding::DEFAULT, srq_size: None, cq_size: None }
     }
 
-    /// Room for at least so many endpoints at once that are made with the default [`EndpointConfig`]. The sizes of all queues follow from it.
-    /// Default [`DEFAULT_ENDPOINTS`]. Memory: about 9 KiB for each, and its rings when it is made. Devices have about 32,000 receives in a
-    /// queue, enough for 680; for more, see [`ContextBuilder::endpoints_with`].
+    /// Sets the minimum number of endpoints with the default [`EndpointConfig`] that the context has room for at once. The sizes of all
+    /// queues follow from it. Default [`DEFAULT_ENDPOINTS`]. Memory: about 9 KiB for each, and its rings when it is made. Devices have
+    /// about 32,000 receives in a queue, enough for 680; for more, see [`ContextBuilder::endpoints_with`].
     #[must_use]
     pub const fn endpoints(mut self, count: u32) -> Self {
         self.endpoints = count;
@@ -97,7 +97,7 @@ impl ContextBuilder {
         self
     }
 
-    /// Like [`ContextBuilder::endpoints`], of endpoints that are made with `config`: the fewer their
+    /// Like [`ContextBuilder::endpoints`], for endpoints made with `config`: the fewer their
     /// [`batches_in_flight`](EndpointConfig::batches_in_flight), the more of them fit a queue.
     #[must_use]
     pub const fn endpoints_with(mut self, count: u32, config: &EndpointConfig) -> Self {
@@ -106,29 +106,30 @@ impl ContextBuilder {
         self
     }
 
-    /// Receives of the queue all endpoints share, in the place of what follows from the number of endpoints. Two thirds of them are shared
-    /// out to the endpoints as batches in flight.
+    /// Sets the number of receives of the queue that all endpoints share, instead of the number that follows from the endpoints. Two
+    /// thirds of them are divided among the endpoints as batches in flight.
     #[must_use]
     pub const fn srq_size(mut self, receives: u32) -> Self {
         self.srq_size = Some(receives);
         self
     }
 
-    /// Entries of each completion queue, in the place of what follows from the others: at least the SRQ size, and for each endpoint its
-    /// [`batches_in_flight`](EndpointConfig::batches_in_flight) + [`raw_operations`](EndpointConfig::raw_operations) + 8 and the batches of a
-    /// [`Window::Completion`](crate::Window::Completion), or the depth of its send queue if that is less.
+    /// Sets the entries of each completion queue, instead of the number that follows from the others. Needed are at least the SRQ size,
+    /// and for each endpoint its [`batches_in_flight`](EndpointConfig::batches_in_flight) +
+    /// [`raw_operations`](EndpointConfig::raw_operations) + 8 and the batches of a [`Window::Completion`](crate::Window::Completion), or
+    /// the depth of its send queue if that is less.
     #[must_use]
     pub const fn cq_size(mut self, entries: u32) -> Self {
         self.cq_size = Some(entries);
         self
     }
 
-    /// Receives of the SRQ, and entries of the send CQ for the endpoints that it is large enough for.
+    /// Returns the receives of the SRQ, and the entries of the send CQ for the endpoints that the SRQ is large enough for.
     fn sizes(&self) -> (u32, u32) {
         let receives = self.srq_size.map_or(self.outstanding.receives(self.endpoints), u64::from);
         let endpoints = self.outstanding.endpoints(receives).max(u64::from(self.endpoints));
         let completions = self.cq_size.map_or(endpoints.saturating_mul(u64::from(self.outstanding.completions())), u64::from);
-        // What no number of 32 bits says, no device has.
+        // A number beyond 32 bits is more than any device has.
         (u32::try_from(receives).unwrap_or(u32::MAX), u32::try_from(completions).unwrap_or(u32::MAX))
     }
 
@@ -141,10 +142,10 @@ impl ContextBuilder {
         self.build_on(device)
     }
 
-    /// Makes the queues on a device that is open, in the place of one of its own: contexts of one thread can share one.
+    /// Makes the queues on an open device, instead of one of its own: contexts of one thread can share one.
     ///
     /// # Errors
-    /// Likewise.
+    /// [`BuildError`]; nothing is left behind.
     pub fn build_on<U>(self, device: Device) -> Result<Context<U>, BuildError> {
         let pd = device.alloc_pd()?;
         let (receives, send_completions) = self.sizes();
@@ -178,11 +179,11 @@ impl ContextBuilder {
 /// Everything of one thread: device, queues, endpoints. `U` is the caller's data per call.
 ///
 /// It belongs to one thread, and so does everything made from it. It may be moved; endpoints stay valid. Methods take `&self`, so
-/// callbacks may call, reply and receive; what must not nest answers with a `Reentrant` error.
-/// When it is dropped it ends its connections, and drops the user data of calls and operations that have not ended. It waits until the
-/// replies that were given, and the word that this end is gone, have arrived, 20 ms at most: what the peer has no room for then, and what goes to
-/// a peer that is gone, is lost with the queue pair. A peer that hears it and has nothing outstanding ends with
-/// [`CloseReason::ClosedByPeer`](crate::CloseReason::ClosedByPeer); all others find the queue pair gone, by what they send or by their
+/// callbacks may call, reply and receive; methods that must not nest return a `Reentrant` error. Its drop ends its connections, and drops
+/// the user data of calls and operations that have not ended. The drop waits until the given replies, and the message that this end is
+/// gone, have arrived, 20 ms at most. Messages for which the peer has no room then, and messages to a peer that is gone, are lost with
+/// the queue pair. A peer that gets the message and has nothing outstanding ends with
+/// [`CloseReason::ClosedByPeer`](crate::CloseReason::ClosedByPeer); all others find the queue pair gone, by their operations or by their
 /// keep-alive.
 ///
 /// ```compile_fail
@@ -199,8 +200,8 @@ impl<U> fmt::Debug for Context<U> {
     }
 }
 
-/// What pending endpoints find their way back to. Nothing in it is borrowed mutably while user code runs, but the queues being polled;
-/// `is_polling` keeps user code from them.
+/// The part of a context that pending endpoints refer to. Nothing in it is borrowed mutably while user code runs, except the queues being
+/// polled; `is_polling` keeps user code from them.
 pub(crate) struct Inner<U> {
     worklist: Rc<Worklist<Connection<U>>>,
     connections: RefCell<Vec<Rc<Connection<U>>>>,
@@ -212,13 +213,13 @@ pub(crate) struct Inner<U> {
     pd: Pd,
     device: Device,
     is_polling: Cell<bool>,
-    /// The receive queue could not be refilled: the next drain tries again.
+    /// The receive queue could not be refilled; the next drain tries again.
     is_short: Cell<bool>,
-    /// Its device, or a queue of it, broke down.
+    /// The event by which its device, or one of its queues, broke down.
     broken: Cell<Option<AsyncEvent>>,
-    /// Counters of connections that are closed.
+    /// Counters of closed connections.
     retired: Cell<Stats>,
-    /// Connections that are closed.
+    /// Number of closed connections.
     endings: Cell<u64>,
 }
 
@@ -233,7 +234,7 @@ pub enum PollError {
     Receive(#[from] PostReceiveError),
 }
 
-/// Marks a poll as running until dropped, also by a panic of a callback.
+/// Marks a poll as running until it is dropped, even if a callback panics.
 struct Polling<'a>(&'a Cell<bool>);
 
 impl Drop for Polling<'_> {
@@ -242,7 +243,7 @@ impl Drop for Polling<'_> {
     }
 }
 
-/// Dropped when a callback panics: flushes tell of what arrived, so receives must be posted for it (B1).
+/// Dropped when a callback panics: flushes report arrivals, so receives must be posted for them (B1).
 struct Unfilled<'a, U>(&'a Inner<U>);
 
 impl<U> Drop for Unfilled<'_, U> {
@@ -272,23 +273,23 @@ impl<U, R: FnMut(RecvBytes<'_>, Reply<'_, U>), F: FnMut(U, Outcome<'_>)> Receive
 }
 
 impl<U> Context<U> {
-    /// Name, transport and capabilities of the device in use.
+    /// Returns name, transport and capabilities of the device in use.
     #[must_use]
     pub fn device_info(&self) -> DeviceInfo {
         self.inner.device.info()
     }
 
-    /// The device of this context. Everything here that takes time is measured by its clock, [`Device::now_ns`]: deadlines, keep-alive, stalls.
+    /// Returns the device of this context. Its clock, [`Device::now_ns`], measures all times here: deadlines, keep-alive, stalls.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.inner.device
     }
 
-    /// One bounded step: takes arrivals and completions, ends calls through `on_response`, posts what gathered. Returns how many
-    /// completions there were, and calls that ran out of time; 0 means that nothing moved.
+    /// One bounded step: takes arrivals and completions, ends calls through `on_response`, posts gathered messages. Returns the number of
+    /// completions plus the number of calls that ran out of time; 0 means that nothing moved.
     ///
-    /// `on_response` gets the call's user data and either the reply's bytes, valid during the callback, or why there are none. It may
-    /// call, reply and receive.
+    /// `on_response` gets the call's user data and either the reply's bytes, valid during the callback, or the reason why there are none.
+    /// It may call, reply and receive.
     ///
     /// # Errors
     /// [`PollError`].
@@ -299,9 +300,9 @@ impl<U> Context<U> {
         Ok(taken)
     }
 
-    /// Like [`Context::poll`], and answers requests while it takes them, which costs less than [`Context::recv`]: `on_request` gets the
-    /// bytes of each and the [`Reply`] to it, those first that arrived before. Returns how many completions, calls out of time and such
-    /// older requests there were.
+    /// Like [`Context::poll`], but answers requests while it takes them, which costs less than [`Context::recv`]. `on_request` gets the
+    /// bytes of each request and the [`Reply`] to it, earlier arrivals first. Returns the number of completions, calls out of time and
+    /// such earlier requests.
     ///
     /// ```no_run
     /// # fn serve(context: copyrpc::Context<()>) -> Result<(), Box<dyn std::error::Error>> {
@@ -317,8 +318,8 @@ impl<U> Context<U> {
     /// # }
     /// ```
     ///
-    /// `on_request` may call, and keep requests for later with [`Reply::hold`]; `on_response` is as that of a poll. A handler that panics loses
-    /// nothing but its own request.
+    /// `on_request` may call, and keep requests for later with [`Reply::hold`]; `on_response` is as in a poll. A handler that panics
+    /// loses only its own request.
     ///
     /// # Errors
     /// [`PollError`].
@@ -339,7 +340,7 @@ impl<U> Context<U> {
         Ok(taken)
     }
 
-    /// The first half of [`Context::poll`]: posts nothing, so calls and replies go on gathering into larger batches.
+    /// Does the first half of [`Context::poll`]: posts nothing, so calls and replies go on gathering into larger batches.
     ///
     /// # Errors
     /// [`PollError`].
@@ -348,8 +349,8 @@ impl<U> Context<U> {
         self.inner.drain(&mut on_response)
     }
 
-    /// The second half of [`Context::poll`]: posts what gathered, and probes peers that have been silent for long; takes no completions,
-    /// and does not look at the clock: drains do.
+    /// Does the second half of [`Context::poll`]: posts gathered messages, and probes peers that have been silent for long. Takes no
+    /// completions, and does not read the clock; drains do.
     ///
     /// # Errors
     /// [`PollError`].
@@ -359,20 +360,20 @@ impl<U> Context<U> {
         Ok(())
     }
 
-    /// The oldest request that arrived, over all endpoints.
+    /// Returns the oldest request that arrived, over all endpoints.
     #[must_use]
     #[inline]
     pub fn recv(&self) -> Option<RecvHandle<U>> {
         self.inner.worklist.next_request().map(|(connection, request)| RecvHandle::new(connection, request))
     }
 
-    /// Connected endpoints that have not ended.
+    /// Returns the number of connected endpoints that have not ended.
     #[must_use]
     pub fn endpoints(&self) -> usize {
         self.inner.connections.borrow().len()
     }
 
-    /// Counters of all endpoints there were.
+    /// Returns the sums of the counters of all endpoints ever made.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let mut stats = self.inner.retired.get();
@@ -384,7 +385,7 @@ impl<U> Context<U> {
 }
 
 impl<U> Inner<U> {
-    /// A share of the queues for one more endpoint, whose queue pair has `send_capacity` WQEBBs.
+    /// Takes a share of the queues for one more endpoint, whose queue pair has `send_capacity` WQEBBs.
     pub(crate) fn share_queues(&self, outstanding: Outstanding, send_capacity: usize) -> Result<QueueShare, CreateEndpointError> {
         let (receives, completions) = (self.srq.borrow().depth(), self.send_cq.borrow().entries());
         QueueShare::take(&self.used, outstanding, send_capacity, receives, completions)
@@ -402,7 +403,7 @@ impl<U> Inner<U> {
         ControlMemory::new(&self.control_regions, &self.pd, words)
     }
 
-    /// What broke down of it.
+    /// Returns the event by which it broke down.
     pub(crate) fn breakdown(&self) -> Option<AsyncEvent> {
         self.broken.get()
     }
@@ -411,7 +412,7 @@ impl<U> Inner<U> {
         Rc::clone(&self.worklist)
     }
 
-    /// Inside a poll, drain or flush: the queues are in use.
+    /// Returns whether a poll, drain or flush is running: the queues are in use.
     pub(crate) fn is_polling(&self) -> bool {
         self.is_polling.get()
     }
@@ -429,21 +430,21 @@ impl<U> Inner<U> {
         Ok(Polling(&self.is_polling))
     }
 
-    /// Takes what arrived and what completed, releases the connections that ended, ends the calls that are out of time.
+    /// Takes arrivals and completions, releases the connections that ended, and ends the calls that are out of time.
     #[inline]
     fn drain(&self, receiver: &mut impl Receiver<U>) -> Result<usize, PollError> {
         let mut taken = self.take_completions(receiver)?;
         if self.worklist.has_unfinished() {
             self.finish(receiver);
         }
-        // Behind the arrivals of the same drain, so that a response that came in time wins.
+        // After the arrivals of the same drain, so that a response that arrived in time wins.
         if self.worklist.timers().tick(taken == 0) {
             taken += self.look_at_clock(receiver);
         }
         Ok(taken)
     }
 
-    /// Goes on where a callback panicked, and releases the connections that ended.
+    /// Continues where a callback panicked, and releases the connections that ended.
     #[cold]
     #[inline(never)]
     fn finish(&self, receiver: &mut impl Receiver<U>) {
@@ -457,7 +458,7 @@ impl<U> Inner<U> {
         }
     }
 
-    /// Returns how many calls it ended.
+    /// Reads the clock. Returns the number of calls it ended.
     #[cold]
     #[inline(never)]
     fn look_at_clock(&self, receiver: &mut impl Receiver<U>) -> usize {
@@ -511,7 +512,7 @@ impl<U> Inner<U> {
             match (connection, cqe.result()) {
                 (Some(connection), Ok(())) => connection.deliver(Some(cqe.imm()), receiver),
                 (Some(connection), Err(error)) => connection.fail(error),
-                // A late arrival of a connection that is closed.
+                // A late arrival of a closed connection.
                 (None, _) => {}
             }
         });
@@ -520,8 +521,8 @@ impl<U> Inner<U> {
         received
     }
 
-    /// Takes the completions of the send queues. To the end, so that a connection retired now leaves none behind that its share does not pay
-    /// for any more; that is bounded by B2, since nothing is posted meanwhile.
+    /// Takes all completions of the send queues, so that a connection retired now leaves none behind that its share has no room for any
+    /// more. B2 bounds their number, since nothing is posted meanwhile.
     #[inline(never)]
     fn take_sent(&self, receiver: &mut impl Receiver<U>) -> usize {
         let recv_cq = self.recv_cq.borrow();
@@ -541,7 +542,7 @@ impl<U> Inner<U> {
     #[inline]
     fn refill(&self, srq: &mut Srq) {
         if srq.free() * 3 > srq.depth() {
-            // The drain says so, which finds that the queue is short.
+            // The drain reports a failure: it finds that the queue is short.
             let _filled = self.fill(srq);
         }
     }
@@ -571,7 +572,7 @@ impl<U> Inner<U> {
         self.worklist.flush(|connection| connection.serve(now_ns));
     }
 
-    /// Forgets a connection that has ended and whose calls have.
+    /// Removes a connection that has ended and whose calls have.
     fn retire(&self, connection: &Connection<U>) {
         if self.recv_cq.borrow_mut().unregister(connection.qpn()).is_some() {
             self.connections.borrow_mut().retain(|other| other.qpn() != connection.qpn());
@@ -591,7 +592,7 @@ impl<U> Drop for Inner<U> {
         let connections = self.connections.take();
         connections.iter().for_each(|connection| connection.retire());
         self.worklist.clear();
-        // It may hold what holds its connection.
+        // A connection may hold data that holds the connection.
         connections.iter().for_each(|connection| connection.discard());
     }
 }

@@ -1,5 +1,5 @@
-//! The two small pieces of registered memory of an endpoint: the record its peer READs, and the
-//! place its own READs land. The endpoints of a context share regions: one each would take a page and a key.
+//! The two small pieces of registered memory of an endpoint: the record that its peer READs, and the destination of its own READs. The
+//! endpoints of a context share regions: one region each would take a page and a key.
 
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
@@ -29,7 +29,7 @@ struct Region {
 }
 
 impl ControlRegions {
-    /// A region with a free place; all of them are of `pd`.
+    /// Returns a region with a free place; all regions belong to `pd`.
     fn vacant(&self, pd: &Pd) -> Result<Rc<Region>, RegisterError> {
         let mut regions = self.regions.borrow_mut();
         regions.retain(|region| region.strong_count() > 0);
@@ -43,13 +43,13 @@ impl ControlRegions {
     }
 }
 
-/// One place. Bytes 0..32: the published record, in the layout of [`PublishedRecord`]. Bytes 32..64: the target of READs. Given back when
-/// dropped: the queue pair that READs into it, and the one that is READ through, must be gone by then.
+/// One place. Bytes 0..32: the published record, in the layout of [`PublishedRecord`]. Bytes 32..64: the destination of READs. Its drop
+/// frees the place: by then the queue pair that READs into it, and the queue pair through which the peer READs it, must be gone.
 #[derive(Debug)]
 pub(crate) struct ControlMemory {
     region: Rc<Region>,
     place: usize,
-    /// Of the place.
+    /// Start of the place.
     start: NonNull<u8>,
 }
 
@@ -74,21 +74,21 @@ impl ControlMemory {
 
     #[inline]
     fn at(&self, offset: usize) -> NonNull<u8> {
-        // SAFETY: `offset` is inside of the place, whose region lives as long as this.
+        // SAFETY: `offset` is inside of the place, whose region lives as long as `self`.
         unsafe { self.start.add(offset) }
     }
 
-    /// Address and key of the published record, for the peer.
+    /// Returns address and key of the published record, for the peer.
     pub(crate) fn published(&self) -> (u64, u32) {
         (self.region.memory.addr() + self.offset() as u64, self.region.memory.rkey())
     }
 
-    /// Stores the words. A READ meanwhile may see old and new ones mixed; each word is true by itself (F1).
+    /// Stores the words. A concurrent READ may see old and new words mixed; each word is valid by itself (F1).
     pub(crate) fn publish(&self, words: FlowWords) {
         for (index, word) in [(0, words.consumer_pos), (1, words.credit), (3, words.batches_received)] {
             // SAFETY: the region is page-aligned, a place 64 bytes long; this thread is the only writer of these words.
             let target = unsafe { self.at(8 * index).cast::<AtomicU64>().as_ref() };
-            // Release: a reader of the new position must find us done with the bytes before it.
+            // Release: a reader of the new position must find this end done with the bytes before it.
             target.store(word.to_le(), Ordering::Release);
         }
     }
@@ -97,26 +97,26 @@ impl ControlMemory {
     pub(crate) fn beat(&self, heartbeat: u32) {
         // SAFETY: as in `publish`.
         let target = unsafe { self.at(PublishedRecord::HEARTBEAT_OFFSET).cast::<AtomicU32>().as_ref() };
-        // It orders nothing: it only has to change.
+        // Relaxed: the heartbeat only has to change.
         target.store(heartbeat.to_le(), Ordering::Relaxed);
     }
 
-    /// Stores how many batches were taken.
+    /// Stores the number of batches taken.
     #[inline]
     pub(crate) fn note_taken(&self, batches: u32) {
         // SAFETY: as in `publish`.
         let target = unsafe { self.at(PublishedRecord::BATCHES_TAKEN_OFFSET).cast::<AtomicU32>().as_ref() };
-        // It orders nothing: its reader only waits for it.
+        // Relaxed: its reader only waits for the value.
         target.store(batches.to_le(), Ordering::Relaxed);
     }
 
-    /// Where a READ puts the peer's record.
+    /// Returns the destination of READs of the peer's record.
     pub(crate) fn read_target(&self) -> Sge {
         let memory = &self.region.memory;
         Sge { addr: memory.addr() + (self.offset() + FLOW_METADATA_SIZE) as u64, len: FLOW_METADATA_SIZE as u32, lkey: memory.lkey() }
     }
 
-    /// The record a completed READ brought.
+    /// Returns the record that a completed READ fetched.
     pub(crate) fn take_read(&self) -> [u8; FLOW_METADATA_SIZE] {
         let mut record = [0; FLOW_METADATA_SIZE];
         let read = self.region.memory.read(self.offset() + FLOW_METADATA_SIZE, &mut record);

@@ -1,8 +1,8 @@
-//! The record two endpoints exchange, by whatever channel they have, before they connect.
+//! The record that two endpoints exchange, by any channel, before they connect.
 //!
-//! A fixed 128 bytes, so that a transport may send it without framing. It comes from another
-//! process: [`ExchangeRecord::decode`] refuses every number the protocol cannot work with, and
-//! [`ExchangeRecord::check_peer`] every pair of endpoints that cannot talk.
+//! It has a fixed size of 128 bytes, so that a transport may send it without framing. It comes from another process:
+//! [`ExchangeRecord::decode`] refuses every number that the protocol cannot work with, and [`ExchangeRecord::check_peer`] every pair of
+//! endpoints that cannot connect.
 
 use mlx5::{DeviceKind, QpAddress};
 use rendezvous::record::{Kind, field, put, require};
@@ -14,13 +14,13 @@ use crate::wire::ALIGNMENT;
 
 /// Bytes of an encoded record.
 pub const EXCHANGE_RECORD_SIZE: usize = 128;
-/// Version of the record and of the wire formats behind it.
+/// Version of the record and of the wire formats that follow it.
 pub const EXCHANGE_VERSION: u16 = 2;
 
 const ADDRESS_AT: usize = 16;
 const KIND: Kind = Kind { name: "copyrpc exchange", magic: *b"copyrpc\0", version: EXCHANGE_VERSION };
 
-/// One endpoint as its peer must know it.
+/// The properties of an endpoint that its peer needs.
 ///
 /// | offset | field | | offset | field |
 /// |---|---|---|---|---|
@@ -33,13 +33,13 @@ const KIND: Kind = Kind { name: "copyrpc exchange", magic: *b"copyrpc\0", versio
 /// | 60 | `published_rkey` u32 | | 112 | largest internal allowance u64 |
 /// | 64 | `recv_ring_addr` u64 | | 120 | zero u64 |
 ///
-/// The two limits follow from the ring size; they are in the record so that ends with different
-/// rules refuse each other instead of deadlocking. A fabric has no number of its own: a soft device is named by LID and epoch, so a
-/// record of another fabric is refused by the epoch; hardware ports are named by LID and GID.
+/// The two limits follow from the ring size. They are in the record so that ends with different rules refuse each other instead of
+/// deadlocking. A fabric has no number of its own: a soft device is named by LID and epoch, so a record of another fabric is refused by
+/// the epoch; hardware ports are named by LID and GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExchangeRecord {
-    /// Kind of device, and where the queue pair is. Unequal MTUs connect: an MTU is the most that a packet may carry, so the smaller one is
-    /// within what both ends ask for, and both compute it alike ([`Endpoint::path_mtu`](crate::Endpoint::path_mtu)).
+    /// Kind of device, and address of the queue pair. Ends with unequal MTUs connect: an MTU is the maximum size of a packet, so the
+    /// smaller one satisfies both ends, and both compute the same ([`Endpoint::path_mtu`](crate::Endpoint::path_mtu)).
     pub address: QpAddress,
     /// Key of the receive ring.
     pub recv_ring_rkey: u32,
@@ -51,20 +51,20 @@ pub struct ExchangeRecord {
     pub published_addr: u64,
     /// Key of the published record.
     pub published_rkey: u32,
-    /// Batches the peer may have sent and not been told the receipt of, at least 1.
+    /// Batches that the peer may have sent without confirmation of their receipt, at least 1.
     pub batches: u32,
     /// Credit in bytes the peer starts with.
     pub initial_credit: u64,
 }
 
-/// A record that is damaged, or two endpoints that cannot connect.
+/// Why a record is refused, or why two endpoints cannot connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ExchangeError {
-    /// The bytes are no record, the peer refuses, or a number is outside its range.
+    /// The bytes are not a record, the peer refuses, or a number is outside its range.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// The queue pair's address is none: a kind, MTU, QPN or PSN that does not exist, or reserved bytes that are not 0.
+    /// The queue pair's address is malformed: a kind, MTU, QPN or PSN that does not exist, or reserved bytes that are not 0.
     #[error("bytes {ADDRESS_AT}..56 of the exchange record are no address of a queue pair")]
     Address,
     /// One end is software, the other hardware.
@@ -86,7 +86,7 @@ pub enum ExchangeError {
 }
 
 impl ExchangeRecord {
-    /// The record's bytes.
+    /// Returns the record's bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; EXCHANGE_RECORD_SIZE] {
         let mut bytes = KIND.begin();
@@ -132,7 +132,7 @@ impl ExchangeRecord {
         Ok(record)
     }
 
-    /// The bytes to send in the place of a record.
+    /// Returns the bytes to send in the place of a record.
     #[must_use]
     pub fn refuse(refusal: Refusal) -> [u8; EXCHANGE_RECORD_SIZE] {
         KIND.refuse(refusal)
@@ -154,10 +154,10 @@ impl ExchangeRecord {
         Ok(())
     }
 
-    /// Whether this endpoint and that of `remote` can be connected.
+    /// Checks whether this endpoint and that of `remote` can be connected.
     ///
     /// # Errors
-    /// [`ExchangeError`] naming the difference, or the number of `remote` that is out of its range: it need not come from
+    /// [`ExchangeError`] naming the difference, or the number of `remote` that is out of its range: `remote` need not come from
     /// [`ExchangeRecord::decode`]. Nothing is adjusted.
     pub fn check_peer(&self, remote: &Self) -> Result<(), ExchangeError> {
         remote.check_numbers()?;

@@ -1,14 +1,14 @@
 //! Calls, requests and one-sided operations as futures.
 //!
-//! There is no executor and no thread here: the futures of one [`AsyncContext`] live on its thread, in any executor of single threads, and
-//! end when somebody polls the context. That is one of
+//! This module has no executor and no thread: the futures of one [`AsyncContext`] live on its thread, in any single-threaded executor,
+//! and complete when the context is polled. The context is polled by one of
 //! - [`AsyncContext::run_until`], which polls one future, polls the context, and sleeps while there is nothing to do;
-//! - [`AsyncContext::drive`], a future that polls the context whenever its executor lets it: for executors that have a loop of their own.
-//!   It never sleeps, so it costs a core;
-//! - a loop of the user's own, of [`AsyncContext::poll`] and [`AsyncContext::wait`].
+//! - [`AsyncContext::drive`], a future that polls the context whenever its executor polls it: for executors that have a loop of their
+//!   own. It never sleeps, so it uses a core;
+//! - a loop of the application, of [`AsyncContext::poll`] and [`AsyncContext::wait`].
 //!
-//! What the plain facade refuses for lack of room is awaited here: calls of an endpoint wait in the order of their first polls. A future
-//! does nothing before its first poll and borrows its payload, which is copied into the ring once there is room; nothing leaves before
+//! Calls that the plain API refuses for lack of room wait here: calls of an endpoint wait in the order of their first polls. A future
+//! does nothing before its first poll and borrows its payload, which is copied into the ring once there is room. Nothing is sent before
 //! the next poll of the context, so futures that are polled together share WRITEs. The reply is copied out into a `Vec`.
 //!
 //! ```
@@ -82,17 +82,17 @@ use crate::recv::RecvHandle;
 use crate::stats::Stats;
 use crate::typed::Call;
 
-/// Polls that find nothing before [`AsyncContext::run_until`] sleeps, unless it is told otherwise.
+/// Default number of polls that find nothing before [`AsyncContext::run_until`] sleeps.
 const DEFAULT_SPINS: u32 = 256;
 
-/// Where the end of a call or operation finds its future. The user data of the context below.
+/// The link from the end of a call or operation to its future: the user data of the context below.
 #[derive(Debug)]
 pub struct Ticket(Rc<Progress>);
 
-/// A request of a peer. Its answer leaves with the next poll of the context.
+/// A request of a peer. Its answer is sent with the next poll of the context.
 pub type AsyncRequest = RecvHandle<Ticket>;
 
-/// What a future and the end of its call share.
+/// State that a future and the end of its call share.
 #[derive(Default)]
 struct Progress {
     outcome: Cell<Option<Result<Vec<u8>, CallFailure>>>,
@@ -122,45 +122,45 @@ impl Progress {
     }
 }
 
-/// A context whose calls are futures. It belongs to one thread, as they do. When it is dropped its connections end,
-/// as those of a [`Context`], and what is awaited ends with that.
+/// A context whose calls are futures. It belongs to one thread, as they do. When it is dropped its connections end, like those of a
+/// [`Context`], and all waiting futures complete.
 #[derive(Debug)]
 pub struct AsyncContext {
     context: Context<Ticket>,
     waiting: Rc<Waiting>,
-    /// Connections that had ended when the last poll woke those who wait.
+    /// Number of connections that had ended when the last poll woke the waiting futures.
     endings: Cell<u64>,
     spins: u32,
 }
 
 impl AsyncContext {
-    /// Makes futures of what `context` does.
+    /// Makes a context of futures from `context`.
     #[must_use]
     pub fn new(context: Context<Ticket>) -> Self {
         Self { context, waiting: Rc::default(), endings: Cell::new(0), spins: DEFAULT_SPINS }
     }
 
-    /// How many polls in a row must find nothing before [`run_until`](Self::run_until) sleeps: a message that comes meanwhile is taken in
-    /// sooner. Default 256; 0 sleeps at once.
+    /// Sets the number of consecutive polls that must find nothing before [`run_until`](Self::run_until) sleeps: a message that arrives
+    /// meanwhile is taken sooner. Default 256; 0 sleeps at once.
     #[must_use]
     pub const fn spins(mut self, polls: u32) -> Self {
         self.spins = polls;
         self
     }
 
-    /// Name, transport and capabilities of the device in use.
+    /// Returns name, transport and capabilities of the device in use.
     #[must_use]
     pub fn device_info(&self) -> DeviceInfo {
         self.context.device_info()
     }
 
-    /// Counters of all endpoints there were.
+    /// Returns the counters of all endpoints ever made.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.context.stats()
     }
 
-    /// Like [`Context::create_endpoint`]. What its connecting gives goes to [`AsyncContext::endpoint`], for calls.
+    /// Like [`Context::create_endpoint`]. Pass the connected endpoint to [`AsyncContext::endpoint`] for calls.
     ///
     /// # Errors
     /// [`CreateEndpointError`] with the legal range.
@@ -171,18 +171,18 @@ impl AsyncContext {
     /// Like [`Context::alloc`].
     ///
     /// # Errors
-    /// No bytes are asked for, or there are none left.
+    /// [`RegisterError`]: `bytes` is 0, or no memory is left.
     pub fn alloc(&self, bytes: usize) -> Result<Memory, RegisterError> {
         self.context.alloc(bytes)
     }
 
-    /// The endpoint with calls that are futures: of one that was connected, or of [`RecvHandle::endpoint`].
+    /// Returns the endpoint with calls that are futures, of a connected endpoint or of [`RecvHandle::endpoint`].
     pub fn endpoint(&self, endpoint: Endpoint<Ticket>) -> AsyncEndpoint {
         AsyncEndpoint { endpoint, waiting: Rc::clone(&self.waiting) }
     }
 
-    /// The oldest request that arrived, over all endpoints, once there is one; `None` once there is none and no connection from which one
-    /// could come, because all have ended or none was made. Several may wait: each request reaches one of them.
+    /// Returns the oldest request that arrived, over all endpoints, once there is one; `None` once there is none and no connection from
+    /// which one could come, because all have ended or none was made. Several futures may wait: each request reaches one of them.
     pub fn recv(&self) -> impl Future<Output = Option<AsyncRequest>> {
         let mut place = None;
         poll_fn(move |task| {
@@ -193,8 +193,8 @@ impl AsyncContext {
         })
     }
 
-    /// One bounded step, as [`Context::poll`]: ends what has ended, posts what gathered, and wakes the futures that can go on. Returns how
-    /// many completions there were, and calls that ran out of time.
+    /// One bounded step, like [`Context::poll`]: completes calls and operations, posts gathered messages, and wakes the futures that can
+    /// go on. Returns the number of completions plus the number of calls that ran out of time.
     ///
     /// # Errors
     /// [`PollError`].
@@ -210,8 +210,8 @@ impl AsyncContext {
         self.waiting.wake(&News { has_moved, has_ended, has_requests: || self.context.inner.has_requests() });
     }
 
-    /// Posts what gathered, then sleeps until there is something to poll for, as [`Context::wait`], but also over requests: a future that
-    /// waits for them was woken. For loops of one's own: sleep only while no future was woken, and poll after it.
+    /// Posts gathered messages, then sleeps until there is something to poll for, like [`Context::wait`], but also over requests: a
+    /// future that waits for them was woken. For loops of the application: sleep only while no future was woken, and poll after it.
     ///
     /// # Errors
     /// [`PollError::Reentrant`].
@@ -219,13 +219,13 @@ impl AsyncContext {
         self.context.inner.wait(timeout, || false)
     }
 
-    /// Ends a [`wait`](Self::wait) from any thread: see [`Context::waker`].
+    /// Returns the waker that ends a [`wait`](Self::wait) from any thread: see [`Context::waker`].
     #[must_use]
     pub fn waker(&self) -> Waker {
         self.context.waker()
     }
 
-    /// Polls the context, and asks to be polled again at once: join or spawn it beside the futures that it is to drive. It ends only with
+    /// Polls the context, and asks to be polled again at once: join or spawn it beside the futures that it drives. It completes only with
     /// an error.
     pub fn drive(&self) -> impl Future<Output = PollError> {
         poll_fn(|task| match self.poll() {
@@ -237,8 +237,8 @@ impl AsyncContext {
         })
     }
 
-    /// Polls `future` to its end, whenever it is woken, and the context in between; sleeps while there is nothing to do. What `future` sent
-    /// last has left when it returns. For several things at once, give it a future that joins them.
+    /// Polls `future` to its end, whenever it is woken, and the context in between. Sleeps while there is nothing to do. When it returns,
+    /// the last messages of `future` have been posted. For several things at once, pass a future that joins them.
     ///
     /// Wake-ups from other threads end a sleep too.
     ///
@@ -269,15 +269,15 @@ impl AsyncContext {
 impl Drop for AsyncContext {
     fn drop(&mut self) {
         self.context.inner.part_all();
-        // It cannot be inside a poll, and what may fail besides is the refill of a queue that nobody needs any more.
+        // It cannot be inside a poll. The only other failure is the refill of a queue that is not needed any more.
         let _ = self.poll();
     }
 }
 
-/// Set by a waker, from whatever thread.
+/// A flag that a waker sets from any thread.
 struct Woken {
     is_set: AtomicBool,
-    /// The one that sleeps: it does not when it wakes itself.
+    /// The thread that sleeps: it does not need a wake-up from itself.
     thread: ThreadId,
     sleeper: Waker,
 }
@@ -305,27 +305,27 @@ pub struct AsyncEndpoint {
 }
 
 impl AsyncEndpoint {
-    /// The endpoint: its limits, its counters, its [`close`](Endpoint::close) and [`abort`](Endpoint::abort).
+    /// Returns the endpoint: its limits, its counters, its [`close`](Endpoint::close) and [`abort`](Endpoint::abort).
     pub const fn endpoint(&self) -> &Endpoint<Ticket> {
         &self.endpoint
     }
 
-    /// A request whose reply may have `response_allowance` bytes; gives the reply. Dropped before its end, it cancels the call: if the
-    /// request has not been taken it is never sent, else the handler may run, and its reply reaches nobody.
+    /// Makes a call whose reply may have `response_allowance` bytes. Completes with the reply. Dropping the future early cancels the
+    /// call: a request that was not accepted is never sent; otherwise the handler may run, and its reply is dropped.
     pub fn call<'a>(&'a self, payload: &'a [u8], response_allowance: usize) -> CallFuture<'a> {
         CallFuture::new(self, payload, response_allowance)
     }
 
-    /// Like [`AsyncEndpoint::call`], of the bytes of `request`, with a reply of the bytes of a [`Call::Reply`].
+    /// Like [`AsyncEndpoint::call`], with the bytes of `request` and a reply of the bytes of a [`Call::Reply`].
     ///
     /// # Errors
-    /// [`AsyncCallError`]; `Size` for a reply that is none.
+    /// [`AsyncCallError`]; `Size` for a reply of another size.
     pub async fn call_typed<C: Call>(&self, request: &C) -> Result<C::Reply, AsyncCallError> {
         let reply = self.call(request.as_bytes(), size_of::<C::Reply>()).await?;
         C::Reply::read_from_bytes(&reply).map_err(|_| AsyncCallError::wrong_size::<C::Reply>(reply.len()))
     }
 
-    /// Copies bytes of the peer's memory here, as [`Endpoint::rdma_read`].
+    /// Copies bytes of the peer's memory to `local`, as [`Endpoint::rdma_read`] does.
     pub const fn rdma_read<'a>(
         &'a self,
         local: &'a Memory,
@@ -337,7 +337,7 @@ impl AsyncEndpoint {
         TransferFuture::new(self, Endpoint::rdma_read, (local, local_offset), (remote, remote_offset), len)
     }
 
-    /// Copies bytes to the peer's memory, as [`Endpoint::rdma_write`].
+    /// Copies bytes to the peer's memory, as [`Endpoint::rdma_write`] does.
     pub const fn rdma_write<'a>(
         &'a self,
         local: &'a Memory,
@@ -349,7 +349,7 @@ impl AsyncEndpoint {
         TransferFuture::new(self, Endpoint::rdma_write, (local, local_offset), (remote, remote_offset), len)
     }
 
-    /// Why the connection ended, once it has.
+    /// Completes with the reason of the connection's end, once it has ended.
     pub fn closed(&self) -> impl Future<Output = CloseReason> {
         let mut place = None;
         let lane = Lane::End(self.endpoint.connection.serial());

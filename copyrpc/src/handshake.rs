@@ -1,4 +1,4 @@
-//! Two endpoints meet over a byte stream: both send 128 bytes and take 128, then send one byte and take one.
+//! The handshake of two endpoints over a byte stream: both send 128 bytes and take 128, then send one byte and take one.
 
 use std::io::{self, ErrorKind, Read, Write};
 
@@ -10,14 +10,14 @@ use crate::endpoint::Endpoint;
 use crate::exchange::{EXCHANGE_RECORD_SIZE, ExchangeRecord, Refusal};
 use crate::pending::{ConnectFailure, PendingEndpoint};
 
-/// The last byte each end sends: it is connected, or it is not and never will be.
+/// The last byte that each end sends: it is connected, or it is not and never will be.
 const CONNECTED: u8 = 1;
 const NOT_CONNECTED: u8 = 0;
-/// Bytes each end sends, and takes.
+/// Bytes that each end sends, and takes.
 const ALL: usize = EXCHANGE_RECORD_SIZE + 1;
 
 impl<U> Context<U> {
-    /// Makes an endpoint and connects it as [`PendingEndpoint::connect_over`]. If there is no room for it, the peer is told so:
+    /// Makes an endpoint and connects it as [`PendingEndpoint::connect_over`] does. If there is no room for it, the peer is told:
     /// [`RecordError::Refused`](crate::RecordError::Refused).
     ///
     /// # Errors
@@ -28,28 +28,28 @@ impl<U> Context<U> {
 }
 
 impl<U> PendingEndpoint<U> {
-    /// Swaps records with the peer over a byte stream, such as a socket, and connects. The peer does the same: both send 128 bytes and take
-    /// 128, then send one byte and take one. That byte says that an end is connected, so that either may call at once.
+    /// Exchanges records with the peer over a byte stream, such as a socket, and connects. The peer does the same: both send 128 bytes
+    /// and take 128, then send one byte and take one. That byte says that an end is connected, so either end may call at once.
     ///
-    /// Blocks as `channel` does, and takes no time of its own: a peer that stays silent is waited for as long as the stream's time-outs say.
+    /// Blocks as `channel` does, and has no timeout of its own: it waits for a silent peer as long as the stream's timeouts allow.
     ///
     /// # Errors
-    /// [`ConnectFailure`]; the endpoint is gone then. To keep it, swap the records by hand and use [`PendingEndpoint::connect`].
+    /// [`ConnectFailure`]; the endpoint is gone then. To keep it, exchange the records by hand and use [`PendingEndpoint::connect`].
     pub fn connect_over(self, mut channel: impl Read + Write) -> Result<Endpoint<U>, ConnectFailure> {
         meet(Handshake::new(self), &mut channel)
     }
 }
 
 fn meet<U>(mut handshake: Handshake<U>, channel: &mut (impl Read + Write)) -> Result<Endpoint<U>, ConnectFailure> {
-    // A channel that blocks says so when its time is up.
+    // A channel that blocks returns an error when its timeout is over.
     handshake.advance(channel)?.ok_or_else(|| ConnectFailure::Channel(io::ErrorKind::WouldBlock.into()))
 }
 
-/// One end, as far as it got.
+/// One end of a handshake in progress.
 pub(crate) struct Handshake<U> {
     end: End<U>,
     to_send: [u8; ALL],
-    /// What of it can be sent, and what was.
+    /// Number of its bytes that can be sent, and that were sent.
     ready: usize,
     sent: usize,
     taken: [u8; ALL],
@@ -59,20 +59,20 @@ pub(crate) struct Handshake<U> {
 enum End<U> {
     Pending(PendingEndpoint<U>),
     Connected(Endpoint<U>),
-    /// It will not be connected.
+    /// The endpoint will not be connected.
     Failed(ConnectFailure),
-    /// It was handed out.
+    /// The endpoint was returned.
     Taken,
 }
 
 impl<U> Handshake<U> {
-    /// Of an endpoint.
+    /// Begins the handshake of an endpoint.
     pub(crate) fn new(endpoint: PendingEndpoint<U>) -> Self {
         let record = endpoint.local_info().encode();
         Self::begin(End::Pending(endpoint), &record)
     }
 
-    /// Of a new endpoint of `context`. If there is no room for it, the peer is told so.
+    /// Begins the handshake of a new endpoint of `context`. If there is no room for it, the peer is told.
     pub(crate) fn of(context: &Context<U>, config: &EndpointConfig) -> Self {
         match context.create_endpoint(config) {
             Ok(endpoint) => Self::new(endpoint),
@@ -83,7 +83,7 @@ impl<U> Handshake<U> {
         }
     }
 
-    /// The peer's record has come already.
+    /// Continues after a peer's record that has arrived already.
     pub(crate) fn after(mut self, record: &[u8; EXCHANGE_RECORD_SIZE]) -> Self {
         self.taken[..EXCHANGE_RECORD_SIZE].copy_from_slice(record);
         self.count = EXCHANGE_RECORD_SIZE;
@@ -96,7 +96,7 @@ impl<U> Handshake<U> {
         Self { end, to_send, ready: EXCHANGE_RECORD_SIZE, sent: 0, taken: [0; ALL], count: 0 }
     }
 
-    /// Goes on as far as the stream lets it. `None`: the stream would block.
+    /// Proceeds as far as the stream permits. Returns `None` if the stream would block.
     ///
     /// # Errors
     /// [`ConnectFailure`]; the endpoint is gone then.
@@ -112,15 +112,15 @@ impl<U> Handshake<U> {
         }
     }
 
-    /// One read or write. Whether all is said.
+    /// Does one read or write. Returns whether the exchange is complete.
     fn step(&mut self, stream: &mut (impl Read + Write)) -> io::Result<bool> {
         if self.sent < self.ready {
             self.sent += some(stream.write(&self.to_send[self.sent..self.ready])?, ErrorKind::WriteZero)?;
             return Ok(false);
         }
         stream.flush()?;
-        // The peer's record is taken in any case, because a TCP socket closed over unread bytes is reset, and what it sent last is lost. Its last
-        // byte is not waited for if it may not speak this protocol, or has been refused.
+        // The peer's record is taken in any case: a TCP socket closed with unread bytes is reset, and its last bytes are lost. The peer's
+        // last byte is not waited for if the peer may not speak this protocol, or was refused.
         let all = if self.ready == ALL && !matches!(self.end, End::Failed(_)) { ALL } else { EXCHANGE_RECORD_SIZE };
         if self.count < all {
             self.count += some(stream.read(&mut self.taken[self.count..all])?, ErrorKind::UnexpectedEof)?;
@@ -133,7 +133,7 @@ impl<U> Handshake<U> {
         Ok(true)
     }
 
-    /// The peer's record is there.
+    /// Connects: the peer's record has arrived.
     fn connect(&mut self) {
         let End::Pending(endpoint) = std::mem::replace(&mut self.end, End::Taken) else { return };
         let record = ExchangeRecord::decode(&field(&self.taken, 0));
@@ -157,7 +157,7 @@ impl<U> Handshake<U> {
         }
     }
 
-    /// The stream failed. What was wrong before it did is the reason.
+    /// Ends the handshake after a failure of the stream. An earlier failure is the reason.
     fn give_up(&mut self, error: ConnectFailure) -> ConnectFailure {
         match std::mem::replace(&mut self.end, End::Taken) {
             End::Failed(reason) => reason,
@@ -169,7 +169,7 @@ impl<U> Handshake<U> {
     }
 }
 
-/// It did not come to an end.
+/// Aborts a handshake that is not complete.
 impl<U> Drop for Handshake<U> {
     fn drop(&mut self) {
         if let End::Connected(endpoint) = &self.end {
@@ -179,12 +179,12 @@ impl<U> Drop for Handshake<U> {
     }
 }
 
-/// None is the end of the stream.
+/// Returns the number of bytes; 0 is the end of the stream.
 fn some(bytes: usize, end: ErrorKind) -> io::Result<usize> {
     if bytes == 0 { Err(end.into()) } else { Ok(bytes) }
 }
 
-/// What the peer is told.
+/// Returns the refusal for the peer.
 fn refusal_of(error: &CreateEndpointError) -> Refusal {
     match error {
         CreateEndpointError::SrqTooSmall { .. } | CreateEndpointError::CqTooSmall { .. } => Refusal::Full,

@@ -1,11 +1,11 @@
-//! RPC over RDMA WRITE with Immediate: calls and replies are copied into a ring, everything that gathered between two polls travels in one
-//! WRITE, and the receiver reads it where it landed. Credit makes replies unstoppable: a handler never waits for space to answer.
+//! RPC over RDMA WRITE with Immediate. Calls and replies are copied into a ring. All messages gathered between two polls travel in one
+//! WRITE, and the receiver reads them in place. Credit guarantees room for replies: a handler never waits for space to answer.
 //!
-//! It runs on mlx5 devices through the `mlx5` crate; without a NIC, on that crate's software HCA, with the same bytes.
+//! The crate runs on mlx5 devices through the `mlx5` crate, and without a NIC on that crate's software HCA, with the same bytes.
 //!
 //! ## Quick start
 //!
-//! A server and a client, in two processes or two threads. They meet at a TCP address, and go on over the device:
+//! A server and a client, in two processes or two threads. They connect through a TCP address, and all messages go over the device:
 //!
 //! ```rust
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -66,38 +66,39 @@
 //! # }
 //! ```
 //!
-//! Between two processes, the records go over a socket: [`Context::connect_over`], which returns when both ends are connected. Processes that
-//! swap the records themselves, as over MPI, meet in a barrier between connecting and their first poll. In two terminals:
+//! Between two processes, the records go over a socket: [`Context::connect_over`] returns when both ends are connected. Processes that
+//! exchange the records by themselves, for example over MPI, need a barrier between connecting and their first poll. In two terminals:
 //!
 //! ```text
 //! cargo run -p copyrpc --example server
 //! cargo run -p copyrpc --example client
 //! ```
 //!
-//! | example | what |
+//! | example | content |
 //! |---|---|
-//! | `server`, `client` | two processes, in as many lines as it takes |
-//! | `poll_server`, `poll_client` | the same with a loop of their own, the server asleep while idle, all calls of the client in one WRITE |
+//! | `server`, `client` | two processes, in as few lines as possible |
+//! | `poll_server`, `poll_client` | the same with a loop of their own; the server sleeps while idle, and all calls of the client share
+//! one WRITE |
 //! | `async_server`, `async_client` | the same with futures |
 //! | `kv` | a key-value service: 16 clients with deadlines, and a server that is restarted under them |
 //! | `bulk` | data above the message limit |
-//! | `calls` | two threads and many calls outstanding: what batching does |
+//! | `calls` | two threads and many calls outstanding: the effect of batching |
 //!
 //! ## A tour, in the order data flows
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
 //! | `service` | [`Server`], [`Client`], [`AsyncServer`], [`AsyncClient`]: everything below in one, for programs that only want requests answered |
 //! | `context` | [`ContextBuilder`], [`Context`]: device and queues of one thread, and the poll that drives everything |
-//! | `config` | [`EndpointConfig`], and why an endpoint is refused |
-//! | `pending` | [`PendingEndpoint`]: made, exchanged, connected |
-//! | `endpoint` | [`Endpoint`]: called, closed |
-//! | `exchange`, `handshake` | the record two endpoints swap, and how they meet over a stream |
-//! | `queue_share` | what an endpoint takes of the context's queues |
+//! | `config` | [`EndpointConfig`], and the reasons to refuse an endpoint |
+//! | `pending` | [`PendingEndpoint`]: created, exchanging records, connecting |
+//! | `endpoint` | [`Endpoint`]: calls, the end |
+//! | `exchange`, `handshake` | the record that two endpoints exchange, and the exchange over a stream |
+//! | `queue_share` | the share of an endpoint in the context's queues |
 //! | `connection` | the driver of one connection: core, memory, queue pair |
-//! | `worklist` | which connections want service, which requests wait |
-//! | `control` | the published record, and where READs land |
-//! | `timers` | the clock, and when deadlines come |
+//! | `worklist` | the connections that need service, and the requests that wait |
+//! | `control` | the published record, and the destination of READs |
+//! | `timers` | the clock, and the deadlines |
 //! | `link` | the protocol of one end as a pure state machine: `tx`, `rx`, `credit`, `calls`, `deadlines`, `watch`, `idle`, `window`, `backoff`, `closing` |
 //! | [`ring`] | positions, limits, the owner type of ring memory, [`RecvBytes`] |
 //! | `wire` | every byte format |
@@ -106,15 +107,16 @@
 //! | `raw` | [`Memory`], [`RemoteMemory`]: READs and WRITEs beside the calls |
 //! | `context::wait` | [`Context::wait`]: sleeping until there is something to poll for |
 //! | `future` | calls, requests and one-sided operations as futures |
-//! | [`error`], `stats` | what can go wrong, what was done |
+//! | [`error`], `stats` | errors, counters |
 //!
 //! `docs/copyrpc-protocol.md` of the repository has the wire format and the numbered invariants that the code cites.
 //!
-//! A call goes this way: [`Endpoint::call`] checks room and credit and copies the payload into the send ring. The next poll or flush puts
-//! flow-control words before what gathered there and posts it as one WRITE with Immediate. At the peer, [`Context::serve`] takes the completion,
-//! checks the batch, and hands each request to its handler as it is parsed, in place. [`Reply::send`] writes into the other ring, where
-//! the call has reserved the space, and the way back is the same; the caller's poll hands the reply's bytes to its callback. A handler that needs
-//! time keeps the request with [`Reply::hold`]. A [`poll`](Context::poll) queues requests instead, for [`Context::recv`], which costs more.
+//! The path of a call: [`Endpoint::call`] checks room and credit and copies the payload into the send ring. The next poll or flush puts
+//! flow-control words before the gathered messages and posts them as one WRITE with Immediate. At the peer, [`Context::serve`] takes the
+//! completion, checks the batch, and gives each request to its handler as it is parsed, in place. [`Reply::send`] writes into the other
+//! ring, where the call has reserved the space, and the reply travels the same way; the caller's poll gives the reply's bytes to its
+//! callback. A handler that needs time keeps the request with [`Reply::hold`]. A [`poll`](Context::poll) queues requests instead, for
+//! [`Context::recv`], which costs more.
 //!
 //! ## Rules
 //!
@@ -195,7 +197,7 @@
 //! - **Copies.** One into the ring at each end, one out of it. [`RecvBytes::read`] and [`RecvBytes::copy_to`] allocate nothing.
 //! - **Idle endpoints** cost a poll nothing, and a READ per [`EndpointConfig::idle_keepalive`] each; a context may have thousands.
 
-// The code of the README compiles and runs, too.
+// Compiles and runs the code of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
@@ -231,7 +233,7 @@ pub use endpoint::{CallToken, Endpoint};
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError, ReplyError};
 pub use exchange::{EXCHANGE_RECORD_SIZE, EXCHANGE_VERSION, ExchangeError, ExchangeRecord, RecordError, Refusal};
 pub use link::Window;
-/// The driver below: devices and their options, and what its errors say.
+/// The driver of the devices, with their options and errors.
 pub use mlx5;
 pub use pending::{ConnectError, ConnectFailure, PendingEndpoint};
 pub use raw::{Memory, RdmaError, RemoteMemory, RemoteMemoryError};
@@ -242,8 +244,8 @@ pub use service::{
 };
 pub use stats::Stats;
 
-/// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each. `ConnectError` and `ReplyError` give back an
-/// endpoint or a request, which belong to their thread.
+/// Errors can be sent to other threads, and `?` turns each into a `Box<dyn Error + Send + Sync>`. `ConnectError` and `ReplyError` return
+/// an endpoint or a request, which belong to their thread.
 #[cfg(test)]
 mod errors {
     fn check<E: std::error::Error + Send + Sync + 'static>() {}

@@ -1,4 +1,4 @@
-//! Endpoints before they are connected: made, exchanged.
+//! Endpoints before they are connected: created, and exchanging records.
 
 use std::fmt;
 use std::rc::{Rc, Weak};
@@ -19,7 +19,7 @@ use crate::ring::{RingSize, RingView};
 use crate::timers::nanoseconds;
 use crate::wire::{ALIGNMENT, FlowWords};
 
-/// Inline bytes asked of the queue pair: what fits a WQE of four WQEBBs.
+/// Inline bytes of the queue pair: the maximum of a WQE of four WQEBBs.
 const MAX_INLINE_DATA: usize = 220;
 /// Why two endpoints were not connected.
 #[derive(Debug, Error)]
@@ -31,19 +31,19 @@ pub enum ConnectFailure {
     /// The context was dropped.
     #[error("the context of this endpoint is gone")]
     ContextGone,
-    /// The endpoint of [`Context::connect_over`](crate::Context::connect_over) could not be made.
+    /// The endpoint of [`Context::connect_over`](crate::Context::connect_over) could not be created.
     #[error(transparent)]
     Create(#[from] CreateEndpointError),
     /// The channel of [`PendingEndpoint::connect_over`] failed.
     #[error("exchanging records: {0}")]
     Channel(#[from] std::io::Error),
-    /// The peer of [`PendingEndpoint::connect_over`] could not connect; it knows why.
+    /// The peer of [`PendingEndpoint::connect_over`] could not connect; it has the reason.
     #[error("the peer could not connect its end")]
     NotConnectedThere,
-    /// The two cannot talk.
+    /// The two endpoints are incompatible.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
-    /// The numbers of the records do not go together.
+    /// The numbers of the records contradict each other.
     #[error(transparent)]
     Link(#[from] LinkConfigError),
     /// The queue pair could not be connected.
@@ -57,7 +57,7 @@ pub enum ConnectFailure {
 pub struct ConnectError<U> {
     /// The endpoint.
     pub endpoint: PendingEndpoint<U>,
-    /// Why.
+    /// The reason.
     #[source]
     pub reason: ConnectFailure,
 }
@@ -90,7 +90,7 @@ struct Parts {
 
 impl<U> Context<U> {
     /// Makes one end of a connection. Memory: two rings of `ring_size`, and 64 bytes of a region that 64 endpoints share, registered; the
-    /// send queue ([`EndpointConfig::send_queue_wqebbs`]), and some 2 KiB.
+    /// send queue ([`EndpointConfig::send_queue_wqebbs`]), and about 2 KiB.
     ///
     /// # Errors
     /// [`CreateEndpointError`] with the legal range.
@@ -144,20 +144,21 @@ impl<U> PendingEndpoint<U> {
         Ok(Self { parts: Box::new(parts), context: Rc::downgrade(context) })
     }
 
-    /// What the peer must know of this endpoint; [`ExchangeRecord::encode`] makes 128 bytes of it.
+    /// Returns the record for the peer; [`ExchangeRecord::encode`] makes 128 bytes of it.
     #[must_use]
     pub fn local_info(&self) -> ExchangeRecord {
         self.parts.record
     }
 
-    /// Connects to the endpoint that gave `remote`. The peer does the same with this one's record, before or after.
+    /// Connects to the endpoint that gave `remote`. The peer does the same with this endpoint's record, before or after.
     ///
-    /// Poll and flush only when the peer has connected too: what reaches a queue pair that is not connected is sent again for about half a
-    /// second ([`ConnectOptions`](mlx5::ConnectOptions)), then the connection ends as [`CloseReason::Disconnected`](crate::CloseReason::Disconnected). [`PendingEndpoint::connect_over`] waits for it;
-    /// processes that swap records by other means meet in between, as in an `MPI_Barrier`.
+    /// Poll and flush only when the peer has connected too. Messages to a queue pair that is not connected are retried for about half a
+    /// second ([`ConnectOptions`](mlx5::ConnectOptions)), then the connection ends as
+    /// [`CloseReason::Disconnected`](crate::CloseReason::Disconnected). [`PendingEndpoint::connect_over`] waits for the peer. Processes
+    /// that exchange records by other means need a barrier in between, such as an `MPI_Barrier`.
     ///
     /// # Errors
-    /// [`ConnectError`], with this endpoint.
+    /// [`ConnectError`], which returns this endpoint.
     pub fn connect(mut self, remote: &ExchangeRecord) -> Result<Endpoint<U>, ConnectError<U>> {
         match self.make_link(remote) {
             Ok((context, link)) => Ok(self.into_endpoint(&context, link, remote)),
@@ -165,7 +166,7 @@ impl<U> PendingEndpoint<U> {
         }
     }
 
-    /// Connects the queue pair; whatever can fail does so before that.
+    /// Connects the queue pair. Everything that can fail comes before that.
     fn make_link(&mut self, remote: &ExchangeRecord) -> Result<(Rc<Inner<U>>, Link<U>), ConnectFailure> {
         let context = self.context.upgrade().ok_or(ConnectFailure::ContextGone)?;
         if context.is_polling() {
@@ -177,7 +178,7 @@ impl<U> PendingEndpoint<U> {
             local_credit: record.initial_credit,
             peer_credit: remote.initial_credit,
             local_batches: record.batches,
-            // B2: what this end's share of the send CQ pays for.
+            // B2: the batches that this end's share of the send CQ has room for.
             peer_batches: remote.batches.min(record.batches),
             send_start: 0,
             recv_start: 0,
@@ -211,8 +212,8 @@ impl<U> PendingEndpoint<U> {
 
 fn view(ring: &mlx5::Mr, size: RingSize) -> RingView {
     debug_assert_eq!(ring.len() as u64, size.bytes());
-    // SAFETY: the region has `size` bytes and lives in the `Connection` beside all copies of the view, until it is retired: then its link
-    // is closed and touches no ring, and the receive ring stays for the requests that the application has. The send ring is written by its
-    // link only, which holds no reference into it; the receive ring is written by no view.
+    // SAFETY: the region has `size` bytes and lives in the `Connection` beside all copies of the view, until the connection is retired.
+    // Then its link is closed and accesses no ring, and the receive ring stays for the requests that the application has. The send ring
+    // is written by its link only, which holds no reference into it; the receive ring is written by no view.
     unsafe { RingView::new(ring.as_ptr(), size) }
 }

@@ -19,7 +19,7 @@ pub const MAX_RING_SIZE: u64 = 256 << 20;
 /// Ring size unless the endpoint is told otherwise.
 pub const DEFAULT_RING_SIZE: u64 = 1 << 20;
 
-/// A legal ring size, and every limit that follows from it.
+/// A legal ring size, and the limits that follow from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingSize(u64);
 
@@ -27,75 +27,76 @@ impl RingSize {
     /// Smallest ring the flow-control rules are proven for.
     pub const CORE_MIN: u64 = 2 << 10;
 
-    /// A ring size for the core alone, in bytes: a power of two from [`RingSize::CORE_MIN`] to [`MAX_RING_SIZE`]; `None` for other numbers.
+    /// Makes a ring size for the core alone, in bytes: a power of two from [`RingSize::CORE_MIN`] to [`MAX_RING_SIZE`]; `None` for other
+    /// numbers.
     #[must_use]
     pub const fn new(bytes: u64) -> Option<Self> {
         if bytes.is_power_of_two() && bytes >= Self::CORE_MIN && bytes <= MAX_RING_SIZE { Some(Self(bytes)) } else { None }
     }
 
-    /// A ring size for a connection, in bytes: a power of two from [`MIN_RING_SIZE`] to [`MAX_RING_SIZE`]; `None` for other numbers.
+    /// Makes a ring size for a connection, in bytes: a power of two from [`MIN_RING_SIZE`] to [`MAX_RING_SIZE`]; `None` for other
+    /// numbers.
     #[must_use]
     pub const fn for_connection(bytes: u64) -> Option<Self> {
         if bytes < MIN_RING_SIZE { None } else { Self::new(bytes) }
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     #[inline]
     pub const fn bytes(self) -> u64 {
         self.0
     }
 
-    /// Offset of a position in the ring.
+    /// Returns the offset of a position in the ring.
     #[must_use]
     #[inline]
     pub const fn offset(self, position: u64) -> u64 {
         position & (self.0 - 1)
     }
 
-    /// Bytes from a position to the end of the ring, 1 ring at offset 0.
+    /// Returns the bytes from a position to the end of the ring; the whole ring at offset 0.
     #[must_use]
     #[inline]
     pub const fn to_end(self, position: u64) -> u64 {
         self.0 - self.offset(position)
     }
 
-    /// Largest padded request: 1/8 ring (invariant L1).
+    /// Returns the maximum padded request: 1/8 ring (invariant L1).
     #[must_use]
     #[inline]
     pub const fn max_message(self) -> u64 {
         self.0 / 8
     }
 
-    /// Largest request payload in bytes.
+    /// Returns the maximum request payload in bytes.
     #[must_use]
     pub const fn max_payload(self) -> u64 {
         self.max_message() - wire::HEADER_SIZE as u64
     }
 
-    /// Most credit one side may have granted and not got back: 1/4 ring (invariant R1).
+    /// Returns the maximum credit that one side may have granted and not got back: 1/4 ring (invariant R1).
     #[must_use]
     #[inline]
     pub const fn max_reservation(self) -> u64 {
         self.0 / 4
     }
 
-    /// Largest internal allowance of one call: 3/16 ring (invariant L2).
+    /// Returns the maximum internal allowance of one call: 3/16 ring (invariant L2).
     #[must_use]
     #[inline]
     pub const fn max_internal_allowance(self) -> u64 {
         self.0 / 4 - self.0 / 16
     }
 
-    /// Largest response allowance of one call, in payload bytes.
+    /// Returns the maximum response allowance of one call, in payload bytes.
     #[must_use]
     pub const fn max_response_allowance(self) -> u64 {
         wire::response_capacity(self.max_internal_allowance())
     }
 }
 
-/// Memory of one ring that a NIC or a peer reads and writes behind our back. Never a slice: bytes
-/// go in and out by copy.
+/// Memory of one ring, which a NIC or a peer reads and writes at any time. Never a slice: bytes go in and out by copy.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub struct RingView {
@@ -114,7 +115,7 @@ impl RingView {
         Self { base, size }
     }
 
-    /// Size of the ring.
+    /// Returns the size of the ring.
     #[must_use]
     pub const fn size(&self) -> RingSize {
         self.size
@@ -129,7 +130,7 @@ impl RingView {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.as_ptr(), bytes.len()) }
     }
 
-    /// The 32 bytes at `position`, a multiple of as many: no such block crosses the ring's end.
+    /// Returns the 32 bytes at `position`, a multiple of 32: no such block crosses the ring's end.
     #[inline(always)]
     fn block(&self, position: u64) -> NonNull<u8> {
         let offset = position & (self.size.bytes() - ALIGNMENT);
@@ -144,7 +145,7 @@ impl RingView {
         unsafe { self.block(position).cast::<[u8; ALIGNMENT as usize]>().write_unaligned(*bytes) }
     }
 
-    /// Copies the first `N` bytes of a block out, once: what is validated is the copy.
+    /// Copies the first `N` bytes of a block out, once: the copy is validated.
     #[inline(always)]
     pub(crate) fn read_block<const N: usize>(&self, position: u64) -> [u8; N] {
         const { assert!(N as u64 <= ALIGNMENT, "not beyond the block") };
@@ -152,14 +153,14 @@ impl RingView {
         unsafe { self.block(position).cast::<[u8; N]>().read_unaligned() }
     }
 
-    /// The lap of this position.
+    /// Returns the lap of this position.
     #[inline(always)]
     pub(crate) const fn lap(&self, position: u64) -> Lap {
         let start = position - self.size.offset(position);
         Lap { zero: self.base.as_ptr().wrapping_sub(start as usize) }
     }
 
-    /// Copies `N` bytes at `position` out of the ring, once: what is validated is the copy.
+    /// Copies `N` bytes at `position` out of the ring, once: the copy is validated.
     #[cfg(test)]
     pub(crate) fn copy_out<const N: usize>(&self, position: u64) -> [u8; N] {
         let mut bytes = [0; N];
@@ -169,23 +170,23 @@ impl RingView {
         bytes
     }
 
-    /// The received bytes at `payload`, a place this ring's core handed out.
+    /// Returns the received bytes at `payload`, a place that this ring's core returned.
     #[must_use]
     #[inline]
     pub fn bytes(&self, payload: Payload) -> RecvBytes<'_> {
         RecvBytes { base: self.range(payload.position, payload.len as usize), len: payload.len as usize, ring: PhantomData }
     }
 
-    /// The received bytes at `place`, which is one of this ring's, in the place of [`RingView::bytes`].
+    /// Returns the received bytes at `base`, a place in this ring, like [`RingView::bytes`].
     ///
     /// # Safety
-    /// So many bytes from there are inside the ring.
+    /// `len` bytes from there are inside the ring.
     #[inline(always)]
     pub(crate) const unsafe fn bytes_at(&self, base: NonNull<u8>, len: u32) -> RecvBytes<'_> {
         RecvBytes { base, len: len as usize, ring: PhantomData }
     }
 
-    /// Makes the cache fetch what lies so many bytes behind the block at `position`, on the same lap; beyond it, nothing is accessed.
+    /// Makes the cache fetch the bytes `ahead` after the block at `position`, on the same lap. An address beyond the lap is not accessed.
     #[inline(always)]
     pub(crate) fn prefetch(&self, position: u64, ahead: u64) {
         prefetch(self.block(position).addr().get() + ahead as usize);
@@ -202,15 +203,15 @@ impl RingView {
     }
 }
 
-/// One lap of a ring. An addition finds the byte at a position of it, where a [`RingView`] finds that of any lap, and checks it.
+/// One lap of a ring. It finds the byte at a position of the lap by an addition; a [`RingView`] finds that of any lap, and checks it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lap {
-    /// Where position 0 is, if this is the first lap, or would be.
+    /// Address of position 0, if this is the first lap; otherwise where it would be.
     zero: *mut u8,
 }
 
 impl Lap {
-    /// The byte at `position`.
+    /// Returns the byte at `position`.
     ///
     /// # Safety
     /// The position is on this lap, or its end.
@@ -242,7 +243,7 @@ fn crosses_end(len: usize, offset: u64, ring: u64) -> ! {
     panic!("{len} bytes at offset {offset} cross the end of a ring of {ring} bytes");
 }
 
-/// Where a validated payload lies in the receive ring.
+/// The place of a validated payload in the receive ring.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Payload {
@@ -251,27 +252,26 @@ pub struct Payload {
 }
 
 impl Payload {
-    /// Payload of a message whose header is at `message`; the caller has checked that it ends
-    /// before the ring does.
+    /// Returns the payload of a message whose header is at `message`. The caller has checked that it ends before the ring does.
     #[inline]
     pub(crate) const fn of_message(message: u64, len: u32) -> Self {
         Self { position: message + wire::HEADER_SIZE as u64, len }
     }
 
-    /// Where its message is.
+    /// Returns the position of its message.
     #[inline]
     pub(crate) const fn message(&self) -> u64 {
         self.position - wire::HEADER_SIZE as u64
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     #[inline]
     pub const fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether there are no bytes.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
@@ -280,8 +280,8 @@ impl Payload {
 
 /// Received bytes, still in the receive ring (zero copy).
 ///
-/// The protocol keeps a correct peer from writing them while this view exists, but the memory is
-/// open to the peer's NIC, so there is no safe `&[u8]`: copy the bytes out, then validate the copy.
+/// The protocol prevents a correct peer from writing them while this view exists, but the memory is open to the peer's NIC, so there is
+/// no safe `&[u8]`: copy the bytes out, then validate the copy.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvBytes<'a> {
     base: NonNull<u8>,
@@ -290,24 +290,24 @@ pub struct RecvBytes<'a> {
 }
 
 impl<'a> RecvBytes<'a> {
-    /// No bytes.
+    /// Returns a view of no bytes.
     pub(crate) const fn empty() -> Self {
         Self { base: NonNull::dangling(), len: 0, ring: PhantomData }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether there are no bytes.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Copies the first `target.len()` bytes, or all there are; returns how many.
+    /// Copies the first `target.len()` bytes, or all if there are fewer. Returns their number.
     #[inline]
     pub fn copy_to(&self, target: &mut [u8]) -> usize {
         let len = self.len.min(target.len());
@@ -316,7 +316,7 @@ impl<'a> RecvBytes<'a> {
         len
     }
 
-    /// A copy of all bytes.
+    /// Returns a copy of all bytes.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len];
@@ -324,7 +324,7 @@ impl<'a> RecvBytes<'a> {
         bytes
     }
 
-    /// A copy of the first bytes as a `T`; `None` when there are fewer than `T` needs.
+    /// Returns a copy of the first bytes as a `T`; `None` if there are fewer than `T` needs.
     #[must_use]
     pub fn read<T: zerocopy::FromBytes + zerocopy::IntoBytes>(&self) -> Option<T> {
         if self.len < size_of::<T>() {
@@ -335,7 +335,7 @@ impl<'a> RecvBytes<'a> {
         Some(value)
     }
 
-    /// The bytes in place.
+    /// Returns the bytes in place.
     ///
     /// # Safety
     /// The peer must be trusted not to write to this process's receive ring outside the protocol

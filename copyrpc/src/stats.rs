@@ -1,40 +1,42 @@
-//! Counters of what the protocol did.
+//! Counters of the protocol.
 
 use std::ops::AddAssign;
 
-/// Counters of one connection since it was made; [`Context::stats`](crate::Context::stats) has their sums over all connections there were.
+/// Counters of one connection since it was made; [`Context::stats`](crate::Context::stats) returns their sums over all connections ever
+/// made.
 ///
 /// All only grow. Rates and means are their differences over a time: WRITEs per second are `batches_sent`, messages per WRITE
 /// `messages_sent / batches_sent`, bytes per WRITE `bytes_sent / batches_sent`, calls that had to wait `ring_full + insufficient_credit`.
 /// Receivers that were not ready (RNR) are counted by devices and not here; the batch limit (B1) excludes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Calls taken; not those that were refused.
+    /// Calls accepted, without those that were refused.
     pub calls: u64,
-    /// Replies written, those included that say that a request was refused, dropped by its handler or met a closing end.
+    /// Replies written. Includes those that report that a request was refused, dropped by its handler or met a closing end.
     pub replies: u64,
     /// Batches posted: every WRITE with Immediate, wrap markers and metadata-only batches included.
     pub batches_sent: u64,
     /// Requests and responses in them.
     pub messages_sent: u64,
-    /// Bytes in them as the WRITEs carry them: 32 of metadata each, and per message its header, payload and padding. Not what a wrap skips.
+    /// Bytes in them as the WRITEs carry them: 32 of metadata each, and per message its header, payload and padding. Excludes bytes that
+    /// a wrap skips.
     pub bytes_sent: u64,
     /// Wrap markers among `batches_sent`.
     pub wraps: u64,
-    /// Batches begun only to tell flow-control words (L4) or that this end closes (G1). If one has to wait to be posted, messages may join
-    /// it.
+    /// Batches begun only to tell flow-control words (L4) or that this end closes (G1). If such a batch has to wait to be posted,
+    /// messages may join it.
     pub metadata_only: u64,
-    /// Batches announced by receive completions, of whatever kind.
+    /// Batches of any kind announced by receive completions.
     pub batches_received: u64,
     /// Requests and responses parsed, stale and late responses included.
     pub messages_received: u64,
-    /// READs posted of the peer's published record, for whatever reason.
+    /// READs posted of the peer's published record, for any reason.
     pub reads: u64,
-    /// Those among `reads` that flow control had no wish for (L5): they asked whether a silent peer lives (K1).
+    /// READs among `reads` that flow control did not ask for (L5): they check whether a silent peer lives (K1).
     pub probes: u64,
     /// Calls refused because the send ring was full; each try counts.
     pub ring_full: u64,
-    /// Calls refused because credit was short, or because there were as many calls as call ids can name; each try counts.
+    /// Calls refused because credit was short, or because the number of calls reached that of call ids; each try counts.
     pub insufficient_credit: u64,
     /// Flushes that left something unposted because of the limit of batches in flight (B1).
     pub batch_stalls: u64,
@@ -44,9 +46,9 @@ pub struct Stats {
     pub deadlines_exceeded: u64,
     /// Calls cancelled before they ended.
     pub cancelled: u64,
-    /// Responses to calls that were cancelled or out of time before (C3).
+    /// Responses to calls that were cancelled or had reached their deadline (C3).
     pub late_responses: u64,
-    /// Responses to no request that waits for one, ignored (C1): duplicate or forged.
+    /// Responses that match no waiting request, ignored (C1): duplicate or forged.
     pub stale_responses: u64,
 }
 

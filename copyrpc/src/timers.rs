@@ -1,12 +1,12 @@
-//! The clock of a context, and when its connections' deadlines come.
+//! The clock of a context, and the deadlines of its connections.
 //!
-//! The clock is the device's, so that virtual time is that of both. It is read by calls that have a deadline, by drains that found nothing while
-//! a call may have one, and by every drain after a pause. The pause is none when a millisecond or more has passed since the last but one such
-//! look, else it grows: 1, 3, 7 and at most 63 drains. So an owner that does something else for long between drains is noticed by each of
-//! them, and one that polls as fast as it can spends nothing on the clock; the pause is at most as many drains as came in the millisecond
-//! before, and one. A deadline is noticed at the first look that finds it passed, and ends its call in the drain that looked: never early,
-//! late by at most as many drains. While no call has a deadline, a coarse reading is enough, some milliseconds behind for a fifth of the cost:
-//! all that is left to do then is done every 10 ms or more seldom.
+//! The clock is the device's, so that virtual time governs both. It is read by calls that have a deadline, by drains that found nothing
+//! while a call may have a deadline, and by every drain after a pause. There is no pause if a millisecond or more has passed since the
+//! last but one such reading; otherwise it grows: 1, 3, 7 and at most 63 drains. So each drain notices an owner that does other work for
+//! long between drains, and an owner that polls as fast as it can spends nothing on the clock. The pause is at most as many drains as
+//! there were in the millisecond before, plus one. A deadline is noticed at the first reading that finds it passed, and ends its call in
+//! that drain: never early, late by at most as many drains. While no call has a deadline, a coarse reading is enough, several
+//! milliseconds late for a fifth of the cost: all remaining work is done every 10 ms or more rarely.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -16,22 +16,22 @@ use mlx5::Device;
 
 use crate::link::Deadlines;
 
-/// Most drains without a look at the clock in between.
+/// Maximum number of drains between two readings of the clock.
 const MAX_PAUSE: u32 = 63;
-/// Looks come at every drain while each finds that so much has passed.
+/// Every drain reads the clock while each reading finds that this much time has passed, in ns.
 const PACE_NS: u64 = 1_000_000;
-/// How often connections are looked at for silence, and for requests that wait.
+/// Interval at which connections are checked for silence, and for waiting requests, in ns.
 const SWEEP_INTERVAL_NS: u64 = 10_000_000;
-/// Idle connections that a sweep looks at, at most: those whose turn has come. More wait for the next sweeps.
+/// Maximum number of idle connections that a sweep checks, among those that are due. The others wait for the next sweeps.
 pub(crate) const IDLE_LOOKS: usize = 32;
-/// Looks at idle connections are put off to multiples of this, so that a process that sleeps wakes for many at once.
+/// Checks of idle connections are postponed to multiples of this, in ns, so that a process that sleeps wakes for many at once.
 const IDLE_GRID_NS: u64 = 50_000_000;
-/// How far a coarse reading is behind, at most: a tick of a kernel with the fewest.
+/// Maximum lag of a coarse reading, in ns: a tick of a kernel with the lowest tick rate.
 const COARSE_LAG_NS: u64 = 10_000_000;
-/// No deadline.
+/// The time that stands for no deadline.
 const NEVER: u64 = u64::MAX;
 
-/// The one timer a connection has in the heap that counts; others of it are dead.
+/// The one valid timer of a connection in the heap; other entries of it are dead.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timer {
     at_ns: u64,
@@ -42,9 +42,9 @@ impl Timer {
     pub(crate) const NONE: Self = Self { at_ns: NEVER, serial: 0 };
 }
 
-/// A connection, as far as timers know it.
+/// The properties of a connection that timers need.
 pub(crate) trait Timed {
-    /// Its timer that counts.
+    /// Returns its valid timer.
     fn timer(&self) -> &Cell<Timer>;
 }
 
@@ -60,24 +60,24 @@ impl<C: Timed> Armed<C> {
     }
 }
 
-/// Time in nanoseconds of the device's clock.
+/// Timers in nanoseconds of the device's clock.
 #[derive(Debug)]
 pub(crate) struct Timers<C> {
     device: Device,
     now_ns: Cell<u64>,
-    /// Drains until the next look, or until [`Timers::tick_slowly`] decides: at once while there are deadlines.
+    /// Drains until the next reading, or until [`Timers::tick_slowly`] decides, which is at once while there are deadlines.
     drains_left: Cell<u32>,
-    /// Drains until the next look that found something, while there are deadlines.
+    /// Drains with arrivals until the next reading, while there are deadlines.
     busy_drains_left: Cell<u32>,
-    /// Drains passed over after the last look.
+    /// Length of the pause after the last reading, in drains.
     pause: Cell<u32>,
-    /// When a look found that [`PACE_NS`] had passed.
+    /// Time of the last reading that found that [`PACE_NS`] had passed, in ns.
     moved_ns: Cell<u64>,
     last_sweep_ns: Cell<u64>,
     deadlines: RefCell<Deadlines<Armed<C>>>,
-    /// There is something in it.
+    /// Whether `deadlines` has entries.
     has_deadlines: Cell<bool>,
-    /// When each connection has its next look for idleness.
+    /// Times of each connection's next check for idleness.
     idle: RefCell<Deadlines<Weak<C>>>,
     last_serial: Cell<u64>,
 }
@@ -100,17 +100,17 @@ impl<C: Timed> Timers<C> {
         }
     }
 
-    /// When the clock was last read by a drain.
+    /// Returns the time of the last reading by a drain, in ns.
     pub(crate) fn now_ns(&self) -> u64 {
         self.now_ns.get()
     }
 
-    /// The time `timeout` from now, for [`Timers::arm`].
+    /// Returns the time `timeout` from now, in ns, for [`Timers::arm`].
     pub(crate) fn deadline_in(&self, timeout: Duration) -> u64 {
         self.device.now_ns().saturating_add(nanoseconds(timeout))
     }
 
-    /// Called once per drain. Whether it is time for [`Timers::look`].
+    /// Called once per drain. Returns whether it is time for [`Timers::look`].
     #[inline]
     pub(crate) fn tick(&self, is_idle: bool) -> bool {
         let left = self.drains_left.get();
@@ -121,7 +121,8 @@ impl<C: Timed> Timers<C> {
         false
     }
 
-    /// One that found nothing looks, and one that found something when its pause is over, which there is with deadlines only.
+    /// Decides for a drain that found nothing, which reads, and for a drain with arrivals, which reads when its pause is over. Such a
+    /// pause exists only with deadlines.
     #[cold]
     #[inline(never)]
     fn tick_slowly(&self, is_idle: bool) -> bool {
@@ -133,10 +134,10 @@ impl<C: Timed> Timers<C> {
         false
     }
 
-    /// Looks at the clock.
+    /// Reads the clock.
     pub(crate) fn look(&self) {
         let now_ns = if self.has_deadlines.get() { self.device.now_ns() } else { self.device.coarse_now_ns() };
-        // The coarse reading is behind the other.
+        // The coarse reading lags behind the other.
         let now_ns = self.now_ns.get().max(now_ns);
         self.now_ns.set(now_ns);
         let pause = if now_ns - self.moved_ns.get() >= PACE_NS {
@@ -149,14 +150,14 @@ impl<C: Timed> Timers<C> {
         self.pass_over(pause);
     }
 
-    /// Has so many drains pass over the look at the clock.
+    /// Makes that many drains skip the reading of the clock.
     fn pass_over(&self, drains: u32) {
         let (idle, busy) = if self.has_deadlines.get() { (0, drains) } else { (drains, 0) };
         self.drains_left.set(idle);
         self.busy_drains_left.set(busy);
     }
 
-    /// Makes the next drain look at the clock, after a sleep.
+    /// Makes the next drain read the clock, after a sleep.
     pub(crate) fn look_next(&self) {
         self.pass_over(0);
     }
@@ -165,17 +166,17 @@ impl<C: Timed> Timers<C> {
         Duration::from_nanos(SWEEP_INTERVAL_NS)
     }
 
-    /// From now until a connection is due, or the sweep that looks at an idle one; it may turn out that none is.
+    /// Returns the time until a connection is due, or until the sweep that checks an idle one. It may turn out that none is due.
     pub(crate) fn until_next(&self) -> Option<Duration> {
         // A drain that wakes for this reads the coarse clock: earlier, it would find nothing due, and the next sleep would end at once.
         let by_coarse_clock = |at_ns: u64| at_ns.max(self.last_sweep_ns.get() + SWEEP_INTERVAL_NS).saturating_add(COARSE_LAG_NS);
         let idle_ns = self.idle.borrow().first_ns().map(by_coarse_clock);
         let at_ns = self.deadlines.borrow().first_ns().into_iter().chain(idle_ns).min()?;
-        // Due is what has passed.
+        // A time is due when it has passed.
         Some(Duration::from_nanos(at_ns.saturating_add(1).saturating_sub(self.device.now_ns())))
     }
 
-    /// After a look at the clock: whether the connections should be swept.
+    /// Called after a reading of the clock. Returns whether the connections should be swept.
     pub(crate) fn is_sweep_due(&self) -> bool {
         let now_ns = self.now_ns.get();
         let is_due = now_ns - self.last_sweep_ns.get() >= SWEEP_INTERVAL_NS;
@@ -185,7 +186,7 @@ impl<C: Timed> Timers<C> {
         is_due
     }
 
-    /// Has [`Timers::take_due`] give out this connection after `at_ns`, or earlier if it was to be already.
+    /// Makes [`Timers::take_due`] return this connection after `at_ns`, or earlier if it is armed for an earlier time.
     pub(crate) fn arm(&self, connection: &Rc<C>, at_ns: u64) {
         let timer = connection.timer();
         if timer.get().at_ns <= at_ns {
@@ -201,19 +202,19 @@ impl<C: Timed> Timers<C> {
         }
     }
 
-    /// Has [`Timers::take_idle`] give out this connection after `at_ns`.
+    /// Makes [`Timers::take_idle`] return this connection after `at_ns`.
     pub(crate) fn arm_idle(&self, connection: &Rc<C>, at_ns: u64) {
         let at_ns = at_ns.checked_next_multiple_of(IDLE_GRID_NS).unwrap_or(NEVER);
         self.idle.borrow_mut().push(at_ns, Rc::downgrade(connection), |connection| connection.strong_count() > 0);
     }
 
-    /// A connection whose look for idleness is due.
+    /// Takes a connection whose check for idleness is due.
     pub(crate) fn take_idle(&self) -> Option<Rc<C>> {
         let mut idle = self.idle.borrow_mut();
         std::iter::from_fn(|| idle.pop_before(self.now_ns.get())).find_map(|connection| connection.upgrade())
     }
 
-    /// A connection whose time has passed. It has no timer then.
+    /// Takes a connection whose time has passed. It has no timer then.
     pub(crate) fn take_due(&self) -> Option<Rc<C>> {
         let mut deadlines = self.deadlines.borrow_mut();
         while let Some(armed) = deadlines.pop_before(self.now_ns.get()) {
@@ -227,7 +228,7 @@ impl<C: Timed> Timers<C> {
     }
 }
 
-/// Saturates after 584 years.
+/// Returns a duration in ns. Saturates after 584 years.
 pub(crate) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(NEVER)
 }
@@ -249,7 +250,7 @@ mod tests {
         }
     }
 
-    /// Drains that found nothing and did not look, and the look behind them.
+    /// Returns the number of drains that found nothing and did not read the clock before one did.
     fn drains_without_look(timers: &Timers<NoConnection>) -> usize {
         let drains = std::iter::repeat_with(|| timers.tick(true)).take_while(|is_time| !is_time).count();
         timers.look();
@@ -268,7 +269,7 @@ mod tests {
             drains_without_look(&timers)
         };
         assert_eq!((0..5).map(slow).collect::<Vec<_>>(), [63, 0, 0, 0, 0]);
-        // A deadline is looked for by each drain that found nothing, and not by others.
+        // Each drain that found nothing checks for deadlines, and others do not.
         timers.has_deadlines.set(true);
         let fast: Vec<_> = (0..9).map(|_| drains_without_look(&timers)).collect();
         assert_eq!(fast, [0; 9]);

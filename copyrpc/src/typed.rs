@@ -1,10 +1,9 @@
-//! Messages that are structs. What travels is the bytes of the struct and nothing else: a typed end works with a peer that makes the same
+//! Messages that are structs. A message is the bytes of the struct and nothing else: a typed end works with a peer that makes the same
 //! bytes by hand.
 //!
-//! Any type whose every bit pattern is a value and that has no padding will do; the derives of [`zerocopy`] check that. Its layout must
-//! be the same at both ends, so give it `#[repr(C)]`, and fields with the byte order in their type
-//! ([`little_endian`](zerocopy::little_endian)) when the ends may be machines of different kinds. Received values are copies, so nothing
-//! that the peer does later changes them.
+//! A type qualifies if every bit pattern is a value and it has no padding; the derives of [`zerocopy`] check that. Its layout must be the
+//! same at both ends, so give it `#[repr(C)]`. If the ends may be machines of different byte order, use fields with the byte order in
+//! their type ([`little_endian`](zerocopy::little_endian)). Received values are copies, so later writes of the peer do not change them.
 //!
 //! ```
 //! # use copyrpc::mlx5::DeviceSpec;
@@ -50,7 +49,7 @@
 //! ```
 
 use thiserror::Error;
-/// The crate of the derives, for those who do not depend on it themselves.
+/// The crate of the derives, for programs that do not depend on it themselves.
 pub use zerocopy;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -61,11 +60,11 @@ use crate::ring::RecvBytes;
 
 /// A request with the type of its reply.
 pub trait Call: IntoBytes + Immutable {
-    /// The reply.
+    /// The type of the reply.
     type Reply: FromBytes + IntoBytes + Immutable;
 }
 
-/// A message that is not the type it was read as.
+/// The message has another size than the type it was read as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("a message of {received} bytes, the type has {expected}")]
 pub struct SizeError {
@@ -76,10 +75,10 @@ pub struct SizeError {
 }
 
 impl RecvBytes<'_> {
-    /// A copy of the message as a `T`, which has as many bytes. [`RecvBytes::read`] takes the front of a longer one.
+    /// Returns a copy of the message as a `T`, which has as many bytes. [`RecvBytes::read`] reads the front of a longer one.
     ///
     /// # Errors
-    /// [`SizeError`]: it has more bytes, or fewer.
+    /// [`SizeError`]: the message has more bytes, or fewer.
     pub fn read_as<T: FromBytes + IntoBytes>(&self) -> Result<T, SizeError> {
         let error = SizeError { received: self.len(), expected: size_of::<T>() };
         if error.received == error.expected { self.read().ok_or(error) } else { Err(error) }
@@ -87,29 +86,29 @@ impl RecvBytes<'_> {
 }
 
 impl<U> RecvHandle<U> {
-    /// A copy of the request as a `T`.
+    /// Returns a copy of the request as a `T`.
     ///
     /// # Errors
-    /// [`SizeError`]: it has more bytes, or fewer.
+    /// [`SizeError`]: the request has more bytes, or fewer.
     pub fn read_as<T: FromBytes + IntoBytes>(&self) -> Result<T, SizeError> {
         self.data().read_as()
     }
 
-    /// Answers with the bytes of `response`, as [`RecvHandle::reply`].
+    /// Answers with the bytes of `response`, as [`RecvHandle::reply`] does.
     ///
     /// # Errors
-    /// Like [`RecvHandle::reply`]; `TooLarge` when the caller expects a smaller type.
+    /// See [`RecvHandle::reply`]; `TooLarge` if the caller expects a smaller type.
     pub fn reply_typed<T: IntoBytes + Immutable>(self, response: &T) -> Result<(), ReplyError<Self>> {
         self.reply(response.as_bytes())
     }
 }
 
 impl<U> Endpoint<U> {
-    /// Sends the bytes of `request`; the reply may have those of a [`Call::Reply`], which [`RecvBytes::read_as`] gives. Else as
-    /// [`Endpoint::call`].
+    /// Sends the bytes of `request`. The reply may have as many bytes as [`Call::Reply`], which [`RecvBytes::read_as`] reads. Otherwise
+    /// like [`Endpoint::call`].
     ///
     /// # Errors
-    /// Like [`Endpoint::call`].
+    /// See [`Endpoint::call`].
     pub fn call_typed<C: Call>(&self, request: &C, user_data: U) -> Result<CallToken, CallError<U>> {
         self.call(request.as_bytes(), user_data, size_of::<C::Reply>())
     }

@@ -1,7 +1,7 @@
-//! Every byte format of the protocol, and nothing else: pure functions and plain values.
+//! Every byte format of the protocol, as pure functions and plain values.
 //!
-//! All integers are little-endian. The tables are in `docs/copyrpc-protocol.md` (section "Wire
-//! format"); the golden tests below are written from those tables by hand, never from this encoder.
+//! All integers are little-endian. The tables are in `docs/copyrpc-protocol.md` (section "Wire format"). The golden vectors below were
+//! written from those tables by hand, never from this encoder.
 
 /// Every position, batch and message is a multiple of this many bytes.
 pub(crate) const ALIGNMENT: u64 = 32;
@@ -9,7 +9,7 @@ pub(crate) const ALIGNMENT: u64 = 32;
 pub(crate) const HEADER_SIZE: usize = 12;
 /// Bytes of the metadata that starts every batch, and of the published record.
 pub(crate) const FLOW_METADATA_SIZE: usize = 32;
-/// Bit of `call_id` that marks a response.
+/// The bit of `call_id` that marks a response.
 pub(crate) const RESPONSE_FLAG: u32 = 0x8000_0000;
 /// `message_count` of a wrap marker.
 pub(crate) const WRAP_MESSAGE_COUNT: u32 = u32::MAX;
@@ -17,41 +17,40 @@ pub(crate) const WRAP_MESSAGE_COUNT: u32 = u32::MAX;
 /// [`FLOW_METADATA_SIZE`] in the unit of positions.
 pub(crate) const METADATA_SPAN: u64 = FLOW_METADATA_SIZE as u64;
 
-/// Ring bytes of a message with `payload_len` payload bytes: header + payload, rounded up to
-/// [`ALIGNMENT`]. Saturates instead of overflowing.
+/// Returns the ring bytes of a message with `payload_len` payload bytes: header + payload, rounded up to [`ALIGNMENT`]. Saturates instead
+/// of overflowing.
 #[must_use]
 #[inline]
 pub(crate) const fn padded(payload_len: u64) -> u64 {
     payload_len.saturating_add(HEADER_SIZE as u64 + ALIGNMENT - 1) & !(ALIGNMENT - 1)
 }
 
-/// Credit, in bytes, that a call with this `response_allowance` (payload bytes) costs: the padded
-/// response and the metadata of the batch it may have to open (invariant R2).
+/// Returns the credit, in bytes, that a call with this `response_allowance` (payload bytes) costs: the padded response and the metadata
+/// of the batch that it may have to open (invariant R2).
 #[must_use]
 #[inline]
 pub(crate) const fn internal_allowance(response_allowance: u64) -> u64 {
     padded(response_allowance).saturating_add(METADATA_SPAN)
 }
 
-/// Bytes of an internal allowance that are not the response's payload.
+/// Bytes of an internal allowance beside the response's payload.
 pub(crate) const RESPONSE_OVERHEAD: u64 = METADATA_SPAN + HEADER_SIZE as u64;
 
-/// The largest response payload that fits an internal allowance; 0 if not even an empty one does.
+/// Returns the maximum response payload of an internal allowance; 0 if not even an empty one fits.
 #[must_use]
 #[inline]
 pub(crate) const fn response_capacity(internal_allowance: u64) -> u64 {
     internal_allowance.saturating_sub(RESPONSE_OVERHEAD)
 }
 
-/// Immediate value of a batch that advances the receive ring by `span` bytes (a multiple of
-/// [`ALIGNMENT`], at most one ring).
+/// Returns the immediate value of a batch that advances the receive ring by `span` bytes (a multiple of [`ALIGNMENT`], at most one ring).
 #[must_use]
 #[inline]
 pub(crate) const fn encode_imm(span: u64) -> u32 {
     (span / ALIGNMENT) as u32
 }
 
-/// Bytes announced by an immediate value.
+/// Returns the bytes announced by an immediate value.
 #[must_use]
 #[inline]
 pub(crate) const fn decode_imm(imm: u32) -> u64 {
@@ -65,12 +64,12 @@ pub(crate) struct Header {
     pub(crate) call_id: u32,
     /// Request: internal allowance in 32-byte blocks. Response: [`Status`].
     pub(crate) piggyback: u32,
-    /// Payload bytes that follow.
+    /// Payload bytes after the header.
     pub(crate) len: u32,
 }
 
 impl Header {
-    /// The header's bytes.
+    /// Returns the header's bytes.
     #[must_use]
     #[inline]
     pub(crate) fn encode(&self) -> [u8; HEADER_SIZE] {
@@ -81,7 +80,7 @@ impl Header {
         bytes
     }
 
-    /// Reads a header; any bytes are a header, their meaning is checked by the receiver.
+    /// Reads a header. Any bytes are a header; the receiver checks their meaning.
     #[must_use]
     #[inline]
     pub(crate) fn decode(bytes: &[u8; HEADER_SIZE]) -> Self {
@@ -89,16 +88,15 @@ impl Header {
     }
 }
 
-/// The three flow-control words one side tells the other. All are cumulative or absolute and never
-/// go backwards, so telling twice, late, or out of step with the other channel is harmless
-/// (invariant F1).
+/// The three flow-control words that one side tells the other. All are cumulative or absolute and never decrease, so repeated, late, or
+/// reordered words of the two channels are harmless (invariant F1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FlowWords {
-    /// Position up to which the teller no longer needs its receive ring.
+    /// Position up to which the sender of the words no longer needs its receive ring.
     pub(crate) consumer_pos: u64,
     /// Credit in bytes granted since the connection was made, the initial credit included.
     pub(crate) credit: u64,
-    /// Batches whose receive completion the teller has taken since the connection was made.
+    /// Batches whose receive completion the sender of the words has taken since the connection was made.
     pub(crate) batches_received: u64,
 }
 
@@ -113,7 +111,7 @@ pub(crate) struct FlowWords {
 /// | 24 | `batches_received` u64 | zero in the founding documents; since record version 1 |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FlowMetadata {
-    /// What the sender tells about its own receive side.
+    /// The words about the sender's own receive side.
     pub(crate) words: FlowWords,
     /// Messages in the batch, or [`WRAP_MESSAGE_COUNT`].
     pub(crate) message_count: u32,
@@ -121,7 +119,7 @@ pub(crate) struct FlowMetadata {
     pub(crate) is_closing: bool,
 }
 
-/// The 32 bytes a peer may READ at any time.
+/// The 32 bytes that a peer may READ at any time.
 ///
 /// | offset | field |
 /// |---|---|
@@ -132,12 +130,12 @@ pub(crate) struct FlowMetadata {
 /// | 24 | `batches_received` u64 |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PublishedRecord {
-    /// What the owner tells about its receive side.
+    /// The words about the owner's receive side.
     pub(crate) words: FlowWords,
     /// Changes while the owner lives and owes the reader something (invariant K3).
     pub(crate) heartbeat: u32,
-    /// Batches whose receive completion the owner has taken, modulo 2^32: `batches_received` of this moment. That word says more, that their
-    /// receives are posted again, and is stored later (invariant K2).
+    /// Batches whose receive completion the owner has taken, modulo 2^32: `batches_received` at this moment. `batches_received` itself
+    /// also means that their receives are posted again, and is stored later (invariant K2).
     pub(crate) batches_taken: u32,
 }
 
@@ -147,21 +145,21 @@ impl PublishedRecord {
     /// Offset of `batches_taken`.
     pub(crate) const BATCHES_TAKEN_OFFSET: usize = 20;
 
-    /// The record's bytes, as its words are published.
+    /// Returns the record's bytes, as its words are published.
     #[cfg(test)]
     #[must_use]
     pub(crate) fn encode(&self) -> [u8; FLOW_METADATA_SIZE] {
         encode_words(self.words, self.heartbeat, self.batches_taken)
     }
 
-    /// Reads a record; any bytes are one, its words are checked by the receiver.
+    /// Reads a record. Any bytes are a record; the receiver checks its words.
     #[must_use]
     pub(crate) fn decode(bytes: &[u8; FLOW_METADATA_SIZE]) -> Self {
         Self { words: decode_words(bytes), heartbeat: le_u32(bytes, 16), batches_taken: le_u32(bytes, 20) }
     }
 }
 
-/// The layout that a batch's metadata and the published record have in common.
+/// Encodes the layout that a batch's metadata and the published record share.
 #[inline]
 fn encode_words(words: FlowWords, at_16: u32, at_20: u32) -> [u8; FLOW_METADATA_SIZE] {
     let mut bytes = [0; FLOW_METADATA_SIZE];
@@ -178,7 +176,7 @@ fn decode_words(bytes: &[u8; FLOW_METADATA_SIZE]) -> FlowWords {
     FlowWords { consumer_pos: le_u64(bytes, 0), credit: le_u64(bytes, 8), batches_received: le_u64(bytes, 24) }
 }
 
-/// The reserved bytes of a [`FlowMetadata`] were not zero.
+/// Reserved bytes of a [`FlowMetadata`] are not zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReservedNotZero;
 
@@ -186,7 +184,7 @@ pub(crate) struct ReservedNotZero;
 const CLOSING: u32 = 1;
 
 impl FlowMetadata {
-    /// The metadata's bytes.
+    /// Returns the metadata's bytes.
     #[must_use]
     #[inline]
     pub(crate) fn encode(&self) -> [u8; FLOW_METADATA_SIZE] {
@@ -196,7 +194,7 @@ impl FlowMetadata {
     /// Reads metadata.
     ///
     /// # Errors
-    /// [`ReservedNotZero`] for a flag that this version does not know.
+    /// [`ReservedNotZero`] for a flag that this version does not define.
     #[inline]
     pub(crate) fn decode(bytes: &[u8; FLOW_METADATA_SIZE]) -> Result<Self, ReservedNotZero> {
         let flags = le_u32(bytes, 20);
@@ -207,7 +205,7 @@ impl FlowMetadata {
     }
 }
 
-/// Names one call of one endpoint: slab index and generation, without [`RESPONSE_FLAG`].
+/// The name of one call of one endpoint: slab index and generation, without [`RESPONSE_FLAG`].
 ///
 /// The generation makes an id single-use for the next 2,047 calls in the same slot, so a late or
 /// duplicate response finds no call (invariant C1).
@@ -217,44 +215,44 @@ pub(crate) struct CallId(u32);
 impl CallId {
     const INDEX_BITS: u32 = 20;
     const GENERATION_BITS: u32 = 11;
-    /// Calls that can be outstanding on one endpoint.
+    /// Maximum number of outstanding calls on one endpoint.
     pub(crate) const MAX_CALLS: u32 = 1 << Self::INDEX_BITS;
 
-    /// Id of slot `index` (below [`CallId::MAX_CALLS`]) in its `generation` (taken modulo 2,048).
+    /// Makes the id of slot `index` (below [`CallId::MAX_CALLS`]) in its `generation` (taken modulo 2,048).
     #[must_use]
     pub(crate) const fn new(index: u32, generation: u32) -> Self {
         let generation = generation & ((1 << Self::GENERATION_BITS) - 1);
         Self(generation << Self::INDEX_BITS | index & (Self::MAX_CALLS - 1))
     }
 
-    /// Takes the id out of a header's `call_id`, whatever its response flag says.
+    /// Reads the id in a header's `call_id`, with or without the response flag.
     #[must_use]
     #[inline]
     pub(crate) const fn from_wire(call_id: u32) -> Self {
         Self(call_id & !RESPONSE_FLAG)
     }
 
-    /// `call_id` of the request.
+    /// Returns the `call_id` of the request.
     #[must_use]
     #[inline]
     pub(crate) const fn to_request(self) -> u32 {
         self.0
     }
 
-    /// `call_id` of the response.
+    /// Returns the `call_id` of the response.
     #[must_use]
     #[inline]
     pub(crate) const fn to_response(self) -> u32 {
         self.0 | RESPONSE_FLAG
     }
 
-    /// Whether this is an id of a slot in its `generation` (taken modulo 2,048).
+    /// Returns whether this is an id of a slot in its `generation` (taken modulo 2,048).
     #[inline(always)]
     pub(crate) const fn is_of(self, generation: u32) -> bool {
         (self.0 >> Self::INDEX_BITS ^ generation) & ((1 << Self::GENERATION_BITS) - 1) == 0
     }
 
-    /// Slot of the call.
+    /// Returns the slot of the call.
     #[must_use]
     #[inline]
     pub(crate) const fn index(self) -> u32 {
@@ -262,7 +260,7 @@ impl CallId {
     }
 }
 
-/// Piggyback of a response: how the call ended at the responder.
+/// The piggyback of a response: the outcome of the call at the responder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
     /// The payload is the handler's reply.
@@ -276,7 +274,7 @@ pub(crate) enum Status {
 }
 
 impl Status {
-    /// Reads a piggyback word; `None` for a status this version does not know.
+    /// Reads a piggyback word. Returns `None` for a status that this version does not define.
     #[must_use]
     pub(crate) const fn from_wire(piggyback: u32) -> Option<Self> {
         match piggyback {
@@ -307,7 +305,7 @@ fn le_u64<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
 mod tests {
     use super::*;
 
-    /// The formats are written over this, so that a byte the encoder forgets is seen.
+    /// Old bytes under every format, so that a byte that the encoder forgets is seen.
     const STALE: u8 = 0xa5;
 
     #[test]

@@ -1,25 +1,25 @@
-//! How long an end that waits for its peer's words goes without a READ after READs that brought none (L5).
+//! The pause of an end that waits for its peer's words, after READs that brought none (L5).
 
-/// The maximum number of calls of [`Link::poll_read`](super::Link::poll_read) between two READs that are wanted.
+/// Maximum number of calls of [`Link::poll_read`](super::Link::poll_read) between two wanted READs.
 const MAX_PAUSE: u32 = 64;
 
 #[derive(Debug)]
 pub(super) struct Backoff {
-    /// Polls passed over after the last READ; 0 unless it was in vain.
+    /// Polls skipped after the last READ; 0 unless it was in vain.
     pause: u32,
-    /// How many of them are left.
+    /// Number of these polls that are left.
     left: u32,
-    /// Batches that had arrived at the last look. One more is news, which is found here so that arrivals need not tell.
+    /// Batches that had arrived at the last check. One more is news, which is found here so that arrivals need not report it.
     arrived: u64,
 }
 
 impl Backoff {
-    /// After so many batches arrived.
+    /// Starts after `arrived` batches.
     pub(super) const fn new(arrived: u64) -> Self {
         Self { pause: 0, left: 0, arrived }
     }
 
-    /// Whether a READ that is wanted is posted at this poll; `arrived` batches have arrived in all.
+    /// Returns whether a wanted READ is posted at this poll; `arrived` is the total number of batches.
     #[inline(never)]
     pub(super) const fn ends_at_this_poll(&mut self, arrived: u64) -> bool {
         if arrived != self.arrived {
@@ -33,13 +33,13 @@ impl Backoff {
         false
     }
 
-    /// A READ completed and found nothing new.
+    /// Notes that a READ completed and found nothing new.
     pub(super) fn vain_read(&mut self) {
         self.pause = (2 * self.pause).clamp(1, MAX_PAUSE);
         self.left = self.pause;
     }
 
-    /// A READ completed and found something new.
+    /// Notes that a READ completed and found something new.
     pub(super) const fn news(&mut self) {
         self.pause = 0;
         self.left = 0;

@@ -1,11 +1,11 @@
-//! Calls whose request is not answered: a slab whose slots count generations, so that a response finds its own call or none (C1), and
+//! Calls whose request is not answered: a slab whose slots count generations, so that a response finds its own call or none (C1). Slots
 //! are used again only when the request was answered (C3).
 //!
-//! The table of `copyrpc-calls`, on which `ipc`, `delegationrpc` and `flux` stand, is not used here, for three reasons. It finds a call by a tag of
-//! 64 bits; the wire format has 31, of which 11 are the low bits of the generation. It takes a call out before the call can be looked at; here a reply
-//! longer than its call allowed must leave the call in its place, since the connection ends it. And its number of entries is fixed, with deadlines
-//! reserved for all of them; credit allows thousands of calls on a connection that mostly has a few, so this one grows. To keep a call and to take it
-//! takes 55 instructions there, counted in a loop that does nothing else, and about 35 here.
+//! The table of `copyrpc-calls`, which `ipc`, `delegationrpc` and `flux` use, is not used here, for three reasons. It finds a call by a
+//! tag of 64 bits; the wire format has 31, of which 11 are the low bits of the generation. It takes a call out before the call can be
+//! examined; here a reply longer than its call allowed must leave the call in its place, since the connection ends it. And its number of
+//! entries is fixed, with deadlines reserved for all of them; credit permits thousands of calls on a connection that mostly has a few, so
+//! this one grows. Adding and taking a call costs 55 instructions there, counted in a loop that does nothing else, and about 35 here.
 
 #[cfg(test)]
 #[path = "explore/calls.rs"]
@@ -14,19 +14,19 @@ mod explore;
 use super::deadlines::Deadlines;
 use crate::wire::{CallId, RESPONSE_OVERHEAD};
 
-/// Deadline of a call that has none.
+/// Deadline of a call without a deadline.
 pub(super) const NEVER: u64 = u64::MAX;
 
-/// Names one call of one link, for [`Link::cancel`](super::Link::cancel).
+/// The name of one call of one link, for [`Link::cancel`](super::Link::cancel).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CallKey {
     index: u32,
-    /// Calls its slot had before, modulo 2^32.
+    /// Number of earlier calls of its slot, modulo 2^32.
     generation: u32,
 }
 
 impl CallKey {
-    /// The part of it that travels.
+    /// Returns the part of the key that travels.
     pub(super) const fn id(self) -> CallId {
         CallId::new(self.index, self.generation)
     }
@@ -47,9 +47,9 @@ const NO_SLOT: u32 = u32::MAX;
 
 #[derive(Debug)]
 struct Slot<U> {
-    /// Calls this slot has had before; the id carries it modulo 2,048.
+    /// Number of earlier calls of this slot; the id carries it modulo 2,048.
     generation: u32,
-    /// Credit the call paid, in bytes; bounds the response.
+    /// Credit that the call paid, in bytes; bounds the response.
     internal_allowance: u32,
     deadline_ns: u64,
     /// Batches sent before the call was made: its request is in none of them.
@@ -68,12 +68,12 @@ impl<U> Slot<U> {
     }
 }
 
-/// A request that was answered.
+/// An answered request.
 #[derive(Debug)]
 pub(super) struct Answered<U> {
-    /// `None` when its caller does not wait any more.
+    /// `None` if its caller does not wait any more.
     pub(super) user_data: Option<U>,
-    /// Credit the call paid, in bytes.
+    /// Credit that the call paid, in bytes.
     pub(super) internal_allowance: u64,
 }
 
@@ -83,13 +83,13 @@ pub(super) struct Calls<U> {
     /// The first of the free slots, or [`NO_SLOT`].
     free: u32,
     unanswered: u32,
-    /// Those among them whose caller does not wait.
+    /// Calls among them whose caller does not wait.
     abandoned: u32,
     deadlines: Deadlines<CallKey>,
 }
 
 impl<U> Calls<U> {
-    /// With so many `slots`, all free and of this generation: 0 of them unless that is to be something.
+    /// Makes a table of `slots`, all free and of this generation. Has 0 slots by default.
     pub(super) fn new(slots: u32, generation: u32) -> Self {
         let next = |index| if index + 1 < slots { index + 1 } else { NO_SLOT };
         let slot =
@@ -103,19 +103,19 @@ impl<U> Calls<U> {
         }
     }
 
-    /// Calls whose caller waits.
+    /// Returns the number of calls whose caller waits.
     pub(super) const fn waiting(&self) -> usize {
         (self.unanswered - self.abandoned) as usize
     }
 
-    /// Requests not answered, also those whose caller does not wait.
+    /// Returns the number of requests that are not answered, with those whose caller does not wait.
     #[inline]
     pub(super) const fn unanswered(&self) -> usize {
         self.unanswered as usize
     }
 
-    /// Sees to it that a call finds a slot. `false`: as many as call ids can name are taken. Allocates only while the number of requests not
-    /// answered reaches a new high.
+    /// Makes room for a call. Returns `false` if as many calls as call ids exist. Allocates only while the number of unanswered requests
+    /// reaches a new maximum.
     pub(super) fn make_room(&mut self) -> bool {
         if self.free == NO_SLOT {
             let index = self.slots.len() as u32;
@@ -130,7 +130,8 @@ impl<U> Calls<U> {
         true
     }
 
-    /// Takes a call in, which is made after so many batches were sent; without a free slot the user data comes back, see [`Calls::make_room`].
+    /// Adds a call, which is made after `batches_before` batches were sent. Without a free slot returns the user data, see
+    /// [`Calls::make_room`].
     #[inline(always)]
     pub(super) fn insert(&mut self, user_data: U, internal_allowance: u64, deadline_ns: u64, batches_before: u64) -> Result<CallKey, U> {
         let index = self.free;
@@ -155,8 +156,8 @@ impl<U> Calls<U> {
         self.deadlines.push(deadline_ns, key, |key| is_waiting(slots, *key));
     }
 
-    /// The request with this id was answered, with `len` payload bytes. `None`, and nothing has changed, unless its caller waits and they fit
-    /// what it allowed: [`Calls::complete`] has all ends.
+    /// Ends the call of this id, which was answered with `len` payload bytes. Returns `None`, and changes nothing, unless its caller
+    /// waits and the bytes fit its allowance: [`Calls::complete`] handles all cases.
     #[inline(always)]
     pub(super) fn complete_waiting(&mut self, id: CallId, len: u32) -> Option<U> {
         let slot = self.slots.get_mut(id.index() as usize)?;
@@ -170,7 +171,7 @@ impl<U> Calls<U> {
         Some(user_data)
     }
 
-    /// The request with this id was answered. `None` for an id that names no unanswered request: duplicate or forged.
+    /// Ends the request of this id, which was answered. Returns `None` for an id that names no unanswered request: duplicate or forged.
     pub(super) fn complete(&mut self, id: CallId) -> Option<Answered<U>> {
         let slot = self.slots.get_mut(id.index() as usize)?;
         if !id.is_of(slot.generation) || matches!(slot.state, State::Free(_)) {
@@ -190,7 +191,7 @@ impl<U> Calls<U> {
         Some(Answered { user_data, internal_allowance })
     }
 
-    /// Ends a call before its request is answered. `None` for one that has ended.
+    /// Ends a call before its request is answered. Returns `None` if it has ended.
     pub(super) fn abandon(&mut self, key: CallKey) -> Option<U> {
         let slot = self.slots.get_mut(key.index as usize)?;
         if !slot.is_waiting(key) {
@@ -215,13 +216,13 @@ impl<U> Calls<U> {
         None
     }
 
-    /// The earliest deadline of the calls that wait.
+    /// Returns the earliest deadline of the calls that wait.
     pub(super) fn next_deadline(&mut self) -> Option<u64> {
         let slots = &self.slots;
         self.deadlines.next(|key| is_waiting(slots, *key))
     }
 
-    /// Ends any one call that waits, for a connection that has ended: its user data, and the batches that were sent before it.
+    /// Ends any one waiting call of a connection that has ended. Returns its user data, and the number of batches sent before it.
     pub(super) fn take_any(&mut self) -> Option<(U, u64)> {
         self.free = NO_SLOT;
         while let Some(slot) = self.slots.pop() {

@@ -1,4 +1,4 @@
-//! What leaves the send ring, and what the peer is told of this side: batches to post, and the words of the published record.
+//! The exit of the send ring, and the words for the peer: batches to post, and the words of the published record.
 
 use super::Link;
 use super::outgoing::CALL_SLACK;
@@ -6,15 +6,15 @@ use super::tx::{Batch, Emit};
 use super::window::Hold;
 use crate::wire::{FlowWords, METADATA_SPAN};
 
-/// Where batches are posted. A trait and no closure: what posts the one that mostly comes is inlined for sure.
+/// The destination of batches. A trait and not a closure: the code that posts the common batch is inlined for sure.
 pub(crate) trait Poster<E> {
     /// Posts a batch.
     fn post(&mut self, emit: Emit) -> Result<(), E>;
 }
 
 impl<U> Link<U> {
-    /// The batch that a flush posts, where it is the only one and nothing stands in the way; to be followed by
-    /// [`Link::easy_batch_posted`], unless it cannot be posted. Else nothing has changed.
+    /// Returns the batch that a flush posts, if it is the only one and nothing prevents it. [`Link::easy_batch_posted`] has to follow,
+    /// unless it cannot be posted. Otherwise nothing has changed.
     #[inline(always)]
     fn easy_batch(&mut self) -> Option<(Emit, FlowWords)> {
         if self.ending.is_some() || !self.tx.has_easy_batch() || !self.window.is_off() {
@@ -25,7 +25,7 @@ impl<U> Link<U> {
         Some((self.tx.fill_easy_batch(words), words))
     }
 
-    /// The batch of [`Link::easy_batch`] was posted, with these words.
+    /// Notes that the batch of [`Link::easy_batch`] was posted, with these words.
     #[inline(always)]
     const fn easy_batch_posted(&mut self, words: FlowWords) {
         self.told_by_batch = words;
@@ -38,11 +38,11 @@ impl<U> Link<U> {
         self.starved |= self.tx.free() < self.tx.size().bytes() / 4;
     }
 
-    /// Does the work of [`Link::flush_any`] where that is one batch, and nothing stands in its way: then it returns the words as they are now.
-    /// Else nothing has changed, nor after an error.
+    /// Does the work of [`Link::flush_any`] if that is one batch, and nothing prevents it; then returns the current words. Otherwise, or
+    /// after an error, nothing has changed.
     ///
     /// # Errors
-    /// That of `poster`.
+    /// The error of `poster`.
     #[inline(always)]
     pub(crate) fn flush_easy<E>(&mut self, poster: &mut impl Poster<E>) -> Result<Option<FlowWords>, E> {
         let Some((emit, words)) = self.easy_batch() else { return Ok(None) };
@@ -51,8 +51,8 @@ impl<U> Link<U> {
         Ok(Some(words))
     }
 
-    /// Hands each batch that may go to `post`, oldest first: B1 and the window (W1) hold batches back. A batch counts as sent only when
-    /// it succeeds; after an error everything not posted is offered again by the next flush (F2).
+    /// Gives each batch that may be sent to `post`, oldest first: B1 and the window (W1) hold batches back. A batch counts as sent only
+    /// when `post` succeeds. After an error the next flush offers everything not posted again (F2).
     ///
     /// # Errors
     /// The first error of `post`.
@@ -67,7 +67,7 @@ impl<U> Link<U> {
     }
 
     pub(super) fn post_waiting<E>(&mut self, words: FlowWords, post: &mut dyn FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
-        // What is posted here changes none of the words: it was in flight before.
+        // Posting changes none of the words here: the bytes were in flight before.
         if self.window.begin(self.tx.unposted()) {
             return self.flush_windowed(words, post);
         }
@@ -108,17 +108,17 @@ impl<U> Link<U> {
         Ok(())
     }
 
-    /// The flush of what the window applies to: it waits for a place, or takes one (W1).
+    /// Flushes a batch that the window applies to: it waits for a place, or takes one (W1).
     #[inline(never)]
     fn flush_windowed<E>(&mut self, words: FlowWords, post: &mut dyn FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
         if let Some(hold) = self.window.hold(self.tx.batches_received()) {
-            // Like a refused call: the peer's word would help (L5).
+            // As after a refused call, the peer's words would help (L5).
             self.starved |= hold == Hold::PeersWord;
             self.stats.window_stalls += 1;
             return Ok(());
         }
         while let Some(batch) = self.next_to_post() {
-            // What a wrap cut in parts takes one place, with its last part (W2).
+            // A batch that a wrap divided takes one place, with its last part (W2).
             let takes_place = batch.span() == self.tx.unposted();
             self.post_batch(&batch, words, takes_place && self.window.needs_completions(), post)?;
             if takes_place {
@@ -128,8 +128,8 @@ impl<U> Link<U> {
         Ok(())
     }
 
-    /// Begins a batch without messages when the peer should hear enough news and no data will
-    /// carry it: 1/8 ring consumed or 1/16 ring granted, one such batch in flight (L4).
+    /// Begins a batch without messages if the peer should hear enough news and no data will carry it: 1/8 ring consumed or 1/16 ring
+    /// granted, one such batch in flight (L4).
     #[inline]
     fn offer_metadata_only(&mut self, words: FlowWords) {
         if self.tx.has_unposted() || self.tx.metadata_only_in_flight() || !self.tx.may_post() {
@@ -145,7 +145,7 @@ impl<U> Link<U> {
         }
     }
 
-    /// Grants what can be granted and says where this side stands.
+    /// Grants as much as possible. Returns the current words of this side.
     #[inline(always)]
     pub(super) fn grant(&mut self) -> FlowWords {
         let may_have_granted = self.reservation.top_up(self.tx.size(), self.tx.in_flight());
@@ -160,9 +160,8 @@ impl<U> Link<U> {
         FlowWords { consumer_pos: self.rx.consumer_pos(), credit: self.reservation.granted(), batches_received: self.rx.batches_received() }
     }
 
-    /// The words to store in the published record, if they changed. Call it after every round of
-    /// arrivals, replies and flushes, and only when the receive queue has been refilled: the peer
-    /// may send as many batches as it is told were received (B1).
+    /// Returns the words to store in the published record, if they changed. Call it after every round of arrivals, replies and flushes,
+    /// and only when the receive queue has been refilled: the peer may send as many batches as it is told were received (B1).
     pub(crate) fn publish(&mut self) -> Option<FlowWords> {
         if self.closed.is_some() {
             return None;
@@ -176,13 +175,14 @@ impl<U> Link<U> {
         Some(words)
     }
 
-    /// These words, which [`Link::flush_easy`] gave, are stored in the published record, in the place of [`Link::publish`].
+    /// Notes that these words, which [`Link::flush_easy`] returned, are stored in the published record, instead of calling
+    /// [`Link::publish`].
     #[inline(always)]
     pub(crate) const fn note_published(&mut self, words: FlowWords) {
         self.published = words;
     }
 
-    /// After [`Link::flush_easy`] posted a batch: no flush has anything to do, nor [`Link::poll_read`] at this time.
+    /// Returns whether, after [`Link::flush_easy`] posted a batch, no flush has anything to do, nor [`Link::poll_read`] at this time.
     #[inline(always)]
     pub(crate) const fn is_at_rest(&self, now_ns: u64) -> bool {
         !self.watch.is_new_time(now_ns) && !self.idle.probe_is_due && !self.starved
@@ -191,7 +191,7 @@ impl<U> Link<U> {
 
 #[cfg(test)]
 impl<U> Link<U> {
-    /// [`Link::flush_easy`], or [`Link::flush_any`].
+    /// Calls [`Link::flush_easy`], or [`Link::flush_any`].
     ///
     /// # Errors
     /// The first error of `post`.
@@ -204,7 +204,7 @@ impl<U> Link<U> {
     }
 }
 
-/// A [`Poster`] of a closure.
+/// Makes a [`Poster`] of a closure.
 #[cfg(test)]
 struct FromFn<F>(F);
 

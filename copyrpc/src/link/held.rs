@@ -1,40 +1,40 @@
-//! Requests from their arrival to their answer. They are numbered in the order of arrival, which is the order in which the application gets
-//! them; they are answered in any order, and their bytes become free in the order of arrival (S3).
+//! Requests from their arrival to their answer. They are numbered in the order of arrival, which is the order in which the application
+//! gets them. They are answered in any order, and their bytes become free in the order of arrival (S3).
 
 #[cfg(test)]
 #[path = "explore/held.rs"]
 mod explore;
 
-/// Requests there is room for once one has arrived; doubled when it is used up.
+/// Number of requests with room once one has arrived; doubled when it is used up.
 const FIRST_ROOM: usize = 4;
 
-/// A request the application has not answered; its bytes are needed.
+/// A request that the application has not answered; its bytes are needed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct HeldRequest {
-    /// Of its message in the ring.
+    /// Position of its message in the ring.
     pub(super) position: u64,
     pub(super) call_id: u32,
     /// Payload bytes.
     pub(super) len: u32,
-    /// Bytes; 0 once it is answered and waits for older ones.
+    /// Internal allowance in bytes; 0 once it is answered and waits for older ones.
     pub(super) internal_allowance: u32,
 }
 
 /// A ring of requests, each at its number modulo the room.
 #[derive(Debug)]
 pub(super) struct HeldRequests {
-    /// A power of two of them, or none.
+    /// Places for requests: a power of two, or none.
     room: Vec<HeldRequest>,
-    /// The oldest that is not answered.
+    /// Number of the oldest request that is not answered.
     oldest: u64,
-    /// The next that the application gets. `oldest <= untaken <= next`.
+    /// Number of the next request that the application gets. `oldest <= untaken <= next`.
     untaken: u64,
-    /// The next to arrive.
+    /// Number of the next request to arrive.
     next: u64,
 }
 
 impl HeldRequests {
-    /// After so many requests, all answered.
+    /// Makes a ring after `answered` requests, all answered.
     pub(super) const fn new(answered: u64) -> Self {
         Self { room: Vec::new(), oldest: answered, untaken: answered, next: answered }
     }
@@ -48,13 +48,13 @@ impl HeldRequests {
         self.oldest == self.next
     }
 
-    /// The oldest that is not answered.
+    /// Returns the oldest request that is not answered.
     #[inline(always)]
     pub(super) fn oldest(&self) -> Option<&HeldRequest> {
         if self.is_empty() { None } else { self.room.get(self.place(self.oldest)) }
     }
 
-    /// A request arrived. Allocates only while the number of those held reaches a new high.
+    /// Adds an arrived request. Allocates only while the number of held requests reaches a new maximum.
     #[inline(always)]
     pub(super) fn push(&mut self, request: HeldRequest) {
         if self.next - self.oldest == self.room.len() as u64 {
@@ -65,7 +65,7 @@ impl HeldRequests {
         self.next += 1;
     }
 
-    /// Like [`push`](Self::push) and [`take`](Self::take) of a request with the application, which has all others. Returns its number.
+    /// Adds a request that goes to the application at once, which has all others. Returns its number.
     pub(super) fn push_taken(&mut self, request: HeldRequest) -> u64 {
         debug_assert!(!self.has_untaken());
         self.push(request);
@@ -73,7 +73,7 @@ impl HeldRequests {
         self.next - 1
     }
 
-    /// There are some that the application has not got.
+    /// Returns whether there are requests that the application has not got.
     #[inline(always)]
     pub(super) const fn has_untaken(&self) -> bool {
         self.untaken != self.next
@@ -90,7 +90,7 @@ impl HeldRequests {
         self.room = room;
     }
 
-    /// The next request for the application, and its number.
+    /// Takes the next request for the application. Returns its number too.
     #[inline(always)]
     pub(super) fn take(&mut self) -> Option<(u64, &HeldRequest)> {
         if self.untaken == self.next {
@@ -101,7 +101,7 @@ impl HeldRequests {
         self.room.get(self.place(number)).map(|request| (number, request))
     }
 
-    /// The request with this number, if the application has it.
+    /// Returns the request with this number, if the application has it.
     #[inline(always)]
     pub(super) fn get(&self, number: u64) -> Option<HeldRequest> {
         if number.wrapping_sub(self.oldest) >= self.untaken - self.oldest {
@@ -110,13 +110,13 @@ impl HeldRequests {
         self.room.get(self.place(number)).copied().filter(|request| request.internal_allowance != 0)
     }
 
-    /// The application has one that is not answered.
+    /// Returns whether the application has a request that is not answered.
     pub(super) const fn has_taken(&self) -> bool {
         // The oldest is not answered, unless there is none.
         self.oldest != self.untaken
     }
 
-    /// The request, which [`HeldRequests::get`] gave, is answered.
+    /// Notes that the request, which [`HeldRequests::get`] returned, is answered.
     #[inline(always)]
     pub(super) fn answer(&mut self, number: u64) {
         if number == self.oldest {

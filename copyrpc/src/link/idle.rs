@@ -1,4 +1,4 @@
-//! An end on which nothing happens: whether its peer is there still (K4), and when it has lasted too long (K5).
+//! An end on which nothing happens: the check whether its peer still exists (K4), and the limit of its idleness (K5).
 
 use super::Link;
 use crate::error::CloseReason;
@@ -9,9 +9,9 @@ const NEVER: u64 = u64::MAX;
 pub(super) struct Idle {
     keepalive_ns: u64,
     timeout_ns: u64,
-    /// Batches sent and received at the last look; before the first, a number that they never are.
+    /// Batches sent and received at the last check; before the first, an impossible number.
     batches: u64,
-    /// The look that found something outstanding, or more batches than the one before.
+    /// Time of the last check that found something outstanding, or more batches than the one before, in ns.
     since_ns: u64,
     /// The peer is known to have connected its end.
     has_met_peer: bool,
@@ -26,14 +26,14 @@ impl Idle {
 }
 
 impl<U> Link<U> {
-    /// The peer has connected its end, so that a READ finds it even before the first message.
+    /// Notes that the peer has connected its end, so that a READ finds it even before the first message.
     pub(crate) fn note_peer_connected(&mut self) {
         self.idle.has_met_peer = true;
     }
 
-    /// Looks whether anything happened since the last look; called when the connection was made, and at the times that
-    /// [`Link::next_idle_look`] says. Asks for a READ if
-    /// not (K4), and ends the connection when that has lasted too long (K5). Whether a flush has something to do for that.
+    /// Checks whether anything happened since the last check. Called when the connection was made, and at the times that
+    /// [`Link::next_idle_look`] returns. If not, asks for a READ (K4), and ends the connection when its limit has passed (K5). Returns
+    /// whether a flush has work for that.
     pub(crate) fn look_idle(&mut self, now_ns: u64) -> bool {
         if self.closed.is_some() {
             return false;
@@ -48,12 +48,12 @@ impl<U> Link<U> {
             return true;
         }
         let has_met_peer = batches > 0 || self.idle.has_met_peer;
-        // K1 watches a peer that something is waited for.
+        // K1 watches the peer if something is waited for.
         self.idle.probe_is_due = self.idle.keepalive_ns != NEVER && is_still && has_met_peer && !self.is_watching() && !self.read_in_flight;
         self.idle.probe_is_due
     }
 
-    /// When to look next, after a look at `now_ns`; `None` for never.
+    /// Returns the time of the next check, in ns, after a check at `now_ns`; `None` for never.
     #[must_use]
     pub(crate) fn next_idle_look(&self, now_ns: u64) -> Option<u64> {
         let Idle { keepalive_ns, timeout_ns, since_ns, .. } = self.idle;

@@ -1,4 +1,4 @@
-//! What comes in: batches, READs of the peer's record, and silence.
+//! Arrivals: batches, READs of the peer's record, and silence.
 
 use super::held::HeldRequest;
 use super::rx::Received;
@@ -9,12 +9,12 @@ use crate::ring::Payload;
 use crate::wire::{ALIGNMENT, CallId, FLOW_METADATA_SIZE, FlowWords, Header, PublishedRecord, RESPONSE_FLAG, Status, response_capacity};
 
 impl<U> Link<U> {
-    /// Whether to READ the peer's published record now (L5): a call was refused, space is low, the
-    /// batch limit holds data back, or requests wait in silence (K1). After READs in vain a wanted one comes at one of the next 65 calls.
-    /// After posting it, call [`Link::read_posted`]. Ends the connection when the peer did nothing for too long (K2).
+    /// Returns whether to READ the peer's published record now (L5): a call was refused, space is low, the batch limit holds data back,
+    /// or requests wait in silence (K1). After READs in vain a wanted one comes at one of the next 65 calls. After posting it, call
+    /// [`Link::read_posted`]. Ends the connection if the peer did nothing for too long (K2).
     #[inline(always)]
     pub(crate) fn poll_read(&mut self, now_ns: u64) -> bool {
-        // Whatever there is to say of the peer's silence was said at the first look at this time.
+        // The peer's silence was judged at the first check at this time.
         let is_new_time = self.watch.is_new_time(now_ns) && self.is_watching();
         if is_new_time || self.idle.probe_is_due || self.wants_read() { self.decide_read(now_ns) } else { false }
     }
@@ -25,7 +25,7 @@ impl<U> Link<U> {
             return false;
         }
         let verdict = if self.is_watching() { self.watch.look(now_ns) } else { Verdict::Wait };
-        // Also while a READ is in flight: a starved caller may have one at every look.
+        // Even while a READ is in flight: a starved caller may have one at every check.
         if verdict == Verdict::Stalled {
             self.close(CloseReason::PeerStalled);
             return false;
@@ -38,7 +38,7 @@ impl<U> Link<U> {
             || (self.wants_read() && self.backoff.ends_at_this_poll(self.rx.batches_received()))
     }
 
-    /// The READ has been posted; the next one waits for its completion.
+    /// Notes that the READ was posted; the next one waits for its completion.
     pub(crate) fn read_posted(&mut self) {
         self.stats.reads += 1;
         self.read_is_probe = !self.wants_read();
@@ -49,7 +49,7 @@ impl<U> Link<U> {
         self.starved = false;
     }
 
-    /// The READ completed with the peer's published record.
+    /// Takes the completed READ of the peer's published record.
     pub(crate) fn on_read_done(&mut self, record: &[u8; FLOW_METADATA_SIZE]) {
         self.read_in_flight = false;
         if self.closed.is_some() {
@@ -79,13 +79,13 @@ impl<U> Link<U> {
         }
     }
 
-    /// The WRITE of a batch with [`Emit::signal`](super::Emit::signal) completed; they do in the order they were posted. Whether
-    /// something waits that a flush may post now.
+    /// Takes the completion of the WRITE of a batch with [`Emit::signal`](super::Emit::signal); they complete in posting order. Returns
+    /// whether messages wait that a flush may post now.
     pub(crate) fn on_write_done(&mut self) -> bool {
         self.window.completed()
     }
 
-    /// A receive completion with this immediate arrived. Its messages come out of [`Link::next_event`].
+    /// Takes a receive completion with this immediate. [`Link::next_event`] returns its messages.
     #[inline(always)]
     pub(crate) fn on_imm(&mut self, imm: u32) {
         if self.closed.is_some() {
@@ -106,12 +106,12 @@ impl<U> Link<U> {
         }
     }
 
-    /// The next message in what arrived, if it is one of those that mostly come. `takes_requests`: requests come one by one, and not in the
-    /// order of [`Link::take_request`], unless older ones wait there. Such a request is answered, or held with [`Link::hold`], before the next
+    /// Returns the next arrived message, if it is of a common kind. With `takes_requests`, requests come one by one, and not in the order
+    /// of [`Link::take_request`], unless older ones wait there. Such a request is answered, or held with [`Link::hold`], before the next
     /// message is taken.
     #[inline(always)]
     pub(crate) fn next_message(&mut self, takes_requests: bool) -> Message<U> {
-        // So is a connection that has ended.
+        // A connection that has ended is between batches, too.
         if self.rx.is_between_batches() {
             return if self.closed.is_none() && self.rx.is_done() { Message::Done } else { Message::Other };
         }
@@ -136,7 +136,7 @@ impl<U> Link<U> {
         Message::Request { request, payload_at }
     }
 
-    /// The next requests or ended call in what arrived; `None` when all is parsed. On a closed connection it ends the pending calls, one
+    /// Returns the next arrived requests or ended call; `None` when all is parsed. On a closed connection it ends the pending calls, one
     /// by one.
     pub(crate) fn next_event(&mut self) -> Option<Event<U>> {
         let mut requests = 0;
@@ -179,7 +179,7 @@ impl<U> Link<U> {
         }
     }
 
-    /// Begins a batch of so many bytes, and takes its words.
+    /// Begins a batch of that many bytes, and takes its words.
     #[inline(always)]
     fn begin(&mut self, span: u64) -> Result<(), ProtocolError> {
         let metadata = self.rx.begin(span)?;
@@ -191,7 +191,7 @@ impl<U> Link<U> {
         Ok(())
     }
 
-    /// Begins the next batch that was put off, if there is one. Whether to go on.
+    /// Begins the next postponed batch, if there is one. Returns whether to go on.
     #[inline(never)]
     fn begin_next(&mut self) -> bool {
         if self.closed.is_some() {
@@ -208,7 +208,7 @@ impl<U> Link<U> {
         true
     }
 
-    /// On a closed connection, a call that ends with it.
+    /// Returns a call that ends with its closed connection.
     #[inline]
     fn end_any(&mut self) -> Option<Event<U>> {
         let reason = self.closed?;
@@ -216,14 +216,14 @@ impl<U> Link<U> {
         Some(Event::Ended { user_data, outcome: Err(self.reason_of_call(reason, batches_before).into()) })
     }
 
-    /// The peer told its words; `floor` is what the same channel told before (F1, T5).
+    /// Takes the peer's words; `floor` has the earlier words of the same channel (F1, T5).
     #[inline(always)]
     fn hear(&mut self, words: FlowWords, floor: FlowWords) -> Result<(), ProtocolError> {
         self.tx.acknowledge(words, floor)?;
         self.credit.raise(self.tx.size(), words.credit, floor.credit)
     }
 
-    /// A request with this header and this padded length arrived.
+    /// Takes the credit of an arrived request with this header and this padded length.
     fn claim(&mut self, header: &Header, message: u64) -> Result<(), ProtocolError> {
         let (ring, padded) = (self.rx.size(), message);
         if padded > ring.max_message() {
@@ -232,8 +232,8 @@ impl<U> Link<U> {
         self.reservation.claim(u64::from(header.piggyback) * ALIGNMENT, ring.max_internal_allowance())
     }
 
-    /// The next request that arrived, in the order of the calls. As many come as [`Event::Requests`] said, and none once the mark is posted
-    /// (G5).
+    /// Takes the next request that arrived, in the order of the calls. There are as many as [`Event::Requests`] said, and none once the
+    /// mark is posted (G5).
     #[inline]
     pub(crate) fn take_request(&mut self) -> Option<Request> {
         if self.has_marked() { None } else { self.take_any_request() }
@@ -246,7 +246,7 @@ impl<U> Link<U> {
         Some(Request { number, payload: Payload::of_message(position, len), internal_allowance, call_id })
     }
 
-    /// `None` for a response to no call that waits.
+    /// Takes a response. Returns `None` if it matches no waiting call.
     fn take_response(&mut self, header: &Header, position: u64) -> Option<Event<U>> {
         let Some(status) = Status::from_wire(header.piggyback) else {
             self.close(ProtocolError::UnknownStatus(header.piggyback).into());
@@ -260,7 +260,7 @@ impl<U> Link<U> {
         let error = ProtocolError::ResponseTooLarge { len, max };
         let is_too_large = u64::from(len) > max;
         if is_too_large {
-            // T7: its call ends with the connection.
+            // T7: the call ends with the connection.
             self.close(error.into());
         }
         let Some(user_data) = answered.user_data else {

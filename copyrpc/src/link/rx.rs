@@ -1,7 +1,7 @@
 //! Receive side: announced batches become messages, requests are held until answered.
 //!
-//! Nothing a batch says is used before it is checked against what its immediate announced and what
-//! the ring can hold (T1..T4); headers and metadata are copied out once and the copy is checked.
+//! Nothing in a batch is used before it is checked against the span in its immediate and the capacity of the ring (T1..T4). Headers and
+//! metadata are copied out once and the copy is checked.
 
 #[cfg(test)]
 #[path = "explore/rx.rs"]
@@ -22,7 +22,8 @@ use crate::wire::{
 
 /// Bytes of a cache line.
 const LINE: u64 = 64;
-/// Bytes of a batch that are fetched ahead of the message being parsed. Another core wrote them; one at a time they cost more than all else.
+/// Bytes of a batch that are prefetched ahead of the message being parsed. Another core wrote them; fetched one line at a time they cost
+/// more than everything else.
 const PREFETCH_BYTES: u64 = 1024;
 
 /// The next message of a batch.
@@ -32,7 +33,7 @@ pub(super) struct Received {
     pub(super) position: u64,
     /// Padded bytes.
     pub(super) message: u64,
-    /// Where as many payload bytes as the header says are, in the ring.
+    /// Address of the payload in the ring, which has as many bytes as the header says.
     pub(super) payload_at: NonNull<u8>,
 }
 
@@ -41,34 +42,34 @@ pub(super) struct RecvRing {
     view: RingView,
     /// End of the announced batches.
     producer: u64,
-    /// Everything before is delivered: start of the message being delivered.
+    /// Everything before this position is delivered: start of the message being delivered.
     delivered: u64,
-    /// Next byte of the batch being parsed, and its end. There is a header behind it on its lap, if not in it.
+    /// Next byte of the batch being parsed, and its end. After it there is room for a header on its lap, in the batch or not.
     next: u64,
     end: u64,
-    /// Of both.
+    /// Lap of both.
     lap: Lap,
-    /// Messages of it not parsed; 0 between batches.
+    /// Number of its messages not parsed yet; 0 between batches.
     messages_left: u32,
-    /// Messages of all batches that were begun.
+    /// Number of messages of all batches that were begun.
     messages_begun: u64,
-    /// Bytes of the oldest announced batch that is not begun; 0 when there is none.
+    /// Bytes of the oldest announced batch that is not begun; 0 if there is none.
     announced: u64,
-    /// Bytes of those behind it, oldest first; at most `batch_limit`.
+    /// Bytes of the batches after it, oldest first; at most `batch_limit` entries.
     announced_behind: VecDeque<u64>,
-    /// Their bytes are needed.
+    /// Requests whose bytes are needed.
     pub(super) requests: HeldRequests,
     batches_received: u64,
     /// The peer makes no more calls (G1).
     heard_closing: bool,
-    /// Batches the peer may have sent and not been told the receipt of (B1).
+    /// Batches that the peer may have sent without confirmation of their receipt (B1).
     batch_limit: u32,
-    /// The most that the peer can know of this side; bounds what it may send.
+    /// The most recent words that the peer can know of this side; they bound what it may send.
     told: FlowWords,
 }
 
 impl RecvRing {
-    /// After so many `requests`, all answered, and what was `told`.
+    /// Makes the receive side after `requests`, all answered, and the words that were `told`.
     pub(super) const fn new(view: RingView, told: FlowWords, requests: u64, batch_limit: u32) -> Self {
         let start = told.consumer_pos;
         Self {
@@ -95,13 +96,13 @@ impl RecvRing {
         self.view.size()
     }
 
-    /// Position of the oldest byte still needed: the oldest request not answered, or the message being delivered (S3).
+    /// Returns the position of the oldest byte still needed: the oldest request not answered, or the message being delivered (S3).
     #[inline]
     pub(super) fn consumer_pos(&self) -> u64 {
         self.requests.oldest().map_or(self.delivered, |request| request.position)
     }
 
-    /// Requests wait for an answer, or batches to be parsed.
+    /// Returns whether requests wait for an answer, or batches to be parsed.
     pub(super) fn has_work(&self) -> bool {
         !self.requests.is_empty() || self.announced != 0 || self.messages_left > 0
     }
@@ -111,24 +112,24 @@ impl RecvRing {
         self.batches_received
     }
 
-    /// A batch that was begun said that the peer makes no more calls.
+    /// Returns whether a batch that was begun said that the peer makes no more calls.
     #[inline]
     pub(super) const fn has_heard_closing(&self) -> bool {
         self.heard_closing
     }
 
-    /// These words are about to be where the peer can see them.
+    /// Notes that these words are about to be visible to the peer.
     #[inline]
     pub(super) const fn note_told(&mut self, words: FlowWords) {
         self.told = words;
     }
 
-    /// A receive completion arrived. Returns the bytes of its batch, to be [begun](Self::begin) or [put off](Self::put_off).
+    /// Takes a receive completion. Returns the bytes of its batch, which the caller [begins](Self::begin) or [postpones](Self::put_off).
     #[inline(always)]
     pub(super) fn announce(&mut self, imm: u32) -> Result<u64, ProtocolError> {
         let span = decode_imm(imm);
         let free = self.size().bytes() - (self.producer - self.told.consumer_pos);
-        // None is too few.
+        // 0 bytes are too few.
         if span.wrapping_sub(1) >= free {
             return Err(ProtocolError::Overrun { span, free });
         }
@@ -140,13 +141,13 @@ impl RecvRing {
         Ok(span)
     }
 
-    /// Whether all that was announced, less `span` bytes, is parsed.
+    /// Returns whether everything that was announced, except for the last `span` bytes, is parsed.
     #[inline(always)]
     pub(super) const fn is_parsed_but(&self, span: u64) -> bool {
         self.messages_left == 0 && self.producer - self.next == span
     }
 
-    /// Queues an announced batch of so many bytes behind those before it.
+    /// Queues an announced batch of that many bytes after those before it.
     #[cold]
     #[inline(never)]
     pub(super) fn put_off(&mut self, span: u64) {
@@ -157,24 +158,24 @@ impl RecvRing {
         }
     }
 
-    /// The messages that are not parsed are not to be.
+    /// Drops the messages that are not parsed.
     pub(super) const fn stop(&mut self) {
         self.messages_begun = self.messages_parsed();
         self.messages_left = 0;
     }
 
-    /// Messages that were parsed.
+    /// Returns the number of messages that were parsed.
     pub(super) const fn messages_parsed(&self) -> u64 {
         self.messages_begun - self.messages_left as u64
     }
 
-    /// Every message of the batches that were begun is parsed.
+    /// Returns whether every message of the batches that were begun is parsed.
     #[inline]
     pub(super) const fn is_between_batches(&self) -> bool {
         self.messages_left == 0
     }
 
-    /// Like [`is_between_batches`](Self::is_between_batches), and there are no more: all is delivered.
+    /// Returns whether it is [between batches](Self::is_between_batches) and there are no more: all is delivered.
     #[inline]
     pub(super) fn is_done(&mut self) -> bool {
         let is_done = self.is_parsed_but(0);
@@ -184,8 +185,8 @@ impl RecvRing {
         is_done
     }
 
-    /// Bytes of the next batch that was put off, to be [begun](Self::begin). `None` when there is none. Called between batches; the last message
-    /// counts as delivered.
+    /// Returns the bytes of the next postponed batch, which the caller [begins](Self::begin); `None` if there is none. Called between
+    /// batches; the last message counts as delivered.
     pub(super) fn next_put_off(&mut self) -> Result<Option<u64>, ProtocolError> {
         if self.next != self.end {
             return Err(ProtocolError::TrailingBytes { left: self.end - self.next });
@@ -196,12 +197,12 @@ impl RecvRing {
         Ok((span != 0).then_some(span))
     }
 
-    /// Begins the next announced batch, of so many bytes: its metadata comes before its messages. All before it is parsed.
+    /// Begins the next announced batch, of that many bytes: its metadata comes before its messages. Everything before it is parsed.
     #[inline(always)]
     pub(super) fn begin(&mut self, span: u64) -> Result<FlowMetadata, ProtocolError> {
-        // The first message, or the end, comes next, and says what is delivered.
+        // The first message, or the end, comes next, and tells what is delivered.
         let start = self.end;
-        // The first two lines are under way, or asked for below in no time.
+        // The first two lines are being fetched, or are requested immediately below.
         if span > 2 * LINE {
             let mut line = 2 * LINE;
             while line < span.min(PREFETCH_BYTES) {
@@ -236,21 +237,21 @@ impl RecvRing {
         Ok(metadata)
     }
 
-    /// The next message of the batch; its length is checked, its meaning is not. The one before counts as delivered. It stays the next until
-    /// [`RecvRing::advance`].
+    /// Returns the next message of the batch; its length is checked, its meaning is not. The one before counts as delivered. The message
+    /// stays the next one until [`RecvRing::advance`].
     #[inline(always)]
     pub(super) fn next_message(&mut self) -> Result<Received, ProtocolError> {
         debug_assert!(self.messages_left > 0);
         let position = self.next;
         self.delivered = position;
-        // SAFETY: a batch with messages ends a header or more before its lap does (P2), and `next` is in it or its end. The header is copied
-        // out once: what is validated is the copy.
+        // SAFETY: a batch with messages ends a header or more before its lap does (P2), and `next` is in it or its end. The header is
+        // copied out once: the copy is validated.
         let (start, header) = unsafe {
             let start = self.lap.at(position);
             (start, Header::decode(&start.cast::<[u8; HEADER_SIZE]>().read_unaligned()))
         };
         prefetch(start.addr().get() + PREFETCH_BYTES as usize);
-        // Also if the batch has ended, and this is no header.
+        // Even if the batch has ended, and these bytes are not a header.
         let message = padded(u64::from(header.len));
         if message > self.end - position {
             return Err(self.too_long(header.len));
@@ -267,7 +268,7 @@ impl RecvRing {
         ProtocolError::MessageTooLong { len: if left == 0 { 0 } else { len }, left }
     }
 
-    /// Goes on behind the message of this padded length, which [`RecvRing::next_message`] gave.
+    /// Advances past the message of this padded length, which [`RecvRing::next_message`] returned.
     #[inline(always)]
     pub(super) const fn advance(&mut self, message: u64) {
         self.next += message;

@@ -5,8 +5,8 @@
 //! peer_consumer .. posted            posted .. wrap.marker   marker .. ring end   .. producer
 //! with the NIC or unread at the peer  closed batch            wrap marker          open batch
 //! ```
-//! The middle two exist only while a wrap waits to be posted. There is never a second one (P4), so
-//! "closed but not posted" needs no queue and a reply always has its place.
+//! The middle two exist only while a wrap waits to be posted. There is never a second one (P4), so "closed but not posted" needs no queue
+//! and a reply always has its place.
 
 #[cfg(test)]
 #[path = "explore/tx.rs"]
@@ -26,9 +26,9 @@ pub(crate) struct Emit {
     pub(crate) bytes: u64,
     /// Immediate value.
     pub(crate) imm: u32,
-    /// Nothing waits behind it.
+    /// No message waits after it.
     pub(crate) is_last: bool,
-    /// Its completion is asked for, and to be told to [`Link::on_write_done`](super::Link::on_write_done).
+    /// Its completion is requested, and is to be reported to [`Link::on_write_done`](super::Link::on_write_done).
     pub(crate) signal: bool,
 }
 
@@ -36,14 +36,14 @@ pub(crate) struct Emit {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Batch {
     start: u64,
-    /// Bytes it advances the peer's receive ring by.
+    /// Bytes by which it advances the peer's receive ring.
     span: u64,
     /// [`WRAP_MESSAGE_COUNT`] for a wrap marker.
     count: u32,
 }
 
 impl Batch {
-    /// Ring bytes it covers.
+    /// Returns the ring bytes it covers.
     pub(super) const fn span(&self) -> u64 {
         self.span
     }
@@ -52,7 +52,7 @@ impl Batch {
         self.count == WRAP_MESSAGE_COUNT
     }
 
-    /// Bytes on the wire: a marker writes its metadata only.
+    /// Returns the bytes on the wire: a marker writes its metadata only.
     pub(super) const fn bytes(&self) -> u64 {
         if self.is_marker() { METADATA_SPAN } else { self.span }
     }
@@ -61,13 +61,13 @@ impl Batch {
 /// A wrap that waits to be posted.
 #[derive(Clone, Copy, Debug)]
 struct Wrap {
-    /// Position of the marker; the batch before it is `posted..marker`, maybe empty.
+    /// Position of the marker; the batch before it is `posted..marker`, possibly empty.
     marker: u64,
     /// Messages in the batch before the marker.
     count: u32,
 }
 
-/// The last position that a message may end at, on the lap of `position`.
+/// Returns the last position at which a message may end, on the lap of `position`.
 const fn lap_end(ring: RingSize, position: u64) -> u64 {
     position + ring.to_end(position) - ALIGNMENT
 }
@@ -77,53 +77,53 @@ pub(super) struct SendRing {
     view: RingView,
     /// The lap of the open batch.
     lap: Lap,
-    /// Where the next message goes: behind the last of the open batch, or behind the metadata of the batch that it opens.
+    /// Position of the next message: after the last of the open batch, or after the metadata of the batch that it opens.
     next: u64,
-    /// Everything before was posted.
+    /// Everything before this position was posted.
     posted: u64,
-    /// Everything before was consumed by the peer, as far as known here; lags (F1).
+    /// Everything before this position was consumed by the peer, as far as known here; lags (F1).
     peer_consumer: u64,
     wrap: Option<Wrap>,
     /// Messages in the open batch.
     open_count: u32,
-    /// The open batch is there, though it may have no messages.
+    /// The open batch exists, possibly without messages.
     is_metadata_only: bool,
-    /// The last position of `lap` that a message may end at without a wrap (P2), or 0.
+    /// The last position of `lap` at which a message may end without a wrap (P2), or 0.
     lap_end: u64,
-    /// A call whose message ends here or before is admitted (S4), without a wrap: at most `lap_end`. What S4 says now is at least as much: only
-    /// a grant takes room from calls, and sets this anew.
+    /// A call whose message ends here or before is admitted (S4), without a wrap: at most `lap_end`. The current limit of S4 is at least
+    /// as high: only a grant takes room from calls, and sets this anew.
     calls_end: u64,
     batches_sent: u64,
-    /// Batches the peer took, as far as known here; lags (F1).
+    /// Batches that the peer took, as far as known here; lags (F1).
     batches_received: u64,
-    /// Batches the peer's process took, as far as READs told; lags, and is no more than a hint of the peer's (K2).
+    /// Batches that the peer's process took, as far as READs told; lags, and is only a hint of the peer's (K2).
     batches_taken: u64,
-    /// Batches the peer lets us have sent and not received (B1).
+    /// Maximum number of batches sent and not received, granted by the peer (B1).
     batch_limit: u64,
-    /// Number of the last metadata-only batch, counted as `batches_sent`.
+    /// Number of the last metadata-only batch, counted like `batches_sent`.
     last_metadata_only: u64,
     /// This end makes no more calls (G1).
     is_closing: bool,
 }
 
-/// The place of one message behind all others, on their lap.
+/// The place of one message after all others, on their lap.
 #[derive(Debug)]
 pub(super) struct Place<'a> {
     ring: &'a mut SendRing,
     at: u64,
-    /// Where the message ends: on the lap of the ring that `at` is on.
+    /// End of the message, on the lap of the ring that `at` is on.
     end: u64,
     payload: &'a [u8],
 }
 
 impl Place<'_> {
-    /// Padded bytes of the message.
+    /// Returns the padded bytes of the message.
     #[inline(always)]
     pub(super) const fn message(&self) -> u64 {
         self.end - self.at
     }
 
-    /// Writes the message. S1 allows it.
+    /// Writes the message. The caller has checked S1.
     #[inline(always)]
     pub(super) fn fill(self, call_id: u32, piggyback: u32) {
         let Self { ring, at, end, payload } = self;
@@ -137,7 +137,7 @@ impl Place<'_> {
 }
 
 impl SendRing {
-    /// After so many `batches`, all of which the peer took.
+    /// Makes the send side after `batches`, all of which the peer took.
     pub(super) const fn new(view: RingView, start: u64, batches: u64, batch_limit: u32) -> Self {
         Self {
             view,
@@ -164,7 +164,7 @@ impl SendRing {
         self.view.size()
     }
 
-    /// End of what was written: what the next message takes from here is its own bytes, and 32 if it opens a batch.
+    /// Returns the end of the written bytes: from here the next message takes its own bytes, and 32 if it opens a batch.
     #[inline(always)]
     const fn producer(&self) -> u64 {
         if self.open_count == 0 && !self.is_metadata_only { self.next - METADATA_SPAN } else { self.next }
@@ -185,28 +185,28 @@ impl SendRing {
         self.producer() != self.posted
     }
 
-    /// Bytes not posted, those a wrap skips included.
+    /// Returns the bytes not posted, with those that a wrap skips.
     #[inline]
     pub(super) const fn unposted(&self) -> u64 {
         self.producer() - self.posted
     }
 
-    /// From here batches are marked that nothing waits behind.
+    /// Marks batches as closing, from the first after which no message waits.
     pub(super) const fn mark_closing(&mut self) {
         self.is_closing = true;
     }
 
-    /// The peer is known to have taken every batch.
+    /// Returns whether the peer is known to have taken every batch.
     pub(super) const fn all_received(&self) -> bool {
         self.batches_received == self.batches_sent
     }
 
-    /// Batches the peer took, as far as known here.
+    /// Returns the number of batches that the peer took, as far as known here.
     pub(super) const fn batches_received(&self) -> u64 {
         self.batches_received
     }
 
-    /// Messages that are not posted.
+    /// Returns the number of messages that are not posted.
     pub(super) const fn unposted_messages(&self) -> u64 {
         let before_marker = match self.wrap {
             Some(wrap) if self.posted < wrap.marker => wrap.count,
@@ -215,38 +215,39 @@ impl SendRing {
         before_marker as u64 + self.open_count as u64
     }
 
-    /// Everything before was posted.
+    /// Returns the position up to which everything was posted.
     pub(super) const fn posted(&self) -> u64 {
         self.posted
     }
 
-    /// Batches posted.
+    /// Returns the number of batches posted.
     #[inline]
     pub(super) const fn batches_sent(&self) -> u64 {
         self.batches_sent
     }
 
-    /// The batch limit allows one more batch (B1).
+    /// Returns whether the batch limit permits one more batch (B1).
     #[inline]
     pub(super) const fn may_post(&self) -> bool {
         self.batches_sent - self.batches_received < self.batch_limit
     }
 
-    /// Whether the peer has not yet taken the last metadata-only batch.
+    /// Returns whether the peer has not yet taken the last metadata-only batch.
     #[inline]
     pub(super) const fn metadata_only_in_flight(&self) -> bool {
         self.last_metadata_only > self.batches_received
     }
 
-    /// Messages were posted that the peer's process has not taken, as far as known here. A batch without any may wait for as long as it likes.
+    /// Returns whether messages were posted that the peer's process has not taken, as far as known here. A batch without messages may
+    /// wait for any time.
     #[inline]
     pub(super) fn has_untaken_messages(&self) -> bool {
         let taken = self.batches_taken.max(self.batches_received);
         taken + u64::from(self.last_metadata_only == self.batches_sent) < self.batches_sent
     }
 
-    /// The peer told that its process took so many batches, modulo 2^32. Whether they are more than before. A number that cannot be true says
-    /// nothing.
+    /// Takes the number of batches that the peer's process took, modulo 2^32. Returns whether they are more than before. An impossible
+    /// number is ignored.
     pub(super) fn note_taken(&mut self, batches: u32) -> bool {
         let untaken = u64::from((self.batches_sent as u32).wrapping_sub(batches));
         let taken = self.batches_sent.saturating_sub(untaken);
@@ -257,20 +258,21 @@ impl SendRing {
         is_more
     }
 
-    /// Ring bytes that a message of `message` padded bytes takes: itself, the metadata of the batch that it opens, and what a wrap skips. The
-    /// check is strict, so no data batch ends at the ring end (P2), and is made for the message and the metadata it may need.
+    /// Returns the ring bytes that a message of `message` padded bytes takes: itself, the metadata of the batch that it opens, and the
+    /// bytes that a wrap skips. The check is strict, so no data batch ends at the ring end (P2), and covers the message and the metadata
+    /// it may need.
     pub(super) const fn span_of(&self, message: u64) -> u64 {
         let producer = self.producer();
         if self.fits_lap(message) { self.next + message - producer } else { self.size().to_end(producer) + METADATA_SPAN + message }
     }
 
-    /// Whether a message goes behind the others without a wrap.
+    /// Returns whether a message fits after the others without a wrap.
     #[inline(always)]
     const fn fits_lap(&self, message: u64) -> bool {
         self.next + message <= self.lap_end
     }
 
-    /// A place of a message with this payload that ends at `limit` or before, which is at most the end of the lap.
+    /// Returns a place for a message with this payload that ends at `limit` or before, which is at most the end of the lap.
     #[inline(always)]
     fn place_before<'a>(&'a mut self, limit: u64, payload: &'a [u8]) -> Option<Place<'a>> {
         debug_assert!(limit <= self.lap_end, "P2");
@@ -279,37 +281,37 @@ impl SendRing {
         if end <= limit { Some(Place { ring: self, at, end, payload }) } else { None }
     }
 
-    /// The place of a message, unless it has to wrap.
+    /// Returns the place of a message, unless it has to wrap.
     #[inline(always)]
     pub(super) fn place<'a>(&'a mut self, payload: &'a [u8]) -> Option<Place<'a>> {
         self.place_before(self.lap_end, payload)
     }
 
-    /// The place of a call's message, unless it needs a look at S4, or has to wrap.
+    /// Returns the place of a call's message, unless S4 has to be checked, or it has to wrap.
     #[inline(always)]
     pub(super) fn place_of_call<'a>(&'a mut self, payload: &'a [u8]) -> Option<Place<'a>> {
         self.place_before(self.calls_end, payload)
     }
 
-    /// Lets calls have all that leaves `reserved` bytes of the ring (S4).
+    /// Admits calls as long as `reserved` bytes of the ring are left (S4).
     #[inline(always)]
     pub(super) fn open_to_calls(&mut self, reserved: u64) {
         self.calls_end = self.lap_end.min((self.peer_consumer + self.size().bytes()).saturating_sub(reserved));
     }
 
-    /// Makes the next call look at S4.
+    /// Makes the next call check S4.
     #[inline]
     pub(super) const fn close_to_calls(&mut self) {
         self.calls_end = 0;
     }
 
-    /// Makes every message be looked at before it is written: none is written any more.
+    /// Makes every message be checked before it is written: none is written any more.
     pub(super) const fn stop(&mut self) {
         self.lap_end = 0;
         self.close_to_calls();
     }
 
-    /// Wraps if a message of `message` padded bytes has to; S1 allows its whole span.
+    /// Wraps if a message of `message` padded bytes has to. The caller has checked S1 for its whole span.
     #[inline(always)]
     pub(super) fn make_place(&mut self, message: u64) {
         if !self.fits_lap(message) {
@@ -317,7 +319,7 @@ impl SendRing {
         }
     }
 
-    /// Opens a batch that carries only metadata; nothing else waits to be posted.
+    /// Opens a batch that carries only metadata. Nothing else waits to be posted.
     pub(super) fn append_metadata_only(&mut self) {
         debug_assert!(!self.has_unposted());
         self.last_metadata_only = self.batches_sent + 1;
@@ -341,7 +343,7 @@ impl SendRing {
         self.close_to_calls();
     }
 
-    /// The next message opens a batch at `start`.
+    /// Makes the next message open a batch at `start`.
     #[inline(always)]
     const fn open_batch(&mut self, start: u64) {
         self.next = start + METADATA_SPAN;
@@ -349,13 +351,13 @@ impl SendRing {
         self.is_metadata_only = false;
     }
 
-    /// Whether all that is not posted is one batch of messages, which may go.
+    /// Returns whether everything that is not posted is one batch of messages, which may be sent.
     #[inline(always)]
     pub(super) const fn has_easy_batch(&self) -> bool {
         self.wrap.is_none() && self.open_count != 0 && self.may_post()
     }
 
-    /// Like [`fill`](Self::fill), where there is an [easy batch](Self::has_easy_batch), and this end is not closing.
+    /// Like [`fill`](Self::fill), for an [easy batch](Self::has_easy_batch), if this end is not closing.
     #[inline(always)]
     pub(super) fn fill_easy_batch(&self, words: FlowWords) -> Emit {
         let metadata = FlowMetadata { words, message_count: self.open_count, is_closing: false };
@@ -364,7 +366,7 @@ impl SendRing {
         Emit { offset, bytes, imm: encode_imm(bytes), is_last: true, signal: false }
     }
 
-    /// Like [`commit`](Self::commit), of that.
+    /// Like [`commit`](Self::commit), for an easy batch.
     #[inline(always)]
     pub(super) const fn commit_easy_batch(&mut self) {
         self.posted = self.next;
@@ -372,7 +374,7 @@ impl SendRing {
         self.open_batch(self.next);
     }
 
-    /// The oldest batch not posted yet.
+    /// Returns the oldest batch not posted yet.
     #[inline]
     pub(super) fn next_batch(&self) -> Option<Batch> {
         let start = self.posted;
@@ -387,7 +389,7 @@ impl SendRing {
     /// Writes the metadata of a batch; may be repeated until the batch is posted.
     #[inline]
     pub(super) fn fill(&self, batch: &Batch, words: FlowWords, signal: bool) -> Emit {
-        // No calls are appended any more, but what waits may have some behind this batch.
+        // No calls are appended any more, but waiting messages may include calls after this batch.
         let is_last = batch.start + batch.span == self.producer();
         let is_closing = self.is_closing && is_last;
         let metadata = FlowMetadata { words, message_count: batch.count, is_closing };
@@ -395,7 +397,7 @@ impl SendRing {
         Emit { offset: self.size().offset(batch.start), bytes: batch.bytes(), imm: encode_imm(batch.span), is_last, signal }
     }
 
-    /// The batch has been posted (F2: nothing moves before that).
+    /// Notes that the batch has been posted (F2: nothing moves before that).
     #[inline]
     pub(super) fn commit(&mut self, batch: &Batch) {
         self.posted += batch.span;
@@ -407,7 +409,7 @@ impl SendRing {
         }
     }
 
-    /// The peer told how far it is; `floor` is what it told before by the same channel (T5).
+    /// Takes the peer's position; `floor` has its earlier words of the same channel (T5).
     #[inline(always)]
     pub(super) fn acknowledge(&mut self, told: FlowWords, floor: FlowWords) -> Result<(), ProtocolError> {
         let position = told.consumer_pos;

@@ -2,41 +2,42 @@
 
 use std::collections::VecDeque;
 
-/// How many small batches may be under way before what comes next waits and gathers.
+/// The number of small batches that may be under way before further messages wait and gather.
 ///
-/// The receiver's NIC takes a bounded number of WRITEs in a second; who sends each message as soon as it is there gets that rate in
-/// messages too. A window makes the batches as large as the NIC is slow. It is the sender's own affair: the peer is told nothing of it.
+/// The receiver's NIC takes a bounded number of WRITEs per second; a sender of single messages gets that rate in messages too. A window
+/// makes batches as large as the NIC is slow. It concerns the sender only: the peer is not told of it.
 ///
-/// `docs/study.md` finds its use by simulation: where the clients of 8 nodes meet receive queues that take 1.9 million WRITEs in a second each, daemons
-/// with [`Window::Completion`] of one batch do 3.1 times the operations of daemons without a window. Without that ceiling it costs up to 12 %.
-/// [`Window::Consumption`] loses there: it waits for a word that the peer sends with its own messages. No NIC has been measured, so [`Window::Off`] is
-/// the default; on a NIC, compare it with one batch of `Completion`.
+/// `docs/study.md` finds its use by simulation. Where the clients of 8 nodes share receive queues that take 1.9 million WRITEs per second
+/// each, daemons with [`Window::Completion`] of one batch do 3.1 times the operations of daemons without a window. Without that limit it
+/// costs up to 12 %. [`Window::Consumption`] loses there: it waits for a word that the peer sends with its own messages. No NIC has been
+/// measured, so [`Window::Off`] is the default; on a NIC, compare it with one batch of `Completion`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Window {
-    /// Each flush posts what there is.
+    /// Each flush posts all messages.
     #[default]
     Off,
     /// A batch is under way until its WRITE completes: the peer's NIC has it. Costs a completion per batch.
     Completion {
-        /// Batches under way, at least 1. Each takes one more entry of the context's send CQ.
+        /// Maximum number of batches under way, at least 1. Each takes one more entry of the context's send CQ.
         batches: u32,
-        /// Nothing is held back while more than these bytes wait.
+        /// Nothing is held back while more than this number of bytes waits.
         exempt_bytes: u64,
     },
-    /// A batch is under way until the peer has told that it took its receive completion.
+    /// A batch is under way until the peer has confirmed that it took its receive completion.
     Consumption {
-        /// Batches under way, at least 1.
+        /// Maximum number of batches under way, at least 1.
         batches: u32,
-        /// Nothing is held back while more than these bytes wait.
+        /// Nothing is held back while more than this number of bytes waits.
         exempt_bytes: u64,
     },
 }
 
 impl Window {
-    /// Bytes above which a batch is not held back, unless there is a reason for another number.
+    /// Default number of bytes above which a batch is not held back.
     pub const DEFAULT_EXEMPT_BYTES: u64 = 4096;
 
-    /// Send completions beside those of B2: of batches that arrived and are under way still, since nobody took their completions.
+    /// Returns the number of send completions beside those of B2: of batches that arrived and still count as under way, since their
+    /// completions were not taken.
     pub(crate) const fn completions(self) -> u32 {
         match self {
             Self::Completion { batches, .. } => batches,
@@ -51,11 +52,11 @@ enum Clock {
     Consumption,
 }
 
-/// What a window that holds a flush back waits for.
+/// The event that a held flush waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hold {
     Completion,
-    /// What a READ would tell.
+    /// Words that a READ would bring.
     PeersWord,
 }
 
@@ -63,11 +64,11 @@ pub(super) enum Hold {
 pub(super) struct WindowState {
     clock: Clock,
     limit: usize,
-    /// 0 without a window.
+    /// Bytes above which a batch is not held back; 0 without a window.
     exempt_bytes: u64,
-    /// Numbers of the batches under way, oldest first, counted as the sent ones from 1.
+    /// Numbers of the batches under way, oldest first, counted from 1 like the sent ones.
     under_way: VecDeque<u64>,
-    /// The last flush left something that goes when a completion comes.
+    /// The last flush left messages that are sent when a completion arrives.
     awaits_completion: bool,
 }
 
@@ -81,21 +82,21 @@ impl WindowState {
         Self { clock, limit: batches as usize, exempt_bytes, under_way: VecDeque::new(), awaits_completion: false }
     }
 
-    /// There is none.
+    /// Returns whether there is no window.
     #[inline(always)]
     pub(super) const fn is_off(&self) -> bool {
         self.exempt_bytes == 0
     }
 
-    /// A flush of so many bytes begins. Whether the window applies to it (W2).
+    /// Begins a flush of that many bytes. Returns whether the window applies to it (W2).
     #[inline]
     pub(super) const fn begin(&mut self, waiting: u64) -> bool {
         self.awaits_completion = false;
-        // Not to none either.
+        // It does not apply to 0 bytes either.
         waiting.wrapping_sub(1) < self.exempt_bytes
     }
 
-    /// Whether a flush that the window applies to has to wait (W1); `received` batches were taken by the peer.
+    /// Returns whether a flush that the window applies to has to wait (W1); the peer took `received` batches.
     #[inline(never)]
     pub(super) fn hold(&mut self, received: u64) -> Option<Hold> {
         if self.clock == Clock::Consumption {
@@ -112,23 +113,23 @@ impl WindowState {
         }
     }
 
-    /// The completions of the batches that take a place have to be announced.
+    /// Returns whether the completions of batches that take a place have to be requested.
     pub(super) fn needs_completions(&self) -> bool {
         self.clock == Clock::Completion
     }
 
-    /// The batch of this number was posted and takes a place.
+    /// Notes that the batch of this number was posted and takes a place.
     pub(super) fn posted(&mut self, number: u64) {
         self.under_way.push_back(number);
     }
 
-    /// The oldest batch under way completed. Whether something waits for that.
+    /// Notes that the oldest batch under way completed. Returns whether messages wait for that.
     pub(super) fn completed(&mut self) -> bool {
         self.under_way.pop_front();
         self.awaits_completion
     }
 
-    /// What waits goes when a completion comes: nothing is to do before (W3).
+    /// Returns whether waiting messages are sent when a completion arrives: there is nothing to do before (W3).
     #[inline]
     pub(super) const fn awaits_completion(&self) -> bool {
         self.awaits_completion

@@ -9,28 +9,29 @@ use crate::context::Context;
 use crate::endpoint::Endpoint;
 
 impl<U> Context<U> {
-    /// `bytes` of zeroed, page-aligned memory for one-sided operations: the near end of one's own, the far end of the peers'.
+    /// Allocates `bytes` of zeroed, page-aligned memory for one-sided operations: the local end of this context's operations, and the
+    /// remote end of the peers'.
     ///
     /// # Errors
-    /// No bytes are asked for, or there are none left.
+    /// [`RegisterError`]: `bytes` is 0, or no memory is left.
     pub fn alloc(&self, bytes: usize) -> Result<Memory, RegisterError> {
         let mr = self.inner.pd().alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE)?;
         Ok(Memory { mr: Rc::new(mr) })
     }
 }
 
-/// One-sided operations end through the callback of a poll, exactly once, as calls do: with no bytes, or with why they failed; then
-/// whether the peer's memory was written is not known. An operation is posted at once and leaves with the next flush, so what was posted
-/// before a call is done when the call arrives: a WRITE needs no waiting before the message that speaks of it. That holds on one endpoint,
-/// and not for READs, whose bytes are there when they end and not before.
+/// One-sided operations end through the callback of a poll, exactly once, as calls do: with no bytes, or with the reason of their
+/// failure. After a failure it is not known whether the peer's memory was written. An operation is posted at once and sent with the next
+/// flush, so an operation posted before a call is done when the call arrives: a WRITE needs no waiting before the message that refers to
+/// it. That holds on one endpoint. It does not hold for READs, whose bytes are valid only from their end on.
 ///
-/// READs of the peer's published record, which the protocol makes when it is short of something, share the connection's `max_rd_atomic`
-/// with these: a READ above that number waits in the send queue, and what is behind it too.
+/// READs of the peer's published record, which the protocol does when it is short of something, share the connection's `max_rd_atomic`
+/// with these: a READ above that number waits in the send queue, and delays the operations after it.
 impl<U> Endpoint<U> {
     /// Copies `len` bytes at `remote_offset` of the peer's memory to `local_offset` of `local`; 0 to 2^30.
     ///
     /// # Errors
-    /// [`RdmaError`], with `user_data`; nothing was posted. After `QueueFull`, poll and retry.
+    /// [`RdmaError`], which returns `user_data`; nothing was posted. After `QueueFull`, poll and retry.
     pub fn rdma_read(
         &self,
         local: &Memory,
@@ -48,7 +49,7 @@ impl<U> Endpoint<U> {
     /// Copies `len` bytes at `local_offset` of `local` to `remote_offset` of the peer's memory; 0 to 2^30.
     ///
     /// # Errors
-    /// [`RdmaError`], with `user_data`; nothing was posted. After `QueueFull`, poll and retry.
+    /// [`RdmaError`], which returns `user_data`; nothing was posted. After `QueueFull`, poll and retry.
     pub fn rdma_write(
         &self,
         local: &Memory,
@@ -63,14 +64,14 @@ impl<U> Endpoint<U> {
         self.connection.post_raw(&local.mr, user_data, |qp, user| qp.post(&write, Signal::Always, user))
     }
 
-    /// One-sided operations that have not ended.
+    /// Returns the number of one-sided operations that have not ended.
     #[must_use]
     pub fn raw_rdma_pending(&self) -> usize {
         self.connection.raw().len()
     }
 }
 
-/// Both ends of an operation, checked.
+/// Checks both ends of an operation. Returns them.
 fn ends<U>(
     local: &Memory,
     local_offset: usize,
