@@ -1,4 +1,4 @@
-//! What an endpoint is made with, and why it may be refused.
+//! The configuration of an endpoint, and the reasons to refuse it.
 
 use std::time::Duration;
 
@@ -8,48 +8,53 @@ use thiserror::Error;
 use crate::link::Window;
 use crate::ring::{DEFAULT_RING_SIZE, MAX_RING_SIZE, MIN_RING_SIZE};
 
-/// WQEBBs of the WQE of a batch that is as long as that.
+/// WQEBBs of the WQE of a batch of maximum inline length.
 const BATCH_WQEBBS: u32 = 4;
-/// WQEBBs of a send queue that was not asked for by its size.
+/// Maximum WQEBBs of a send queue without a given size.
 const MAX_COMPUTED_SEND_WR: u64 = 256;
-/// Maximum of messages that wait in the software HCA.
+/// Maximum number of messages that wait in the software HCA.
 const MAX_LANE_SLOTS: u64 = 128;
 
-/// Of an endpoint that was told nothing else.
+/// Defaults of an endpoint.
 pub(crate) const DEFAULT_BATCHES: u32 = 32;
 pub(crate) const DEFAULT_RAW_OPERATIONS: u32 = 16;
 
-/// What an endpoint is made with. Both ends of a connection need equal ring sizes.
+/// The configuration of an endpoint. Both ends of a connection need equal ring sizes.
 #[derive(Clone, Debug)]
 pub struct EndpointConfig {
-    /// Bytes of each of the two rings: a power of two from 4 KiB to 256 MiB. Default 1 MiB. A request may have an eighth of it.
+    /// Bytes of each of the two rings: a power of two from 4 KiB to 256 MiB. Default 1 MiB. A request may have at most an eighth of it.
     pub ring_size: u64,
-    /// Response credit in bytes the peer starts with: a multiple of 32, at most a quarter of the ring. `None`: a quarter.
+    /// Response credit in bytes that the peer starts with: a multiple of 32, at most a quarter of the ring. `None`: a quarter.
     pub initial_credit: Option<u64>,
-    /// Batches the peer may have in flight, at least 1; this end never has more either, whatever the peer allows. All endpoints of a
-    /// context share two thirds of its SRQ, and each takes of its send CQ's entries this number + `raw_operations` + 8, and the batches of
-    /// a [`Window::Completion`]. Default 32.
+    /// Batches that the peer may have in flight, at least 1; this end never has more either, even if the peer permits it. All endpoints
+    /// of a context share two thirds of its SRQ. Each takes this number + `raw_operations` + 8 of its send CQ's entries, and the batches
+    /// of a [`Window::Completion`]. Default 32.
     pub batches_in_flight: u32,
-    /// Most one-sided operations outstanding ([`Endpoint::rdma_read`](crate::Endpoint::rdma_read), [`Endpoint::rdma_write`](crate::Endpoint::rdma_write)). Default 16; 0 for none.
+    /// Maximum number of outstanding one-sided operations ([`Endpoint::rdma_read`](crate::Endpoint::rdma_read),
+    /// [`Endpoint::rdma_write`](crate::Endpoint::rdma_write)). Default 16; 0 for none.
     pub raw_operations: u32,
-    /// WQEBBs of the send queue, 64 bytes each and 8 beside. `None`, the default: [`EndpointConfig::send_queue_wqebbs`].
+    /// WQEBBs of the send queue, of 64 bytes each plus 8 bytes of bookkeeping. `None`, the default:
+    /// [`EndpointConfig::send_queue_wqebbs`].
     pub max_send_wr: Option<u32>,
-    /// With requests unanswered or messages that the peer has not taken, it is probed when nothing was heard of it for this long. Default
-    /// 100 ms, resolution 10 ms.
+    /// With requests unanswered or messages that the peer has not taken, silence of the peer after which it is probed. Default 100 ms,
+    /// resolution 10 ms.
     pub keepalive: Duration,
-    /// With requests unanswered or messages that the peer has not taken, a peer that answers probes and does nothing else for this long is
-    /// given up: [`CloseReason::PeerStalled`](crate::CloseReason::PeerStalled). So poll at least that often while calls are outstanding. It does something as long as it polls, however long its handlers take. Longer if three probes take
-    /// longer, and only while this end polls at least four times in that time. Default 5 s; `Duration::MAX` never.
+    /// With requests unanswered or messages that the peer has not taken, time after which a peer is given up that answers probes and does
+    /// nothing else: [`CloseReason::PeerStalled`](crate::CloseReason::PeerStalled). So poll at least that often while calls are
+    /// outstanding. A peer that polls counts as active, for any duration of its handlers. The time is longer if three probes take longer,
+    /// and counts only while this end polls at least four times in it. Default 5 s; `Duration::MAX` never.
     pub stall_timeout: Duration,
-    /// With nothing outstanding, the peer is READ when nothing was heard of it for this long, to see that it is there: one that is gone ends
-    /// the connection within about two of these intervals. It begins with the first message of either side, or when
-    /// [`connect_over`](crate::PendingEndpoint::connect_over) has met the peer. Of one context at most 3,200 endpoints are looked at per second; with
-    /// more, or with an owner that polls less often than every 10 ms, it takes longer. Default 1 s, resolution 50 ms; `None` for never.
+    /// With nothing outstanding, silence of the peer after which it is READ, to check that it lives: if the peer is gone, the connection
+    /// ends within about two of these intervals. Checks begin with the first message of either side, or when
+    /// [`connect_over`](crate::PendingEndpoint::connect_over) has met the peer. Of one context at most 3,200 endpoints are checked per
+    /// second; with more, or with an owner that polls less often than every 10 ms, it takes longer. Default 1 s, resolution 50 ms; `None`
+    /// for never.
     pub idle_keepalive: Option<Duration>,
-    /// With nothing outstanding for so long, this end closes the connection: [`CloseReason::IdleTimeout`](crate::CloseReason::IdleTimeout). Never early, late by up to
-    /// `idle_keepalive`, or as much again without one. Default `None`: one that is idle and lives is kept.
+    /// With nothing outstanding, time after which this end closes the connection:
+    /// [`CloseReason::IdleTimeout`](crate::CloseReason::IdleTimeout). Never early, late by up to `idle_keepalive`, or as much again
+    /// without one. Default `None`: an idle connection with a living peer is kept.
     pub idle_timeout: Option<Duration>,
-    /// Small batches of this end under way before the next ones gather. Default [`Window::Off`].
+    /// The window of small batches of this end before the next ones gather. Default [`Window::Off`].
     pub window: Window,
     /// Timeouts and retries of the connection.
     pub connect: ConnectOptions,
@@ -74,22 +79,22 @@ impl Default for EndpointConfig {
 }
 
 impl EndpointConfig {
-    /// WQEBBs of the send queue: `max_send_wr`, or as many as the batches in flight and the one-sided operations take, and at most 256. The
-    /// device rounds up to a power of two.
+    /// Returns the WQEBBs of the send queue: `max_send_wr`, or the number for the batches in flight and the one-sided operations, and at
+    /// most 256. The device rounds up to a power of two.
     #[must_use]
     pub fn send_queue_wqebbs(&self) -> u32 {
         self.max_send_wr.unwrap_or_else(|| {
-            // A READ or WRITE of the application has one, and so has the READ of the peer's record.
+            // A READ or WRITE of the application takes one WQEBB, and so does the READ of the peer's record.
             let in_flight = self.batches_in_flight.saturating_mul(BATCH_WQEBBS).saturating_add(self.raw_operations).saturating_add(1);
             // NOPs before the ring's end, where the largest WQE does not fit.
             let needed = u64::from(in_flight) + u64::from(BATCH_WQEBBS) - 1;
-            // One completion in a quarter of the queue: so much may be done without this end being told.
+            // One completion in a quarter of the queue: that many WQEBBs may be done without a report to this end.
             (needed * 4).div_ceil(3).min(MAX_COMPUTED_SEND_WR) as u32
         })
     }
 
-    /// Slots of the software HCA's lane, of which it gives back a quarter at a time: no batch in flight (B1) waits for room, unless there are
-    /// more than 96.
+    /// Returns the slots of the software HCA's lane, which it frees a quarter at a time. No batch in flight (B1) waits for room, unless
+    /// there are more than 96.
     pub(crate) fn lane_slots(&self) -> u32 {
         let needed = (u64::from(self.batches_in_flight) * 4).div_ceil(3);
         needed.clamp(1, MAX_LANE_SLOTS) as u32
@@ -109,7 +114,7 @@ pub enum CreateEndpointError {
     /// The ring size is not usable.
     #[error("ring size {0} is not usable: it must be a power of two from {MIN_RING_SIZE} to {MAX_RING_SIZE} bytes")]
     RingSize(u64),
-    /// The initial credit is not usable.
+    /// The initial credit is illegal.
     #[error("initial credit {credit} must be a multiple of 32 and at most {max}, a quarter of the ring")]
     InitialCredit {
         /// The credit.
@@ -123,7 +128,7 @@ pub enum CreateEndpointError {
          with ContextBuilder::endpoints of more than {endpoints}, or with srq_size({needed})"
     )]
     SrqTooSmall {
-        /// Batches in flight the endpoint wants to grant; at least 1 is legal.
+        /// Batches in flight that the endpoint wants to grant; at least 1 is legal.
         wanted: u32,
         /// Receives the context would need.
         needed: u64,
@@ -138,17 +143,17 @@ pub enum CreateEndpointError {
          ContextBuilder::endpoints of more than {endpoints}, or with cq_size({needed})"
     )]
     CqTooSmall {
-        /// Entries the context would need.
+        /// Entries that the context would need.
         needed: u64,
         /// Entries it has.
         entries: u32,
         /// Endpoints that share it already.
         endpoints: u32,
     },
-    /// The queue pair could not be made.
+    /// The queue pair could not be created.
     #[error("creating the queue pair: {0}")]
     Queue(#[from] CreateError),
-    /// The memory could not be had.
+    /// The memory could not be allocated.
     #[error("memory of the endpoint: {0}")]
     Memory(#[from] RegisterError),
 }

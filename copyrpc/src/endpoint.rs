@@ -1,4 +1,4 @@
-//! Connected endpoints: called, closed.
+//! Connected endpoints: calls, and their end.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use crate::error::{CallError, CloseReason};
 use crate::link::CallKey;
 use crate::stats::Stats;
 
-/// Names one call of one endpoint of this process, for [`Endpoint::cancel`].
+/// The name of one call of one endpoint of this process, for [`Endpoint::cancel`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallToken {
     connection: u64,
@@ -17,8 +17,8 @@ pub struct CallToken {
 
 /// One end of a connection. Clones name the same connection, and so does [`RecvHandle::endpoint`](crate::RecvHandle::endpoint).
 ///
-/// Dropping the last of them closes the connection as [`Endpoint::close`] does: outstanding calls end as they would, a request that was
-/// received can be answered, and the peer hears of it with the next polls. So keep it for as long as the peer may call.
+/// Dropping the last handle closes the connection as [`Endpoint::close`] does: outstanding calls end as they would, a received request
+/// can be answered, and the peer learns of it with the next polls. So keep a handle as long as the peer may call.
 #[derive(Debug)]
 #[must_use = "dropping the last handle of an endpoint closes its connection"]
 pub struct Endpoint<U> {
@@ -51,12 +51,12 @@ impl<U> Endpoint<U> {
         Self { connection }
     }
 
-    /// Sends `payload` as a request whose reply may have `response_allowance` bytes. Nothing leaves before the next
+    /// Sends `payload` as a request whose reply may have `response_allowance` bytes. Nothing is posted before the next
     /// [`Context::poll`](crate::Context::poll) or [`flush_endpoints`](crate::Context::flush_endpoints); calls made until then share one
     /// WRITE. `user_data` comes back, exactly once, through the callback of a poll or from [`Endpoint::cancel`].
     ///
     /// # Errors
-    /// [`CallError`], with `user_data`. After `RingFull` or `InsufficientCredit`, poll and retry.
+    /// [`CallError`], which returns `user_data`. After `RingFull` or `InsufficientCredit`, poll and retry.
     #[inline(always)]
     pub fn call(&self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallToken, CallError<U>> {
         let outcome = self.connection.link().try_call(payload, user_data, response_allowance);
@@ -76,13 +76,13 @@ impl<U> Endpoint<U> {
         self.note_call(outcome)
     }
 
-    /// Like [`Endpoint::call`], but when there is no reply after `timeout` the call ends with
-    /// [`CallFailure::DeadlineExceeded`](crate::CallFailure::DeadlineExceeded), in a later poll or drain: the first one without arrivals
-    /// that comes after it, under load at the latest the 64th. A reply that arrives in that same poll wins. The peer is not told, and a
-    /// reply that comes later reaches no call. Reads the clock; calls without a deadline do not.
+    /// Like [`Endpoint::call`], with a timeout: without a reply after `timeout` the call ends with
+    /// [`CallFailure::DeadlineExceeded`](crate::CallFailure::DeadlineExceeded), in a later poll or drain. That is the first one without
+    /// arrivals after the timeout, under load at the latest the 64th. A reply that arrives in the same poll wins. The peer is not told,
+    /// and a later reply is dropped. Reads the clock; calls without a deadline do not.
     ///
     /// # Errors
-    /// Like [`Endpoint::call`].
+    /// See [`Endpoint::call`].
     pub fn call_within(
         &self,
         payload: &[u8],
@@ -99,16 +99,16 @@ impl<U> Endpoint<U> {
     }
 
     fn note_call(&self, outcome: Result<CallKey, CallError<U>>) -> Result<CallToken, CallError<U>> {
-        // A refused call too: it may want a READ. Not one on a connection that has ended: nobody flushes that.
+        // A refused call too: it may need a READ. Not after the end of the connection, which is not flushed any more.
         if !matches!(outcome, Err(CallError::Closed { .. })) {
             self.connection.mark_dirty();
         }
         outcome.map(|call| CallToken { connection: self.connection.serial(), call })
     }
 
-    /// Ends a call at once: its user data comes back here, and no callback gets it. `None` when the call has ended, or was made on
-    /// another endpoint. The peer is not told, and its reply reaches no call; what the call took of ring and credit comes back with that
-    /// reply. From a callback too.
+    /// Ends a call at once: returns its user data, and no callback gets it. `None` if the call has ended, or was made on another
+    /// endpoint. The peer is not told, and its reply is dropped; the call's share of ring and credit comes back with that reply. May be
+    /// called from a callback.
     pub fn cancel(&self, call: CallToken) -> Option<U> {
         if call.connection != self.connection.serial() {
             return None;
@@ -116,66 +116,67 @@ impl<U> Endpoint<U> {
         self.connection.with_link(|link| link.cancel(call.call))
     }
 
-    /// Largest request payload in bytes.
+    /// Returns the maximum request payload in bytes.
     #[must_use]
     pub fn max_payload(&self) -> usize {
         self.connection.recv_view().size().max_payload() as usize
     }
 
-    /// Largest response allowance in bytes.
+    /// Returns the maximum response allowance in bytes.
     #[must_use]
     pub fn max_response_allowance(&self) -> usize {
         self.connection.recv_view().size().max_response_allowance() as usize
     }
 
-    /// Calls that have not ended.
+    /// Returns the number of calls that have not ended.
     #[must_use]
     pub fn outstanding_calls(&self) -> usize {
         self.connection.with_link(|link| link.outstanding_calls())
     }
 
-    /// Ends the connection when all is done: no more calls are taken, on either side, as soon as the peer hears of it; outstanding calls
-    /// end as they would; requests that were received may be answered. Those that were not received by the next flush, and those that
-    /// arrive later, end at the peer with [`CloseReason::ClosedByPeer`]. Both ends go on polling. When nothing is outstanding any more,
-    /// [`Endpoint::closed`] is [`CloseReason::ClosedHere`], and `ClosedByPeer` at the other end. It takes as long as the handlers; a peer
-    /// that is stopped or dead meanwhile ends it as it ends calls. One-sided operations are not waited for: end them first.
+    /// Ends the connection when everything is done. No more calls are taken, on either side, as soon as the peer learns of it.
+    /// Outstanding calls end as they would. Received requests may be answered. Requests that were not received by the next flush, and
+    /// those that arrive later, end at the peer with [`CloseReason::ClosedByPeer`]. Both ends go on polling. When nothing is outstanding
+    /// any more, [`Endpoint::closed`] is [`CloseReason::ClosedHere`], and `ClosedByPeer` at the other end. That takes as long as the
+    /// handlers; a peer that is stopped or dead meanwhile ends it as it ends calls. One-sided operations are not waited for: end them
+    /// first.
     pub fn close(&self) {
         self.connection.close();
     }
 
-    /// Ends the connection at once: calls end with [`CloseReason::ClosedHere`] in the next poll or drain. The peer finds out as if this
+    /// Ends the connection at once: calls end with [`CloseReason::ClosedHere`] in the next poll or drain. The peer notices as if this
     /// process had died.
     pub fn abort(&self) {
         self.connection.abort();
     }
 
-    /// Why the connection ended, once it has.
+    /// Returns why the connection ended, once it has.
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {
         self.connection.with_link(|link| link.closed())
     }
 
-    /// Counters of this connection.
+    /// Returns the counters of this connection.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.connection.with_link(|link| link.stats())
     }
 
-    /// Response bytes that calls of this end have paid for, and those that replies of this end have given back: the first is the second of the
-    /// other end where no call is outstanding. For simulations.
+    /// Returns the response bytes that calls of this end have paid for, and those that replies of this end have given back. The first is
+    /// the second of the other end if no call is outstanding. For simulations.
     #[doc(hidden)]
     #[must_use]
     pub fn credit_used(&self) -> (u64, u64) {
         self.connection.with_link(|link| link.credit_used())
     }
 
-    /// Most payload bytes of a packet on the way to the peer: the smaller of both ends' MTUs.
+    /// Returns the maximum payload bytes of a packet on the path to the peer: the smaller MTU of the two ends.
     #[must_use]
     pub fn path_mtu(&self) -> u16 {
         self.connection.path_mtu()
     }
 
-    /// Queue pair number of this end: unique on its device while the endpoint lives.
+    /// Returns the queue pair number of this end: unique on its device while the endpoint lives.
     #[must_use]
     pub fn qpn(&self) -> u32 {
         self.connection.qpn()

@@ -1,11 +1,11 @@
-//! What can go wrong, one enum per verb. Retryable and permanent errors never share a variant.
+//! Errors and failures, one enum per verb. Retryable and permanent errors never share a variant.
 
 use mlx5::{AsyncEvent, CompletionError, Syndrome};
 use thiserror::Error;
 
 use crate::ring::MAX_RING_SIZE;
 
-/// The peer broke the protocol. It ends this one connection; all pending calls end with it.
+/// A violation of the protocol by the peer. It ends this one connection; all pending calls end with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
@@ -14,16 +14,16 @@ pub enum ProtocolError {
     Overrun {
         /// Bytes the immediate announced.
         span: u64,
-        /// Bytes the peer was allowed to write.
+        /// Bytes that the peer was permitted to write.
         free: u64,
     },
     /// More batches than were granted are unacknowledged (T2).
     #[error("more than the granted {granted} batches in flight")]
     TooManyBatches {
-        /// Batches the peer may have in flight.
+        /// Batches that the peer may have in flight.
         granted: u32,
     },
-    /// The batch does not end where the ring rules say (T3).
+    /// The batch does not end where the ring rules require (T3).
     #[error("batch of {span} bytes at ring offset {offset} is misplaced")]
     Misplaced {
         /// Ring offset of the batch.
@@ -59,19 +59,19 @@ pub enum ProtocolError {
     /// The consumer position is unaligned, went backwards, or passed what was sent (T5).
     #[error("consumer position {told} is not an aligned position in {floor}..={ceiling}")]
     ConsumerPosition {
-        /// What the peer told.
+        /// Position that the peer told.
         told: u64,
-        /// What the peer told before, by the same channel.
+        /// Position that the peer told before, on the same channel.
         floor: u64,
-        /// What was sent.
+        /// Position up to which was sent.
         ceiling: u64,
     },
     /// The cumulative credit is unaligned, went backwards, or exceeds the quarter ring (T5).
     #[error("cumulative credit {told} is not an aligned number in {floor}..={ceiling}")]
     Credit {
-        /// What the peer told.
+        /// Credit that the peer told.
         told: u64,
-        /// What the peer told before, by the same channel.
+        /// Credit that the peer told before, on the same channel.
         floor: u64,
         /// Credit spent plus a quarter ring.
         ceiling: u64,
@@ -79,11 +79,11 @@ pub enum ProtocolError {
     /// The count of received batches went backwards or passed what was sent (T5).
     #[error("count of received batches {told} is not in {floor}..={ceiling}")]
     BatchesReceived {
-        /// What the peer told.
+        /// Count that the peer told.
         told: u64,
-        /// What the peer told before, by the same channel.
+        /// Count that the peer told before, on the same channel.
         floor: u64,
-        /// Batches sent.
+        /// Number of batches sent.
         ceiling: u64,
     },
     /// A request is larger than an eighth of the ring (T6).
@@ -91,7 +91,7 @@ pub enum ProtocolError {
     RequestTooLarge {
         /// Padded size of the request.
         padded: u64,
-        /// Largest padded size.
+        /// Maximum padded size.
         max: u64,
     },
     /// A request asks for a response that no granted credit pays for (T6).
@@ -99,7 +99,7 @@ pub enum ProtocolError {
     Allowance {
         /// Internal allowance in bytes.
         wanted: u64,
-        /// Credit granted and not yet used, at most the largest allowance.
+        /// Credit granted and not yet used, at most the maximum allowance.
         available: u64,
     },
     /// A response is larger than its call allowed (T7).
@@ -110,7 +110,7 @@ pub enum ProtocolError {
         /// Payload bytes the call paid for.
         max: u64,
     },
-    /// A response carries a status this version does not know (T7).
+    /// A response carries a status that this version does not define (T7).
     #[error("unknown response status {0}")]
     UnknownStatus(u32),
 }
@@ -118,9 +118,8 @@ pub enum ProtocolError {
 /// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CloseReason {
-    /// The peer's device does not answer: its process is dead, or its end of the connection is closed. Also when the first this end
-    /// hears is that its operations were flushed: the queue pair was in error before, and what put it there was reported elsewhere or
-    /// not at all.
+    /// The peer's device does not answer: its process is dead, or its end of the connection is closed. Also if the first event at this
+    /// end is that its operations were flushed: the queue pair was in error before, and the cause was reported elsewhere or not at all.
     #[error("the peer is gone, or the queue pair was in error already; connect again")]
     Disconnected,
     /// The device reported another error of the connection.
@@ -131,8 +130,8 @@ pub enum CloseReason {
         /// The vendor's detail.
         vendor: u8,
     },
-    /// The device reported that the queue pair broke down, or a queue of the context, or the device itself. After the last two the context makes
-    /// no endpoints any more.
+    /// The device reported that the queue pair broke down, or a queue of the context, or the device itself. After the last two the
+    /// context makes no more endpoints.
     #[error("{0}")]
     Device(AsyncEvent),
     /// The peer broke the protocol.
@@ -147,14 +146,14 @@ pub enum CloseReason {
     /// This end was closed, or its context is gone.
     #[error("this end was closed")]
     ClosedHere,
-    /// The peer closed the connection, and everything that was outstanding has ended. Of a call: it came after that, and no handler got
-    /// it.
+    /// The peer closed the connection, and everything that was outstanding has ended. For a call: it arrived after that, and no handler
+    /// got it.
     #[error("the peer closed the connection")]
     ClosedByPeer,
 }
 
 impl CloseReason {
-    /// What an error completion says of the connection.
+    /// Returns the reason that an error completion stands for.
     pub(crate) const fn of(error: CompletionError) -> Self {
         match error.syndrome {
             Syndrome::TransportRetryExceeded | Syndrome::WorkRequestFlushed => Self::Disconnected,
@@ -163,7 +162,7 @@ impl CloseReason {
     }
 }
 
-/// A call that was not taken. `user_data` comes back.
+/// Why a call was not taken. Returns `user_data`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CallError<U> {
     /// No room in the ring now. Poll, then retry.
@@ -173,24 +172,24 @@ pub enum CallError<U> {
     /// retry.
     #[error("not enough response credit now: poll, then retry")]
     InsufficientCredit(U),
-    /// The payload fits no ring of this size, ever.
+    /// The payload exceeds the maximum of rings of this size.
     #[error("payload of {len} bytes, the limit is {max}: split it or use a larger ring")]
     PayloadTooLarge {
         /// Data of the caller.
         user_data: U,
-        /// Payload bytes asked for.
+        /// Payload bytes of the call.
         len: usize,
-        /// Largest payload of this ring.
+        /// Maximum payload of this ring.
         max: usize,
     },
-    /// No ring of this size can ever grant this response allowance.
+    /// The response allowance exceeds the maximum of rings of this size.
     #[error("response allowance of {len} bytes, the limit is {max}: use a larger ring")]
     AllowanceTooLarge {
         /// Data of the caller.
         user_data: U,
-        /// Allowance asked for.
+        /// Allowance of the call.
         len: usize,
-        /// Largest allowance of this ring.
+        /// Maximum allowance of this ring.
         max: usize,
     },
     /// The connection has ended.
@@ -198,19 +197,19 @@ pub enum CallError<U> {
     Closed {
         /// Data of the caller.
         user_data: U,
-        /// Why it ended.
+        /// The reason of the end.
         reason: CloseReason,
     },
 }
 
 impl<U> CallError<U> {
-    /// Whether the same call can succeed after more polls.
+    /// Returns whether the same call can succeed after more polls.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::RingFull(_) | Self::InsufficientCredit(_))
     }
 
-    /// The same error with other data.
+    /// Returns the same error with other data.
     #[must_use]
     pub fn map_user_data<V>(self, into: impl FnOnce(U) -> V) -> CallError<V> {
         match self {
@@ -222,7 +221,7 @@ impl<U> CallError<U> {
         }
     }
 
-    /// The caller's data.
+    /// Returns the caller's data.
     #[must_use]
     pub fn into_user_data(self) -> U {
         match self {
@@ -235,7 +234,7 @@ impl<U> CallError<U> {
     }
 }
 
-/// A call that was taken and ended without a reply of its handler.
+/// Why a call that was taken ended without a reply of its handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CallFailure {
     /// The handler dropped the request.
@@ -244,7 +243,7 @@ pub enum CallFailure {
     /// The handler refused the request.
     #[error("the peer's handler refused the request")]
     Refused,
-    /// The deadline passed first. Whether the handler ran or will is not known; its reply reaches no call.
+    /// The deadline passed first. Whether the handler ran or will run is not known; its reply is dropped.
     #[error("no reply before the deadline")]
     DeadlineExceeded,
     /// The connection ended first. Whether the handler ran is not known.
@@ -252,17 +251,17 @@ pub enum CallFailure {
     Closed(#[from] CloseReason),
 }
 
-/// A reply that was not taken. `R` is the request, or the handle that holds it.
+/// Why a reply was not taken. `R` is the request, or the handle that holds it.
 #[derive(Debug, PartialEq, Eq, Error)]
 pub enum ReplyError<R> {
-    /// The payload exceeds what the caller allowed. The request is given back, to be answered with less.
+    /// The payload exceeds the caller's allowance. Returns the request, to be answered with less.
     #[error("reply of {len} bytes, the caller allowed {max}")]
     TooLarge {
         /// The unanswered request.
         request: R,
         /// Payload bytes of the reply.
         len: usize,
-        /// Payload bytes the caller allowed.
+        /// Maximum payload bytes by the caller's allowance.
         max: usize,
     },
     /// The connection has ended.
@@ -274,7 +273,7 @@ pub enum ReplyError<R> {
 }
 
 impl<R> ReplyError<R> {
-    /// The same error with the request in another form.
+    /// Returns the same error with the request in another form.
     pub(crate) fn map_request<T>(self, into: impl FnOnce(R) -> T) -> ReplyError<T> {
         match self {
             Self::TooLarge { request, len, max } => ReplyError::TooLarge { request: into(request), len, max },
@@ -284,7 +283,7 @@ impl<R> ReplyError<R> {
     }
 }
 
-/// A connection that cannot be set up with these numbers.
+/// Why a connection cannot be set up with these parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum LinkConfigError {
@@ -304,7 +303,7 @@ pub enum LinkConfigError {
         /// A quarter ring.
         max: u64,
     },
-    /// No batch may be in flight.
+    /// The number of batches in flight is 0.
     #[error("batches in flight must be at least 1")]
     NoBatches,
     /// A start position is unaligned.

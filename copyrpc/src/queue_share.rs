@@ -1,13 +1,13 @@
-//! What the endpoints of a context use up of its queues, so that none of them can overrun or run dry.
+//! The shares of a context's endpoints in its queues, so that no queue can overrun or run dry.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
 use crate::config::{CreateEndpointError, DEFAULT_BATCHES, DEFAULT_RAW_OPERATIONS, EndpointConfig};
 
-/// Send completions a connection can have outstanding beside one for each batch in flight, when its queue pair fails and flushes (B2):
-/// three batches that had arrived and were signaled to reclaim the queue, one that fails after it arrived, one READ, three NOPs at the
-/// ring's end.
+/// Maximum number of a connection's outstanding send completions beside one for each batch in flight, when its queue pair fails and
+/// flushes (B2): three batches that had arrived and were signaled to reclaim the queue, one that fails after it arrived, one READ, three
+/// NOPs at the ring's end.
 const SEND_CQES_BESIDE_BATCHES: u32 = 8;
 
 /// The sum of all shares.
@@ -15,48 +15,48 @@ const SEND_CQES_BESIDE_BATCHES: u32 = 8;
 pub(crate) struct Used {
     /// Batches in flight granted to the peers (B1).
     batches: Cell<u32>,
-    /// Send completions that can be outstanding (B2).
+    /// Maximum number of outstanding send completions (B2).
     completions: Cell<u32>,
     endpoints: Cell<u32>,
 }
 
-/// What an endpoint may have outstanding.
+/// The limits of an endpoint's outstanding operations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outstanding {
-    /// Batches in flight.
+    /// Maximum number of batches in flight.
     pub(crate) batches: u32,
-    /// One-sided operations of the application.
+    /// Maximum number of one-sided operations of the application.
     pub(crate) raw_operations: u32,
     /// Batches that arrived and whose completions the window waits for (W1).
     pub(crate) windowed: u32,
 }
 
 impl Outstanding {
-    /// Of an endpoint with the default configuration.
+    /// The limits of an endpoint with the default configuration.
     pub(crate) const DEFAULT: Self = Self { batches: DEFAULT_BATCHES, raw_operations: DEFAULT_RAW_OPERATIONS, windowed: 0 };
 
     pub(crate) const fn of(config: &EndpointConfig) -> Self {
         Self { batches: config.batches_in_flight, raw_operations: config.raw_operations, windowed: config.window.completions() }
     }
 
-    /// Receives that so many endpoints need: B1, at least two thirds of them are posted whenever receipts are told.
+    /// Returns the receives that that many endpoints need: B1, at least two thirds of them are posted whenever receipts are told.
     pub(crate) const fn receives(&self, endpoints: u32) -> u64 {
         (self.batches as u64 * endpoints as u64).saturating_mul(3).div_ceil(2)
     }
 
-    /// Endpoints that so many receives are enough for.
+    /// Returns the number of endpoints that that many receives are enough for.
     pub(crate) const fn endpoints(&self, receives: u64) -> u64 {
         let batches = if self.batches == 0 { 1 } else { self.batches };
         receives * 2 / 3 / batches as u64
     }
 
-    /// Send completions that one endpoint needs at most (B2).
+    /// Returns the maximum number of send completions of one endpoint (B2).
     pub(crate) const fn completions(&self) -> u32 {
         self.batches.saturating_add(self.raw_operations).saturating_add(self.windowed).saturating_add(SEND_CQES_BESIDE_BATCHES)
     }
 }
 
-/// One endpoint's share of the queues; given back when dropped.
+/// One endpoint's share of the queues; freed by its drop.
 #[derive(Debug)]
 pub(crate) struct QueueShare {
     batches: u32,
@@ -66,8 +66,9 @@ pub(crate) struct QueueShare {
 }
 
 impl QueueShare {
-    /// A share for an endpoint with so much outstanding and `send_capacity` WQEBBs, of an SRQ of `depth` receives and a send CQ of `entries`. B1: at least two thirds of the receives are posted whenever receipts are told, so that many batches may be in flight.
-    /// B2: every WQE gives one completion at most.
+    /// Takes a share for an endpoint with these limits and `send_capacity` WQEBBs, of an SRQ of `depth` receives and a send CQ of
+    /// `entries`. B1: at least two thirds of the receives are posted whenever receipts are told, so that many batches may be in flight.
+    /// B2: every WQE has at most one completion.
     pub(crate) fn take(
         used: &Rc<Used>,
         outstanding: Outstanding,
@@ -92,7 +93,7 @@ impl QueueShare {
         Ok(Self { batches, raw_operations, completions, used: Rc::clone(used) })
     }
 
-    /// One-sided operations it pays for.
+    /// Returns the number of one-sided operations in the share.
     pub(crate) const fn raw_operations(&self) -> u32 {
         self.raw_operations
     }

@@ -1,4 +1,4 @@
-//! One-sided operations of the application: memory that peers may reach, READs and WRITEs of theirs.
+//! One-sided operations of the application: memory that peers may access, and READs and WRITEs of peers' memory.
 //!
 //! For data above the message limit: one side puts a [`RemoteMemory`] into a small request, the other READs or WRITEs that memory and
 //! then answers. `examples/bulk.rs` does both.
@@ -14,49 +14,49 @@ use thiserror::Error;
 
 use crate::error::CloseReason;
 
-/// Registered memory of this process. Clones are the same memory; it is deregistered with the last of them, and of the operations that
-/// use it.
+/// Registered memory of this process. Clones share the memory. It is deregistered when the last clone is dropped and the operations that
+/// use it have ended.
 ///
-/// Every peer of the context that was told its [`RemoteMemory`] may read and write it at any time, so there is no `&[u8]` of it: bytes are
-/// copied in and out.
+/// Every peer of the context that was told its [`RemoteMemory`] may read and write it at any time, so there is no `&[u8]` of it: bytes
+/// are copied in and out.
 #[derive(Clone, Debug)]
 pub struct Memory {
     mr: Rc<Mr>,
 }
 
 impl Memory {
-    /// Bytes.
+    /// Returns the bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "memory is never empty")]
     pub fn len(&self) -> usize {
         self.mr.len()
     }
 
-    /// Copies `bytes` to `offset`. What an operation sends must stay as it is until the operation ends.
+    /// Copies `bytes` to `offset`. The source bytes of an operation must stay unchanged until the operation ends.
     ///
     /// # Errors
-    /// The range is not inside.
+    /// The range is not inside the memory.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfBounds> {
         self.mr.write(offset, bytes)
     }
 
-    /// Copies the bytes at `offset` out. Those of a READ are whole once it ended; those that a peer WRITEs, once a message it sent behind them
-    /// has arrived.
+    /// Copies the bytes at `offset` out. The bytes of a READ are complete once it ended; those that a peer WRITEs, once a message that it
+    /// sent afterwards has arrived.
     ///
     /// # Errors
-    /// The range is not inside.
+    /// The range is not inside the memory.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), OutOfBounds> {
         self.mr.read(offset, bytes)
     }
 
-    /// What a peer needs to reach this memory, all of it.
+    /// Returns the record with which a peer accesses all of this memory.
     #[must_use]
     pub fn remote(&self) -> RemoteMemory {
         RemoteMemory { addr: self.mr.addr(), len: self.mr.len() as u64, rkey: self.mr.rkey() }
     }
 }
 
-/// Memory of another process, as that process told it.
+/// Memory of another process, as that process described it.
 ///
 /// | offset | field, little-endian |
 /// |---|---|
@@ -65,8 +65,8 @@ impl Memory {
 /// | 16 | rkey u32 |
 /// | 20 | zero u32 |
 ///
-/// It is reached through any endpoint that is connected with the context the memory is of. Nothing but the peer's device can tell whether
-/// it is true: an operation on memory that is not there ends the connection.
+/// It is accessed through any endpoint that is connected with the context of the memory. Only the peer's device can check the
+/// description: an operation on memory that does not exist ends the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteMemory {
     addr: u64,
@@ -74,14 +74,14 @@ pub struct RemoteMemory {
     rkey: u32,
 }
 
-/// Bytes that are no [`RemoteMemory`].
+/// Why bytes are not a [`RemoteMemory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RemoteMemoryError {
     /// The last four bytes are not 0.
     #[error("bytes 20..24 of a remote memory are {0:#x}, legal is 0")]
     ReservedNotZero(u32),
-    /// No memory ends beyond the address space.
+    /// The memory is empty, or would end beyond the address space.
     #[error("remote memory of {len} bytes at {addr:#x}: legal is at least 1 byte, and an end within 64 bits")]
     Range {
         /// Address.
@@ -95,14 +95,14 @@ impl RemoteMemory {
     /// Bytes of [`encode`](Self::encode).
     pub const SIZE: usize = 24;
 
-    /// Bytes of the memory.
+    /// Returns the bytes of the memory.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "memory is never empty")]
     pub const fn len(&self) -> u64 {
         self.len
     }
 
-    /// For the way to the peer, usually in a request.
+    /// Encodes the record for the peer, usually in a request.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::SIZE] {
         let mut bytes = [0; Self::SIZE];
@@ -112,7 +112,7 @@ impl RemoteMemory {
         bytes
     }
 
-    /// Reads and checks what a peer encoded.
+    /// Decodes and checks a peer's record.
     ///
     /// # Errors
     /// [`RemoteMemoryError`].
@@ -127,7 +127,7 @@ impl RemoteMemory {
         Ok(Self { addr, len, rkey: rest as u32 })
     }
 
-    /// Address of `len` bytes from `offset`.
+    /// Returns the address of `len` bytes from `offset`.
     fn at(&self, offset: u64, len: usize) -> Result<u64, OutOfBounds> {
         match offset.checked_add(len as u64) {
             Some(end) if end <= self.len => Ok(self.addr + offset),
@@ -136,25 +136,25 @@ impl RemoteMemory {
     }
 }
 
-/// A one-sided operation that was not taken, with the caller's data.
+/// Why a one-sided operation was not taken, with the caller's data.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RdmaError<U> {
-    /// As many operations are outstanding as [`EndpointConfig::raw_operations`](crate::EndpointConfig::raw_operations) allows, or the send
-    /// queue is full. Poll and retry.
+    /// The number of outstanding operations has reached [`EndpointConfig::raw_operations`](crate::EndpointConfig::raw_operations), or the
+    /// send queue is full. Poll and retry.
     #[error("too many operations outstanding; poll and retry")]
     QueueFull(U),
     /// The endpoint was made without room for such operations.
     #[error("the endpoint was made with raw_operations 0")]
     Disabled(U),
-    /// Longer than any message.
+    /// The operation exceeds the maximum length of a message.
     #[error("{len} bytes in one operation; the most is {MAX_MESSAGE_BYTES}")]
     TooLong {
         /// Data of the caller.
         user_data: U,
-        /// Bytes asked for.
+        /// Bytes of the operation.
         len: usize,
     },
-    /// Outside the memory of this end.
+    /// The range is outside the memory of this end.
     #[error("local memory: {range}")]
     LocalRange {
         /// Data of the caller.
@@ -162,7 +162,7 @@ pub enum RdmaError<U> {
         /// The range.
         range: OutOfBounds,
     },
-    /// Outside the memory of the peer.
+    /// The range is outside the memory of the peer.
     #[error("remote memory: {range}")]
     RemoteRange {
         /// Data of the caller.
@@ -170,7 +170,7 @@ pub enum RdmaError<U> {
         /// The range.
         range: OutOfBounds,
     },
-    /// The local memory is of another context than the endpoint.
+    /// The local memory belongs to another context than the endpoint.
     #[error("the local memory is of another context")]
     ForeignMemory(U),
     /// The connection has ended.
@@ -178,19 +178,19 @@ pub enum RdmaError<U> {
     Closed {
         /// Data of the caller.
         user_data: U,
-        /// Why it ended.
+        /// The reason of the end.
         reason: CloseReason,
     },
 }
 
 impl<U> RdmaError<U> {
-    /// Whether the same operation can succeed after more polls.
+    /// Returns whether the same operation can succeed after more polls.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::QueueFull(_))
     }
 
-    /// The same error with other data.
+    /// Returns the same error with other data.
     #[must_use]
     pub fn map_user_data<V>(self, into: impl FnOnce(U) -> V) -> RdmaError<V> {
         match self {
@@ -204,7 +204,7 @@ impl<U> RdmaError<U> {
         }
     }
 
-    /// The caller's data.
+    /// Returns the caller's data.
     #[must_use]
     pub fn into_user_data(self) -> U {
         match self {
@@ -222,7 +222,7 @@ impl<U> RdmaError<U> {
 /// The operations of one connection that have not ended. Each is signaled, and a queue pair completes in posting order.
 #[derive(Debug)]
 pub(crate) struct RawOperations<U> {
-    /// The memory lives as long as the device may use it.
+    /// Data and memory of each. The memory lives as long as the device may use it.
     posted: RefCell<VecDeque<(U, Rc<Mr>)>>,
     limit: usize,
 }
@@ -236,7 +236,7 @@ impl<U> RawOperations<U> {
         self.posted.borrow().len()
     }
 
-    /// Takes an operation in, if there is room and `post` takes it.
+    /// Adds an operation, if there is room and `post` succeeds.
     pub(crate) fn post(
         &self,
         qp: &mut RcQp,

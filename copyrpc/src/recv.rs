@@ -1,4 +1,4 @@
-//! A received request in the hands of the application.
+//! A received request that the application has.
 
 use std::rc::Rc;
 
@@ -9,10 +9,10 @@ use crate::link::Request;
 use crate::ring::RecvBytes;
 use crate::wire::Status;
 
-/// A request to be answered, at any time and in any order. Its bytes stay in the receive ring, unharmed, until then; the ring behind
-/// the oldest unanswered request is not reused, so do not hold one forever.
+/// A request to be answered, at any time and in any order. Its bytes stay in the receive ring, unchanged, until then. The ring after the
+/// oldest unanswered request is not reused, so do not hold a request forever.
 ///
-/// Dropped without a reply, it answers the caller with [`CallFailure::Dropped`](crate::error::CallFailure::Dropped).
+/// A drop without a reply answers the caller with [`CallFailure::Dropped`](crate::error::CallFailure::Dropped).
 #[derive(Debug)]
 #[must_use = "dropping a request answers it with an error"]
 pub struct RecvHandle<U> {
@@ -27,28 +27,28 @@ impl<U> RecvHandle<U> {
         Self { connection, request, is_answered: false }
     }
 
-    /// The request's bytes, in place.
+    /// Returns the request's bytes, in place.
     #[must_use]
     #[inline]
     pub fn data(&self) -> RecvBytes<'_> {
         self.connection.recv_view().bytes(self.request.payload())
     }
 
-    /// Maximum bytes of a reply: what the caller allowed, rounded up.
+    /// Returns the maximum bytes of a reply: the caller's allowance, rounded up.
     #[must_use]
     pub const fn max_reply(&self) -> usize {
         self.request.max_reply()
     }
 
-    /// The endpoint it came from.
+    /// Returns the endpoint it came from.
     pub fn endpoint(&self) -> Endpoint<U> {
         Endpoint::new(Rc::clone(&self.connection))
     }
 
-    /// Answers. Never fails for lack of ring space or credit; as a call, it leaves with the next poll or flush.
+    /// Answers. Never fails for lack of ring space or credit. Like a call, the reply is sent with the next poll or flush.
     ///
     /// # Errors
-    /// [`ReplyError::TooLarge`] with this handle, or the connection has ended.
+    /// [`ReplyError::TooLarge`] with this handle, or [`ReplyError::Closed`] after the end of the connection.
     #[inline]
     pub fn reply(mut self, payload: &[u8]) -> Result<(), ReplyError<Self>> {
         match respond(&self.connection, &self.request, Status::Ok, payload) {
@@ -63,7 +63,7 @@ impl<U> RecvHandle<U> {
     /// Answers with [`CallFailure::Refused`](crate::error::CallFailure::Refused).
     ///
     /// # Errors
-    /// The connection has ended.
+    /// [`ReplyError::Closed`] after the end of the connection.
     pub fn refuse(mut self) -> Result<(), ReplyError<Self>> {
         match respond_without_payload(&self.connection, &self.request, Status::Refused) {
             Ok(()) => {
@@ -78,7 +78,7 @@ impl<U> RecvHandle<U> {
     #[inline(never)]
     fn abandon(&self) {
         if respond_without_payload(&self.connection, &self.request, Status::Dropped).is_err() {
-            // The connection has ended: nobody waits for the answer.
+            // The connection has ended: no caller waits for the answer.
             self.connection.let_go(&self.request);
         }
     }
@@ -96,9 +96,9 @@ fn respond_without_payload<U>(connection: &Rc<Connection<U>>, request: &Request,
     respond(connection, request, status, &[])
 }
 
-/// The answer to a request that [`Context::serve`](crate::Context::serve) hands out, to be given at once or after [`Reply::hold`].
+/// The answer to a request of [`Context::serve`](crate::Context::serve), to be given at once or after [`Reply::hold`].
 ///
-/// Dropped, it answers the caller with [`CallFailure::Dropped`](crate::error::CallFailure::Dropped).
+/// A drop answers the caller with [`CallFailure::Dropped`](crate::error::CallFailure::Dropped).
 #[derive(Debug)]
 #[must_use = "dropping a reply answers the request with an error"]
 pub struct Reply<'a, U> {
@@ -114,25 +114,25 @@ impl<'a, U> Reply<'a, U> {
         Self { connection, request, is_done: false }
     }
 
-    /// Maximum bytes of a reply: what the caller allowed, rounded up.
+    /// Returns the maximum bytes of a reply: the caller's allowance, rounded up.
     #[must_use]
     pub const fn max_len(&self) -> usize {
         self.request.max_reply()
     }
 
-    /// The endpoint that the request came from.
+    /// Returns the endpoint that the request came from.
     pub fn endpoint(&self) -> Endpoint<U> {
         Endpoint::new(Rc::clone(self.connection))
     }
 
-    /// Answers: copies the payload to where the device sends it from. Never fails for lack of ring space or credit; it leaves when the
-    /// requests that are there have been handled.
+    /// Answers: copies the payload to the place from which the device sends it. Never fails for lack of ring space or credit. The reply
+    /// is sent when the requests that have arrived have been handled.
     ///
     /// # Errors
-    /// [`ReplyError::TooLarge`] with this reply, or the connection has ended.
+    /// [`ReplyError::TooLarge`] with this reply, or [`ReplyError::Closed`] after the end of the connection.
     #[inline(always)]
     pub fn send(mut self, payload: &[u8]) -> Result<(), ReplyError<Self>> {
-        // In two steps, so that what is seldom needed is no part of the callers' code.
+        // In two steps, so that rarely needed code is not part of the callers' code.
         let is_sent = self.connection.link().reply_in_place(&self.request, payload);
         let outcome = if is_sent { Ok(()) } else { send_after_all(self.connection, self.request.stand_in(), payload) };
         match outcome {
@@ -147,7 +147,7 @@ impl<'a, U> Reply<'a, U> {
     /// Answers with [`CallFailure::Refused`](crate::error::CallFailure::Refused).
     ///
     /// # Errors
-    /// The connection has ended.
+    /// [`ReplyError::Closed`] after the end of the connection.
     pub fn refuse(mut self) -> Result<(), ReplyError<Self>> {
         match respond_without_payload(self.connection, &self.request.stand_in(), Status::Refused) {
             Ok(()) => {
@@ -175,7 +175,7 @@ fn send_after_all<U>(connection: &Rc<Connection<U>>, request: Request, payload: 
 #[cold]
 #[inline(never)]
 fn drop_request<U>(connection: &Rc<Connection<U>>, request: Request) {
-    // If the connection has ended, nobody waits for the answer.
+    // If the connection has ended, no caller waits for the answer.
     let _unheard = respond(connection, &request, Status::Dropped, &[]);
 }
 

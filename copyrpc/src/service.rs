@@ -1,4 +1,5 @@
-//! A server and its clients, each in two lines. They meet at a TCP address, which serves for that only, and go on over the device.
+//! A server and its clients, each in two lines. They connect through a TCP address, which is used for that only; all messages go over the
+//! device.
 
 mod async_client;
 mod async_server;
@@ -13,13 +14,13 @@ pub use client::Client;
 use mlx5::DeviceSpec;
 pub use server::{Server, ServerError, ServerOptions, StopHandle};
 
-/// Names the device of those that are told none.
+/// Names the default device.
 const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";
 
 /// Polls that find nothing before a server or client sleeps.
 const SPINS: u32 = 256;
 
-/// The device that the environment variable names, as [`DeviceSpec`]'s `From<&str>` takes it; else the software HCA.
+/// Returns the device that the environment variable names, as [`DeviceSpec`]'s `From<&str>` takes it; else the software HCA.
 fn default_device() -> DeviceSpec {
     std::env::var(DEVICE_VARIABLE).map_or_else(|_| DeviceSpec::default(), |name| DeviceSpec::from(&*name))
 }

@@ -1,4 +1,4 @@
-//! What a context has to look at, and a connection's places in it.
+//! The work of a context: the connections that need service, and their places on its lists.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -10,38 +10,38 @@ use mlx5::Device;
 use crate::link::Request;
 use crate::timers::{Timed, Timers};
 
-/// A connection, as far as its context's lists know it.
+/// The properties of a connection that its context's lists need.
 pub(crate) trait Listed: Timed + Sized {
-    /// Its places on the lists.
+    /// Returns its places on the lists.
     fn listing(&self) -> &Listing<Self>;
 
-    /// Different from that of every other one on the lists.
+    /// Returns a number that no other connection on the lists has.
     fn qpn(&self) -> u32;
 
     fn is_closed(&self) -> bool;
 
-    /// Either side waits for the other.
+    /// Returns whether either side waits for the other.
     fn is_timed(&self) -> bool;
 
-    /// Its oldest request that is to be received; `None` once it has ended.
+    /// Takes its oldest request to be received; `None` once it has ended.
     fn take_request(&self) -> Option<Request>;
 
-    /// Schedules the watch of a peer that should be heard, and tells the peer that this end lives (K1, K3). Whether either side waits for
-    /// the other.
+    /// Schedules the watch of a peer that should be heard, and tells the peer that this end lives (K1, K3). Returns whether either side
+    /// waits for the other.
     fn sweep(self: &Rc<Self>) -> bool;
 }
 
-/// Connections and requests that wait for the owner's attention, now or at a time. Shared by the context and its connections.
+/// Connections and requests that need the owner's attention, now or later. Shared by the context and its connections.
 pub(crate) struct Worklist<C> {
-    /// The first of the connections that flushes look at, each once; the next is in its [`Listing`].
+    /// The first of the connections that flushes serve, each once; the next is in its [`Listing`].
     first: Cell<Option<Rc<C>>>,
     has_listed: Cell<bool>,
-    /// Connections that are closed, or whose callback panicked: the next drain goes on with them. Each once.
+    /// Connections that are closed, or whose callback panicked: the next drain continues them. Each once.
     unfinished: RefCell<Vec<Rc<C>>>,
     has_unfinished: Cell<bool>,
-    /// Connections whose requests are next for the application, and how many of them: in the order of arrival, over all connections.
+    /// Connections whose requests are next for the application, and the number of these: in the order of arrival, over all connections.
     requests: RefCell<VecDeque<(Rc<C>, usize)>>,
-    /// Connections that sweeps look at, each once: those listed since the last sweep, and those on which a side waits for the other.
+    /// Connections that sweeps check, each once: those listed since the last sweep, and those on which a side waits for the other.
     swept: RefCell<Vec<Rc<C>>>,
     timers: Timers<C>,
 }
@@ -69,7 +69,7 @@ impl<C: Listed> Worklist<C> {
         &self.timers
     }
 
-    /// The oldest request of a connection that has not ended.
+    /// Takes the oldest request of a connection that has not ended.
     #[inline]
     pub(crate) fn next_request(&self) -> Option<(Rc<C>, Request)> {
         loop {
@@ -86,11 +86,11 @@ impl<C: Listed> Worklist<C> {
         }
     }
 
-    /// All requests of the first connection were taken, or it has ended.
+    /// Removes the first connection: all its requests were taken, or it has ended.
     #[inline(never)]
     fn leave_first(&self) {
         let done = self.requests.borrow_mut().pop_front();
-        // Its drop finds nothing borrowed.
+        // The drop runs while nothing is borrowed.
         drop(done);
     }
 
@@ -101,20 +101,20 @@ impl<C: Listed> Worklist<C> {
         }
     }
 
-    /// Requests to be received.
+    /// Returns whether there are requests to be received.
     pub(crate) fn has_requests(&self) -> bool {
-        // What was taken to the last leaves its entry behind.
+        // A connection without further requests leaves its entry behind.
         let is_request = |(connection, left): &(Rc<C>, usize)| *left > 0 && !connection.is_closed();
         self.requests.borrow().iter().any(is_request)
     }
 
-    /// Connections that a drain has to go on with.
+    /// Returns whether there are connections that a drain has to continue.
     #[inline]
     pub(crate) fn has_unfinished(&self) -> bool {
         self.has_unfinished.get()
     }
 
-    /// Whether a flush would look at a connection.
+    /// Returns whether a flush would serve a connection.
     #[inline(always)]
     pub(crate) fn has_listed(&self) -> bool {
         self.has_listed.get()
@@ -124,10 +124,10 @@ impl<C: Listed> Worklist<C> {
     fn list(&self, connection: &Rc<C>) {
         let listing = connection.listing();
         if !listing.is_listed.replace(true) {
-            // What is not listed has no next: there is nothing to drop.
+            // A connection that is not listed has no next: there is nothing to drop.
             std::mem::forget(listing.next.replace(self.first.replace(Some(Rc::clone(connection)))));
             self.has_listed.set(true);
-            // All that makes one side wait for the other lists the connection.
+            // Every event that makes one side wait for the other lists the connection.
             if !listing.is_swept.get() {
                 self.list_swept(connection);
             }
@@ -141,7 +141,7 @@ impl<C: Listed> Worklist<C> {
         self.swept.borrow_mut().push(Rc::clone(connection));
     }
 
-    /// Sweeps the connections that may want it. They are no more than those in use, however many there are.
+    /// Sweeps the connections that may need it. They are no more than those in use, out of any number.
     pub(crate) fn sweep(&self) {
         // A connection that a sweep lists is among the swept, so none is added meanwhile; and each has another owner until it is retired.
         self.swept.borrow_mut().retain(|connection| {
@@ -152,13 +152,13 @@ impl<C: Listed> Worklist<C> {
         });
     }
 
-    /// A connection wants the next sweep.
+    /// Returns whether a connection needs the next sweep.
     pub(crate) fn has_timed(&self) -> bool {
         self.swept.borrow().iter().any(|connection| connection.is_timed())
     }
 
-    /// Takes all connections off the list, and hands them to `serve` that want it or on which something arrived before the last flush. The
-    /// others stay.
+    /// Takes all connections off the list. Gives those to `serve` that asked for it or on which something arrived before the last flush.
+    /// The others stay.
     #[inline(always)]
     pub(crate) fn flush(&self, mut serve: impl FnMut(&Rc<C>)) {
         self.has_listed.set(false);
@@ -191,7 +191,7 @@ impl<C: Listed> Worklist<C> {
         }
     }
 
-    /// Lists the connection for the next drain, which goes on with it.
+    /// Lists the connection for the next drain, which continues it.
     pub(crate) fn mark_unfinished(&self, connection: &Rc<C>) {
         if !connection.listing().is_unfinished.replace(true) {
             self.unfinished.borrow_mut().push(Rc::clone(connection));
@@ -199,7 +199,7 @@ impl<C: Listed> Worklist<C> {
         }
     }
 
-    /// A connection that a drain has to go on with. It stays listed until [`Worklist::finish`].
+    /// Returns a connection that a drain has to continue. It stays listed until [`Worklist::finish`].
     pub(crate) fn unfinished(&self) -> Option<Rc<C>> {
         self.unfinished.borrow().last().cloned()
     }
@@ -211,7 +211,8 @@ impl<C: Listed> Worklist<C> {
         connection.listing().is_unfinished.set(false);
     }
 
-    /// There is nothing to flush or to receive of a connection that was retired: its share of the queues must not wait for who asks.
+    /// Removes a retired connection, which has nothing to flush or to receive: its share of the queues must not wait for the next
+    /// request.
     pub(crate) fn forget(&self, connection: &C) {
         self.requests.borrow_mut().retain(|(other, _)| other.qpn() != connection.qpn());
         if connection.listing().is_swept.replace(false) {
@@ -241,10 +242,10 @@ impl<C: Listed> Worklist<C> {
 pub(crate) struct Listing<C> {
     next: Cell<Option<Rc<C>>>,
     is_listed: Cell<bool>,
-    /// It has something to post or to READ.
+    /// The connection has something to post or to READ.
     is_dirty: Cell<bool>,
-    /// It was passed over by a flush. Most connections on which something arrived have an answer to post a little later, and are served with
-    /// it; those that have none have their record refreshed a flush later (L5).
+    /// A flush skipped the connection. Most connections on which something arrived have an answer to post a little later, and are served
+    /// with it; the others have their record refreshed a flush later (L5).
     is_late: Cell<bool>,
     is_unfinished: Cell<bool>,
     is_swept: Cell<bool>,

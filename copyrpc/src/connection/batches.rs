@@ -1,4 +1,4 @@
-//! How batches become WRITEs.
+//! The conversion of batches to WRITEs.
 
 use mlx5::{Inline, Mr, Payload, PostError, RcQp, Signal, WriteImm};
 
@@ -9,16 +9,16 @@ pub(super) const INLINE_MAX: u64 = 220;
 /// Inline bytes of a WQE of that size that also has an SGE for the rest.
 const HYBRID_INLINE: u64 = 204;
 
-/// What a WQE was, in the word that comes back with its completion.
+/// The kind of a WQE, in the word that comes back with its completion.
 pub(super) const WRITE: u64 = 0;
 pub(super) const READ: u64 = 1;
 pub(super) const RAW: u64 = 2;
 /// A WRITE whose completion the core waits for.
 pub(super) const WINDOWED_WRITE: u64 = 3;
-/// The READ behind all that a connection sends whose context goes.
+/// The READ after everything that a connection sends whose context goes.
 pub(super) const LAST: u64 = 4;
 
-/// Where the peer is.
+/// The address of the peer's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Remote {
     pub(crate) ring_addr: u64,
@@ -33,7 +33,7 @@ pub(super) struct Batches<'a> {
     pub(super) qp: &'a mut RcQp,
     pub(super) send_ring: &'a Mr,
     pub(super) remote: &'a Remote,
-    /// Bytes of a batch that go into the WQE whole.
+    /// Maximum bytes of a batch that is completely inline.
     pub(super) inline_limit: u64,
 }
 
@@ -53,14 +53,14 @@ impl Poster<PostError> for Batches<'_> {
     }
 }
 
-/// The first `len` bytes of a batch, at most all.
+/// Returns the first `len` bytes of a batch.
 #[inline(always)]
 fn head(send_ring: &Mr, emit: Emit, len: u64) -> &[u8] {
     // SAFETY: the link emits ranges inside the ring, and nothing writes the send ring while the slice lives: only that link does.
     unsafe { std::slice::from_raw_parts(send_ring.as_ptr().add(emit.offset as usize).as_ptr(), len as usize) }
 }
 
-/// A batch that does not fit into a WQE: the device gathers the rest.
+/// Posts a batch that does not fit into a WQE: the device gathers the rest.
 #[inline(never)]
 fn write_long(qp: &mut RcQp, send_ring: &Mr, remote: &Remote, inline_limit: u64, emit: Emit) -> Result<(), PostError> {
     let inline = if inline_limit >= HYBRID_INLINE { HYBRID_INLINE } else { 0 };

@@ -1,4 +1,4 @@
-//! What the device reports beside completions, and what it ends here.
+//! The events of the device beside completions, and the connections that they end.
 
 use mlx5::AsyncEvent;
 
@@ -7,7 +7,7 @@ use crate::connection::Connection;
 use crate::error::CloseReason;
 
 impl<U> Inner<U> {
-    /// Ends the connections that an event of the device concerns: no completion may tell of it.
+    /// Ends the connections that an event of the device concerns: there may be no completion for it.
     pub(super) fn heed_events(&self) {
         while let Some(event) = self.device.take_async_event() {
             let is_everything = match event {

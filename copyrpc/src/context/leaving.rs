@@ -5,19 +5,19 @@ use std::time::{Duration, Instant};
 use super::{Inner, POLL_BUDGET};
 use crate::connection::Connection;
 
-/// How long a context that goes waits for what it has posted. A peer's device needs no program to take it, so this is long only for one that
-/// is gone.
+/// Maximum time that a context that goes waits for its posted messages. A peer's device takes them without a program, so only a peer that
+/// is gone needs this long.
 const LINGER: Duration = Duration::from_millis(20);
 
 impl<U> Inner<U> {
-    /// Ends all connections; the next drain ends their calls. What they have to send has [`LINGER`] to arrive: with a queue pair goes what it
-    /// has under way.
+    /// Ends all connections; the next drain ends their calls. Their messages have [`LINGER`] to arrive: a queue pair loses everything
+    /// under way at its end.
     pub(crate) fn part_all(&self) {
         let connections = self.connections.borrow().clone();
         connections.iter().for_each(Connection::part);
         let start = Instant::now();
         loop {
-            // Each is asked: that serves it.
+            // Each is called: the call serves it.
             let leaving = connections.iter().filter(|connection| connection.is_leaving()).count();
             if leaving == 0 || start.elapsed() >= LINGER {
                 break;

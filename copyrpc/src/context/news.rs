@@ -1,19 +1,19 @@
-//! What futures wait for.
+//! The events that futures wait for.
 
 use super::Inner;
 
 impl<U> Inner<U> {
-    /// A request that nobody received.
+    /// Returns whether there is a request that was not received.
     pub(crate) fn has_requests(&self) -> bool {
         self.worklist.has_requests()
     }
 
-    /// Connections that have not ended.
+    /// Returns whether there are connections that have not ended.
     pub(crate) fn has_connections(&self) -> bool {
         !self.connections.borrow().is_empty()
     }
 
-    /// Connections that have ended: different whenever another one has.
+    /// Returns the number of connections that have ended: it changes with each end.
     pub(crate) fn endings(&self) -> u64 {
         self.endings.get()
     }

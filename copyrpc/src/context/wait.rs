@@ -1,4 +1,4 @@
-//! Sleeping until there is something to poll for.
+//! The sleep of a context until there is something to poll for.
 
 use std::task::Waker;
 use std::time::Duration;
@@ -7,15 +7,15 @@ use shm::sleep::{self, Due, Look, Sleeper, Watch};
 
 use super::{Context, Inner, PollError};
 
-/// How long to sleep at most while a connection has something to post that it could not. What it waits for mostly wakes, as a completion;
-/// a READ that is put off does not.
+/// Maximum sleep while a connection has messages to post that it could not post. The event that it waits for mostly wakes, as a
+/// completion; a postponed READ does not.
 const BLOCKED_SLEEP: Duration = Duration::from_millis(1);
 
 impl<U> Context<U> {
-    /// Posts what gathered, as [`Context::flush_endpoints`], then sleeps until there is something to take with [`Context::poll`],
-    /// [`Context::drain`] or [`Context::recv`], at most for `timeout` of real time (`None`: without end). Returns whether there is; `false`
-    /// also when this context has to look at the clock: for deadlines, for peers that answer nothing, and, while peers wait for answers of
-    /// this end, to tell them that it lives. So call it again and again, with a poll in between:
+    /// Posts gathered messages, as [`Context::flush_endpoints`] does, then sleeps until there is something to take with
+    /// [`Context::poll`], [`Context::drain`] or [`Context::recv`], at most for `timeout` of real time (`None`: without limit). Returns
+    /// whether there is. It also returns `false` when this context has to check the clock: for deadlines, for peers that do not answer,
+    /// and, while peers wait for answers of this end, to tell them that it lives. So call it repeatedly, with a poll in between:
     ///
     /// ```no_run
     /// # fn serve(context: copyrpc::Context<()>) -> Result<(), Box<dyn std::error::Error>> {
@@ -29,8 +29,8 @@ impl<U> Context<U> {
     /// # }
     /// ```
     ///
-    /// No arrival is missed: it arms both completion queues and then looks whether one holds anything. It does not sleep while a request
-    /// is there to be received. Nothing but arrivals, completions, time and [`waker`](Self::waker) wakes it.
+    /// No arrival is missed: it arms both completion queues and then checks whether one holds anything. It does not sleep while a request
+    /// waits to be received. Only arrivals, completions, time and [`waker`](Self::waker) wake it.
     ///
     /// # Errors
     /// [`PollError::Reentrant`].
@@ -38,9 +38,9 @@ impl<U> Context<U> {
         self.inner.wait(timeout, || self.inner.worklist.has_requests())
     }
 
-    /// Posts what gathered, as [`Context::flush_endpoints`], and says how long there is nothing to do unless a completion comes
-    /// ([`Duration::MAX`]: forever); `None`: there is something now. For drivers that poll several contexts in turn, in virtual time or
-    /// not. Not inside a poll.
+    /// Posts gathered messages, as [`Context::flush_endpoints`] does. Returns for how long there is nothing to do unless a completion
+    /// arrives ([`Duration::MAX`]: forever); `None`: there is work now. For drivers that poll several contexts in turn, in virtual time
+    /// or not. Not inside a poll.
     #[must_use]
     pub fn idle_for(&self) -> Option<Duration> {
         self.inner.flush_all();
@@ -48,21 +48,22 @@ impl<U> Context<U> {
         (!self.has_work()).then(|| self.inner.longest_sleep(None).unwrap_or(Duration::MAX))
     }
 
-    /// Whether a poll, [`Context::recv`] or a flush has something to do, but for what is due by the clock.
+    /// Returns whether a poll, [`Context::recv`] or a flush has work, except for work that is due by the clock.
     #[must_use]
     pub fn has_work(&self) -> bool {
         self.inner.has_work()
     }
 
-    /// Ends a [`wait`](Self::wait) from any thread: the one under way, or, if there is none, the next that would sleep. See [`mlx5::Device::waker`].
+    /// Returns the waker that ends a [`wait`](Self::wait) from any thread: the one under way, or, if there is none, the next that would
+    /// sleep. See [`mlx5::Device::waker`].
     #[must_use]
     pub fn waker(&self) -> Waker {
         self.inner.device.waker()
     }
 }
 
-/// To sleep on a context and on other things at once: see [`shm::sleep::wait`]. It posts what gathered, as [`Context::wait`] does, and the sleep ends
-/// where that would. Poll after it, whatever ended it. On hardware, which cannot wake such a sleep, it ends after
+/// Sleeps on a context and on other things at once: see [`shm::sleep::wait`]. It posts gathered messages, as [`Context::wait`] does, and
+/// the sleep ends like that one. Poll after it in every case. Hardware cannot wake such a sleep, which then ends after
 /// [`POLL_SLICE`](shm::sleep::POLL_SLICE).
 impl<U> Sleeper for Context<U> {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
@@ -71,7 +72,7 @@ impl<U> Sleeper for Context<U> {
 }
 
 impl<U> Inner<U> {
-    /// Not inside a poll: that has the context borrowed.
+    /// Not inside a poll, which borrows the context.
     fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.flush_all();
         let mut due = Due(self.longest_sleep(None).unwrap_or(Duration::MAX));
@@ -80,7 +81,7 @@ impl<U> Inner<U> {
         self.worklist.timers().look_next();
     }
 
-    /// Does not sleep if, after a flush, there is `something_else` to do.
+    /// Flushes and sleeps, unless there is `something_else` to do after the flush.
     pub(crate) fn wait(&self, timeout: Option<Duration>, something_else: impl FnOnce() -> bool) -> Result<bool, PollError> {
         let _polling = self.enter()?;
         Ok(self.flush_and_sleep(timeout, something_else))
@@ -95,7 +96,7 @@ impl<U> Inner<U> {
         let is_ready = self.has_completions() || {
             self.recv_cq.borrow_mut().arm(false);
             self.send_cq.borrow_mut().arm(false);
-            // Who is about to sleep has time to look at all connections; who has something to do has not.
+            // Before a sleep there is time to check all connections; otherwise there is not.
             self.device.wait(self.longest_sleep(timeout))
         };
         self.worklist.timers().look_next();
@@ -110,7 +111,7 @@ impl<U> Inner<U> {
         self.recv_cq.borrow().has_completion() || self.send_cq.borrow().has_completion()
     }
 
-    /// A flush, and another for those it passed over: nobody flushes again while this end sleeps.
+    /// Flushes twice, also the connections that the first flush skipped: there is no further flush while this end sleeps.
     fn flush_all(&self) {
         self.flush();
         self.flush();
@@ -136,7 +137,7 @@ mod tests {
     use super::*;
     use crate::{ContextBuilder, EndpointConfig};
 
-    /// Only the lengths of sleeps differ, which tests from outside could but time.
+    /// Only the lengths of sleeps differ, which tests from outside could only time.
     #[test]
     fn sleeps_are_as_long_as_the_connections_allow() {
         let fabric = FabricSpec::Local(LocalFabric::new());

@@ -1,4 +1,4 @@
-//! The futures of an endpoint: a call, a one-sided operation.
+//! The futures of an endpoint: calls and one-sided operations.
 
 use std::fmt;
 use std::future::Future;
@@ -16,16 +16,16 @@ use crate::error::{CallError, CallFailure, CloseReason};
 use crate::raw::{Memory, RdmaError, RemoteMemory};
 use crate::typed::SizeError;
 
-/// Why an awaited call gave no reply.
+/// Why an awaited call has no reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AsyncCallError {
-    /// It was refused for good; nothing was sent.
+    /// The call was refused permanently; nothing was sent.
     #[error("not sent: {0}")]
     NotTaken(#[from] CallError<()>),
-    /// It ended without a reply.
+    /// The call ended without a reply.
     #[error(transparent)]
     Failed(#[from] CallFailure),
-    /// The reply is not of the type that was asked for.
+    /// The reply has another size than the type that was asked for.
     #[error("the reply: {0}")]
     Size(#[from] SizeError),
 }
@@ -36,7 +36,7 @@ impl AsyncCallError {
     }
 }
 
-/// How far an operation is; `T` names it once it was taken.
+/// The progress of an operation; `T` names it once it was taken.
 #[derive(Debug)]
 enum Stage<T> {
     Waiting(Option<Place>),
@@ -66,7 +66,8 @@ impl<'a> CallFuture<'a> {
         Self { endpoint, payload, response_allowance, timeout: None, progress: Rc::default(), stage: Stage::Waiting(None) }
     }
 
-    /// Has it end with [`CallFailure::DeadlineExceeded`] when there is no reply so long after there was room for it.
+    /// Sets a timeout, from the time when there is room for the call: without a reply the call ends with
+    /// [`CallFailure::DeadlineExceeded`].
     pub const fn within(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -114,7 +115,7 @@ impl Drop for CallFuture<'_> {
 /// [`Endpoint::rdma_read`] or [`Endpoint::rdma_write`].
 type Post = fn(&Endpoint<Ticket>, &Memory, usize, &RemoteMemory, u64, usize, Ticket) -> Result<(), RdmaError<Ticket>>;
 
-/// A one-sided operation. Dropped once it was taken, it is executed all the same; its memory lives until then.
+/// A one-sided operation. If it is dropped after it was taken, it is executed anyway; its memory lives until then.
 #[must_use = "an operation is made when it is polled"]
 pub struct TransferFuture<'a> {
     endpoint: &'a AsyncEndpoint,
@@ -172,7 +173,7 @@ impl Future for TransferFuture<'_> {
         Poll::Ready(match outcome {
             Ok(_) => Ok(()),
             Err(CallFailure::Closed(reason)) => Err(RdmaError::Closed { user_data: (), reason }),
-            // Those are the ends of calls alone.
+            // Only calls end this way.
             Err(CallFailure::Dropped | CallFailure::Refused | CallFailure::DeadlineExceeded) => {
                 Err(RdmaError::Closed { user_data: (), reason: CloseReason::Disconnected })
             }

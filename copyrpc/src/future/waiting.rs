@@ -1,5 +1,5 @@
-//! Futures that wait for their turn: for room, for a request, for the end of a connection. Each lane is a queue whose head alone is woken;
-//! one that leaves, done or dropped, wakes the next. So no wake-up is lost and none goes to a crowd.
+//! Futures that wait for their turn: for room, for a request, for the end of a connection. Each lane is a queue of which only the head is
+//! woken; a future that leaves, done or dropped, wakes the next. So no wake-up is lost and none wakes many futures at once.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -10,7 +10,7 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use super::Ticket;
 use crate::endpoint::Endpoint;
 
-/// What is waited for; the connection's serial number says where.
+/// The event that is waited for, with the connection's serial number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Lane {
     /// Room for a call.
@@ -19,17 +19,17 @@ pub(super) enum Lane {
     Transfers(u64),
     /// A request.
     Requests,
-    /// The end of the connection. Last: lanes from here on are looked at only when a connection has ended.
+    /// The end of the connection. Last: lanes from here on are checked only when a connection has ended.
     End(u64),
 }
 
-/// What a poll of the context found.
+/// The result of a poll of the context.
 pub(super) struct News<F> {
-    /// A completion.
+    /// Whether there was a completion.
     pub(super) has_moved: bool,
-    /// The end of a connection.
+    /// Whether a connection ended.
     pub(super) has_ended: bool,
-    /// A request that nobody took.
+    /// Returns whether there is a request that was not taken.
     pub(super) has_requests: F,
 }
 
@@ -39,7 +39,7 @@ struct Waiter(Cell<Option<Waker>>);
 #[derive(Default)]
 struct Queue {
     waiters: VecDeque<Rc<Waiter>>,
-    /// The endpoint of a lane of calls, and what its room depended on when the head was refused.
+    /// The endpoint of a lane of calls, and the state that its room depended on when the head was refused.
     refused: Option<(Endpoint<Ticket>, [u64; 5])>,
 }
 
@@ -54,7 +54,7 @@ impl Queue {
     }
 }
 
-/// Everything that decides whether a call is admitted (L3, S4), and nothing that stays as it is when that may change.
+/// Returns every value that decides whether a call is admitted (L3, S4); one of them changes whenever that may change.
 fn room_of(endpoint: &Endpoint<Ticket>) -> [u64; 5] {
     endpoint.connection.with_link(|link| {
         let written = link.stats().calls + link.stats().replies;
@@ -74,7 +74,7 @@ impl fmt::Debug for Waiting {
     }
 }
 
-/// A future's place in a queue; given up when dropped.
+/// A future's place in a queue; its drop leaves the queue.
 pub(super) struct Place {
     lane: Lane,
     waiter: Rc<Waiter>,
@@ -107,8 +107,8 @@ impl Drop for Place {
 }
 
 impl Waiting {
-    /// Makes `attempt` when it is this future's turn; if it gives nothing, or it is not, the future waits at its `place`. `endpoint` is
-    /// that of a lane of calls.
+    /// Runs `attempt` if it is this future's turn. If it returns nothing, or it is not its turn, the future waits at its `place`.
+    /// `endpoint` is that of a lane of calls.
     pub(super) fn admit<T>(
         self: &Rc<Self>,
         place: &mut Option<Place>,
@@ -138,7 +138,7 @@ impl Waiting {
         Poll::Pending
     }
 
-    /// Wakes the heads of the queues for which there is news.
+    /// Wakes the heads of the queues that the news concerns.
     pub(super) fn wake(&self, news: &News<impl Fn() -> bool>) {
         let mut due = Vec::new();
         {

@@ -1,23 +1,24 @@
-//! The graceful end of a connection (G1..G4): both ends say that they make no more calls, all that is outstanding ends, then both part.
+//! The graceful end of a connection (G1..G4): both ends say that they make no more calls, everything outstanding ends, then both ends
+//! leave.
 
 use super::{Emit, Limits, Link};
 use crate::error::CloseReason;
 use crate::wire::{METADATA_SPAN, Status};
 
-/// How far a graceful end has come. It begins when [`Link::is_closing`] does.
+/// The progress of a graceful end. It begins when [`Link::is_closing`] does.
 #[derive(Debug, Default)]
 pub(super) struct Closing {
     /// A batch with the mark was posted (G1).
     is_told: bool,
     /// A READ was posted after everything was settled.
     last_read_posted: bool,
-    /// Batches that the peer had taken when it posted its mark, once that was heard.
+    /// Number of batches that the peer had taken when it posted its mark, once the mark was heard.
     peer_had_taken: Option<u64>,
 }
 
 impl<U> Link<U> {
-    /// Ends the connection when all is done: no more calls are taken; those outstanding end, on either side; requests that the application
-    /// has may be answered, and all others are refused by the next flush. Then [`Link::closed`] is [`CloseReason::ClosedHere`].
+    /// Ends the connection when everything is done: no more calls are taken; outstanding calls end, on both sides; requests that the
+    /// application has may be answered, and the next flush refuses all others. Then [`Link::closed`] is [`CloseReason::ClosedHere`].
     pub(crate) fn shut_down(&mut self) {
         if self.closed.is_none() {
             self.begin_closing(CloseReason::ClosedHere);
@@ -28,13 +29,13 @@ impl<U> Link<U> {
         if self.ending.is_none() {
             self.tx.mark_closing();
             self.tx.close_to_calls();
-            // An answer is waited for from here.
+            // From here on this end waits for an answer.
             self.watch.news();
         }
         self.ending = Some(reason);
     }
 
-    /// A batch arrived with the peer's mark, and says that the peer took so many batches before.
+    /// Takes a batch with the peer's mark, by which the peer had taken `batches_received` batches before.
     #[cold]
     #[inline(never)]
     pub(super) fn hear_closing(&mut self, batches_received: u64) {
@@ -44,66 +45,66 @@ impl<U> Link<U> {
         }
     }
 
-    /// Why a call ends with a connection that ended for this reason. Before it so many batches had been sent: if the peer had taken no more of
-    /// them when it marked, its application never had the request, and the call can be made again (G5).
+    /// Returns why a call ends with a connection that ended for this reason. `batches_before` batches had been sent before the call. If
+    /// the peer had taken no more of them when it marked, its application never had the request, and the call can be made again (G5).
     pub(super) fn reason_of_call(&self, reason: CloseReason, batches_before: u64) -> CloseReason {
         let is_unknown = matches!(reason, CloseReason::Disconnected | CloseReason::Transport { .. } | CloseReason::PeerStalled);
         let was_refused = self.closing.peer_had_taken.is_some_and(|taken| batches_before >= taken);
         if is_unknown && was_refused { CloseReason::ClosedByPeer } else { reason }
     }
 
-    /// This end posted its mark: the application gets no request any more (G5).
+    /// Returns whether this end posted its mark: the application gets no request any more (G5).
     #[inline(always)]
     pub(super) const fn has_marked(&self) -> bool {
         self.closing.is_told
     }
 
-    /// A graceful end has begun here or at the peer, and is not complete.
+    /// Returns whether a graceful end has begun here or at the peer, and is not complete.
     #[must_use]
     pub(crate) const fn is_closing(&self) -> bool {
         self.ending.is_some() && self.closed.is_none()
     }
 
-    /// The peer has to hear that this end closes.
+    /// Returns whether the peer has to hear that this end closes.
     pub(super) const fn owes_mark(&self) -> bool {
         self.is_closing() && !self.closing.is_told
     }
 
-    /// The peer has to answer this end's mark with its own.
+    /// Returns whether the peer has to answer this end's mark with its own.
     pub(super) const fn awaits_mark(&self) -> bool {
         self.is_closing() && self.closing.is_told && !self.rx.has_heard_closing()
     }
 
-    /// All that this end has to send is posted, its mark included.
+    /// Returns whether all messages of this end are posted, its mark included.
     #[must_use]
     pub(crate) const fn has_told_all(&self) -> bool {
         !self.tx.has_unposted() && !self.owes_mark()
     }
 
-    /// Nothing is outstanding on either side, and nothing more is to be sent (G3).
+    /// Returns whether nothing is outstanding on either side, and nothing more is to be sent (G3).
     fn is_settled(&self) -> bool {
         self.is_closing() && self.closing.is_told && self.has_heard_all()
     }
 
-    /// The peer makes no more calls, and all that this end waited for or has to send is done, but for its mark.
+    /// Returns whether the peer makes no more calls, and everything that this end waited for or has to send is done, except for its mark.
     fn has_heard_all(&self) -> bool {
         self.rx.has_heard_closing() && self.calls.unanswered() == 0 && !self.rx.has_work() && !self.tx.has_unposted()
     }
 
-    /// Silence of the peer means something (K1): it owes answers, or its mark, or has not taken messages.
+    /// Returns whether silence of the peer has a meaning (K1): it owes answers, or its mark, or has not taken messages.
     #[must_use]
     #[inline]
     pub(crate) fn is_watching(&self) -> bool {
         self.calls.unanswered() > 0 || self.tx.has_untaken_messages() || (self.ending.is_some() && self.awaits_mark())
     }
 
-    /// The flush of an end that takes no more calls.
+    /// Flushes an end that takes no more calls.
     #[inline(never)]
     pub(super) fn flush_closing<E>(&mut self, post: &mut dyn FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
         if self.closed.is_some() {
             return Ok(());
         }
-        // G2. A correct peer sends at most what its credit pays for, so it ends.
+        // G2. A correct peer sends at most the requests that its credit pays for, so this ends.
         while let Some(request) = self.take_any_request() {
             if self.respond(&request, Status::Closing, &[]).is_err() {
                 break;
@@ -131,14 +132,14 @@ impl<U> Link<U> {
         Ok(())
     }
 
-    /// Begins a batch that carries the mark alone.
+    /// Begins a batch that carries only the mark.
     fn offer_mark(&mut self) {
         let reserved = 2 * self.reservation.outstanding();
         if self.tx.in_flight() + METADATA_SPAN + reserved <= self.tx.size().bytes() {
             self.tx.append_metadata_only();
             self.stats.metadata_only += 1;
         } else {
-            // What the peer consumed makes room.
+            // Consumption by the peer makes room.
             self.starved = true;
         }
     }
@@ -147,7 +148,7 @@ impl<U> Link<U> {
         self.closing.last_read_posted = self.is_settled();
     }
 
-    /// A READ completed. If it was the last, all that was posted before it has arrived.
+    /// Notes that a READ completed. If it was the last, everything posted before it has arrived.
     pub(super) fn note_read_done(&mut self) {
         if self.closing.last_read_posted {
             self.closed = self.ending;
@@ -155,7 +156,7 @@ impl<U> Link<U> {
         }
     }
 
-    /// Why a connection ends that was given up: a peer that parted first is no failure (G4).
+    /// Returns why a connection ends that failed: a peer that left first is not a failure (G4).
     pub(super) fn final_reason(&self, reason: CloseReason) -> CloseReason {
         match (reason, self.ending) {
             (CloseReason::Disconnected | CloseReason::Transport { .. }, Some(graceful)) if self.has_heard_all() => graceful,

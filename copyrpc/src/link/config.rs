@@ -1,40 +1,40 @@
-//! The numbers a link is made with.
+//! The parameters of a link.
 
 use super::window::Window;
 use crate::error::LinkConfigError;
 use crate::ring::RingSize;
 use crate::wire::ALIGNMENT;
 
-/// What both ends agreed on; checked by [`Link::new`](super::Link::new).
+/// The parameters that both ends agreed on; checked by [`Link::new`](super::Link::new).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinkConfig {
     /// Credit in bytes this side grants at the start: a multiple of 32, at most a quarter ring.
     pub(crate) local_credit: u64,
     /// Credit in bytes the peer grants at the start.
     pub(crate) peer_credit: u64,
-    /// Batches the peer may have sent and not been told the receipt of, at least 1.
+    /// Batches that the peer may have sent without confirmation of their receipt, at least 1.
     pub(crate) local_batches: u32,
-    /// Batches this side may have sent and not been told the receipt of, at least 1.
+    /// Batches that this side may have sent without confirmation of their receipt, at least 1.
     pub(crate) peer_batches: u32,
     /// First position of the send ring, a multiple of 32: the peer's `recv_start`.
     pub(crate) send_start: u64,
     /// First position of the receive ring, a multiple of 32: the peer's `send_start`.
     pub(crate) recv_start: u64,
-    /// With calls outstanding and nothing heard for this long, the peer is READ to see that it
-    /// lives (K1).
+    /// With calls outstanding, time without a sign of the peer after which it is READ to check that it lives, in ns (K1).
     pub(crate) keepalive_ns: u64,
-    /// With calls outstanding and no news for this long, a peer that lives is given up (K2).
+    /// With calls outstanding, time without news after which a living peer is given up, in ns (K2).
     pub(crate) stall_ns: u64,
-    /// With nothing outstanding, so long after the last look the peer is READ to see that it is there; `u64::MAX` never (K4).
+    /// With nothing outstanding, time after the last check after which the peer is READ to check that it lives, in ns; `u64::MAX` never
+    /// (K4).
     pub(crate) idle_keepalive_ns: u64,
-    /// With nothing outstanding for so long, the connection is ended; `u64::MAX` never (K5).
+    /// With nothing outstanding, time after which the connection ends, in ns; `u64::MAX` never (K5).
     pub(crate) idle_timeout_ns: u64,
-    /// Small batches under way before the next ones gather.
+    /// Maximum number of small batches under way before the next ones gather.
     pub(crate) window: Window,
 }
 
-/// What a connection has behind it when it begins, beside its positions: nothing, but in tests of how large numbers end. All of it is
-/// settled: nothing is outstanding. The peer's is the same with the directions exchanged.
+/// The past of a connection when it begins, beside its positions. It is empty, except in tests of wrapping counters. All of it is
+/// settled: nothing is outstanding. The peer's past is the same with the directions exchanged.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Past {
@@ -50,20 +50,20 @@ pub(crate) struct Past {
     pub(crate) heartbeat: u32,
 }
 
-/// What was sent in one direction, taken and answered.
+/// The traffic in one direction: sent, taken and answered.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Traffic {
-    /// Batches.
+    /// Number of batches.
     pub(crate) batches: u64,
-    /// Credit in bytes that its calls had: a multiple of 32.
+    /// Credit in bytes of its calls: a multiple of 32.
     pub(crate) credit: u64,
-    /// Requests.
+    /// Number of requests.
     pub(crate) requests: u64,
 }
 
 impl LinkConfig {
-    /// Refuses what the invariants do not cover.
+    /// Refuses parameters that the invariants do not cover.
     pub(super) fn check(&self, send: RingSize, recv: RingSize) -> Result<(), LinkConfigError> {
         if send != recv {
             return Err(LinkConfigError::UnequalRings { send: send.bytes(), recv: recv.bytes() });

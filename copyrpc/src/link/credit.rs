@@ -9,45 +9,45 @@ use crate::error::ProtocolError;
 use crate::ring::RingSize;
 use crate::wire::{ALIGNMENT, internal_allowance};
 
-/// Ring bytes a grant leaves alone, so that calls and metadata-only batches are not shut out by
-/// grants alone (invariant L3).
+/// Ring bytes that grants leave free, so that grants alone do not block calls and metadata-only batches (invariant L3).
 const GRANT_SLACK: u64 = 64;
 
-/// Credit granted to the peer. What was granted and given back is cumulative; released <= granted - unused.
+/// Credit granted to the peer. Granted and released credit are cumulative; released <= granted - unused.
 #[derive(Debug)]
 pub(super) struct Reservation {
-    /// Granted, the initial credit included.
+    /// Granted credit, the initial credit included.
     granted: u64,
-    /// Granted and not used by requests that arrived.
+    /// Granted credit that arrived requests have not used.
     unused: u64,
-    /// Given back by replies written.
+    /// Credit given back by written replies.
     released: u64,
 }
 
 impl Reservation {
-    /// After `past` was granted and given back.
+    /// Starts after `past` was granted and given back.
     pub(super) const fn new(past: u64, initial_credit: u64) -> Self {
         Self { granted: past + initial_credit, unused: initial_credit, released: past }
     }
 
-    /// What is told to the peer.
+    /// Returns the cumulative grant, for the peer.
     #[inline]
     pub(super) const fn granted(&self) -> u64 {
         self.granted
     }
 
-    /// R of the invariants: bytes of responses the peer may still ask for or wait for.
+    /// Returns R of the invariants: bytes of responses that the peer may still ask for or wait for.
     #[inline]
     pub(super) const fn outstanding(&self) -> u64 {
         self.granted - self.released
     }
 
-    /// Given back so far.
+    /// Returns the credit given back so far.
     pub(super) const fn released(&self) -> u64 {
         self.released
     }
 
-    /// Grants all that keeps `in_flight + 2R <= C` (S1) and R within a quarter ring (R1). Whether that may be more than nothing.
+    /// Grants as much as keeps `in_flight + 2R <= C` (S1) and R within a quarter ring (R1). Returns whether that may be more than
+    /// nothing.
     #[inline]
     pub(super) fn top_up(&mut self, ring: RingSize, in_flight: u64) -> bool {
         let reserved = self.outstanding();
@@ -62,7 +62,7 @@ impl Reservation {
         true
     }
 
-    /// A request arrived that wants `wanted` bytes of internal allowance, of which `max` are legal (T6).
+    /// Takes a request that asks for `wanted` bytes of internal allowance, of which `max` are legal (T6).
     #[inline(always)]
     pub(super) fn claim(&mut self, wanted: u64, max: u64) -> Result<(), ProtocolError> {
         if wanted < internal_allowance(0) || wanted > self.unused || wanted > max {
@@ -72,7 +72,7 @@ impl Reservation {
         Ok(())
     }
 
-    /// The reply that `claimed` was reserved for has been written.
+    /// Releases the credit of a reply that has been written, for which `claimed` was reserved.
     #[inline]
     pub(super) const fn release(&mut self, claimed: u64) {
         self.released += claimed;
@@ -82,19 +82,19 @@ impl Reservation {
 /// Credit the peer granted.
 #[derive(Debug)]
 pub(super) struct PeerCredit {
-    /// Cumulative.
+    /// Cumulative grant.
     granted: u64,
-    /// Granted and not spent.
+    /// Granted credit that is not spent.
     balance: u64,
 }
 
 impl PeerCredit {
-    /// After `past` was granted and spent.
+    /// Starts after `past` was granted and spent.
     pub(super) const fn new(past: u64, initial_credit: u64) -> Self {
         Self { granted: past + initial_credit, balance: initial_credit }
     }
 
-    /// What the peer told.
+    /// Returns the cumulative grant that the peer told.
     #[inline]
     pub(super) const fn granted(&self) -> u64 {
         self.granted
@@ -105,7 +105,7 @@ impl PeerCredit {
         self.balance
     }
 
-    /// Spent so far.
+    /// Returns the credit spent so far.
     pub(super) const fn spent(&self) -> u64 {
         self.granted - self.balance
     }
@@ -116,16 +116,16 @@ impl PeerCredit {
         self.balance -= internal_allowance;
     }
 
-    /// The peer told its cumulative grant; `floor` is what it told before by the same channel.
+    /// Takes the peer's cumulative grant; `floor` is its earlier grant on the same channel.
     ///
-    /// The peer reserves at least our balance, so a balance above its quarter ring is a lie (T5).
+    /// The peer reserves at least the balance here, so a balance above its quarter ring is a lie (T5).
     #[inline(always)]
     pub(super) fn raise(&mut self, ring: RingSize, told: u64, floor: u64) -> Result<(), ProtocolError> {
         let ceiling = self.granted - self.balance + ring.max_reservation();
         if told < floor || told > ceiling || told % ALIGNMENT != 0 {
             return Err(ProtocolError::Credit { told, floor, ceiling });
         }
-        // The other channel may have told more.
+        // The other channel may have told a higher grant.
         let more = told.saturating_sub(self.granted);
         self.granted += more;
         self.balance += more;
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     const C: u64 = 4096;
-    /// L2.
+    /// The maximum of L2.
     const MAX: u64 = C / 4 - C / 16;
 
     fn ring() -> RingSize {

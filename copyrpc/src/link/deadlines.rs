@@ -1,6 +1,6 @@
-//! A heap of deadlines from which nothing is taken out when its owner no longer needs it: what comes to the top and is dead is dropped
-//! there. The dead ones are bounded: an insertion that finds the heap twice as large as it was after the last rebuild, and 64 more,
-//! throws them all out.
+//! A heap of deadlines from which entries are not removed when their owner no longer needs them: a dead entry is dropped when it comes to
+//! the top. The number of dead entries is bounded: an insertion that finds the heap twice as large as after the last rebuild, plus 64,
+//! removes them all.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -14,7 +14,7 @@ struct Entry<T> {
 }
 
 impl<T> Ord for Entry<T> {
-    /// The earliest is the greatest: a `BinaryHeap` has its greatest on top.
+    /// Compares in reverse: a `BinaryHeap` has its greatest entry on top, which has to be the earliest.
     fn cmp(&self, other: &Self) -> Ordering {
         other.at_ns.cmp(&self.at_ns)
     }
@@ -46,8 +46,8 @@ impl<T> Deadlines<T> {
         Self { heap: BinaryHeap::new(), rebuild_at: MIN_REBUILD }
     }
 
-    /// Adds an item. `is_live` says of those that are here already whether they are still needed. Constant on average: a rebuild throws
-    /// out at least half of what it looks at, or that many came since the last one.
+    /// Adds an item. `is_live` returns whether an existing item is still needed. Constant time on average: a rebuild removes at least
+    /// half of the items it examines, or that many were added since the last one.
     pub(crate) fn push(&mut self, at_ns: u64, item: T, mut is_live: impl FnMut(&T) -> bool) {
         if self.heap.len() >= self.rebuild_at {
             self.heap.retain(|entry| is_live(&entry.item));
@@ -56,18 +56,18 @@ impl<T> Deadlines<T> {
         self.heap.push(Entry { at_ns, item });
     }
 
-    /// Nothing is in it, dead or alive.
+    /// Returns whether there are no items, dead or alive.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.heap.is_empty()
     }
 
-    /// The earliest time of an item, which may be dead.
+    /// Returns the earliest time of an item, which may be dead.
     pub(crate) fn first_ns(&self) -> Option<u64> {
         self.heap.peek().map(|entry| entry.at_ns)
     }
 
-    /// Takes out the earliest item whose time is before `now_ns`. It may be dead.
+    /// Removes the earliest item whose time is before `now_ns`. It may be dead.
     pub(crate) fn pop_before(&mut self, now_ns: u64) -> Option<T> {
         if self.heap.peek()?.at_ns >= now_ns {
             return None;
@@ -75,7 +75,7 @@ impl<T> Deadlines<T> {
         self.heap.pop().map(|entry| entry.item)
     }
 
-    /// The earliest time of a live item; drops the dead ones before it.
+    /// Returns the earliest time of a live item. Drops the dead ones before it.
     pub(crate) fn next(&mut self, mut is_live: impl FnMut(&T) -> bool) -> Option<u64> {
         while let Some(entry) = self.heap.peek() {
             if is_live(&entry.item) {

@@ -1,15 +1,15 @@
 //! One end of a connection as a pure state machine: no queue, clock, thread or system call.
 //!
 //! Inputs: [`call`](Link::call), [`cancel`](Link::cancel), [`reply`](Link::reply), [`on_imm`](Link::on_imm),
-//! [`on_write_done`](Link::on_write_done), [`on_read_done`](Link::on_read_done), [`shut_down`](Link::shut_down), [`close`](Link::close), and the time. Outputs are values a driver turns into work: WRITEs ([`flush`](Link::flush)), a READ
-//! ([`poll_read`](Link::poll_read)), the published record ([`publish`](Link::publish), [`beat`](Link::beat)), requests and ended calls
-//! ([`next_event`](Link::next_event), [`expire`](Link::expire)). No output borrows the link, so a callback of the driver may call and reply.
+//! [`on_write_done`](Link::on_write_done), [`on_read_done`](Link::on_read_done), [`shut_down`](Link::shut_down), [`close`](Link::close),
+//! and the time. Outputs are values that a driver executes: WRITEs ([`flush`](Link::flush)), a READ ([`poll_read`](Link::poll_read)), the
+//! published record ([`publish`](Link::publish), [`beat`](Link::beat)), requests and ended calls ([`next_event`](Link::next_event),
+//! [`expire`](Link::expire)). No output borrows the link, so a callback of the driver may call and reply.
 //!
-//! `tx` turns messages into batches, `rx` batches into messages, `credit` keeps both ledgers,
-//! `calls` the pending calls, `deadlines` their times, `watch` the time since the peer was heard, `idle` the time since anything happened,
-//! `window` the batches under way, `backoff` the READs, `closing` the graceful end. Three files join them and own every decision that needs
-//! two of them: `outgoing` what goes into the send ring, `flush` what leaves it, `incoming` what arrives.
-//! Invariants are cited by their numbers in `docs/copyrpc-protocol.md`.
+//! `tx` turns messages into batches, `rx` batches into messages, `credit` keeps both ledgers, `calls` the pending calls, `deadlines`
+//! their times, `watch` the time since the last sign of the peer, `idle` the time since the last event, `window` the batches under way,
+//! `backoff` the READs, `closing` the graceful end. Three files join them and make every decision that needs two of them: `outgoing`
+//! (into the send ring), `flush` (out of it), `incoming` (arrivals). Invariants are cited by their numbers in `docs/copyrpc-protocol.md`.
 
 mod backoff;
 mod calls;
@@ -55,94 +55,94 @@ use crate::ring::{Payload, RingView};
 use crate::stats::Stats;
 use crate::wire::{FlowWords, response_capacity};
 
-/// A request with the application. Not `Clone`: it is answered once.
+/// A request that the application has. Not `Clone`: it is answered once.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// Of those that are held, or [`IN_PLACE`].
+    /// Number among the held requests, or [`IN_PLACE`].
     number: u64,
     payload: Payload,
-    /// Bytes.
+    /// Internal allowance in bytes.
     internal_allowance: u32,
     call_id: u32,
 }
 
-/// Number of a request that is answered, or held, before anything else is taken of what arrived.
+/// Number of a request that is answered, or held, before the next arrival is taken.
 const IN_PLACE: u64 = u64::MAX;
 
 impl Request {
-    /// The same request, for one who answers it in the owner's place.
+    /// Returns the same request, for code that answers it in place of the owner.
     #[inline(always)]
     pub(crate) const fn stand_in(&self) -> Self {
         let Self { number, payload, internal_allowance, call_id } = *self;
         Self { number, payload, internal_allowance, call_id }
     }
 
-    /// Where its payload lies in the receive ring; intact until the request is answered.
+    /// Returns the place of its payload in the receive ring; intact until the request is answered.
     #[must_use]
     pub(crate) const fn payload(&self) -> Payload {
         self.payload
     }
 
-    /// Most payload bytes a reply may have.
+    /// Returns the maximum payload bytes of a reply.
     #[must_use]
     pub(crate) const fn max_reply(&self) -> usize {
         response_capacity(self.internal_allowance as u64) as usize
     }
 }
 
-/// What [`Link::next_event`] found.
+/// The result of [`Link::next_event`].
 #[derive(Debug)]
 pub(crate) enum Event<U> {
-    /// So many requests arrived, at least one: [`Link::take_request`] has as many more.
+    /// That many requests arrived, at least one: [`Link::take_request`] has as many more.
     Requests(usize),
     /// A call ended.
     Ended {
-        /// What [`Link::call`] was given.
+        /// User data of [`Link::call`].
         user_data: U,
-        /// The reply's payload, in the receive ring until the next [`Link::next_event`]; or why there is none.
+        /// The reply's payload, in the receive ring until the next [`Link::next_event`]; or the reason why there is none.
         outcome: Result<Payload, CallFailure>,
     },
 }
 
-/// What [`Link::next_message`] found.
+/// The result of [`Link::next_message`].
 #[derive(Debug)]
 pub(crate) enum Message<U> {
     /// The reply that a call waits for.
     Reply {
-        /// What [`Link::call`] was given.
+        /// User data of [`Link::call`].
         user_data: U,
-        /// In the receive ring until the next message is taken.
+        /// The payload, in the receive ring until the next message is taken.
         payload: Payload,
-        /// Where that is.
+        /// Address of the payload.
         payload_at: NonNull<u8>,
     },
     /// A request.
     Request {
-        /// Not answered.
+        /// The request, not answered.
         request: Request,
-        /// Where its payload is in the receive ring.
+        /// Address of its payload in the receive ring.
         payload_at: NonNull<u8>,
     },
     /// All is parsed.
     Done,
-    /// Something else: [`Link::next_event`] knows.
+    /// Any other event: [`Link::next_event`] returns it.
     Other,
 }
 
-/// What messages may have, in bytes, to be taken without another look: as much as the size of the rings allows, and nothing once no request
-/// is to reach the application any more (G5).
+/// Maximum bytes of messages that are taken without a further check: as much as the size of the rings permits, and nothing once no
+/// request may reach the application any more (G5).
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// L1.
+    /// Maximum padded message (L1).
     message: u64,
-    /// L2.
+    /// Maximum internal allowance (L2).
     internal_allowance: u64,
 }
 
 impl Limits {
     const NONE: Self = Self { message: 0, internal_allowance: 0 };
 
-    /// L1, L2.
+    /// Returns whether a message and its allowance are within the limits (L1, L2).
     #[inline(always)]
     const fn allow(&self, message: u64, internal_allowance: u64) -> bool {
         message <= self.message && internal_allowance <= self.internal_allowance
@@ -159,48 +159,49 @@ pub(crate) struct Link<U> {
     credit: PeerCredit,
     calls: Calls<U>,
     closed: Option<CloseReason>,
-    /// Why no more calls are taken: the connection has ended, or will with this reason when all is done.
+    /// Why no more calls are taken: the connection has ended, or will end with this reason when everything is done.
     ending: Option<CloseReason>,
     closing: Closing,
-    /// Last words posted in a batch, which decide when a metadata-only batch is worth it.
+    /// Last words posted in a batch, which decide when a metadata-only batch pays off.
     told_by_batch: FlowWords,
     /// Words in the published record.
     published: FlowWords,
-    /// Last words heard in a batch; floor of the next (T5).
+    /// Last words heard in a batch; minimum of the next (T5).
     heard_by_batch: FlowWords,
     /// Last words heard by READ. A channel of its own: it runs ahead of batches not yet polled.
     heard_by_read: FlowWords,
     read_in_flight: bool,
-    /// Nothing here waited for that READ but the clock.
+    /// Only the clock asked for that READ.
     read_is_probe: bool,
-    /// A call was refused, or little space was left after a batch, or the window held something back that the peer's word releases; and
+    /// A call was refused, or little space was left after a batch, or the window held a batch back that the peer's words release; and
     /// nothing was heard since, neither a batch nor a READ.
     starved: bool,
     backoff: Backoff,
     window: WindowState,
     watch: Watch,
     idle: Idle,
-    /// In the published record: changes while this side owes the peer something (K3).
+    /// Word of the published record that changes while this side owes the peer something (K3).
     heartbeat: u32,
     /// Last heartbeat heard by READ.
     heard_heartbeat: u32,
-    /// What positions and other counters tell is not counted again, see [`Link::stats`]: of those, here is what is to be added, modulo 2^64.
+    /// Counts of positions and other counters are not kept again, see [`Link::stats`]: for these, the number here is to be added, modulo
+    /// 2^64.
     stats: Stats,
 }
 
 impl<U> Link<U> {
-    /// A connection whose messages go out through the `send` ring and arrive in the `recv` ring.
+    /// Makes a connection whose messages leave through the `send` ring and arrive in the `recv` ring.
     ///
     /// # Errors
-    /// [`LinkConfigError`] when the rings differ or a number is out of its range.
+    /// [`LinkConfigError`] if the rings differ or a number is out of its range.
     pub(crate) fn new(send: RingView, recv: RingView, config: &LinkConfig) -> Result<Self, LinkConfigError> {
         Self::with_past(send, recv, config, &Past::default())
     }
 
-    /// Like [`Link::new`], with that much behind it. For tests.
+    /// Like [`Link::new`], with a past. For tests.
     ///
     /// # Errors
-    /// Like [`Link::new`].
+    /// See [`Link::new`].
     #[doc(hidden)]
     pub(crate) fn with_past(send: RingView, recv: RingView, config: &LinkConfig, past: &Past) -> Result<Self, LinkConfigError> {
         config.check(send.size(), recv.size())?;
@@ -241,12 +242,12 @@ impl<U> Link<U> {
         })
     }
 
-    /// Flow control waits for what a READ would tell (L5).
+    /// Returns whether flow control waits for words that a READ would bring (L5).
     fn wants_read(&self) -> bool {
         self.starved || (self.tx.has_unposted() && !self.tx.may_post())
     }
 
-    /// Ends the connection; the first reason stays. All pending calls come out of [`Link::next_event`] as failed.
+    /// Ends the connection; the first reason stays. [`Link::next_event`] returns all pending calls as failed.
     pub(crate) fn close(&mut self, reason: CloseReason) {
         if self.closed.is_none() {
             let reason = self.final_reason(reason);
@@ -257,13 +258,13 @@ impl<U> Link<U> {
         }
     }
 
-    /// Why the connection ended, once it has.
+    /// Returns why the connection ended, once it has.
     #[must_use]
     pub(crate) const fn closed(&self) -> Option<CloseReason> {
         self.closed
     }
 
-    /// Something waits to be posted.
+    /// Returns whether messages wait to be posted.
     #[inline(always)]
     pub(crate) const fn has_unposted(&self) -> bool {
         self.tx.has_unposted()
@@ -273,8 +274,8 @@ impl<U> Link<U> {
         self.rx.has_work() || self.tx.has_unposted() || self.owes_mark()
     }
 
-    /// A new heartbeat for the published record, if this side owes the peer anything: requests it has not answered, arrivals it has not
-    /// parsed, batches it has not posted (K3). Called every few milliseconds.
+    /// Returns a new heartbeat for the published record, if this side owes the peer anything: requests it has not answered, arrivals it
+    /// has not parsed, batches it has not posted (K3). Called every few milliseconds.
     pub(crate) fn beat(&mut self) -> Option<u32> {
         if self.closed.is_some() || !self.is_indebted() {
             return None;
@@ -283,76 +284,76 @@ impl<U> Link<U> {
         Some(self.heartbeat)
     }
 
-    /// Nothing to flush and no READ wanted: until the next input only [`Link::poll_read`]'s
-    /// keep-alive can ask for work.
+    /// Returns whether there is nothing to flush and no READ wanted: until the next input only the keep-alive of [`Link::poll_read`] can
+    /// ask for work.
     #[must_use]
     pub(crate) fn is_quiet(&self) -> bool {
         let may_flush = self.tx.has_unposted() && !self.window.awaits_completion();
         self.closed.is_some() || !(may_flush || self.wants_read())
     }
 
-    /// Calls that wait for their end.
+    /// Returns the number of calls that wait for their end.
     #[must_use]
     pub(crate) const fn outstanding_calls(&self) -> usize {
         self.calls.waiting()
     }
 
-    /// Requests the peer has not answered: calls that wait, and calls that were cancelled or ran out of time.
+    /// Returns the number of requests that the peer has not answered: calls that wait, and calls that were cancelled or ran out of time.
     #[must_use]
     pub(crate) fn unanswered_requests(&self) -> usize {
         self.calls.unanswered()
     }
 
-    /// Receive completions taken since the connection was made, modulo 2^32, for the published record (K2).
+    /// Returns the number of receive completions taken since the connection was made, modulo 2^32, for the published record (K2).
     #[must_use]
     #[inline]
     pub(crate) const fn batches_taken(&self) -> u32 {
         self.rx.batches_received() as u32
     }
 
-    /// The application has requests that it has not answered.
+    /// Returns whether the application has requests that it has not answered.
     pub(crate) const fn has_taken_requests(&self) -> bool {
         self.rx.requests.has_taken()
     }
 
-    /// A request of a connection that has ended is with the application no more.
+    /// Releases a request of a connection that has ended, from the application.
     pub(crate) fn let_go(&mut self, request: &Request) {
         if self.closed.is_some() && self.rx.requests.get(request.number).is_some() {
             self.rx.requests.answer(request.number);
         }
     }
 
-    /// Either side waits for the other, so [`Link::beat`] and [`Link::poll_read`] must be called every few milliseconds.
+    /// Returns whether either side waits for the other, so [`Link::beat`] and [`Link::poll_read`] must be called every few milliseconds.
     #[must_use]
     pub(crate) fn is_timed(&self) -> bool {
         self.closed.is_none() && (self.is_watching() || self.is_indebted())
     }
 
-    /// Bytes written and, as far as known, not consumed by the peer.
+    /// Returns the bytes written and, as far as known, not consumed by the peer.
     #[must_use]
     pub(crate) const fn in_flight(&self) -> u64 {
         self.tx.in_flight()
     }
 
-    /// Response credit in bytes that calls can spend now.
+    /// Returns the response credit in bytes that calls can spend now.
     #[must_use]
     pub(crate) const fn credit_balance(&self) -> u64 {
         self.credit.balance()
     }
 
-    /// Response bytes granted to the peer and not written yet: R of the invariants.
+    /// Returns the response bytes granted to the peer and not written yet: R of the invariants.
     #[must_use]
     pub(crate) const fn reserved(&self) -> u64 {
         self.reservation.outstanding()
     }
 
-    /// Response bytes that calls of this end have paid for, and those that replies of this end have given back.
+    /// Returns the response bytes that calls of this end have paid for, and those that replies of this end have given back.
     #[must_use]
     pub(crate) const fn credit_used(&self) -> (u64, u64) {
         (self.credit.spent(), self.reservation.released())
     }
 
-    /// Counters since the connection was made.
+    /// Returns the counters since the connection was made.
     #[must_use]
     pub(crate) const fn stats(&self) -> Stats {
         let mut stats = self.stats;

@@ -1,4 +1,4 @@
-//! What goes into the send ring: calls and replies.
+//! The entry of the send ring: calls and replies.
 
 use super::calls::NEVER;
 use super::credit::Reservation;
@@ -9,25 +9,25 @@ use crate::error::{CallError, CloseReason, ReplyError};
 use crate::stats::Stats;
 use crate::wire::{ALIGNMENT, CallId, METADATA_SPAN, Status, internal_allowance, padded};
 
-/// Ring bytes a call leaves alone. Twice what a grant leaves (64), so that under load grants to the
-/// peer win over own calls and neither side starves (invariant L3).
+/// Ring bytes that calls leave free. Twice the bytes that grants leave (64), so that under load grants to the peer win over own calls and
+/// neither side starves (invariant L3).
 pub(super) const CALL_SLACK: u64 = 128;
 
 impl<U> Link<U> {
-    /// Sends a request with room for a response of `response_allowance` payload bytes. Nothing
-    /// leaves before [`Link::flush`]. A refused call leaves no trace but the wish to READ.
+    /// Sends a request with room for a response of `response_allowance` payload bytes. Nothing is posted before [`Link::flush`]. A
+    /// refused call changes nothing but the wish to READ.
     ///
     /// # Errors
-    /// [`CallError`], with `user_data`. `RingFull` and `InsufficientCredit` pass with time.
+    /// [`CallError`], which returns `user_data`. `RingFull` and `InsufficientCredit` are temporary.
     pub(crate) fn call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, CallError<U>> {
         self.call_until(payload, user_data, response_allowance, NEVER)
     }
 
-    /// Like [`Link::call`], but once `deadline_ns` has passed, in the clock of [`Link::expire`], the call ends there. `u64::MAX` is no
-    /// deadline.
+    /// Like [`Link::call`], with a deadline: the call ends once `deadline_ns` has passed, in the clock of [`Link::expire`]. `u64::MAX` is
+    /// no deadline.
     ///
     /// # Errors
-    /// Like [`Link::call`].
+    /// See [`Link::call`].
     #[inline(never)]
     pub(crate) fn call_until(
         &mut self,
@@ -42,13 +42,14 @@ impl<U> Link<U> {
         self.place_call(payload, user_data, response_allowance, deadline_ns).map_err(CallError::InsufficientCredit)
     }
 
-    /// A call without a deadline, if room for it is known; else, and nothing has changed, its user data comes back: [`Link::call`] decides.
+    /// Makes a call without a deadline, if room for it is known. Otherwise returns its user data and changes nothing: [`Link::call`]
+    /// decides.
     #[inline(always)]
     pub(crate) fn try_call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, U> {
         self.place_call(payload, user_data, response_allowance, NEVER)
     }
 
-    /// Appends a call, if the room for it is known (S4), and there is a slot for it; else nothing has changed.
+    /// Appends a call, if the room for it is known (S4), and there is a slot for it. Otherwise changes nothing.
     #[inline(always)]
     fn place_call(&mut self, payload: &[u8], user_data: U, response_allowance: usize, deadline_ns: u64) -> Result<CallKey, U> {
         let allowance = internal_allowance(response_allowance as u64);
@@ -68,7 +69,7 @@ impl<U> Link<U> {
         Ok(key)
     }
 
-    /// Decides whether a call is taken; wraps if its message has to, and finds it a slot.
+    /// Decides whether a call is taken. Wraps if its message has to, and makes a slot.
     #[cold]
     #[inline(never)]
     fn make_call_room(&mut self, len: usize, response_allowance: usize) -> Result<(), CallError<()>> {
@@ -90,7 +91,7 @@ impl<U> Link<U> {
             self.stats.insufficient_credit += 1;
             return Err(CallError::InsufficientCredit(user_data));
         }
-        // S4: decided for the whole span, wrap included, before anything is written.
+        // S4: decided for the whole span, wrap included, before any byte is written.
         let reserved = 2 * self.reservation.outstanding() + CALL_SLACK;
         if self.tx.in_flight() + self.tx.span_of(message) + reserved > ring.bytes() {
             self.starved = true;
@@ -102,8 +103,8 @@ impl<U> Link<U> {
         Ok(())
     }
 
-    /// Ends a call at once: its user data comes back here and not through [`Link::next_event`]. `None` when the call has ended already.
-    /// The peer is not told; its response will be dropped (C3).
+    /// Ends a call at once: returns its user data, which [`Link::next_event`] does not return. `None` if the call has ended already. The
+    /// peer is not told; its response will be dropped (C3).
     pub(crate) fn cancel(&mut self, call: CallKey) -> Option<U> {
         let user_data = self.calls.abandon(call)?;
         self.stats.cancelled += 1;
@@ -120,16 +121,16 @@ impl<U> Link<U> {
         Some(user_data)
     }
 
-    /// The earliest deadline of the calls that have not ended.
+    /// Returns the earliest deadline of the calls that have not ended.
     pub(crate) fn next_deadline(&mut self) -> Option<u64> {
         if self.closed.is_some() { None } else { self.calls.next_deadline() }
     }
 
-    /// Answers a request in place, if nothing stands in the way; else nothing has changed, and [`Link::respond`] knows what to do.
+    /// Answers a request in place, if nothing prevents it. Otherwise changes nothing, and [`Link::respond`] decides.
     #[inline(always)]
     pub(crate) fn reply_in_place(&mut self, request: &Request, payload: &[u8]) -> bool {
         let Self { tx, reservation, stats, .. } = self;
-        // A link that is closed has no place.
+        // A closed link has no place.
         let Some(place) = tx.place(payload) else { return false };
         let is_easy = request.number == IN_PLACE && place.message() + METADATA_SPAN <= u64::from(request.internal_allowance);
         if is_easy {
@@ -138,7 +139,7 @@ impl<U> Link<U> {
         is_easy
     }
 
-    /// Answers a request whose owner keeps it, and does so once all the same.
+    /// Answers a request that its owner keeps, exactly once.
     #[inline]
     pub(crate) fn respond(&mut self, request: &Request, status: Status, payload: &[u8]) -> Result<(), ReplyError<()>> {
         if let Some(reason) = self.closed {
@@ -155,7 +156,7 @@ impl<U> Link<U> {
         }
         let Self { tx, reservation, stats, .. } = self;
         tx.make_place(message);
-        // Every lap has room for the longest reply (L2).
+        // Every lap has room for the maximum reply (L2).
         let Some(place) = tx.place(payload) else { return Err(ReplyError::Closed(CloseReason::Disconnected)) };
         fill_response(place, reservation, stats, request, status);
         if is_held {
@@ -164,7 +165,7 @@ impl<U> Link<U> {
         Ok(())
     }
 
-    /// Holds a request that is to be answered later than in place.
+    /// Holds a request that is answered later.
     #[must_use]
     pub(crate) fn hold(&mut self, request: &Request) -> Request {
         let Request { payload, internal_allowance, call_id, .. } = *request;
@@ -180,13 +181,13 @@ fn fill_response(place: Place<'_>, reservation: &mut Reservation, stats: &mut St
     stats.replies += 1;
 }
 
-/// What tests answer by.
+/// The answers of tests.
 #[cfg(test)]
 impl<U> Link<U> {
     /// Answers a request; in any order, at any time. Never fails for lack of ring space (S2).
     ///
     /// # Errors
-    /// [`ReplyError`]; a payload above [`Request::max_reply`] gives the request back.
+    /// [`ReplyError`]; for a payload above [`Request::max_reply`] it returns the request.
     pub(crate) fn reply(&mut self, request: Request, payload: &[u8]) -> Result<(), ReplyError<Request>> {
         self.respond(&request, Status::Ok, payload).map_err(|error| error.map_request(|()| request))
     }
@@ -194,7 +195,7 @@ impl<U> Link<U> {
     /// Answers a request with [`CallFailure::Refused`].
     ///
     /// # Errors
-    /// [`ReplyError`] when the connection has ended.
+    /// [`ReplyError`] if the connection has ended.
     pub(crate) fn refuse(&mut self, request: Request) -> Result<(), ReplyError<Request>> {
         self.respond(&request, Status::Refused, &[]).map_err(|error| error.map_request(|()| request))
     }
@@ -202,7 +203,7 @@ impl<U> Link<U> {
     /// Answers a request that its handler dropped with [`CallFailure::Dropped`].
     ///
     /// # Errors
-    /// [`ReplyError`] when the connection has ended.
+    /// [`ReplyError`] if the connection has ended.
     pub(crate) fn abandon(&mut self, request: Request) -> Result<(), ReplyError<Request>> {
         self.respond(&request, Status::Dropped, &[]).map_err(|error| error.map_request(|()| request))
     }

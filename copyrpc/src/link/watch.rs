@@ -1,6 +1,6 @@
 //! Watches a peer that calls wait for: when to probe it (K1), and when to give it up although it answers (K2).
 
-/// READs that must have found nothing new before a peer is called stalled.
+/// Number of READs without news before a peer counts as stalled.
 const VAIN_PROBES: u32 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,16 +14,16 @@ pub(super) enum Verdict {
 pub(super) struct Watch {
     keepalive_ns: u64,
     stall_ns: u64,
-    /// The peer did something since the last look, or nobody watched.
+    /// The peer acted since the last check, or was not watched.
     has_news: bool,
     /// A READ completed since the last look: the peer's device answers.
     is_answering: bool,
-    /// Since when the peer's device has not been heard.
+    /// Time since which the peer's device has been silent, in ns.
     silent_since_ns: u64,
-    /// Since when the peer has done nothing.
+    /// Time since which the peer has done nothing, in ns.
     idle_since_ns: u64,
     last_look_ns: u64,
-    /// READs since then that found nothing new.
+    /// Number of READs since then without news.
     vain_probes: u32,
 }
 
@@ -36,35 +36,35 @@ impl Watch {
             is_answering: true,
             silent_since_ns: 0,
             idle_since_ns: 0,
-            // No time, so that the first look is one.
+            // An impossible time, so the first check has a new time.
             last_look_ns: u64::MAX,
             vain_probes: 0,
         }
     }
 
-    /// The peer did something; also called when the first call begins to wait.
+    /// Notes an action of the peer; also called when the first call begins to wait.
     pub(super) const fn news(&mut self) {
         self.has_news = true;
     }
 
-    /// A READ completed and found nothing new.
+    /// Notes that a READ completed without news.
     pub(super) const fn vain_probe(&mut self) {
         self.is_answering = true;
         self.vain_probes = self.vain_probes.saturating_add(1);
     }
 
-    /// Whether a look at this time says anything: the first one does.
+    /// Returns whether a check at this time has a meaning: the first one has.
     #[inline(always)]
     pub(super) const fn is_new_time(&self, now_ns: u64) -> bool {
         now_ns != self.last_look_ns
     }
 
-    /// Looks at the clock. Called again and again while calls wait.
+    /// Checks the clock. Called repeatedly while calls wait.
     pub(super) const fn look(&mut self, now_ns: u64) -> Verdict {
         if !self.is_new_time(now_ns) {
             return Verdict::Wait;
         }
-        // This process was stopped, or does not look often enough to say what the peer did meanwhile.
+        // This process was stopped, or checks too rarely to know the peer's actions.
         let was_away = now_ns.saturating_sub(self.last_look_ns) > self.stall_ns / 4;
         self.last_look_ns = now_ns;
         if self.has_news || was_away {
@@ -90,7 +90,8 @@ impl Watch {
 mod tests {
     use super::*;
 
-    /// Looks every `step`, each probe is answered at once and in vain; when the peer is called stalled, if before `end`.
+    /// Checks every `step`; each probe is answered at once and in vain. Returns the time at which the peer counts as stalled, if before
+    /// `end`.
     fn stalled_at(watch: &mut Watch, from: u64, end: u64, step: u64) -> Option<u64> {
         (from..end).step_by(step as usize).find(|now| match watch.look(*now) {
             Verdict::Stalled => true,

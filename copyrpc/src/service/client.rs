@@ -1,4 +1,4 @@
-//! The client: one call at a time, answered or ended.
+//! The client: one call at a time, which ends with a reply or an error.
 
 use std::fmt;
 use std::net::ToSocketAddrs;
@@ -12,9 +12,9 @@ use crate::error::{CallError, CloseReason};
 use crate::stats::Stats;
 use crate::typed::Call;
 
-/// A connection to a [`Server`](crate::Server), which calls make again when it has ended. It belongs to one thread.
+/// A connection to a [`Server`](crate::Server). A call after the end of the connection connects again. A client belongs to one thread.
 ///
-/// For many calls at once there are [`Context`](crate::Context) and [`Endpoint`](crate::Endpoint), which this is made of.
+/// For many calls at once there are [`Context`](crate::Context) and [`Endpoint`](crate::Endpoint), which this type uses.
 ///
 /// ```no_run
 /// let mut client = copyrpc::Client::connect("127.0.0.1:7479")?;
@@ -23,7 +23,7 @@ use crate::typed::Call;
 /// ```
 pub struct Client {
     caller: Caller<u64>,
-    /// Numbers the calls: a reply that comes after its call was given up is not the next one's.
+    /// Numbers the calls: a reply that arrives after its call was given up does not belong to the next call.
     calls: u64,
 }
 
@@ -34,7 +34,7 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// Opens the device, and connects to the server at `address`, which is waited for.
+    /// Opens the device, and connects to the server at `address`. Waits for a server that is not there yet.
     ///
     /// # Errors
     /// [`ClientError`]; nothing is left behind.
@@ -50,7 +50,7 @@ impl Client {
         Ok(Self { caller: Caller::connect(address, options, || true)?, calls: 0 })
     }
 
-    /// Sends a request and waits for its reply, for as long as the options say. If the connection has ended, it is made again first.
+    /// Sends a request and waits for its reply, as long as the options allow. If the connection has ended, connects again first.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -58,7 +58,7 @@ impl Client {
         self.call_for(request, self.caller.options.timeout)
     }
 
-    /// Like [`call`](Self::call), but waits for so long at most, for a connection that is made again, too.
+    /// Like [`call`](Self::call), with a timeout of its own, which includes a new connection.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -66,7 +66,7 @@ impl Client {
         self.call_for(request, Some(timeout))
     }
 
-    /// Sends the bytes of `request`, and takes the reply's as a [`Call::Reply`].
+    /// Sends the bytes of `request`, and reads the reply as a [`Call::Reply`].
     ///
     /// # Errors
     /// [`ClientError`].
@@ -74,25 +74,25 @@ impl Client {
         read_reply(&self.call(request.as_bytes())?)
     }
 
-    /// The maximum number of bytes of a request.
+    /// Returns the maximum bytes of a request.
     #[must_use]
     pub fn max_request(&self) -> usize {
         self.caller.endpoint.max_payload()
     }
 
-    /// The maximum number of bytes of a reply.
+    /// Returns the maximum bytes of a reply.
     #[must_use]
     pub fn max_reply(&self) -> usize {
         self.caller.max_reply()
     }
 
-    /// Name, transport and capabilities of the device in use.
+    /// Returns name, transport and capabilities of the device in use.
     #[must_use]
     pub fn device_info(&self) -> DeviceInfo {
         self.caller.context.device_info()
     }
 
-    /// Counters of all connections there were.
+    /// Returns the counters of all connections ever made.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.caller.context.stats()
@@ -100,13 +100,13 @@ impl Client {
 
     fn call_for(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, ClientError> {
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        // What ended it while nobody looked.
+        // Learn of an end of the connection since the last call.
         self.caller.context.poll(|_, _| ())?;
         if self.caller.endpoint.closed().is_some() {
             self.reconnect(end)?;
         }
         match self.attempt(request, end) {
-            // No handler got it: the server was leaving. There may be another by now.
+            // No handler got the call: the server was leaving. There may be another server by now.
             Err(ClientError::Closed(CloseReason::ClosedByPeer)) => {
                 self.reconnect(end)?;
                 self.attempt(request, end)
@@ -117,7 +117,7 @@ impl Client {
 
     fn reconnect(&mut self, end: Option<Instant>) -> Result<(), ClientError> {
         self.caller.endpoint.abort();
-        // Gives back what it has.
+        // Frees the resources of the ended connection.
         self.caller.context.poll(|_, _| ())?;
         let patience = self.caller.options.connect_timeout;
         let left = end.map_or(patience, |end| end.saturating_duration_since(Instant::now()));
@@ -129,7 +129,7 @@ impl Client {
         let number = self.calls;
         let (mut is_made, mut in_vain) = (false, 0);
         loop {
-            // Of what a call is not taken yet, too.
+            // The time also bounds a call that is not taken yet.
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             if !is_made {
                 is_made = match self.caller.call(request, number, left) {
@@ -151,7 +151,7 @@ impl Client {
             }
             in_vain = if moved > 0 { 0 } else { in_vain + 1 };
             if in_vain > SPINS {
-                // Of one that is made the context knows the deadline.
+                // The context knows the deadline of a call that was made.
                 self.caller.context.wait(left.filter(|_| !is_made))?;
             }
         }

@@ -3,13 +3,13 @@
 use crate::ring::RingSize;
 use crate::wire::ALIGNMENT;
 
-/// Where restored positions and credit begin: far enough from 0 that what lags behind is positive.
+/// Start of restored positions and credit: far enough from 0 that words that lag behind are positive.
 pub(in crate::link) const RESTORED_AT: u64 = 1 << 20;
 
-/// Writes a state as bytes, or sets a state from such bytes: one walk does both, so that they cannot differ.
+/// Writes a state as bytes, or sets a state from such bytes: one walk does both, so they cannot differ.
 ///
-/// Numbers are coded relative to a base that a walk has coded before. So two states that differ only in how often the ring was gone
-/// round, how much credit has ever been granted, or what calls are named, have the same bytes.
+/// Numbers are coded relative to a base that a walk has coded before. So two states that differ only in the number of laps, the credit
+/// ever granted, or the names of calls, have the same bytes.
 #[derive(Default)]
 pub(in crate::link) struct Coder {
     bytes: Vec<u8>,
@@ -38,7 +38,7 @@ impl Coder {
         self.restores
     }
 
-    /// A number of at least `base`, in steps of `unit`.
+    /// Codes a number of at least `base`, in steps of `unit`.
     #[inline]
     pub(in crate::link) fn number(&mut self, value: &mut u64, base: u64, unit: u64) {
         if self.restores {
@@ -50,13 +50,13 @@ impl Coder {
         }
     }
 
-    /// Positions and credit.
+    /// Codes positions and credit.
     #[inline]
     pub(in crate::link) fn span(&mut self, value: &mut u64, base: u64) {
         self.number(value, base, ALIGNMENT);
     }
 
-    /// The position others are relative to: only its offset matters.
+    /// Codes the position that others are relative to: only its offset matters.
     pub(in crate::link) fn anchor(&mut self, position: &mut u64, ring: RingSize) {
         let mut offset = ring.offset(*position);
         self.span(&mut offset, 0);

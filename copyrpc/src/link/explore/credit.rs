@@ -2,7 +2,7 @@ use super::{PeerCredit, Reservation};
 use crate::link::explore::{Coder, RESTORED_AT};
 
 impl Reservation {
-    /// Relative to what was released.
+    /// Codes the credit relative to the released credit.
     pub(in crate::link) fn code(&mut self, coder: &mut Coder) {
         let Self { granted, unused, released } = self;
         if coder.restores() {
@@ -16,7 +16,7 @@ impl Reservation {
 }
 
 impl PeerCredit {
-    /// Relative to what the peer released.
+    /// Codes the credit relative to the credit that the peer released.
     pub(in crate::link) fn code(&mut self, coder: &mut Coder, released: u64) {
         let Self { granted, balance } = self;
         let mut spent = granted.wrapping_sub(*balance);

@@ -7,12 +7,12 @@ use super::world::{Action, Setup, Step, World};
 
 const NONE: u32 = u32::MAX;
 
-/// States by number, in the order they were found. Whole states are kept and compared, not hashes of them.
+/// States by number, in the order of discovery. Whole states are kept and compared, not their hashes.
 struct States {
     bytes: Vec<u8>,
-    /// Where each state's bytes end.
+    /// End of each state's bytes.
     ends: Vec<usize>,
-    /// Open addressing, at most half full: numbers, each with the hash that spares most comparisons.
+    /// Open addressing, at most half full: numbers, each with the hash that avoids most comparisons.
     table: Vec<(u32, u32)>,
 }
 
@@ -30,7 +30,7 @@ impl States {
         &self.bytes[start..self.ends[state]]
     }
 
-    /// The first place for this hash that is free, or whose state has these bytes.
+    /// Returns the first place for this hash that is free, or whose state has these bytes.
     fn slot(&self, hash: u32, bytes: &[u8]) -> usize {
         let mask = self.table.len() - 1;
         let mut slot = hash as usize & mask;
@@ -41,7 +41,7 @@ impl States {
         slot
     }
 
-    /// The number of a state; whether it is new.
+    /// Returns the number of a state, and whether it is new.
     fn number(&mut self, bytes: &[u8]) -> (u32, bool) {
         let hash = hash(bytes);
         let slot = self.slot(hash, bytes);
@@ -77,26 +77,26 @@ fn hash(bytes: &[u8]) -> u32 {
     (mix(mix(whole, rest), 0) >> 32) as u32
 }
 
-/// What was explored.
+/// The result of an exploration.
 #[derive(Debug, Default)]
 pub(super) struct Report {
     pub(super) states: usize,
     pub(super) transitions: u64,
     pub(super) refused: u64,
-    /// States in which no call is outstanding and either side can make the largest.
+    /// Number of states in which no call is outstanding and either side can make the largest.
     pub(super) done: usize,
-    /// Steps from the state that is farthest from such a one.
+    /// Number of steps from the farthest state to such a state.
     pub(super) farthest: usize,
-    /// All states that can be reached were.
+    /// All reachable states were found.
     pub(super) is_complete: bool,
 }
 
 pub(super) struct Graph {
     world: World,
     states: States,
-    /// From which state each was found first.
+    /// For each state, the state from which it was found first.
     parents: Vec<u32>,
-    /// Transitions that are no new call and no early end, as (from, to): what happens when the applications only finish.
+    /// Transitions that are neither a new call nor an early end, as (from, to): the events while the applications only finish.
     finishing: Vec<(u32, u32)>,
     done: Vec<u32>,
     report: Report,
@@ -118,7 +118,7 @@ impl Graph {
         graph
     }
 
-    /// The world is in a state that was reached from `parent`.
+    /// Records the world's state, which was reached from `parent`.
     fn arrive(&mut self, parent: u32) -> u32 {
         self.world.save(&mut self.buffer);
         let (state, is_new) = self.states.number(&self.buffer);
@@ -147,7 +147,7 @@ impl Graph {
         self.report
     }
 
-    /// Does all that can happen next in a state.
+    /// Does all possible actions in a state.
     fn expand(&mut self, from: u32) {
         let state = self.states.get(from as usize).to_vec();
         self.world.restore(&state);
@@ -189,8 +189,8 @@ impl Graph {
         step
     }
 
-    /// From each state, what happens when the applications only answer, and ask for what was refused, can lead to where all calls have
-    /// ended and the largest is taken: so there is no state in which both sides are stuck, and any schedule that is fair ends all calls.
+    /// Checks that from each state, if the applications only answer and repeat refused calls, a state can be reached in which all calls
+    /// have ended and the largest is taken. So there is no state in which both sides are stuck, and every fair schedule ends all calls.
     fn check_that_all_finish(&mut self) {
         let states = self.states.len();
         let mut ends = vec![0_u32; states + 1];
@@ -230,7 +230,7 @@ impl Graph {
         }
     }
 
-    /// Prints how a state was reached.
+    /// Prints the path to a state.
     fn tell_way_to(&mut self, state: u32) {
         let mut way = vec![state];
         while self.parents[way[way.len() - 1] as usize] != NONE {

@@ -1,13 +1,13 @@
 use super::{HeldRequest, HeldRequests};
 
 impl HeldRequests {
-    /// The requests not answered, with their numbers. The application has taken all there are.
+    /// Returns the requests that are not answered, with their numbers. The application has taken all requests.
     pub(in crate::link) fn unanswered(&self) -> impl Iterator<Item = (u64, HeldRequest)> {
         assert_eq!(self.untaken, self.next, "requests are taken when they arrive");
         (self.oldest..self.next).filter_map(|number| self.get(number).map(|request| (number, request)))
     }
 
-    /// These are held, and were taken.
+    /// Restores these requests as held and taken.
     pub(in crate::link) fn restore(&mut self, requests: impl Iterator<Item = HeldRequest>) {
         (self.oldest, self.untaken, self.next) = (0, 0, 0);
         requests.for_each(|request| self.push(request));

@@ -1,13 +1,13 @@
 //! Every state that two real links can reach, in the smallest ring: no overrun (S2), no missing receive (B1), each call in one place and
 //! ended once (C2), no state from which the calls cannot end (L1..L5).
 //!
-//! A `World` is two links and the memory between them. A state of it is kept as bytes in which nothing is left that decides nothing: what
-//! only grows is taken relative to what the other side knows, calls are named by where they are, payloads are dropped, mirror images are
-//! one. So runs of any length have finitely many states, and `Graph` finds them all. Nothing is a model: each step restores two links,
-//! does one thing to them, and saves them.
+//! A `World` is two links and the memory between them. A state of it is kept as bytes without anything that has no effect. Counters that
+//! only grow are relative to the other side's knowledge, calls are named by their place, payloads are dropped, mirror images are one. So
+//! runs of any length have finitely many states, and `Graph` finds them all. Nothing is a model: each step restores two links, does one
+//! action on them, and saves them.
 //!
-//! Even so there are too many for three calls a side with all that can happen in any order. So there are three explorations, and what
-//! bounds each is in its name and its comment.
+//! There are still too many states for three calls a side with all events in any order. So there are three explorations, and the bound of
+//! each is in its name and its comment.
 
 mod coder;
 mod graph;
@@ -24,10 +24,10 @@ use world::{Action, EITHER, LARGE, SMALL, Script, Setup, Step, World};
 
 use crate::ring::RingSize;
 
-/// More than any of the explorations has.
+/// A number above the states of every exploration.
 const MOST_STATES: usize = 100_000_000;
 
-/// Two kinds of call: the smallest there is; the largest, with the largest response.
+/// Returns two kinds of call: the smallest; and the largest, with the largest response.
 fn setup() -> Setup {
     let ring = RingSize::new(RingSize::CORE_MIN).unwrap();
     let largest = Kind { len: ring.max_payload() as u32, allowance: ring.max_response_allowance() as usize };
@@ -46,20 +46,20 @@ fn setup() -> Setup {
     }
 }
 
-/// How many times as many starts are explored.
+/// Returns the factor of the number of starts.
 fn scale() -> usize {
     std::env::var("COPYRPC_TEST_SCALE").map_or(1, |scale| scale.parse().unwrap())
 }
 
-/// Where the two directions start. In the first, the largest request and the largest response just do not fit before the ring's end,
-/// which wastes the most; the others are spread over the ring.
+/// Returns the starts of the two directions. In the first, the largest request and the largest response just do not fit before the ring's
+/// end, which wastes the maximum; the others are spread over the ring.
 fn start(nth: usize) -> [u64; 2] {
     let blocks = RingSize::CORE_MIN / 32;
     let nth = nth as u64;
     [(55 + 37 * nth) % blocks * 32, (52 + 29 * nth + nth / blocks) % blocks * 32]
 }
 
-/// Explores all, and says how much it was. Not by `println`, which a test that passes does not show.
+/// Explores all states, and prints their number. Not by `println`, which a passing test does not show.
 fn explore(setup: Setup, start: [u64; 2]) {
     let report = Graph::new(setup, start).explore(MOST_STATES);
     assert!(report.is_complete);
@@ -68,15 +68,15 @@ fn explore(setup: Setup, start: [u64; 2]) {
     std::io::stderr().write_all(format!("explored {what}: {report:?}\n").as_bytes()).unwrap();
 }
 
-/// Runs of any length, which go round both rings and reach all pairs of offsets. One side calls, one call at a time. All that a fabric
-/// and a driver can do: delayed completions, delayed READs, deferred posts, two batches in flight, short replies.
+/// Runs of any length, which go round both rings and reach all pairs of offsets. One side calls, one call at a time. With all behaviours
+/// of a fabric and a driver: delayed completions, delayed READs, deferred posts, two batches in flight, short replies.
 #[test]
 fn one_call_at_a_time_for_ever_at_every_offset_is_safe_and_ends() {
     explore(Setup { calls: [1, 0], batches: [2, 1], delays_reads: true, defers: true, short_replies: true, ..setup() }, [0, 0]);
 }
 
-/// Time as an event like any other: each call may run out of it, or be cancelled, before it is sent, on its way, while its request is held,
-/// while its answer is on its way, or never. For one side, from some offsets.
+/// Time as an event: each call may run out of it, or be cancelled, before it is sent, on its way, while its request is held, while its
+/// answer is on its way, or never. For one side, from several offsets.
 #[test]
 fn calls_that_end_early_at_any_moment_leave_nothing_behind() {
     for nth in 0..2 * scale() {
@@ -85,7 +85,8 @@ fn calls_that_end_early_at_any_moment_leave_nothing_behind() {
     }
 }
 
-/// Both sides call: three calls in all, each of either kind, in any order with delayed completions and READs. From some pairs of offsets.
+/// Both sides call: three calls in all, each of either kind, in any order with delayed completions and READs. From several pairs of
+/// offsets.
 #[test]
 fn two_calls_against_one_in_every_order_are_safe_and_end() {
     for nth in 0..2 * scale() {
@@ -97,8 +98,8 @@ fn two_calls_against_one_in_every_order_are_safe_and_end() {
 }
 
 /// Three calls a side outstanding at once, of both kinds: replies in any order, calls and replies batched in any way, polls in any order.
-/// A poll takes all that the peer posted before, as with a device that executes at once. From one pair of offsets; the order of the kinds is
-/// given.
+/// A poll takes everything that the peer posted before, as with a device that executes at once. From one pair of offsets; the order of
+/// the kinds is given.
 #[test]
 fn three_calls_of_two_sizes_a_side_are_safe_and_end() {
     const LARGE_FIRST: Script = &[LARGE, SMALL, SMALL];
@@ -111,8 +112,8 @@ fn three_calls_of_two_sizes_a_side_are_safe_and_end() {
     }
 }
 
-/// What is left out of a saved state decides nothing: a world that is saved and restored before each step goes through the same states as
-/// one that never is.
+/// The parts left out of a saved state have no effect: a world that is saved and restored before each step goes through the same states
+/// as a world that never is.
 #[test]
 fn a_restored_state_goes_on_as_the_one_that_was_saved() {
     for seed in 0..50 {
@@ -130,7 +131,7 @@ fn a_restored_state_goes_on_as_the_one_that_was_saved() {
                 2 => Action::Serve { room: rng.usize(..4) },
                 3 => Action::TakeBatch,
                 4 => Action::ExecuteRead,
-                // Of several calls, a restored world has the names exchanged.
+                // With several calls, a restored world may have their names exchanged.
                 5 if world.links[side].outstanding_calls() == 1 => Action::Abandon { nth: 0 },
                 _ => Action::TakeRead,
             };

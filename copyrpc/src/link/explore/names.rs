@@ -1,4 +1,4 @@
-//! What messages say, and what their calls are named.
+//! The content of messages, and the names of their calls.
 
 use super::Coder;
 use crate::link::calls::Calls;
@@ -20,8 +20,8 @@ impl Kind {
     }
 }
 
-/// Codes messages while a state is walked. Calls are named in the order in which the walk meets them, so a state does not depend on
-/// their ids. Each is met once: it is a request under way, a request held, or a response under way.
+/// Codes messages while a state is walked. Calls are named in the order in which the walk meets them, so a state does not depend on their
+/// ids. Each is met once, as a request under way, a request held, or a response under way.
 pub(super) struct Names {
     kinds: [Kind; 2],
     /// The outstanding calls of each side, taken out of its link while the state is saved.
@@ -39,7 +39,7 @@ impl Names {
         self.met.iter_mut().for_each(Vec::clear);
     }
 
-    /// The walk is over: nothing was lost. When it restored, the calls it met are outstanding.
+    /// Ends the walk and asserts that no call was lost. If it restored, the calls that it met are outstanding.
     pub(super) fn end(&mut self, restores: bool) {
         for (calls, met) in self.calls.iter_mut().zip(&self.met) {
             if restores {
@@ -51,7 +51,7 @@ impl Names {
         }
     }
 
-    /// Codes which call of `caller` an id names; returns its kind.
+    /// Codes the call of `caller` that an id names. Returns its kind.
     fn call(&mut self, coder: &mut Coder, caller: usize, id: &mut CallId) -> u8 {
         let met = &mut self.met[caller];
         let (mut kind, mut is_waiting) = (0, false);
@@ -69,7 +69,7 @@ impl Names {
         kind as u8
     }
 
-    /// Codes a request that `caller` made, by id and credit; returns its length.
+    /// Codes a request that `caller` made, by id and credit. Returns its length.
     fn request(&mut self, coder: &mut Coder, caller: usize, call_id: &mut u32, credit: &mut u64) -> u32 {
         let mut id = CallId::from_wire(*call_id);
         let kind = self.call(coder, caller, &mut id);

@@ -5,10 +5,10 @@ use crate::ring::RingView;
 use crate::wire::FlowWords;
 
 impl RecvRing {
-    /// Every field that decides what happens next; positions relative to `position`, counts of batches to `batches`, both of which the
+    /// Codes every field that affects the future. Positions are relative to `position`, counts of batches to `batches`, both of which the
     /// sender knows. `code_request` codes a request by the id of its call.
     ///
-    /// Answered requests that wait for older ones are left out: when the oldest is answered they go with it, so they decide nothing.
+    /// Answered requests that wait for older ones are left out: they become free with the oldest, so they have no effect.
     pub(in crate::link) fn code(
         &mut self,
         coder: &mut Coder,

@@ -8,8 +8,8 @@ use crate::ring::RingView;
 use crate::wire::{FlowMetadata, FlowWords, Header, METADATA_SPAN, WRAP_MESSAGE_COUNT, padded};
 
 impl World {
-    /// The state as bytes. Two states with the same bytes do the same; where the sides are set up alike, also two that are each other's
-    /// mirror image.
+    /// Saves the state as bytes. Two states with the same bytes behave the same. If the sides have the same parameters, two states that
+    /// are each other's mirror image have the same bytes too.
     pub(super) fn save(&mut self, bytes: &mut Vec<u8>) {
         bytes.clear();
         self.walk_saving(0);
@@ -77,13 +77,13 @@ fn code_turn(coder: &mut Coder, turn: &mut Turn, first: usize) {
     };
 }
 
-/// What `side` knows of its peer.
+/// Returns the words that `side` knows of its peer.
 fn known(link: &Link<u8>) -> FlowWords {
     let [consumer_pos, ..] = link.tx.positions();
     FlowWords { consumer_pos, credit: link.credit.granted(), batches_received: link.tx.batches_received() }
 }
 
-/// The receiver of what `side` sends, and the credit it granted.
+/// Codes the receiver of `side`'s messages, and the credit it granted.
 fn code_direction(coder: &mut Coder, names: &mut Names, links: &mut [Link<u8>; 2], side: usize) {
     let [consumer_pos, ..] = links[side].tx.positions();
     let batches_received = links[side].tx.batches_received();
@@ -94,8 +94,8 @@ fn code_direction(coder: &mut Coder, names: &mut Names, links: &mut [Link<u8>; 2
     links[side].credit.code(coder, released);
 }
 
-/// Words that will reach one who knows `known`. Words are only compared with what is known, and the newer count (F1): so older ones
-/// are as good as the same.
+/// Codes words on their way to an end that knows `known`. Words are only compared with known ones, and the newer count (F1): so older
+/// words are equivalent to equal ones.
 fn code_heard(coder: &mut Coder, words: &mut FlowWords, known: FlowWords) {
     let FlowWords { consumer_pos, credit, batches_received } = words;
     if !coder.restores() {
@@ -108,11 +108,11 @@ fn code_heard(coder: &mut Coder, words: &mut FlowWords, known: FlowWords) {
     coder.number(batches_received, known.batches_received, 1);
 }
 
-/// What a link told and heard.
+/// Codes the words that a link told and heard.
 ///
-/// There is no clock here: no keep-alive, no heartbeat (a deadline is an early end, which can come at any moment); nor a window, nor a graceful end; nor does a READ wait for others in
-/// vain, which puts it off by a bounded number of polls only (L5). The floors of what it heard are not coded: they are for peers that lie,
-/// and that no word goes backwards is checked where it is told.
+/// There is no clock here: no keep-alive, no heartbeat (a deadline is an early end, which can come at any moment), no window, and no
+/// graceful end. A READ does not wait after others in vain either, which only postpones it by a bounded number of polls (L5). The minima
+/// of heard words are not coded: they are for peers that lie, and that no word decreases is checked where it is told.
 fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {
     let (peer_knows, knows) = (known(&links[1 - side]), known(&links[side]));
     let link = &mut links[side];
@@ -147,7 +147,7 @@ fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {
     assert!(coder.restores() || tells_alike, "each serve publishes what it told, or newer");
     code_heard(coder, published, peer_knows);
     coder.flag(starved);
-    // L4 asks whether the news since the last batch has reached a limit. News only grows: above the limit, how much does not matter.
+    // L4 tests whether the news since the last batch has reached a limit. News only grows: above the limit, its amount does not matter.
     let (mut consumed, mut granted) = (0, 0);
     if !coder.restores() {
         consumed = (rx.consumer_pos() - told_by_batch.consumer_pos).min(ring / 8);
@@ -165,7 +165,7 @@ fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {
     }
 }
 
-/// Messages one after the other in a ring, from `start`. Of their payload nothing decides; so it is not kept.
+/// Codes consecutive messages in a ring, from `start`. Their payload has no effect, so it is not kept.
 fn code_messages(coder: &mut Coder, names: &mut Names, sender: usize, ring: &RingView, start: u64, count: u32) -> u64 {
     let mut at = start;
     for _ in 0..count {
@@ -179,7 +179,7 @@ fn code_messages(coder: &mut Coder, names: &mut Names, sender: usize, ring: &Rin
     at
 }
 
-/// The batches that `side` sent and the other has not polled.
+/// Codes the batches that `side` sent and the other has not polled.
 fn code_arrived(
     coder: &mut Coder,
     names: &mut Names,

@@ -4,7 +4,7 @@ use crate::ring::RingView;
 use crate::wire::METADATA_SPAN;
 
 impl SendRing {
-    /// Every field that decides what happens next. Positions are relative to `peer_consumer`, counts of batches to `batches_received`.
+    /// Codes every field that affects the future. Positions are relative to `peer_consumer`, counts of batches to `batches_received`.
     pub(in crate::link) fn code(&mut self, coder: &mut Coder) {
         let ring = self.size();
         let mut producer = self.producer();
@@ -43,13 +43,13 @@ impl SendRing {
             *batches_received = 0;
         }
         coder.number(batches_sent, *batches_received, 1);
-        // Its only use is whether it is above `batches_received`.
+        // Its only effect is whether it is above `batches_received`.
         let mut unreceived = (*last_metadata_only).max(*batches_received);
         coder.number(&mut unreceived, *batches_received, 1);
         *last_metadata_only = unreceived;
         let is_open = producer != self.open_start();
         assert!(coder.restores() || is_open == (self.open_count > 0 || self.is_metadata_only), "{self:?}");
-        // Once there are messages, nobody asks.
+        // Once there are messages, it is not read.
         self.is_metadata_only = is_open;
         self.next = if is_open { producer } else { producer + METADATA_SPAN };
         self.lap = self.view.lap(producer);
@@ -64,7 +64,7 @@ impl SendRing {
         self.wrap.map_or(self.posted, |wrap| wrap.marker + self.size().to_end(wrap.marker))
     }
 
-    /// Where the messages of each batch not posted begin, and how many there are.
+    /// Returns the start of the messages of each batch that is not posted, and their number.
     pub(in crate::link) fn unposted_parts(&self) -> [(u64, u32); 2] {
         let closed = self.wrap.map_or((self.posted, 0), |wrap| (self.posted, wrap.count));
         let closed_is_posted = self.wrap.is_some_and(|wrap| wrap.marker == self.posted);
@@ -76,7 +76,7 @@ impl SendRing {
         &self.view
     }
 
-    /// Known as consumed, posted, written.
+    /// Returns the positions known as consumed, posted, written.
     pub(in crate::link) const fn positions(&self) -> [u64; 3] {
         [self.peer_consumer, self.posted, self.producer()]
     }

@@ -1,4 +1,4 @@
-//! Two real links joined by one-sided memory, what can happen to them next, and what must hold always.
+//! Two real links joined by one-sided memory, their possible next events, and their invariants.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -15,36 +15,37 @@ pub(super) const EITHER: &[u8] = &[0, 1];
 pub(super) const SMALL: &[u8] = &[0];
 pub(super) const LARGE: &[u8] = &[1];
 
-/// Kinds that a side's first call, second call.. may have.
+/// The kinds that a side's first call, second call.. may have.
 pub(super) type Script = &'static [&'static [u8]];
 
-/// What is explored.
+/// The parameters of an exploration.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setup {
     pub(super) ring: RingSize,
     pub(super) kinds: [Kind; 2],
-    /// Calls a side may have outstanding.
+    /// Maximum number of outstanding calls of a side.
     pub(super) calls: [usize; 2],
-    /// The calls a side makes in all, if that is limited. One that wants more may be refused, and is done when it is not.
+    /// The calls that a side makes in all, if they are limited. A side that wants another call may be refused, and is done when it is
+    /// not.
     pub(super) scripts: Option<[Script; 2]>,
-    /// Batches a side may have in flight.
+    /// Maximum number of batches in flight of a side.
     pub(super) batches: [u32; 2],
-    /// Credit granted at the start.
+    /// Credit granted at the start, in bytes.
     pub(super) credit: u64,
-    /// Each poll takes all there is.
+    /// Each poll takes all arrivals.
     pub(super) drains: bool,
     /// The fabric may execute a READ later than it is posted.
     pub(super) delays_reads: bool,
     /// Posts may be deferred.
     pub(super) defers: bool,
-    /// Replies may also be as short as can be.
+    /// Replies may also have the minimum length.
     pub(super) short_replies: bool,
-    /// Calls may end before their answers: by a deadline or a cancellation, which are the same to the core.
+    /// Calls may end before their answers: by a deadline or a cancellation, which are equivalent for the core.
     pub(super) abandons: bool,
 }
 
 impl Setup {
-    /// The mirror image of a state is as good as the state.
+    /// Returns whether the mirror image of a state is equivalent to the state.
     pub(super) fn is_symmetric(&self) -> bool {
         let alike = match self.scripts {
             Some([first, second]) => first == second,
@@ -54,7 +55,7 @@ impl Setup {
     }
 }
 
-/// One thing that a side, or the fabric for it, can do.
+/// One possible event of a side, or of the fabric for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// The application calls.
@@ -76,22 +77,23 @@ pub(super) enum Action {
 /// The outcome of an [`Action`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// It cannot happen now; nothing changed.
+    /// The action is impossible now; nothing changed.
     Disabled,
     Done,
-    /// It led out of what is explored.
+    /// The action left the explored states.
     Outside,
-    /// A call was refused, for now.
+    /// A call was refused temporarily.
     Refused,
-    /// The send queue had no room for all there was.
+    /// The send queue had no room for all batches.
     Deferred,
 }
 
-/// Whose turn it is. What a side does between two serves is seen by nobody and needs nothing that could go away, so all of it may be
-/// moved to just before the second serve: only the order of the sides' turns is explored, each from its first action to its serve.
+/// Whose turn it is. The actions of a side between two serves have no effect outside and need nothing that could disappear, so all of
+/// them may be moved to just before the second serve. Only the order of the sides' turns is explored, each from its first action to its
+/// serve.
 ///
-/// In a turn, batches are taken first: a call or reply before that is as well made after it, where it has no less space and credit; and
-/// what a refused call wished is fulfilled by what arrives.
+/// In a turn, batches are taken first. A call or reply before that is equivalent to one after it, where it has no less space and credit;
+/// and arrivals fulfil the wish of a refused call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     Nobody,
@@ -111,12 +113,12 @@ pub(super) enum Read {
 pub(super) struct World {
     pub(super) setup: Setup,
     pub(super) links: [Link<u8>; 2],
-    /// Spans of the batches that lie in the receive ring of a side and wait for its poll.
+    /// Spans of the batches in the receive ring of a side that wait for its poll.
     pub(super) arrived: [VecDeque<u64>; 2],
     pub(super) reads: [Read; 2],
     /// Whose turn it is.
     pub(super) turn: Turn,
-    /// Calls each side made, if that is limited.
+    /// Number of calls each side made, if it is limited.
     pub(super) made: [u32; 2],
     pub(super) coder: Coder,
     pub(super) names: Names,
@@ -151,7 +153,7 @@ impl World {
         Self { setup, links, arrived, reads, turn: Turn::Nobody, made: [0; 2], coder: Coder::default(), names: Names::new(setup.kinds) }
     }
 
-    /// Does it, if it can be done, and checks what must hold after it.
+    /// Does an action, if it is possible, and checks the invariants after it.
     pub(super) fn apply(&mut self, side: usize, action: Action) -> Step {
         let may_act = match (self.turn, action) {
             (Turn::Nobody, _) => true,
@@ -181,7 +183,7 @@ impl World {
             self.turn = match action {
                 Action::ExecuteRead | Action::Serve { .. } => Turn::Nobody,
                 Action::TakeBatch => Turn::Takes(side),
-                // Other than calls and replies, it may make a difference to a batch that is taken later.
+                // Unlike calls and replies, it may affect a batch that is taken later.
                 Action::Abandon { .. } if !matches!(self.turn, Turn::Acts(_)) => Turn::Takes(side),
                 Action::Abandon { .. } => Turn::Acts(side),
                 Action::Call { .. } | Action::Reply { .. } | Action::TakeRead => Turn::Acts(side),
@@ -235,11 +237,11 @@ impl World {
         Step::Done
     }
 
-    /// What the driver does for a connection: flush, READ where starved, publish.
+    /// Does a driver's work for a connection: flush, READ if starved, publish.
     ///
-    /// A WRITE is executed at once. A block of a receive ring becomes needed by a WRITE, in order, and stops being so by what its owner
-    /// does: so a later WRITE finds fewer such blocks and more posted receives the later it is executed, and when its completion is taken
-    /// is open still.
+    /// A WRITE is executed at once. A block of a receive ring becomes needed by a WRITE, in order, and free by actions of its owner: so a
+    /// later WRITE finds fewer such blocks and more posted receives the later it is executed. The time at which its completion is taken
+    /// stays open.
     fn serve(&mut self, side: usize, room: usize) -> Step {
         let recv = *self.links[1 - side].rx.view();
         let (link, arrived) = (&mut self.links[side], &mut self.arrived[1 - side]);
@@ -247,7 +249,7 @@ impl World {
         let mut left = room;
         let flushed: Result<(), ()> = link.flush(|emit| {
             left = left.checked_sub(1).ok_or(())?;
-            // The smallest receive queue that B1 allows: a receive for each batch granted, posted anew when its completion is taken.
+            // The smallest receive queue that B1 permits: a receive for each batch granted, posted again when its completion is taken.
             assert!(arrived.len() < limit, "RNR: a batch finds no posted receive");
             for block in (emit.offset..emit.offset + emit.bytes).step_by(ALIGNMENT as usize) {
                 recv.copy_in(block, &send.copy_out::<{ ALIGNMENT as usize }>(block));
@@ -256,7 +258,7 @@ impl World {
             Ok(())
         });
         let mut step = if flushed.is_ok() { Step::Done } else { Step::Deferred };
-        // A READ that waits for others in vain comes at a later poll (L5), so what it can do it can do here, too.
+        // A READ that waits after others in vain comes at a later poll (L5), so all its effects are possible here, too.
         link.backoff.news();
         if flushed.is_ok() && link.poll_read(0) {
             if left == 0 {
@@ -305,7 +307,7 @@ impl World {
         Step::Done
     }
 
-    /// What holds always.
+    /// Checks the invariants of every state.
     fn check(&self) {
         for side in [0, 1] {
             let (link, peer) = (&self.links[side], &self.links[1 - side]);
@@ -314,18 +316,18 @@ impl World {
             assert_eq!(link.stats().stale_responses, 0, "side {side}");
             assert!(link.in_flight() + 2 * link.reserved() <= ring.bytes(), "S1, side {side}");
             assert!(link.reserved() <= ring.max_reservation(), "R1, side {side}");
-            // F1: what a side knows of its peer is true.
+            // F1: the words that a side knows of its peer are true.
             let [known, _, _] = link.tx.positions();
             assert!(known <= peer.rx.consumer_pos(), "side {side}");
-            // Overrun: what a side writes must not reach the bytes its peer needs still, one lap before. Checked when it is written, so that
-            // it holds for the send ring too, and for every time of the post.
+            // Overrun: the bytes that a side writes must not reach the bytes that its peer still needs, one lap before. Checked when they
+            // are written, so it holds for the send ring too, and for every time of the post.
             let needed = peer.rx.requests.unanswered().map(|(_, held)| held.position).min().unwrap_or(peer.rx.parsed());
             let [_, _, written] = link.tx.positions();
             assert!(written <= needed + ring.bytes(), "overrun by side {side}: {written} written, {needed} needed");
         }
     }
 
-    /// Every request is answered, and either side could make the largest.
+    /// Returns whether every request is answered, and either side could make the largest call.
     pub(super) fn is_done(&mut self, state: &[u8]) -> bool {
         if self.turn != Turn::Nobody {
             return false;
