@@ -19,7 +19,8 @@ pub struct HandlerError;
 pub trait Handler: FnMut(&[u8], &mut [u8]) -> Result<usize, HandlerError> {}
 impl<F: FnMut(&[u8], &mut [u8]) -> Result<usize, HandlerError>> Handler for F {}
 
-/// Number of consecutive runs longer than a slice that make a type long. A single long run may be due to the operating system.
+/// Number of consecutive runs longer than a slice that make a type long, and of consecutive shorter ones in the legacy lane that end that. A single
+/// long run may be due to the operating system.
 pub const LONG_RUNS: u8 = 3;
 
 /// A request whose answer comes later, from the thread that steps the server or from any other thread. Dropping it answers that the
@@ -94,8 +95,8 @@ enum Action<'h> {
 struct Entry<'h> {
     rpc_type: u16,
     action: Action<'h>,
-    /// Number of consecutive runs that were longer than a slice.
-    long_runs: u8,
+    /// Number of consecutive runs that contradict the mark of the type: longer than a slice, or shorter if it is marked as long.
+    runs: u8,
 }
 
 /// Handlers by `rpc_type`, and the buffers of one worker.
@@ -173,7 +174,7 @@ impl<'h> Handlers<'h> {
     }
 
     fn put(&mut self, rpc_type: u16, action: Action<'h>) {
-        let entry = Entry { rpc_type, action, long_runs: 0 };
+        let entry = Entry { rpc_type, action, runs: 0 };
         match self.table.binary_search_by_key(&rpc_type, |entry| entry.rpc_type) {
             Ok(place) => self.table[place] = entry,
             Err(place) => self.table.insert(place, entry),
@@ -188,7 +189,7 @@ impl<'h> Handlers<'h> {
 
     /// Answers at most `budget` requests of the pool. Returns their number, with held requests that are answered now. `clock` returns the
     /// time in ns. A handler that takes longer than a slice [`LONG_RUNS`] times in a row has its type marked; later requests of that type
-    /// are for [`step_legacy`](Self::step_legacy).
+    /// are for [`step_legacy`](Self::step_legacy), until as many of them in a row took less.
     pub fn step<M: Memory>(
         &mut self,
         server: &mut Server<M>,
@@ -204,7 +205,7 @@ impl<'h> Handlers<'h> {
         for done in answered..budget {
             let Some(request) = server.take(&mut self.request, now_ns, out) else { return done };
             // Between two runs are only two copies, so one reading of the clock is the end of one run and the start of the next.
-            now_ns = self.run(server, request, now_ns, &mut clock, out);
+            now_ns = self.run(server, request, false, now_ns, &mut clock, out);
         }
         budget.max(answered)
     }
@@ -229,17 +230,18 @@ impl<'h> Handlers<'h> {
     pub fn step_legacy<M: Memory>(&mut self, server: &mut Server<M>, mut clock: impl FnMut() -> u64, out: &mut Vec<ServerOp>) -> bool {
         let Some(request) = server.take_legacy(&mut self.request) else { return false };
         let now_ns = clock();
-        self.run(server, request, now_ns, &mut clock, out);
+        let is_marked = server.is_long(request.rpc_type());
+        self.run(server, request, is_marked, now_ns, &mut clock, out);
         true
     }
 
-    /// Answers one request, and records its duration. Returns the time of its end, in ns. A type that is marked as long stays marked, so
-    /// the duration of a request of the legacy lane has no effect.
+    /// Answers one request of a type that `is_marked` as long or not, and records its duration. Returns the time of its end, in ns.
     #[inline(always)]
     fn run<M: Memory>(
         &mut self,
         server: &mut Server<M>,
         mut request: Request,
+        is_marked: bool,
         now_ns: u64,
         clock: &mut impl FnMut() -> u64,
         out: &mut Vec<ServerOp>,
@@ -271,13 +273,15 @@ impl<'h> Handlers<'h> {
             Err(HandlerError) => (Status::Failed, &[][..]),
         };
         running.end(status, payload, end_ns);
-        if end_ns.saturating_sub(now_ns) <= slice_ns {
-            entry.long_runs = 0;
+        let is_long = end_ns.saturating_sub(now_ns) > slice_ns;
+        if is_long == is_marked {
+            entry.runs = 0;
             return end_ns;
         }
-        entry.long_runs = entry.long_runs.saturating_add(1);
-        if entry.long_runs >= LONG_RUNS {
-            server.mark_long(rpc_type);
+        entry.runs += 1;
+        if entry.runs >= LONG_RUNS {
+            entry.runs = 0;
+            server.mark_long(rpc_type, is_long);
         }
         end_ns
     }

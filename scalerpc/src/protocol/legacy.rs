@@ -20,8 +20,9 @@ impl LongTypes {
         Self(Box::new([0; 1024]))
     }
 
-    pub(crate) fn insert(&mut self, rpc_type: u16) {
-        self.0[usize::from(rpc_type) / 64] |= 1 << (rpc_type % 64);
+    pub(crate) fn set(&mut self, rpc_type: u16, is_long: bool) {
+        let (word, bit) = (&mut self.0[usize::from(rpc_type) / 64], 1 << (rpc_type % 64));
+        *word = if is_long { *word | bit } else { *word & !bit };
     }
 
     pub(crate) fn contains(&self, rpc_type: u16) -> bool {
@@ -96,7 +97,9 @@ mod tests {
     #[test]
     fn a_type_is_long_once_it_was_marked_and_no_other_is() {
         let mut types = LongTypes::new();
-        [0, 63, 64, u16::MAX].into_iter().for_each(|rpc_type| types.insert(rpc_type));
+        [0, 63, 64, u16::MAX].into_iter().for_each(|rpc_type| types.set(rpc_type, true));
         assert_eq!(format!("{types:?}"), "{0, 63, 64, 65535}");
+        [63, 7].into_iter().for_each(|rpc_type| types.set(rpc_type, false));
+        assert_eq!(format!("{types:?}"), "{0, 64, 65535}");
     }
 }

@@ -362,9 +362,14 @@ impl<M: Memory> Server<M> {
         self.busy.iter().filter_map(|zone| self.zone(*zone).deadline_ns()).chain(slice_end).min()
     }
 
-    /// Marks the handler of a type as longer than a slice: its requests go to the legacy lane from now on.
-    pub fn mark_long(&mut self, rpc_type: u16) {
-        self.long_types.insert(rpc_type);
+    /// Marks the handler of a type as longer than a slice or not (`is_long`). The requests of a marked type go to the legacy lane from now on.
+    pub fn mark_long(&mut self, rpc_type: u16, is_long: bool) {
+        self.long_types.set(rpc_type, is_long);
+    }
+
+    /// Returns whether the handler of a type is marked as longer than a slice.
+    pub(crate) fn is_long(&self, rpc_type: u16) -> bool {
+        self.long_types.contains(rpc_type)
     }
 
     /// Makes slices end at multiples of their length in global time; `None` ends that.

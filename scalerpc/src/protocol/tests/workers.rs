@@ -1,6 +1,6 @@
 //! Workers and callers: handlers that fail, panic or take long, buffers that run out, permits.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use super::defects::active_world;
 use super::world::{World, small};
@@ -97,6 +97,31 @@ fn a_handler_that_takes_longer_than_a_slice_is_served_from_the_legacy_lane_and_a
     assert_eq!(deliver(&mut world, ops), Some(Ok(0)), "of its own slot, whenever it comes");
     assert!(!handlers.step_legacy(&mut world.server, &mut slow, &mut Vec::new()));
     assert_eq!(world.server.stats().legacy, 2);
+}
+
+/// The operating system may have made its runs long.
+#[test]
+fn a_type_whose_handler_takes_less_than_a_slice_again_leaves_the_legacy_lane() {
+    let mut world = active_world(&ServerConfig { depth: 3, ..small() }, 1);
+    let mut handlers = Handlers::new(world.server.layout().max_payload());
+    handlers.insert(1, |_: &[u8], _: &mut [u8]| Ok(0));
+    let (now_ns, run_ns) = (Cell::new(0), Cell::new(1_001));
+    let mut clock = || {
+        now_ns.set(now_ns.get() + run_ns.get());
+        now_ns.get()
+    };
+    for _ in 0..LONG_RUNS {
+        assert_eq!(answer(&mut world, &mut handlers, 1, &mut clock), Some(Ok(0)));
+    }
+    // One that is long between them begins the count anew.
+    for run in (0..LONG_RUNS - 1).chain([LONG_RUNS]).chain(0..LONG_RUNS) {
+        run_ns.set(if run == LONG_RUNS { 1_001 } else { 1_000 });
+        assert_eq!(answer(&mut world, &mut handlers, 1, &mut clock), None, "run {run} waits in the lane");
+        let mut ops = Vec::new();
+        assert!(handlers.step_legacy(&mut world.server, &mut clock, &mut ops));
+        assert_eq!(deliver(&mut world, ops), Some(Ok(0)));
+    }
+    assert_eq!(answer(&mut world, &mut handlers, 1, &mut clock), Some(Ok(0)), "it is answered like any");
 }
 
 /// A request without a buffer for its response is not taken, and stays where it is.
