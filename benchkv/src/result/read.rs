@@ -175,7 +175,10 @@ mod tests {
                 "{\"schema\": \"benchkv-result\", \"schema_version\": 5}",
                 ["version 5", "reads versions 3 and 4", "the benchkv that wrote it"],
             ),
-            ("{\"schema\": \"benchkv-result\", \"schema_version\": 4}", ["malformed result of schema version 4: ", "missing field", "repeat the job"]),
+            (
+                "{\"schema\": \"benchkv-result\", \"schema_version\": 4}",
+                ["malformed result of schema version 4: ", "missing field", "repeat the job"],
+            ),
         ] {
             let error = refused(text);
             assert!(error.starts_with("some.json "), "{error}");

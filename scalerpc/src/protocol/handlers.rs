@@ -95,8 +95,10 @@ enum Action<'h> {
 struct Entry<'h> {
     rpc_type: u16,
     action: Action<'h>,
-    /// Number of consecutive runs that contradict the mark of the type: longer than a slice, or shorter if it is marked as long.
-    runs: u8,
+    /// Number of consecutive runs that were longer than a slice.
+    long_runs: u8,
+    /// Number of consecutive runs in the legacy lane that were not.
+    short_runs: u8,
 }
 
 /// Handlers by `rpc_type`, and the buffers of one worker.
@@ -174,7 +176,7 @@ impl<'h> Handlers<'h> {
     }
 
     fn put(&mut self, rpc_type: u16, action: Action<'h>) {
-        let entry = Entry { rpc_type, action, runs: 0 };
+        let entry = Entry { rpc_type, action, long_runs: 0, short_runs: 0 };
         match self.table.binary_search_by_key(&rpc_type, |entry| entry.rpc_type) {
             Ok(place) => self.table[place] = entry,
             Err(place) => self.table.insert(place, entry),
@@ -205,7 +207,7 @@ impl<'h> Handlers<'h> {
         for done in answered..budget {
             let Some(request) = server.take(&mut self.request, now_ns, out) else { return done };
             // Between two runs are only two copies, so one reading of the clock is the end of one run and the start of the next.
-            now_ns = self.run(server, request, false, now_ns, &mut clock, out);
+            now_ns = self.run(server, request, now_ns, &mut clock, out);
         }
         budget.max(answered)
     }
@@ -230,25 +232,34 @@ impl<'h> Handlers<'h> {
     pub fn step_legacy<M: Memory>(&mut self, server: &mut Server<M>, mut clock: impl FnMut() -> u64, out: &mut Vec<ServerOp>) -> bool {
         let Some(request) = server.take_legacy(&mut self.request) else { return false };
         let now_ns = clock();
-        let is_marked = server.is_long(request.rpc_type());
-        self.run(server, request, is_marked, now_ns, &mut clock, out);
+        let rpc_type = request.rpc_type();
+        let end_ns = self.run(server, request, now_ns, &mut clock, out);
+        if let Some(entry) = self.place(rpc_type).and_then(|place| self.table.get_mut(place)) {
+            entry.short_runs = if end_ns.saturating_sub(now_ns) > server.slice_ns() { 0 } else { entry.short_runs + 1 };
+            if entry.short_runs >= LONG_RUNS {
+                entry.short_runs = 0;
+                server.mark_long(rpc_type, false);
+            }
+        }
         true
     }
 
-    /// Answers one request of a type that `is_marked` as long or not, and records its duration. Returns the time of its end, in ns.
+    fn place(&self, rpc_type: u16) -> Option<usize> {
+        self.table.binary_search_by_key(&rpc_type, |entry| entry.rpc_type).ok()
+    }
+
+    /// Answers one request, and records its duration. Returns the time of its end, in ns.
     #[inline(always)]
     fn run<M: Memory>(
         &mut self,
         server: &mut Server<M>,
         mut request: Request,
-        is_marked: bool,
         now_ns: u64,
         clock: &mut impl FnMut() -> u64,
         out: &mut Vec<ServerOp>,
     ) -> u64 {
         let (rpc_type, len) = (request.rpc_type(), request.len().min(self.request.len()));
-        let place = self.table.binary_search_by_key(&rpc_type, |entry| entry.rpc_type);
-        let Some(entry) = place.ok().and_then(|place| self.table.get_mut(place)) else {
+        let Some(entry) = self.place(rpc_type).and_then(|place| self.table.get_mut(place)) else {
             // A client that has left gets no answer.
             let _answered = server.reply(request, Err(Status::UnknownType), now_ns, out);
             return now_ns;
@@ -273,15 +284,13 @@ impl<'h> Handlers<'h> {
             Err(HandlerError) => (Status::Failed, &[][..]),
         };
         running.end(status, payload, end_ns);
-        let is_long = end_ns.saturating_sub(now_ns) > slice_ns;
-        if is_long == is_marked {
-            entry.runs = 0;
+        if end_ns.saturating_sub(now_ns) <= slice_ns {
+            entry.long_runs = 0;
             return end_ns;
         }
-        entry.runs += 1;
-        if entry.runs >= LONG_RUNS {
-            entry.runs = 0;
-            server.mark_long(rpc_type, is_long);
+        entry.long_runs = entry.long_runs.saturating_add(1);
+        if entry.long_runs >= LONG_RUNS {
+            server.mark_long(rpc_type, true);
         }
         end_ns
     }

@@ -367,11 +367,6 @@ impl<M: Memory> Server<M> {
         self.long_types.set(rpc_type, is_long);
     }
 
-    /// Returns whether the handler of a type is marked as longer than a slice.
-    pub(crate) fn is_long(&self, rpc_type: u16) -> bool {
-        self.long_types.contains(rpc_type)
-    }
-
     /// Makes slices end at multiples of their length in global time; `None` ends that.
     pub const fn synchronise(&mut self, offset_ns: Option<i64>) {
         self.scheduler.synchronise(offset_ns);
