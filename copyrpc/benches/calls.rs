@@ -25,7 +25,7 @@ struct Pair {
     bytes: usize,
 }
 
-/// What call `number` of `bytes` carries; its reply carries the complement.
+/// Returns the payload of call `number` of `bytes`; its reply carries the complement.
 fn pattern(number: usize, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (number * 31 + at * 7 + at / 256) as u8).collect()
 }

@@ -15,7 +15,7 @@ use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 
 const BYTES: usize = 32;
 
-/// What can be counted.
+/// The operation to count.
 struct Kind {
     name: &'static str,
     bound: Option<u32>,
@@ -172,7 +172,7 @@ impl Pair {
         assert_eq!(ended, calls);
     }
 
-    /// `depth` calls and their replies; how many ended well.
+    /// Makes `depth` calls and their replies. Returns the number of calls that ended well.
     #[inline(always)]
     fn round(&self, depth: usize) -> usize {
         let payload = black_box([0x5a; BYTES]);

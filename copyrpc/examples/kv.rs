@@ -26,7 +26,7 @@ struct Request {
     value: u64,
 }
 
-/// The value of a key, or the one before.
+/// The value of a key, or its previous value.
 #[derive(Clone, Copy, Debug, PartialEq, FromBytes, Immutable, IntoBytes)]
 #[repr(C)]
 struct Reply {
@@ -39,7 +39,7 @@ impl Call for Request {
 }
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
-/// What is stored, and what is done to it.
+/// The stored values, and the operations on them.
 type Store = HashMap<u64, u64>;
 
 fn answer(store: &mut Store, request: Request) -> Reply {
@@ -50,7 +50,7 @@ fn answer(store: &mut Store, request: Request) -> Reply {
     Reply { is_found: found.is_some().into(), value: found.unwrap_or(0) }
 }
 
-/// Serves until it is stopped, and hands the store on.
+/// Serves until it is stopped, and returns the store.
 fn serve(address: SocketAddr, mut store: Store, tell: &mpsc::Sender<(SocketAddr, StopHandle)>) -> Result<Store, ServerError> {
     let endpoint = EndpointConfig { ring_size: 64 << 10, ..EndpointConfig::default() };
     let mut server = Server::with_options(address, &ServerOptions { endpoint, ..ServerOptions::default() })?;
@@ -61,7 +61,8 @@ fn serve(address: SocketAddr, mut store: Store, tell: &mpsc::Sender<(SocketAddr,
     Ok(store)
 }
 
-/// Puts and gets keys of its own, and sees each value that it put. How many of its calls it made again because the server was gone.
+/// Puts and gets keys of its own, and checks each value that it put. Returns the number of calls that it repeated because the server was
+/// gone.
 fn client(address: SocketAddr, number: u64) -> Result<u64, ClientError> {
     let endpoint = EndpointConfig { ring_size: 64 << 10, ..EndpointConfig::default() };
     let options = ClientOptions { endpoint, timeout: Some(Duration::from_secs(5)), ..ClientOptions::default() };

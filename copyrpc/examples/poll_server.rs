@@ -12,9 +12,9 @@ use std::time::Duration;
 use copyrpc::mlx5::DeviceSpec;
 use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, RecvHandle, ReplyError};
 
-/// How often the server looks for new clients while nothing arrives.
+/// Time between two looks for new clients while nothing arrives.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long a client may take to connect. The others wait meanwhile.
+/// Maximum time for a client to connect. The other clients wait meanwhile.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -130,7 +130,7 @@ pub enum CreateEndpointError {
     SrqTooSmall {
         /// Batches in flight that the endpoint wants to grant; at least 1 is legal.
         wanted: u32,
-        /// Receives the context would need.
+        /// Receives that the context would need.
         needed: u64,
         /// Receives it has.
         depth: usize,

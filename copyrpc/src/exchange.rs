@@ -65,7 +65,7 @@ pub enum ExchangeError {
     #[error(transparent)]
     Record(#[from] RecordError),
     /// The queue pair's address is malformed: a kind, MTU, QPN or PSN that does not exist, or reserved bytes that are not 0.
-    #[error("bytes {ADDRESS_AT}..56 of the exchange record are no address of a queue pair")]
+    #[error("bytes {ADDRESS_AT}..56 of the exchange record are not the address of a queue pair")]
     Address,
     /// One end is software, the other hardware.
     #[error("this end is {local:?}, the peer {remote:?}: both must use the same kind of device")]

@@ -46,7 +46,7 @@ enum Way {
 
 const WAYS: [Way; 4] = [Way::Returned, Way::Killed, Way::ContextDropped, Way::Stopped];
 
-/// What the server may find. What a peer says last can be lost with its queue pair.
+/// Ends that the server may see. The last message of a peer can be lost with its queue pair.
 const fn is_end_of(way: Way, reason: CloseReason) -> bool {
     match way {
         Way::Returned | Way::ContextDropped => matches!(reason, CloseReason::ClosedByPeer | CloseReason::Disconnected),
@@ -164,7 +164,7 @@ impl Nursery {
     }
 }
 
-/// What the server's process has.
+/// The resources of the server's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Usage {
     endpoints: usize,
@@ -205,7 +205,7 @@ impl Server {
         self.clients.push((way, endpoint, stream));
     }
 
-    /// Answers, and forgets who has left.
+    /// Answers, and drops the clients that have left.
     fn step(&mut self) {
         self.context.poll(|_, _| ()).unwrap();
         while let Some(request) = self.context.recv() {

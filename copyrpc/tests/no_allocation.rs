@@ -14,7 +14,7 @@ use support::{Pair, small};
 
 const LONG: Duration = Duration::from_secs(3_600);
 
-/// What the calls of a round are like.
+/// The kind of a round's calls.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Plain,

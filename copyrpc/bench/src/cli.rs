@@ -1,4 +1,4 @@
-//! The command line as it is typed. What it means, and whether it can be run, is decided in [`crate::options`].
+//! The command line as typed. [`crate::options`] decides what it means, and whether it can be run.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -12,12 +12,12 @@ use serde::{Deserialize, Serialize};
 
 /// copyrpc between two processes: round-trip times or calls per second.
 ///
-/// Starts both processes itself and prints one table. Rank 0 calls, rank 1 answers. Exit status: 0 done and sound, 1 failed, 2 illegal
-/// options, 3 measured, but payloads were wrong.
+/// Starts both processes itself and prints one table. Rank 0 calls, rank 1 answers. Exit status: 0 measured and correct, 1 failed, 2
+/// illegal options, 3 measured, but payloads were wrong.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "copyrpc_bench", version, args_override_self = true)]
 pub(crate) struct Cli {
-    /// What is measured: the time of each round trip, or how many calls end per second (the clock is not read per call).
+    /// Quantity to measure: the time of each round trip, or calls per second (the clock is not read per call).
     #[arg(long, value_enum, default_value_t = Mode::Rate)]
     pub(crate) mode: Mode,
 
@@ -25,7 +25,7 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) endpoints: usize,
 
-    /// Idle endpoints connected beside them, 0 to 4096.
+    /// Idle endpoints connected in addition, 0 to 4096.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) connected: usize,
 
@@ -57,11 +57,11 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub(crate) runs: usize,
 
-    /// What a process does that finds no work: auto is busy where each has a core, else yield.
+    /// Behaviour of a process that finds no work: auto is busy if each process has a core of its own, else yield.
     #[arg(long, value_enum, default_value_t = WaitChoice::Auto)]
     pub(crate) wait: WaitChoice,
 
-    /// Cores of the caller and the answerer: auto pins where each can have its own, none never pins, or a list such as 0,1.
+    /// Cores of the caller and the answerer: auto pins if each can have its own, none never pins, or a list such as 0,1.
     #[arg(long, value_name = "POLICY", default_value_t = PinPolicy::Auto)]
     pub(crate) pin: PinPolicy,
 
@@ -78,8 +78,8 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "N", default_value = "auto")]
     pub(crate) batches: Choice,
 
-    /// Small batches of each endpoint under way before the next ones gather, 1 to 256, and until when one is under way: until its WRITE
-    /// completes, or until the peer has told that it was taken. Or off.
+    /// Small batches of each endpoint under way before the next ones gather, 1 to 256, and the time for which a batch is under way: until
+    /// its WRITE completes, or until the peer reports that it was taken. Or off.
     #[arg(long, value_name = "off|completion:N|consumption:N", default_value = "off")]
     pub(crate) window: WindowChoice,
 
@@ -103,7 +103,7 @@ pub(crate) struct Cli {
     #[arg(long)]
     pub(crate) baseline: bool,
 
-    /// Directory where software devices meet [default: one of this user in /dev/shm].
+    /// Directory where software devices meet [default: a directory of this user in /dev/shm].
     #[arg(long, value_name = "DIR")]
     pub(crate) shm_dir: Option<PathBuf>,
 
@@ -116,7 +116,7 @@ pub(crate) struct Cli {
     pub(crate) fault: Option<Fault>,
 }
 
-/// What is measured.
+/// The quantity to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
@@ -126,20 +126,20 @@ pub(crate) enum Mode {
     Rate,
 }
 
-/// What `--wait` asks for.
+/// The value of `--wait`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum WaitChoice {
-    /// Busy where each process has a core of its own, else yield.
+    /// Busy if each process has a core of its own, else yield.
     Auto,
     /// Poll without pause.
     Busy,
-    /// Give the core away.
+    /// Yield the core.
     Yield,
     /// Sleep until there is something to do.
     Event,
 }
 
-/// What `--fault` breaks.
+/// The value of `--fault`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Fault {
@@ -149,7 +149,7 @@ pub(crate) enum Fault {
     CorruptReply,
 }
 
-/// A number, or the one that a rule computes.
+/// A number, or `auto`, which a rule computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Choice {
     Auto,

@@ -10,10 +10,10 @@ use crate::cli::{Fault, Mode};
 use crate::options::{Job, Length};
 use crate::setup::JobError;
 
-/// Polls between two looks at the clock.
+/// Number of polls between two looks at the clock.
 const BLOCK_POLLS: u32 = 64;
 
-/// What one run measured.
+/// The measurements of one run.
 pub(crate) struct Window {
     pub(crate) calls: u64,
     pub(crate) elapsed_ns: u64,
@@ -23,7 +23,7 @@ pub(crate) struct Window {
 #[derive(Clone, Copy)]
 struct Slot {
     tag: Tag,
-    /// When it first tried to call; only in latency mode.
+    /// Time of the first try of the call; only in latency mode.
     sent_ns: u64,
 }
 
@@ -32,11 +32,11 @@ pub(crate) struct Load<'a> {
     job: &'a Job,
     clock: Clock,
     endpoints: &'a [Endpoint<u32>],
-    /// Those of endpoint 0 first.
+    /// The calls of endpoint 0 first.
     slots: Vec<Slot>,
     /// The number of the next call, by endpoint.
     next: Vec<u64>,
-    /// Slots whose call was refused for now, and those being tried again.
+    /// Slots whose call was refused for the moment, and slots that are being tried again.
     refused: Vec<u32>,
     retried: Vec<u32>,
     request: Vec<u8>,
@@ -76,12 +76,12 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// Replies that were not the right ones.
+    /// Number of replies with wrong payloads.
     pub(crate) const fn bad_replies(&self) -> u64 {
         self.bad_replies
     }
 
-    /// What was timed since this was last asked.
+    /// Returns the times measured since the last call of this function.
     pub(crate) fn take_latencies(&mut self) -> LatencyHistogram {
         std::mem::take(&mut self.latencies)
     }

@@ -1,8 +1,8 @@
 //! `copyrpc_bench`: copyrpc between two processes.
 //!
-//! In the order a run uses the files: [`cli`] and [`options`] (what to do), [`rank`] (the order of a job), [`setup`] (device and
-//! endpoints), [`client`] and [`server`] (the two loops), [`result`] (what came out). With the feature
-//! `mpi`, `mpi` is the way in of processes that an MPI launcher started.
+//! In the order a run uses the files: [`cli`] and [`options`] (the job), [`rank`] (the order of a job), [`setup`] (device and endpoints),
+//! [`client`] and [`server`] (the two loops), [`result`] (the output). With the feature `mpi`, `mpi` is the entry point of processes that
+//! an MPI launcher started.
 
 mod cli;
 mod client;
@@ -30,13 +30,13 @@ use cli::Cli;
 use options::{Options, RANKS};
 use result::JobResult;
 
-/// Exit status for options that cannot be honoured; clap uses the same for those it refuses.
+/// Exit status for options that cannot be honoured; clap uses the same for options that it refuses.
 const EXIT_OPTIONS: u8 = 2;
 /// Exit status for a result with wrong payloads.
 const EXIT_UNSOUND: u8 = 3;
-/// How long the processes wait for each other's reports.
+/// Maximum time that the processes wait for each other's reports.
 const REPORT_LIMIT: Duration = Duration::from_secs(30);
-/// How long the processes may take to end by themselves when the job has failed.
+/// Maximum time for the processes to end by themselves when the job has failed.
 const GRACE: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     ended.unwrap_or_else(|error: Box<dyn Error>| fail(1, &error))
 }
 
-/// Says what went wrong. A closed standard error is no reason to fail differently.
+/// Reports an error on standard error. A closed standard error does not change the exit status.
 fn fail(code: u8, error: &dyn Display) -> ExitCode {
     say(&format!("copyrpc_bench: {error}"));
     ExitCode::from(code)

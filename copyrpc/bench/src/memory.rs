@@ -1,9 +1,9 @@
-//! `copyrpc_memory`: what an endpoint takes of memory beyond its two rings, measured.
+//! `copyrpc_memory`: measures the memory that an endpoint takes beyond its two rings.
 //!
 //! Two contexts of one process connect many endpoints with each other. Measured before and after: the bytes the program holds of its
 //! allocator, which counts here, and the pages that its memfds hold, as the kernel counts them: queues, doorbell records and registered memory
 //! of software devices. Then the parts of an endpoint are made alone in the same number: queue pairs, connected ones, and registered regions.
-//! What is left is copyrpc's own.
+//! The rest is copyrpc's own.
 
 #![allow(clippy::print_stdout, reason = "a binary's output is its result")]
 
@@ -36,7 +36,7 @@ struct Cli {
 
 /// Bytes of each ring: whole pages, so that none is lost to rounding.
 const RING_BYTES: u64 = 16 << 10;
-/// What the control memory of an endpoint has, and how many share a region.
+/// Bytes of an endpoint's control memory, and number of endpoints that share a region.
 const CONTROL_BYTES: usize = 64;
 const CONTROL_PLACES: usize = 64;
 /// Slots of its lane on the software HCA.
@@ -47,21 +47,21 @@ const INLINE_BYTES: usize = 220;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The result; its JSON form is this structure. All in bytes for each endpoint.
+/// The result; its JSON form is this structure. All values are bytes per endpoint.
 #[derive(Debug, Serialize)]
 struct Memory {
     /// Beyond the rings, connected and used once.
     bytes_per_endpoint: f64,
-    /// The same before the first call.
+    /// Bytes beyond the rings before the first call.
     bytes_before_first_call: f64,
-    /// Parts, which sum up to the first.
+    /// Parts, which sum up to the first value.
     queue_pair: Held,
-    /// What connecting it takes: for the software HCA, its way to the other one.
+    /// Bytes for connecting it: for the software HCA, its lane to the other endpoint.
     connecting: Held,
     control_memory: Held,
-    /// What the two rings take beside their own bytes.
+    /// Bytes that the two rings take beside their own bytes.
     rings: Held,
-    /// What copyrpc itself takes.
+    /// Bytes that copyrpc itself takes.
     rest: Held,
     endpoints: usize,
     ring_bytes: u64,

@@ -1,4 +1,4 @@
-//! The two processes as an MPI launcher started them, on one host or two. Rank 0 speaks for both, except about its peer's failures.
+//! The two processes as started by an MPI launcher, on one host or two. Rank 0 reports for both, except its peer's failures.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use crate::cli::Cli;
 use crate::options::{Options, RANKS};
 use crate::{EXIT_OPTIONS, fail, rank_process};
 
-/// How long the slower process may take to start.
+/// Maximum time for the slower process to start.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs this process's part.

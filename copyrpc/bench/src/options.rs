@@ -40,13 +40,13 @@ pub(crate) enum OptionError {
     Pin(#[from] AffinityError),
 }
 
-/// What a process does that finds no work.
+/// Behaviour of a process that finds no work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Wait {
     /// It polls again at once.
     Busy,
-    /// It gives its core away first.
+    /// It yields its core first.
     Yield,
     /// It sleeps until there is something to do.
     Event,
@@ -70,23 +70,23 @@ impl Wait {
     }
 }
 
-/// How long a run is.
+/// Length of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Length {
-    /// This long.
+    /// A duration.
     Seconds(f64),
-    /// This many calls.
+    /// A number of calls.
     Calls(u64),
 }
 
-/// What the caller and the answerer do, and with what. Recorded in the result.
+/// The job of the caller and the answerer, with all parameters. Recorded in the result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Job {
     pub(crate) mode: Mode,
     /// Endpoints that call.
     pub(crate) endpoints: usize,
-    /// Idle ones beside them.
+    /// Idle endpoints in addition.
     pub(crate) connected: usize,
     /// Calls each active endpoint keeps outstanding.
     pub(crate) depth: usize,
@@ -190,7 +190,7 @@ impl Options {
         Ok(Self { job, device: cli.device.resolve(), shm_dir: cli.shm_dir, plan, baseline: cli.baseline, json: cli.json })
     }
 
-    /// How long the job may take: what it measures, and ample time to set up and tear down on a loaded machine.
+    /// Returns the time limit of the job: the measured time, and ample time to set up and tear down on a loaded machine.
     pub(crate) fn time_limit(&self) -> Duration {
         let measured = match self.job.length {
             Length::Seconds(seconds) => seconds * self.job.runs as f64,
@@ -255,7 +255,7 @@ fn check_length(cli: &Cli) -> Result<Length, OptionError> {
     }
 }
 
-/// The ring: as asked, or by the rule of [`Job::ring_bytes`]; the messages must fit.
+/// Returns the ring size: as given, or by the rule of [`Job::ring_bytes`]. The messages must fit.
 fn ring_size(cli: &Cli) -> Result<RingSize, OptionError> {
     let sizes = || (12..=28).filter_map(|power| RingSize::for_connection(1 << power));
     let fits = |ring: &RingSize| ring.max_payload() >= cli.payload as u64 && ring.max_response_allowance() >= cli.reply as u64;

@@ -18,34 +18,34 @@ use crate::options::{Length, Options};
 use crate::server::{Control, News, serve};
 use crate::setup::{Counts, JobError, Moment, Setup};
 
-/// How long the baseline is measured.
+/// Duration of the baseline's measurement.
 const BASELINE: Duration = Duration::from_millis(200);
-/// How long the slower process may take to make and connect its endpoints.
+/// Maximum time for the slower process to make and connect its endpoints.
 const SETUP_LIMIT: Duration = Duration::from_secs(60);
-/// How long the two may take to meet when nothing is outstanding.
+/// Maximum time for the two processes to meet when nothing is outstanding.
 const MEET_LIMIT: Duration = Duration::from_secs(15);
 
-/// What a process has to say at the end.
+/// The report of a process at the end.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct RankReport {
     pub(crate) device: String,
-    /// Payloads that were not the right ones.
+    /// Number of wrong payloads.
     pub(crate) bad_payloads: u64,
     pub(crate) peak_rss_bytes: u64,
-    /// Of each run.
+    /// Counters of each run.
     pub(crate) counts: Vec<Counts>,
-    /// The caller's.
+    /// The caller's measurements.
     pub(crate) caller: Option<CallerReport>,
 }
 
-/// What the caller measured.
+/// The caller's measurements.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct CallerReport {
     pub(crate) clock: ClockSource,
     pub(crate) raw_cacheline: Option<PingPongResult>,
     /// Calls and nanoseconds of each run.
     pub(crate) windows: Vec<(u64, u64)>,
-    /// Of each run. In latency mode its round-trip times in ns; in rate mode the ps per call of each block of polls.
+    /// Samples of each run. In latency mode its round-trip times in ns; in rate mode the time per call of each block of polls in ps.
     pub(crate) latencies: Vec<LatencyHistogram>,
 }
 
@@ -123,7 +123,7 @@ fn answer(options: &Options, exchange: &mut dyn Exchange) -> Result<RankReport, 
         drop(mailbox);
         let ended = thread.join().unwrap_or(Err(JobError::Panicked));
         match outcome {
-            // Given up because of the thread, which knows why.
+            // Given up because of the thread, which reports the reason.
             Err(JobError::Exchange(ExchangeError::GivenUp) | JobError::Stuck) => ended.and(outcome),
             outcome => outcome,
         }
@@ -163,7 +163,7 @@ fn conduct(
     Ok(report)
 }
 
-/// The next news of the thread, unless it ends or takes too long.
+/// Waits for the next message of the thread. Fails if the thread ends, or takes too long.
 fn next(news: &Receiver<News>, thread: &Answerer<'_>, within: Duration) -> Result<News, JobError> {
     const INTERVAL: Duration = Duration::from_millis(10);
     for _ in 0..within.as_millis() / INTERVAL.as_millis() {

@@ -1,4 +1,4 @@
-//! What the two processes measured, brought together: a table for people, one JSON document for programs.
+//! The result of the two processes' reports: a table for people, one JSON document for programs.
 
 use std::fmt;
 
@@ -33,7 +33,7 @@ struct Run {
     calls: u64,
     elapsed_ns: u64,
     calls_per_s: f64,
-    /// From before the call to its callback; in latency mode.
+    /// Round-trip times from before the call to its callback; in latency mode.
     round_trip_ns: Option<LatencySummary>,
     caller: Counts,
     answerer: Counts,
@@ -49,7 +49,7 @@ pub(crate) struct JobResult {
     ns_per_call: Spread,
     /// In rate mode, the median of the same over blocks of 64 polls of all runs: blocks in which a process lost its core do not count.
     ns_per_call_of_blocks: Option<f64>,
-    /// Of all runs together, from before the call to its callback; in latency mode.
+    /// Round-trip times of all runs together, from before the call to its callback; in latency mode.
     round_trip_ns: Option<LatencySummary>,
     round_trip_p50_ns: Option<Spread>,
     caller_messages_per_write: Spread,
@@ -116,7 +116,7 @@ impl JobResult {
         })
     }
 
-    /// Payloads that arrived, but were not the right ones.
+    /// Number of payloads that arrived with wrong bytes.
     pub(crate) const fn bad_payloads(&self) -> u64 {
         self.bad_payloads
     }

@@ -11,7 +11,7 @@ use crate::cli::Fault;
 use crate::options::{Job, Options};
 use crate::setup::{Counts, JobError, Moment, Setup};
 
-/// What the main thread tells the answering one: the number of phases that are over, or [`STOP`].
+/// The main thread's message to the answering thread: the number of phases that are over, or [`STOP`].
 #[derive(Debug, Default)]
 pub(crate) struct Control(AtomicUsize);
 
@@ -28,7 +28,7 @@ impl Control {
     }
 }
 
-/// What the answering thread tells the main one.
+/// A message of the answering thread to the main thread.
 pub(crate) enum News {
     /// The records of its endpoints.
     Open {
@@ -95,7 +95,7 @@ impl<'a> Answers<'a> {
         Self { job, request, reply, next: vec![0; job.endpoints], bad_requests: 0 }
     }
 
-    /// Answers all that is there, and has the answers leave at once; whether anything was.
+    /// Answers all requests that are there, and sends the answers at once. Returns whether there were any.
     #[inline]
     fn step(&mut self, context: &Context<u32>) -> Result<bool, JobError> {
         let mut outcome = Ok(());
@@ -126,7 +126,7 @@ impl<'a> Answers<'a> {
         reply.send(&self.reply).map_err(|error| JobError::Reply(error.to_string()))
     }
 
-    /// Whether it is the turn of this request; what has less than a tag cannot be told apart.
+    /// Returns whether this request is the next in turn. A request shorter than a tag cannot be told apart.
     fn is_next(&mut self, tag: Tag) -> bool {
         if self.request.len() < 8 {
             return true;

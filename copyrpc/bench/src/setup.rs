@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use crate::options::Options;
 
-/// Why a process ended before its time.
+/// Why a process ended early.
 #[derive(Debug, Error)]
 pub(crate) enum JobError {
     #[error(transparent)]
@@ -93,7 +93,7 @@ impl Setup {
     }
 }
 
-/// What a context did during one run.
+/// Counters of a context during one run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counts {
     pub(crate) calls: u64,
@@ -114,7 +114,7 @@ pub(crate) struct Counts {
     pub(crate) rnr_naks: Option<u64>,
 }
 
-/// The counters of a context at some moment.
+/// The counters of a context at one moment.
 #[derive(Default)]
 pub(crate) struct Moment {
     stats: Stats,
@@ -128,7 +128,7 @@ impl Moment {
 }
 
 impl Counts {
-    /// What was done between two moments.
+    /// Returns the differences between two moments.
     pub(crate) fn between(before: &Moment, after: &Moment) -> Self {
         let rnr_naks = after.rnr_naks.map(|naks| naks - before.rnr_naks.unwrap_or(0));
         let (before, after) = (&before.stats, &after.stats);

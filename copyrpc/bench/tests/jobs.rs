@@ -1,4 +1,4 @@
-//! Whole jobs: both processes, their result, and what happens when something is wrong.
+//! Whole jobs: both processes, their result, and failures.
 #![allow(
     missing_docs,
     clippy::unwrap_used,

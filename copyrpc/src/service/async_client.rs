@@ -1,4 +1,4 @@
-//! The client whose calls are futures: a thread of its own has the connection, and sleeps while nothing is called.
+//! The client whose calls are futures. A thread of its own has the connection, and sleeps while no call is under way.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,11 +23,11 @@ use crate::typed::Call;
 
 type Reply = Result<Vec<u8>, ClientError>;
 
-/// A connection to a [`Server`](crate::Server) whose calls are futures, for any executor and from any thread. Clones are the same connection, and
-/// so share its WRITEs; it is closed with the last of them, which waits until the server knows, 20 ms at most.
+/// A connection to a [`Server`](crate::Server) whose calls are futures, for any executor and from any thread. Clones share the
+/// connection, and therefore its WRITEs. Dropping the last clone closes the connection, and waits until the server knows, at most 20 ms.
 ///
-/// A thread of its own has the device. It sleeps on the completion channel while there is nothing to do; calls and replies wake it. A call that is
-/// made while the connection has ended connects again, and what is called meanwhile waits for that.
+/// A thread of its own has the device. The thread sleeps on the completion channel while there is nothing to do; calls and replies wake
+/// it. A call after the end of the connection connects again; calls made meanwhile wait for the new connection.
 ///
 /// ```no_run
 /// # async fn caller() -> Result<(), copyrpc::ClientError> {
@@ -39,13 +39,13 @@ type Reply = Result<Vec<u8>, ClientError>;
 #[derive(Clone)]
 pub struct AsyncClient(Arc<Handle>);
 
-/// What the clients of a connection share. Its drop ends the thread.
+/// The shared part of a connection's clients. Its drop ends the thread.
 struct Handle {
     poster: Poster<Job>,
     limits: Limits,
 }
 
-/// Of the device and the connection, which are the same after connecting again.
+/// Properties of the device and the connection, which are the same after connecting again.
 struct Limits {
     device: DeviceInfo,
     max_request: usize,
@@ -59,7 +59,7 @@ struct Job {
     request: Arc<[u8]>,
     end: Option<Instant>,
     reply: Sender<Reply>,
-    /// The server was leaving when it was sent: it is sent once more.
+    /// The server was leaving when the call was sent first: this is its second and last try.
     is_second: bool,
 }
 
@@ -80,7 +80,7 @@ impl fmt::Debug for AsyncClient {
 }
 
 impl AsyncClient {
-    /// Opens the device, and connects to the server at `address`, which is waited for.
+    /// Opens the device, and connects to the server at `address`. Waits for a server that is not there yet.
     ///
     /// # Errors
     /// [`ClientError`]; nothing is left behind.
@@ -111,8 +111,8 @@ impl AsyncClient {
         Ok(client)
     }
 
-    /// Sends a request, with the first poll of the future, and waits for its reply, for as long as the options say. A future that is dropped gives the
-    /// call up. Calls of one client reach the server in the order of their first polls.
+    /// Sends a request with the first poll of the future, and waits for its reply, as long as the options allow. Dropping the future
+    /// gives the call up. Calls of one client reach the server in the order of their first polls.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -120,7 +120,7 @@ impl AsyncClient {
         self.call_for(request.into(), self.0.limits.timeout)
     }
 
-    /// Like [`call`](Self::call), but waits for so long at most, from the first poll on, for a connection that is made again, too.
+    /// Like [`call`](Self::call), with a timeout of its own. The timeout counts from the first poll, and includes a new connection.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -128,7 +128,7 @@ impl AsyncClient {
         self.call_for(request.into(), Some(timeout))
     }
 
-    /// Sends the bytes of `request`, and takes the reply's as a [`Call::Reply`].
+    /// Sends the bytes of `request`, and reads the reply as a [`Call::Reply`].
     ///
     /// # Errors
     /// [`ClientError`].
@@ -140,19 +140,19 @@ impl AsyncClient {
         AsyncCall { handle: Arc::clone(&self.0), stage: Stage::New(request, timeout) }
     }
 
-    /// The maximum number of bytes of a request.
+    /// Returns the maximum bytes of a request.
     #[must_use]
     pub fn max_request(&self) -> usize {
         self.0.limits.max_request
     }
 
-    /// The maximum number of bytes of a reply.
+    /// Returns the maximum bytes of a reply.
     #[must_use]
     pub fn max_reply(&self) -> usize {
         self.0.limits.max_reply
     }
 
-    /// Name, transport and capabilities of the device in use.
+    /// Returns name, transport and capabilities of the device in use.
     #[must_use]
     pub fn device_info(&self) -> &DeviceInfo {
         &self.0.limits.device
@@ -160,7 +160,7 @@ impl AsyncClient {
 }
 
 impl Handle {
-    /// Returns the call's number, and the place where its reply comes.
+    /// Posts a call to the thread. Returns the number of the call, and the receiver of its reply.
     fn post(&self, request: Vec<u8>, timeout: Option<Duration>) -> (u64, Receiver<Reply>) {
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let (reply, receiver) = oneshot();
@@ -222,7 +222,7 @@ impl Drop for AsyncCall {
 /// The state of the thread.
 struct Worker {
     caller: Caller<Job>,
-    /// Its waiting calls are those that the endpoint has not taken.
+    /// Its waiting calls are those that the endpoint has not taken yet.
     posted: Posted<Job>,
     /// The calls that the endpoint has taken, by their numbers.
     under_way: HashMap<u64, CallToken>,
@@ -240,14 +240,14 @@ impl Worker {
         (Self { caller, posted, under_way: HashMap::new() }, Handle { poster, limits })
     }
 
-    /// Works until nobody can call any more. Its drop then tells every caller that still waits.
+    /// Serves the calls until no client is left. The drop then tells every caller that still waits.
     fn serve(mut self) {
         let mut in_vain = 0;
         while self.posted.take() {
             self.cancel_given_up();
             let Ok(moved) = self.step() else { return };
             in_vain = if moved { 0 } else { in_vain + 1 };
-            // The context knows when the calls end that the endpoint has taken.
+            // The context knows the deadlines of the calls that the endpoint has taken.
             if in_vain > SPINS && self.caller.context.wait(self.posted.left()).is_err() {
                 return;
             }
@@ -263,7 +263,7 @@ impl Worker {
         }
     }
 
-    /// Sends the calls that there is room for, and takes replies. Returns whether anything happened.
+    /// Sends waiting calls as far as there is room, and takes replies. Returns whether anything happened.
     fn step(&mut self) -> Result<bool, ClientError> {
         let moved = self.send()?;
         let Self { caller, posted, under_way } = self;
@@ -314,7 +314,7 @@ impl Worker {
         Ok(moved)
     }
 
-    /// Connects again. If that is not possible, every call that waits ends.
+    /// Connects again. If that is not possible, every waiting call ends.
     fn reconnect(&mut self) {
         let Self { caller, posted, .. } = self;
         let connected = posted.reconnect(caller.options.connect_timeout, |attempt, is_wanted| caller.reconnect(attempt, is_wanted));

@@ -1,4 +1,4 @@
-//! The server whose requests are futures: a thread of its own has the device, and sleeps while nothing is asked.
+//! The server whose requests are futures. A thread of its own has the device, and sleeps while no request arrives.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -17,8 +17,9 @@ use crate::recv::RecvHandle;
 
 /// A server at a TCP address whose requests are futures, for any executor and from any thread.
 ///
-/// A thread of its own has the device, connects the clients, and sleeps while there is nothing to do; requests and answers wake it. Dropping the server
-/// ends it, and waits until what was answered has arrived, 20 ms at most; requests that are not answered by then are refused.
+/// A thread of its own has the device, connects the clients, and sleeps while there is nothing to do; requests and answers wake it.
+/// Dropping the server ends it, and waits until the answers given have arrived, at most 20 ms. Requests that are not answered by then are
+/// refused.
 ///
 /// ```no_run
 /// # async fn serve(spawn: impl Fn(std::pin::Pin<Box<dyn Future<Output = ()> + Send>>)) -> Result<(), copyrpc::ServerError> {
@@ -48,15 +49,15 @@ struct Shared {
 
 #[derive(Default)]
 struct Queues {
-    /// Not received yet: number and bytes.
+    /// Number and bytes of requests that are not received yet.
     requests: VecDeque<(u64, Vec<u8>)>,
     answers: Vec<(u64, Answer)>,
-    /// Who waits for requests.
+    /// Wakers of the tasks that wait for requests.
     wakers: Vec<Waker>,
-    /// There are no more requests, because of this if it is not taken yet.
+    /// There are no more requests. The reason is `error`, until a receiver takes it.
     is_over: bool,
     error: Option<ServerError>,
-    /// Nobody answers any more.
+    /// The thread answers no more requests.
     is_closed: bool,
 }
 
@@ -74,7 +75,7 @@ impl fmt::Debug for AsyncServer {
 }
 
 impl AsyncServer {
-    /// Opens the device, and listens at `address`; port 0 is any that is free.
+    /// Opens the device, and listens at `address`. Port 0 is any free port.
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
@@ -96,22 +97,24 @@ impl AsyncServer {
         Ok(server)
     }
 
-    /// Where it listens.
+    /// Returns the address at which it listens.
     #[must_use]
     pub const fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Has [`recv`](Self::recv) give `None`, from any thread: new requests are refused then, and those that were received can still be answered.
+    /// Returns a handle that makes [`recv`](Self::recv) return `None`, from any thread. New requests are refused then; received requests
+    /// can still be answered.
     #[must_use]
     pub fn stop_handle(&self) -> StopHandle {
         self.stop.clone()
     }
 
-    /// The oldest request that arrived, once there is one; `None` once the server was stopped. Several may wait: each request reaches one of them.
+    /// Waits for a request, and returns the oldest one; returns `None` once the server is stopped. Several tasks may wait; each request
+    /// reaches one of them.
     ///
     /// # Errors
-    /// The server cannot go on: [`ServerError::Poll`]. One of those who wait gets it, the others get `None`.
+    /// [`ServerError::Poll`]: the server cannot continue. One of the waiting tasks gets the error, the others get `None`.
     pub async fn recv(&self) -> Result<Option<ServerRequest>, ServerError> {
         poll_fn(|task| {
             let mut queues = lock(&self.shared.queues);
@@ -136,19 +139,19 @@ impl Drop for AsyncServer {
         lock(&self.shared.queues).is_closed = true;
         self.shared.waker.wake_by_ref();
         if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != thread::current().id()) {
-            // It says to nobody else that it panicked.
+            // The result would only report a panic of the thread.
             let _ = thread.join();
         }
     }
 }
 
-/// A request to be answered, at any time, in any order and from any thread. Dropped without an answer, it tells the caller so:
+/// A request, to be answered at any time, in any order and from any thread. Dropping it without an answer tells the caller:
 /// [`ClientError::Dropped`](crate::ClientError::Dropped).
 #[must_use = "dropping a request answers it with an error"]
 pub struct ServerRequest {
     data: Vec<u8>,
     number: u64,
-    /// Until it is answered.
+    /// `None` once it is answered.
     shared: Option<Arc<Shared>>,
 }
 
@@ -159,18 +162,18 @@ impl fmt::Debug for ServerRequest {
 }
 
 impl ServerRequest {
-    /// The request's bytes.
+    /// Returns the request's bytes.
     #[must_use]
     pub fn data(&self) -> &[u8] {
         &self.data
     }
 
-    /// Answers. A client that has left gets none; a reply that is longer than the client takes is answered with a refusal.
+    /// Sends a reply. A client that has left gets none. A reply longer than the client accepts becomes a refusal.
     pub fn reply(mut self, reply: impl Into<Vec<u8>>) {
         self.answer(Answer::Reply(reply.into()));
     }
 
-    /// Answers with a refusal.
+    /// Refuses the request.
     pub fn refuse(mut self) {
         self.answer(Answer::Refusal);
     }
@@ -189,7 +192,7 @@ impl Drop for ServerRequest {
     }
 }
 
-/// The thread.
+/// Runs the thread: makes the server, tells `tell` of it, and serves until its end.
 fn serve(address: impl ToSocketAddrs, options: &ServerOptions, tell: Sender<Result<AsyncServer, ServerError>>) {
     let bound = Server::with_options(address, options).and_then(|server| {
         let address = server.local_addr().map_err(ServerError::Listen)?;
@@ -201,7 +204,7 @@ fn serve(address: impl ToSocketAddrs, options: &ServerOptions, tell: Sender<Resu
     };
     let stop = server.stop_handle();
     let shared = Arc::new(Shared { queues: Mutex::default(), waker: server.waker() });
-    // Ends it also in a panic.
+    // Its drop marks the end, in a panic too.
     let over = Over(&shared);
     if !tell.is_wanted() {
         return;
@@ -243,7 +246,7 @@ fn serve(address: impl ToSocketAddrs, options: &ServerOptions, tell: Sender<Resu
 }
 
 impl Shared {
-    /// A request to be received.
+    /// Offers a request to the receivers.
     fn offer(&self, number: u64, data: Vec<u8>) {
         let wakers = {
             let mut queues = lock(&self.queues);
@@ -253,7 +256,7 @@ impl Shared {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// There are no more requests. Those that nobody has received.
+    /// Marks that there are no more requests. Returns the numbers of the requests that were not received.
     fn end(&self, error: Option<ServerError>) -> Vec<u64> {
         let (requests, wakers) = {
             let mut queues = lock(&self.queues);
@@ -266,7 +269,7 @@ impl Shared {
     }
 }
 
-/// Tells with its drop that the thread serves nobody any more.
+/// Its drop marks that the thread serves no more requests.
 struct Over<'a>(&'a Shared);
 
 impl Drop for Over<'_> {
@@ -275,7 +278,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Answers a request; a client that has left gets nothing.
+/// Sends the answer to a request. A client that has left gets nothing.
 fn give(request: RecvHandle<()>, answer: Answer) {
     match answer {
         Answer::Reply(reply) => {

@@ -1,4 +1,4 @@
-//! One end of a connection to a server, which is made again when it has ended.
+//! The client's end of a connection to a server. The connection is made again when it has ended.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -18,23 +18,25 @@ use crate::handshake::Handshake;
 use crate::pending::ConnectFailure;
 use crate::typed::SizeError;
 
-/// The one in use, and one that has ended and is not given back yet.
+/// Number of endpoints: the endpoint in use, and an ended endpoint whose resources are not free yet.
 const ENDPOINTS: u32 = 2;
 
-/// What a [`Client`](crate::Client) is made with.
+/// Options of a [`Client`](crate::Client).
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// Its device, of the kind that the server's is. Default: the one that the environment variable `COPYRPC_DEVICE` names (`soft`, `mlx5_0`,
-    /// `mlx5_0:2`), or the software HCA.
+    /// Its device, of the same kind as the server's. Default: the device that the environment variable `COPYRPC_DEVICE` names (`soft`,
+    /// `mlx5_0`, `mlx5_0:2`), or the software HCA.
     pub device: DeviceSpec,
-    /// What the connection is made with; the ring size is the server's.
+    /// Options of the connection. The ring size must be the server's.
     pub endpoint: EndpointConfig,
-    /// For how long a server that is not there yet, or does not answer, is waited for, whenever a connection is made. Default 5 s.
+    /// Maximum time to wait, whenever a connection is made, for a server that is not there yet or does not answer. Default: 5 s.
     pub connect_timeout: Duration,
-    /// The maximum number of bytes of a reply; larger ones are refused. A call that was given up keeps that much of the credit, a quarter of the ring, until it is
-    /// answered after all. Default: a quarter of the most, which is 3/16 of the ring: 48 KiB with rings of 1 MiB.
+    /// Maximum bytes of a reply; longer replies are refused. A call that was given up keeps that much of the credit, which is a quarter
+    /// of the ring, until the server answers it. Default: a quarter of the maximum, which is 3/16 of the ring: 48 KiB with rings of 1
+    /// MiB.
     pub max_reply: Option<usize>,
-    /// How long [`Client::call`](crate::Client::call) waits. Default: as long as the server lives and polls ([`EndpointConfig::stall_timeout`]).
+    /// Timeout of [`Client::call`](crate::Client::call). Default: none; a call waits as long as the server lives and polls
+    /// ([`EndpointConfig::stall_timeout`]).
     pub timeout: Option<Duration>,
 }
 
@@ -50,54 +52,54 @@ impl Default for ClientOptions {
     }
 }
 
-/// Why there is no client, or no reply.
+/// Why a client could not be made, or a call has no reply.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// The device could not be opened, or its queues not be made.
+    /// The device could not be opened, or its queues could not be created.
     #[error(transparent)]
     Device(#[from] BuildError),
-    /// The address is none, or nobody listens there.
-    #[error("the server at {address}: {source}")]
+    /// The address is invalid, or no server listens there.
+    #[error("connecting to the server at {address}: {source}")]
     Unreachable {
         /// The address.
         address: String,
-        /// What the socket says.
+        /// The socket's error.
         source: io::Error,
     },
-    /// There was no room for the thread of an [`AsyncClient`](crate::AsyncClient).
+    /// The thread of an [`AsyncClient`](crate::AsyncClient) could not be started.
     #[error("starting the thread of a client: {0}")]
     Thread(#[source] io::Error),
     /// The server and this client could not be connected.
     #[error(transparent)]
     Connect(#[from] ConnectFailure),
-    /// The request is longer than a ring takes. It was not sent.
+    /// The request is longer than the ring permits. It was not sent.
     #[error("request of {len} bytes, the limit is {max}: larger rings take more (EndpointConfig::ring_size)")]
     TooLarge {
-        /// Its bytes.
+        /// Bytes of the request.
         len: usize,
-        /// The maximum number of bytes of a request.
+        /// Maximum bytes of a request.
         max: usize,
     },
-    /// There was no reply in time. Whether the handler ran, or will, is not known.
+    /// No reply arrived in time. It is not known whether the handler ran, or will run.
     #[error("no reply in time")]
     TimedOut,
     /// The handler refused the request, or its reply was too long.
     #[error("the server refused the request, or its reply has more than {max_reply} bytes (ClientOptions::max_reply)")]
     Refused {
-        /// The maximum number of bytes of a reply.
+        /// Maximum bytes of a reply.
         max_reply: usize,
     },
     /// The handler dropped the request.
     #[error("the server dropped the request")]
     Dropped,
-    /// The connection ended before there was a reply. Whether the handler ran is not known; the next call connects again.
+    /// The connection ended before a reply arrived. It is not known whether the handler ran. The next call connects again.
     #[error("no reply: {0}")]
     Closed(CloseReason),
-    /// The reply is not the type that was asked for.
+    /// The reply does not have the size of the requested type.
     #[error("the reply: {0}")]
     Reply(#[from] SizeError),
-    /// The device refused something.
+    /// The device reported an error.
     #[error(transparent)]
     Poll(#[from] PollError),
 }
@@ -107,14 +109,14 @@ pub(super) struct Caller<U> {
     /// Declared before the context.
     pub(super) endpoint: Endpoint<U>,
     pub(super) context: Context<U>,
-    /// As it was given, for errors.
+    /// The address as given, for errors.
     pub(super) address: String,
     addresses: Vec<SocketAddr>,
     pub(super) options: ClientOptions,
 }
 
 impl<U> Caller<U> {
-    /// Opens the device, and connects to the server at `address`, which is waited for as long as it `is_wanted`.
+    /// Opens the device, and connects to the server at `address`. Waits for the server as long as it `is_wanted`.
     pub(super) fn connect(
         address: impl ToSocketAddrs + fmt::Debug,
         options: &ClientOptions,
@@ -128,20 +130,20 @@ impl<U> Caller<U> {
         Ok(Self { endpoint, context, address: name, addresses, options: options.clone() })
     }
 
-    /// In place of a connection that has ended. Tries for so long, and as long as it `is_wanted`.
+    /// Makes a new connection in place of an ended one. Tries for the time `patience`, and as long as it `is_wanted`.
     pub(super) fn reconnect(&mut self, patience: Duration, is_wanted: impl FnMut() -> bool) -> Result<(), ClientError> {
         self.endpoint.abort();
         self.endpoint = reach(&self.context, &self.address, &self.addresses, &self.options, patience, is_wanted)?;
         Ok(())
     }
 
-    /// The maximum number of bytes of a reply.
+    /// Returns the maximum bytes of a reply.
     pub(super) fn max_reply(&self) -> usize {
         let most = self.endpoint.max_response_allowance();
         self.options.max_reply.unwrap_or(most / 4).min(most)
     }
 
-    /// Makes a call, with so much time left.
+    /// Makes a call. `left` is the time until its deadline; `None`: no deadline.
     pub(super) fn call(&self, request: &[u8], user_data: U, left: Option<Duration>) -> Result<CallToken, CallError<U>> {
         match left {
             Some(left) => self.endpoint.call_within(request, user_data, self.max_reply(), left),
@@ -150,7 +152,7 @@ impl<U> Caller<U> {
     }
 }
 
-/// Connects to the first of the addresses that has a server, which is waited for.
+/// Connects to the first address that has a server. Waits for a server that is not there yet.
 fn reach<U>(
     context: &Context<U>,
     name: &str,
@@ -164,7 +166,7 @@ fn reach<U>(
     rendezvous::reach(addresses, patience, is_wanted, meet, has_left, unreachable)
 }
 
-/// Whether the server left while this client was waiting to be taken, or while they met.
+/// Returns whether the server left while this client waited for its admission, or during the handshake.
 fn has_left(error: &ClientError) -> bool {
     use mlx5::ConnectError::{NoSuchDevice, NoSuchQp, StaleDevice};
 
@@ -182,7 +184,7 @@ fn meet<U>(context: &Context<U>, mut stream: TcpStream, options: &ClientOptions)
     met.ok_or_else(|| ConnectFailure::Channel(ErrorKind::TimedOut.into()))
 }
 
-/// Why a call failed.
+/// Returns the error of a failed call.
 pub(super) fn failed(failure: CallFailure, max_reply: usize) -> ClientError {
     match failure {
         CallFailure::Dropped => ClientError::Dropped,
@@ -192,7 +194,7 @@ pub(super) fn failed(failure: CallFailure, max_reply: usize) -> ClientError {
     }
 }
 
-/// A reply as what it is to be.
+/// Reads a reply as a `Reply`.
 pub(super) fn read_reply<Reply: FromBytes>(reply: &[u8]) -> Result<Reply, ClientError> {
     Reply::read_from_bytes(reply).map_err(|_| SizeError { received: reply.len(), expected: size_of::<Reply>() }.into())
 }

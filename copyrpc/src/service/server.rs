@@ -1,4 +1,4 @@
-//! The server: accepts, polls, answers.
+//! The server: accepts clients, polls, answers.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -25,24 +25,25 @@ use crate::ring::RecvBytes;
 use crate::stats::Stats;
 use crate::typed::Call;
 
-/// How long a server sleeps at most: nothing of a socket wakes it.
+/// Maximum sleep of a server, in which no event of a socket wakes it.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
-/// The same while clients are being connected.
+/// Maximum sleep while clients connect.
 const SHORT_SLEEP: Duration = Duration::from_millis(1);
-/// So often a server that always has something to do looks at its socket all the same.
+/// Number of polls between two looks at the socket, for a server that always has something to do.
 const POLLS_PER_LOOK: u32 = 1024;
-/// How long a client may take to connect. It keeps nobody else waiting, and has no endpoint before its record is there.
+/// Maximum time for a client to connect. Other clients do not wait meanwhile. The client has no endpoint until its record has arrived.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 
-/// What a [`Server`] is made with.
+/// Options of a [`Server`].
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Its device. Default: the one that the environment variable `COPYRPC_DEVICE` names (`soft`, `mlx5_0`, `mlx5_0:2`), or the software HCA.
+    /// Its device. Default: the device that the environment variable `COPYRPC_DEVICE` names (`soft`, `mlx5_0`, `mlx5_0:2`), or the
+    /// software HCA.
     pub device: DeviceSpec,
-    /// The maximum number of clients at once; one more is told so. Default [`DEFAULT_ENDPOINTS`]. Each takes the memory that [`EndpointConfig`] says: 2 MiB of
-    /// rings by default.
+    /// Maximum number of clients at once; a further client gets a refusal that says so. Default: [`DEFAULT_ENDPOINTS`]. Each client takes
+    /// the memory that [`EndpointConfig`] gives: 2 MiB of rings by default.
     pub clients: u32,
-    /// What their connections are made with. Clients need the same ring size.
+    /// Options of the connections. Clients need the same ring size.
     pub endpoint: EndpointConfig,
 }
 
@@ -52,20 +53,20 @@ impl Default for ServerOptions {
     }
 }
 
-/// Why a server could not be made, or cannot go on.
+/// Why a server could not be made, or cannot continue.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServerError {
-    /// The device could not be opened, or its queues not be made.
+    /// The device could not be opened, or its queues could not be created.
     #[error(transparent)]
     Device(#[from] BuildError),
-    /// There was no room for the thread of an [`AsyncServer`](crate::AsyncServer).
+    /// The thread of an [`AsyncServer`](crate::AsyncServer) could not be started.
     #[error("starting the thread of a server: {0}")]
     Thread(#[source] io::Error),
-    /// The address cannot be listened at.
+    /// The server cannot listen at the address.
     #[error("listening at the server's address: {0}")]
     Listen(#[source] io::Error),
-    /// The device refused something.
+    /// The device reported an error.
     #[error(transparent)]
     Poll(#[from] PollError),
 }
@@ -78,17 +79,17 @@ pub struct StopHandle {
 }
 
 impl StopHandle {
-    /// Makes the server return as soon as its handler has returned. Requests that have arrived by then are answered.
+    /// Makes [`Server::serve`] return as soon as its handler has returned. Requests that have arrived by then are answered.
     pub fn stop(&self) {
         self.is_stopped.store(true, Ordering::Release);
         self.waker.wake_by_ref();
     }
 }
 
-/// A server at a TCP address. It belongs to one thread, and serves all its clients in it.
+/// A server at a TCP address. It belongs to one thread, and serves all its clients in that thread.
 ///
-/// Clients that leave, in whatever way, and those that take their time to connect, keep no other waiting. One process, or thread, may have
-/// several servers, each with its own address and device.
+/// A client that leaves, in any way, or takes its time to connect delays no other client. One process or thread may have several servers,
+/// each with its own address and device.
 ///
 /// ```no_run
 /// let mut server = copyrpc::Server::bind("127.0.0.1:7479")?;
@@ -96,26 +97,26 @@ impl StopHandle {
 /// # Ok::<(), copyrpc::ServerError>(())
 /// ```
 pub struct Server {
-    /// Declared before the context, which waits when it is dropped until what they have to send has arrived.
+    /// Declared before the context, whose drop waits until the endpoints' last answers have arrived.
     clients: Vec<Endpoint<()>>,
     gate: Gate<Arriving>,
     context: Context<()>,
     endpoint: EndpointConfig,
     stop: StopHandle,
     polls_to_look: u32,
-    /// Polls in a row that found nothing.
+    /// Number of polls in a row that found nothing.
     in_vain: u32,
 }
 
-/// How far a client has come that is being connected.
+/// The progress of a client that connects.
 enum Arriving {
-    /// Its record is not there yet. It costs nothing but a descriptor.
+    /// Its record has not arrived. It costs a descriptor only.
     Record(Incoming<EXCHANGE_RECORD_SIZE>),
     Meeting(Box<Handshake<()>>),
 }
 
 impl Arriving {
-    /// Goes on as far as the socket lets it.
+    /// Proceeds as far as the socket permits.
     fn advance(
         &mut self,
         stream: &mut TcpStream,
@@ -125,7 +126,8 @@ impl Arriving {
         if let Self::Record(incoming) = self {
             let Some(record) = incoming.advance(stream)? else { return Ok(None) };
             if let Err(error) = ExchangeRecord::decode(record) {
-                // One of another version reads there which one this is. Who cannot take it at once does not learn it.
+                // A client of another version reads there the version of this server. A client that cannot take the record at once does
+                // not learn of it.
                 let _ = stream.write(&ExchangeRecord::refuse(Refusal::Failed));
                 return Err(error.into());
             }
@@ -145,7 +147,7 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    /// Opens the device, and listens at `address`; port 0 is any that is free.
+    /// Opens the device, and listens at `address`. Port 0 is any free port.
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
@@ -164,46 +166,47 @@ impl Server {
         Ok(Self { clients: Vec::new(), gate, context, endpoint: options.endpoint.clone(), stop, polls_to_look: 0, in_vain: 0 })
     }
 
-    /// Where it listens.
+    /// Returns the address at which it listens.
     ///
     /// # Errors
-    /// The system cannot tell.
+    /// The system cannot tell the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.gate.local_addr()
     }
 
-    /// Clients that are connected.
+    /// Returns the number of connected clients.
     #[must_use]
     pub fn clients(&self) -> usize {
         self.context.endpoints()
     }
 
-    /// Name, transport and capabilities of the device in use.
+    /// Returns name, transport and capabilities of the device in use.
     #[must_use]
     pub fn device_info(&self) -> DeviceInfo {
         self.context.device_info()
     }
 
-    /// Counters of all clients there were.
+    /// Returns the counters of all clients since the server was made.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.context.stats()
     }
 
-    /// Ends [`serve`](Self::serve), from any thread.
+    /// Returns a handle that ends [`serve`](Self::serve), from any thread.
     #[must_use]
     pub fn stop_handle(&self) -> StopHandle {
         self.stop.clone()
     }
 
-    /// Answers each request with what `handler` makes of it, until it is stopped. A reply that is longer than the client takes is answered
-    /// with a refusal. For handlers that answer later, or only some: [`step`](Self::step) and [`recv`](Self::recv).
+    /// Answers each request with the return value of `handler`, until the server is stopped. A reply longer than the client accepts
+    /// becomes a refusal. For handlers that answer later, or answer only some requests, see [`step`](Self::step) and
+    /// [`recv`](Self::recv).
     ///
     /// # Errors
     /// [`ServerError::Poll`].
     pub fn serve<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(RecvBytes<'_>) -> R) -> Result<(), ServerError> {
         self.answer(|request, reply| {
-            // A client that left gets none.
+            // A client that has left gets no reply.
             if let Err(crate::ReplyError::TooLarge { request: reply, .. }) = reply.send(handler(request).as_ref()) {
                 let _refused = reply.refuse();
             }
@@ -221,7 +224,7 @@ impl Server {
         }
     }
 
-    /// Like [`serve`](Self::serve), for requests that are structs: one of another size is refused.
+    /// Like [`serve`](Self::serve), for requests that are structs. A request of another size is refused.
     ///
     /// # Errors
     /// [`ServerError::Poll`].
@@ -241,14 +244,14 @@ impl Server {
         self.stop.is_stopped.load(Ordering::Acquire)
     }
 
-    /// Ends the sleep of a [`step`](Self::step), the one under way or the next, from any thread.
+    /// Returns a handle that ends the sleep of a [`step`](Self::step), the present or the next one, from any thread.
     #[must_use]
     pub fn waker(&self) -> Waker {
         self.stop.waker.clone()
     }
 
-    /// One bounded step: connects clients, sends answers, takes in requests for [`recv`](Self::recv), sleeps for at most 10 ms if there has been
-    /// nothing to do for a while ([`waker`](Self::waker) ends that).
+    /// One bounded step: connects clients, sends answers, and takes requests for [`recv`](Self::recv). If there was nothing to do for a
+    /// while, it sleeps for at most 10 ms; [`waker`](Self::waker) ends the sleep.
     ///
     /// # Errors
     /// [`ServerError::Poll`].
@@ -272,13 +275,13 @@ impl Server {
         Ok(())
     }
 
-    /// The oldest request that arrived. Its answer leaves with the next [`step`](Self::step).
+    /// Returns the oldest request that arrived. Its answer is sent with the next [`step`](Self::step).
     #[must_use]
     pub fn recv(&self) -> Option<RecvHandle<()>> {
         self.context.recv()
     }
 
-    /// Takes new clients, goes on with those that are being connected, and lets go of those that have left.
+    /// Admits new clients, continues with clients that connect, and drops those that have left.
     fn look_at_sockets(&mut self) {
         self.clients.retain(|client| client.closed().is_none());
         let Self { clients, gate, context, endpoint, .. } = self;

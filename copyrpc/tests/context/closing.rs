@@ -98,7 +98,7 @@ fn a_request_that_nobody_received_is_refused() {
     assert!(pair.client.recv().is_none());
 }
 
-/// What the other hears of an abort is what it would hear of a death.
+/// The peer sees an abort as it would see a death.
 #[test]
 fn an_abort_ends_all_at_once_also_what_a_graceful_end_waits_for() {
     for is_closing in [false, true] {

@@ -1,4 +1,4 @@
-//! What outlives what: endpoints, handles and user data of contexts that are gone, and numbers that are used again.
+//! Lifetimes: endpoints, handles and user data of contexts that are gone, and numbers that are used again.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -17,7 +17,7 @@ fn connect<U, V>(a: &Context<U>, b: &Context<V>) -> (Endpoint<U>, Endpoint<V>) {
     (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap())
 }
 
-/// Whatever is done with what is left of it: the connection is freed, and with it the memory of two rings and the device.
+/// However the ended endpoint is used: the connection is freed, and with it the memory of two rings and the device.
 #[test]
 fn an_endpoint_that_is_closed_or_aborted_after_its_context_leaves_nothing_behind() {
     let net = Net::new();

@@ -1,4 +1,4 @@
-//! What cannot be is refused, with the legal range and what to do, and changes nothing.
+//! Impossible requests are refused, with the legal range and advice, and change nothing.
 
 use copyrpc::{
     CallError, CallFailure, CloseReason, ConnectFailure, ContextBuilder, CreateEndpointError, DEFAULT_ENDPOINTS, EXCHANGE_RECORD_SIZE,
@@ -176,7 +176,7 @@ fn ends_of_unequal_mtus_use_the_smaller_one() {
     assert_eq!((a.path_mtu(), b.path_mtu()), (mtu / 2, mtu));
 }
 
-/// What an older or newer release, or a mistake in the transport of the record, would give.
+/// Records as an older or newer release, or a mistake in the transport of the record, would give them.
 #[test]
 fn records_that_are_damaged_or_of_another_version_are_refused() {
     let net = Net::new();
@@ -189,7 +189,7 @@ fn records_that_are_damaged_or_of_another_version_are_refused() {
     };
     assert_eq!(damaged(8), "copyrpc exchange record version 131, this end speaks 2: use equal releases");
     assert_eq!(damaged(0), "not a copyrpc exchange record");
-    assert_eq!(damaged(16), "bytes 16..56 of the exchange record are no address of a queue pair");
+    assert_eq!(damaged(16), "bytes 16..56 of the exchange record are not the address of a queue pair");
     assert_eq!(damaged(74), "ring size is 8458240 in the record, legal is a power of two, 4096..=268435456");
     assert!(ExchangeRecord::decode(&[0; EXCHANGE_RECORD_SIZE]).is_err());
 }

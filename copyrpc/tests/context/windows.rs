@@ -50,7 +50,7 @@ fn messages_gather_behind_a_window_of_either_clock() {
     }
 }
 
-/// What a full window holds back is posted by nobody but a sleeper that wakes, for the completion or the peer's word.
+/// Batches that a full window holds back are posted only by a sleeper that wakes, for the completion or the peer's word.
 #[test]
 fn a_sleeper_wakes_for_the_place_that_a_window_gets() {
     let exempt_bytes = Window::DEFAULT_EXEMPT_BYTES;

@@ -53,7 +53,7 @@ fn a_stream_connects_two_endpoints_and_what_is_wrong_with_it_is_said() {
 struct LatePeer {
     pending: Option<PendingEndpoint<()>>,
     endpoint: Option<Endpoint<()>>,
-    /// What it was sent.
+    /// The messages that it received.
     heard: Vec<u8>,
     verdict: u8,
 }

@@ -1,4 +1,4 @@
-//! What drives futures, and what ends them all: sleeping threads, wake-ups from others, a context or a peer that goes.
+//! Drivers of futures, and the ends of all futures: sleeping threads, wake-ups from others, a context or a peer that goes.
 
 use std::cell::Cell;
 use std::future::Future;

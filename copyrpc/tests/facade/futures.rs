@@ -217,7 +217,7 @@ fn a_call_ends_with_its_deadline_a_refusal_or_its_failure() {
     assert_eq!(refused, Some(Err(AsyncCallError::Failed(CallFailure::Refused))));
 }
 
-/// What the server below adds 1 to.
+/// A number, to which the server below adds 1.
 #[derive(IntoBytes, Immutable)]
 #[repr(transparent)]
 struct Number(U32);

@@ -1,4 +1,5 @@
-//! What is around calls and replies: one-sided operations, waiting, typed messages, futures. On the software HCA, all ends in one process.
+//! The interface besides calls and replies: one-sided operations, waiting, typed messages, futures. On the software HCA, all ends in one
+//! process.
 #![allow(
     missing_docs,
     clippy::unwrap_used,

@@ -8,7 +8,7 @@ use mlx5::LocalFabric;
 
 use super::{builder, connect, next_request, small, step_until};
 
-/// Two ends with memory each; all that ended at the near end.
+/// Two ends with memory each, and the operations that ended at the near end.
 struct Pair {
     near: Context<u64>,
     far: Context<u64>,

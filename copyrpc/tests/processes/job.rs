@@ -1,4 +1,4 @@
-//! The launcher's side: starts processes, carries exchange records between them, sends signals, and reads what they say.
+//! The launcher's side: starts processes, carries exchange records between them, sends signals, and reads their reports.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Write as _};
@@ -38,7 +38,7 @@ pub(crate) fn scale() -> u64 {
     std::env::var("COPYRPC_TEST_SCALE").map_or(1, |scale| scale.parse().unwrap())
 }
 
-/// What a process is told at its start.
+/// The parameters of a process at its start.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     /// Its nodes.
@@ -62,10 +62,10 @@ impl Settings {
     }
 }
 
-/// What a node said last of its connection to another.
+/// The last report of a node about its connection to another node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Said {
-    /// The how-manyth connection of the two.
+    /// Number of the connection between the two nodes.
     pub(crate) incarnation: u64,
     pub(crate) issued: u64,
     /// Ended by their reply.
@@ -113,7 +113,7 @@ impl Said {
 /// A pair of nodes: who says it, and of whom; or who calls, and whom.
 pub(crate) type Pair = (usize, usize);
 
-/// What all processes said.
+/// The reports of all processes.
 #[derive(Default)]
 struct Heard {
     said: HashMap<Pair, Said>,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// A connection's end that calls: from which node, to which, and the how-manyth connection between them.
+/// The calling end of a connection: its node, the peer's node, and the number of the connection between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Caller {
     pub(crate) from: usize,

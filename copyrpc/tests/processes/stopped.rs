@@ -23,7 +23,7 @@ fn a_process_stopped_at_random_moments_delays_nobody_else_and_loses_nothing() {
     job.finish();
 }
 
-/// What a step of a process cost it, between two reports: CPU time, so that nothing else of the machine counts.
+/// Cost of a process's step between two reports: CPU time, so that nothing else on the machine counts.
 fn step_ns([before, after]: [&Said; 2]) -> u64 {
     (after.cpu_ns - before.cpu_ns) / (after.rounds - before.rounds)
 }

@@ -22,7 +22,7 @@ const RECEIVES: u32 = 48;
 /// Rounds without work before a process gives its core away.
 const SPINS: u32 = 32;
 
-/// Of a call: to whom, and the how-manyth.
+/// Target of a call: the node, and the number of the connection.
 type UserData = (Caller, u64);
 
 /// One node's view of another.

@@ -1,4 +1,4 @@
-//! What the tests of the binding share: contexts on the device of this run, and waiting for what they must do.
+//! Shared parts of the binding's tests: contexts on the device of this run, and waiting for events.
 //!
 //! `MLX5_TEST_TIME=immediate|delay|virtual` says when the software HCA executes, `MLX5_TEST_DEVICE=mlx5_0` takes that device behind
 //! libibverbs instead; `scripts/verbs-tests` knows what makes sense there. So a test may not count polls: it steps until something is so
@@ -25,7 +25,7 @@ const WATCHDOG: Duration = Duration::from_secs(100);
 /// Between two steps on hardware: what plays the hardware may need the core.
 const HARDWARE_PAUSE: Duration = Duration::from_micros(20);
 
-/// Where contexts meet: a fabric, or a device.
+/// The place where contexts meet: a fabric, or a device.
 pub(crate) struct Net(time::Net);
 
 impl Net {

@@ -88,7 +88,7 @@ pub(super) enum Step {
     Deferred,
 }
 
-/// Whose turn it is. The actions of a side between two serves have no effect outside and need nothing that could disappear, so all of
+/// The side whose turn it is. The actions of a side between two serves have no effect outside and need nothing that could disappear, so all of
 /// them may be moved to just before the second serve. Only the order of the sides' turns is explored, each from its first action to its
 /// serve.
 ///
@@ -116,7 +116,7 @@ pub(super) struct World {
     /// Spans of the batches in the receive ring of a side that wait for its poll.
     pub(super) arrived: [VecDeque<u64>; 2],
     pub(super) reads: [Read; 2],
-    /// Whose turn it is.
+    /// The side whose turn it is.
     pub(super) turn: Turn,
     /// Number of calls each side made, if it is limited.
     pub(super) made: [u32; 2],

@@ -1,4 +1,4 @@
-//! The lying end: a real core over a raw queue pair, and what it changes.
+//! The lying end: a real core over a raw queue pair, and its changes.
 
 use crate::link::{Emit, Event, Link, LinkConfig, Request, Window};
 use crate::ring::{RingSize, RingView};
@@ -19,7 +19,7 @@ const READ_AT: usize = FLOW_METADATA_SIZE;
 const WRITTEN: u64 = 0;
 const READ: u64 = 1;
 
-/// What all liars have of one device: each begins in what the last one left in its rings.
+/// The shared resources of all liars of one device: each begins with the bytes that the last one left in its rings.
 pub(crate) struct Home {
     send: Mr,
     recv: Mr,
@@ -50,7 +50,7 @@ impl Home {
         }
     }
 
-    /// Takes what a liar left in the completion queues.
+    /// Takes the completions that a liar left in the completion queues.
     pub(crate) fn forget(&mut self) {
         while self.send_cq.poll(64, |_| ()) + self.recv_cq.poll(64, |_| ()) > 0 {}
     }
@@ -135,7 +135,7 @@ impl Liar {
         liar
     }
 
-    /// What the victim is told of this end.
+    /// Returns the properties of this end that the victim learns.
     pub(crate) fn record(&self, home: &Home) -> ExchangeRecord {
         ExchangeRecord {
             address: self.qp.address(),
@@ -273,7 +273,7 @@ impl Liar {
         home.record.write(0, &record).unwrap();
     }
 
-    /// What was sent once, some of it in its place, again.
+    /// Sends again some bytes that were sent before, some of them in their place.
     fn send_again(&mut self, home: &Home, rng: &mut fastrand::Rng) {
         if self.sent.is_empty() {
             return;
@@ -284,7 +284,7 @@ impl Liar {
         }
     }
 
-    /// What no copyrpc sends: a batch of its own, where the next one goes, or another operation.
+    /// Sends something that copyrpc never sends: a batch of its own in place of the next one, or another operation.
     fn forge(&mut self, home: &Home, rng: &mut fastrand::Rng) {
         let operation = rng.u8(..16);
         let _broken = match operation {
@@ -306,7 +306,7 @@ impl Liar {
         };
     }
 
-    /// Well formed in all but one thing or so.
+    /// Returns a batch that is well formed in all but about one respect.
     fn forged_batch(&self, rng: &mut fastrand::Rng) -> (Emit, Vec<u8>) {
         let count = rng.u32(..4);
         let words = self.record.words;

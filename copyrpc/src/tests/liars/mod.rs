@@ -60,7 +60,7 @@ impl Time {
     }
 }
 
-/// What ended the connections, and how often.
+/// The reasons that ended the connections, and how often each did.
 #[derive(Default)]
 struct Ends(BTreeMap<String, u64>);
 

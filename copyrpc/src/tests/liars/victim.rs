@@ -21,7 +21,7 @@ const HONEST: u64 = 1 << 63;
 /// Polls in which an honest call is answered, and a connection to a liar has ended.
 const MOST_POLLS: usize = 1_000;
 
-/// How it ended with a liar.
+/// The end of a connection to a liar.
 pub(crate) enum End {
     Refused(ConnectFailure),
     Closed(CloseReason),
@@ -39,7 +39,7 @@ pub(crate) struct Server {
     client: Context<u64>,
     to_server: Endpoint<u64>,
     _to_client: Endpoint<u64>,
-    /// What each call to a liar that has not ended may be answered with at most.
+    /// Maximum answer to each call to a liar that has not ended.
     open: RefCell<HashMap<u64, usize>>,
     next_call: Cell<u64>,
     honest_calls: Cell<u64>,
@@ -155,7 +155,7 @@ impl Server {
         panic!("an honest call is not answered: {:?}", self.to_server.stats());
     }
 
-    /// Ends the connection, by force if nothing else does, and says for which reason it ended. All its calls end.
+    /// Ends the connection, by force if nothing else does, and returns the reason of its end. All its calls end.
     pub(crate) fn end(&self, mut victim: Victim, time: &Time, rng: &mut fastrand::Rng) -> CloseReason {
         match rng.u8(..4) {
             0 => victim.endpoint.abort(),

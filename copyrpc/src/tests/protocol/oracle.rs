@@ -30,7 +30,7 @@ struct Wish {
 struct Taken {
     key: CallKey,
     deadline_ns: u64,
-    /// What the responder answered, once it has.
+    /// The responder's answer, once it has answered.
     answer: Option<Ended>,
 }
 
@@ -47,7 +47,7 @@ struct Held {
     number: usize,
 }
 
-/// What one side's application knows. Serials number the calls of a side.
+/// The knowledge of one side's application. Serials number the calls of a side.
 #[derive(Default)]
 struct App {
     next_serial: u64,

@@ -9,7 +9,7 @@ const POLLS: usize = 1_000;
 /// The longest pause, and the READ behind it.
 const LONGEST: usize = 65;
 
-/// What keeps side 0 waiting for its peer's words.
+/// Why side 0 waits for its peer's words.
 #[derive(Clone, Copy, PartialEq)]
 enum Wait {
     RefusedCall,

@@ -171,7 +171,7 @@ impl End {
         }
     }
 
-    /// What an owner that lives does every few milliseconds.
+    /// Does the periodic work of a living owner, which takes place every few milliseconds.
     pub(crate) fn sweep(&mut self) {
         if let Some(heartbeat) = self.link.beat() {
             self.record.heartbeat = heartbeat;
