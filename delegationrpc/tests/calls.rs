@@ -1,4 +1,4 @@
-//! What is particular to delegationrpc: parameters, tokens, the shared ring, and broken clients.
+//! Properties of delegationrpc: parameters, tokens, the shared ring, and broken clients.
 #![cfg(not(loom))]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
 

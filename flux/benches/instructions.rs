@@ -108,9 +108,9 @@ impl Pair {
     }
 }
 
-/// What a call of flux cannot do without: a message there and one back, through the same lanes, lines, stores and loads; and a table that says whose
-/// reply it is. What the crate takes beyond is the price of its promises: who is called, whether it lives, sleeps or polls another lane, bounded passes
-/// over many, rejections, deadlines, lines fetched ahead.
+/// The minimum of a call of flux: a message there and one back, through the same lanes, lines, stores and loads, and a table of the calls
+/// that wait for a reply. The rest of the crate's cost pays for its promises: who is called, whether it lives, sleeps or polls another
+/// lane, bounded passes over many, rejections, deadlines, lines fetched ahead.
 struct Bare {
     there: (LaneTx<Tagged<Payload>>, LaneRx<Tagged<Payload>>),
     back: (LaneTx<Tagged<Payload>>, LaneRx<Tagged<Payload>>),

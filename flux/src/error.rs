@@ -1,4 +1,4 @@
-//! What can go wrong, one type per verb.
+//! Errors, one type per verb.
 
 use crate::token::Token;
 

@@ -32,7 +32,7 @@ pub(crate) struct Asked {
     pub(crate) to: u32,
 }
 
-/// What tells one node that it is called.
+/// The signals by which one node learns that it is called.
 struct Inbound {
     /// By sender: whether to set a ready bit.
     armed: Box<[Line<AtomicU32>]>,
@@ -115,7 +115,7 @@ impl Towards {
 /// The networks of this process, for tokens.
 static NETWORKS: Numbered<Weak<Signals>> = Numbered::new();
 
-/// What is shared but the lanes.
+/// The shared parts of the network except the lanes.
 pub(crate) struct Signals {
     nodes: Box<[Inbound]>,
     always: AtomicBool,
@@ -192,7 +192,7 @@ impl Signals {
         self.nodes.get(to)?.armed.get(from / WORDS_PER_LINE)?.0.get(from % WORDS_PER_LINE)
     }
 
-    /// What `from` looks at with every message to `to`.
+    /// Returns the words that `from` looks at with every message to `to`.
     pub(crate) fn towards(&self, from: usize, to: usize) -> Option<Towards> {
         // For those who call it, a node itself is closed.
         let closed = if from == to { &self.always } else { self.closed(to)? };

@@ -478,7 +478,7 @@ impl<T: Copy + Send, U> ready::Lanes for Ends<T, U> {
     }
 }
 
-/// What [`Node::wait`] waits for, so that a thread can sleep on several things: see [`sleep::wait`].
+/// The condition of [`Node::wait`], so that a thread can sleep on several things: see [`sleep::wait`].
 impl<T: Copy + Send, U> Watch for Node<T, U> {
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
         if let Some(sleep) = self.ends.mesh.signals().sleep(self.ends.index) {

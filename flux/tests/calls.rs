@@ -1,4 +1,4 @@
-//! What a network of nodes promises. Loops are bounded by counts of polls, so that nothing hangs.
+//! Properties of a network of nodes. Loops are bounded by counts of polls, so that nothing hangs.
 #![cfg(not(loom))]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
@@ -408,7 +408,7 @@ fn sleeper_learns_of_the_end_of_a_node_it_called_and_of_no_other() {
     assert_eq!(sleeper.join().unwrap(), (1, vec![(1, Err(CallFailed::Disconnected(SessionEnd::PeerGone)))], false));
 }
 
-/// Who spins or yields switches to no other thread by its own will.
+/// A sleeping node hardly runs: spinning or yielding would not switch to another thread by itself.
 #[test]
 fn idle_sleeper_hardly_runs() {
     let (mut a, mut b) = pair(Config::default());

@@ -17,7 +17,7 @@ struct Member {
     made: u64,
     /// The calls that are unanswered, and when they end without an answer.
     deadlines: BTreeMap<u64, (u64, CallToken)>,
-    /// What it answers later, by the time.
+    /// The requests that it answers later, by the time.
     held: BTreeMap<(u64, u64), Token>,
 }
 

@@ -30,7 +30,7 @@ pub trait Announce: Wakes + Send + Sized {
     /// [`ParameterError::Words`] if there cannot be so many words.
     fn bytes(max_clients: usize, words: usize) -> Result<usize, ParameterError>;
 
-    /// What lies at `base`.
+    /// Makes a view of the announcements at `base`.
     ///
     /// # Safety
     /// At `base`, aligned to 64, are as many bytes as [`bytes`](Self::bytes) says for these numbers, zeroed when the region was created, which stay

@@ -1,4 +1,4 @@
-//! What blocks: serving, and waiting for a server. It waits in the thread that calls, and starts none.
+//! Blocking functions: serving, and waiting for a server. They wait in the calling thread, and start none.
 
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ pub(crate) fn serve<S>(
 /// Tries until it succeeds, `patience` is over, or an error comes that will not pass. That error, or the last, is the outcome.
 ///
 /// # Errors
-/// Those of `attempt`.
+/// The errors of `attempt`.
 pub(crate) fn retry<T, E>(patience: Duration, may_pass: impl Fn(&E) -> bool, mut attempt: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     let start = Instant::now();
     loop {

@@ -265,20 +265,20 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         Err(end)
     }
 
-    /// What a `SIGKILL` leaves in the middle of a call, for models: a request that is not published.
+    /// Leaves the state after a `SIGKILL` in the middle of a call, for models: a request that is not published.
     #[cfg(all(test, loom))]
     pub(crate) fn call_half(&self, request: Req) {
         self.requests.publish_half(Tagged { tag: 0, payload: request });
     }
 
-    /// What one leaves behind a request that is published and not announced.
+    /// Leaves the state after a `SIGKILL` behind a request that is published and not announced.
     #[cfg(all(test, loom))]
     pub(crate) fn call_unannounced(&mut self, request: Req, user_data: U) {
         let call = self.begin(user_data).unwrap();
         self.publish(call, request);
     }
 
-    /// What a `SIGKILL` leaves, for models.
+    /// Leaves the state after a `SIGKILL`, for models.
     #[cfg(all(test, loom))]
     pub(crate) fn die(self) {
         self.member.die();
@@ -318,7 +318,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
     }
 }
 
-/// What [`Client::wait`] waits for, so that a thread can sleep on several things: see [`shm::sleep::wait`].
+/// The condition of [`Client::wait`], so that a thread can sleep on several things: see [`shm::sleep::wait`].
 impl<Req: Plain, Resp: Plain, U, W: Announce> Watch for Client<Req, Resp, U, W> {
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
         show(self.member.holding().sleep().word());

@@ -1,4 +1,4 @@
-//! What can go wrong, one type per verb.
+//! Errors, one type per verb.
 
 use shm::dir::DirError;
 use shm::plain::TypeShape;
@@ -8,7 +8,7 @@ use crate::limits::{CLIENTS_MAX, DEPTH_MAX, LINE, MESSAGE_MAX};
 use crate::seats::JoinError;
 use crate::token::Token;
 
-/// What is wrong with the parameters of a server.
+/// Why the parameters of a server are invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParameterError {

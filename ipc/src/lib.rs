@@ -66,9 +66,10 @@
 //! - **Memory**: 192 B + 64 B per client + a slot of 16 B and the payload, rounded up to 64 B, for each call in each direction + 1 bit per
 //!   client, rounded up to 64 B: 4,416 B for one client at depth 32, 33,536 B for 8 (and a page for every region).
 //!
-//! What it relies on, what a stopped or killed process does to others and what garbage costs: `docs/shm-protocols.md`; `delegationrpc` is the same
-//! with a ring of names in the place of the bits: another [`Announce`]. **Which to choose**: this one, unless clients are to be taken up in the order in
-//! which they begin to call. A call costs the same instructions in both, and a poll of a server that finds nothing is cheaper here.
+//! `docs/shm-protocols.md` describes the conditions that it needs, the effect of a stopped or killed process on others, and the cost of
+//! garbage. `delegationrpc` is the same with a ring of names in the place of the bits: another [`Announce`]. **Which to choose**: this
+//! one, unless clients are to be served in the order in which they begin to call. A call costs the same instructions in both, and a poll
+//! of a server that finds nothing is cheaper here.
 //!
 //! # The files, in the order a call passes them
 //! - `client`: publishes a request in its own lane, and collects replies; `membership`: its seat, and whether there is still a server.

@@ -1,4 +1,4 @@
-//! What there can be at most.
+//! Limits of a server's parameters.
 
 /// Maximum number of clients of one server: delegationrpc has 12 bits for one.
 pub const CLIENTS_MAX: usize = 4096;

@@ -67,7 +67,7 @@ impl Membership {
         &self.seats
     }
 
-    /// What deadlines go by.
+    /// Returns the clock of the deadlines.
     pub(crate) fn clock(&self) -> &Clock {
         self.region.clock()
     }
@@ -102,7 +102,7 @@ impl Membership {
         &self.holding
     }
 
-    /// What a `SIGKILL` leaves, for models: the lock is free, and the seat taken.
+    /// Leaves the state after a `SIGKILL`, for models: the lock is free, and the seat taken.
     #[cfg(all(test, loom))]
     pub(crate) fn die(mut self) {
         self.session = None;

@@ -112,7 +112,7 @@ impl Session {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Holding {
     seat: NonNull<Seat>,
-    /// What the session's word is meanwhile.
+    /// The value of the session's word meanwhile.
     word: u64,
     /// Of the process that looks.
     barrier: LightBarrier,
@@ -163,7 +163,7 @@ impl Holding {
         self.sleep().wake_behind(self.barrier);
     }
 
-    /// What the holder sleeps on.
+    /// Returns the word that the holder sleeps on.
     #[must_use]
     #[inline(always)]
     pub(crate) fn sleep(&self) -> &Sleep {
@@ -291,7 +291,7 @@ impl Seats {
         self.seat(seat).map(|seat| &seat.armed)
     }
 
-    /// What the server sleeps on; clients wake it after what it must be told of.
+    /// Returns the word that the server sleeps on. Clients wake it after each thing that they tell it.
     #[must_use]
     #[inline(always)]
     pub(crate) fn server_sleep(&self) -> &Sleep {
@@ -340,7 +340,7 @@ pub(crate) struct Patrol {
     seats: Seats,
     next: usize,
     departures: u64,
-    /// What the count of departures is while there is nothing to do.
+    /// The count of departures as long as there is nothing to do.
     expected: u64,
     /// The time, if the clock was read since the last pass.
     now_ns: Option<u64>,
@@ -401,7 +401,7 @@ impl Patrol {
         self.catch_up(file, now_ns, self.seats.count, &mut bury);
     }
 
-    /// What a round finds without asking the kernel, for models.
+    /// Runs a round without asking the kernel, for models.
     #[cfg(all(test, loom))]
     pub(crate) fn find_left(&mut self, file: &LockFile, mut bury: impl FnMut(usize, u32)) {
         self.round(file, self.seats.count, 0, &mut bury);

@@ -236,7 +236,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     }
 }
 
-/// What [`Server::wait`] waits for, so that a thread can sleep on several things: see [`sleep::wait`].
+/// The condition of [`Server::wait`], so that a thread can sleep on several things: see [`sleep::wait`].
 impl<Req: Plain, Resp: Plain, W: Announce> Sleeper for Server<Req, Resp, W> {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.reject_dropped();

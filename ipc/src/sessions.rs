@@ -1,6 +1,6 @@
 //! The server's side of its clients' sessions: a pair of lanes for each, of which it polls those with something in them.
 //!
-//! What tells it of a client that begins to call, a set of bits or a ring of names, is its owner's: a [`Wakes`].
+//! Its owner has the [`Wakes`] that tells it of a client that begins to call: a set of bits, or a ring of names.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -178,9 +178,9 @@ struct Table<Req, Resp> {
 struct Inbox {
     /// The lane that is received from.
     current: Batch,
-    /// Those after it.
+    /// The batches after the current one.
     later: VecDeque<Batch>,
-    /// Requests in those. At most seats x depth, with the current one's.
+    /// Requests in the later batches. At most seats x depth, with the current one's.
     later_waiting: usize,
 }
 
@@ -338,7 +338,7 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         self.table.seats.evict(from.client(), from.generation);
     }
 
-    /// What a server that sleeps waits for: something to pass for or to receive. Looks for dead clients in every slice.
+    /// Returns the condition that a sleeping server waits for: something to pass for or to receive. Looks for dead clients in every slice.
     pub(crate) fn watch<'a>(&'a mut self, wakes: &'a mut impl Wakes, file: &'a LockFile) -> impl Watch + 'a {
         Idle { sessions: self, wakes, file }
     }

@@ -39,7 +39,7 @@ impl Token {
         self.asker.client()
     }
 
-    /// Whose request it is, and its slot, if this server received it.
+    /// Returns the client of the request and its slot, if this server received it.
     #[inline(always)]
     pub(crate) fn asker_at(&self, server: &Listed) -> Option<Asker> {
         (self.server == server.number).then_some(self.asker)
@@ -90,7 +90,7 @@ impl StopHandle {
     }
 }
 
-/// What other threads of the process leave for a server. They wake it after (W1).
+/// Messages of other threads of the process to a server. They wake it afterwards (W1).
 struct Notes {
     dropped: Dropped<Asker>,
     is_stopped: AtomicBool,

@@ -1,4 +1,4 @@
-//! What is refused and what is survived.
+//! Bad input that is refused or survived.
 #![cfg(not(loom))]
 #![allow(missing_docs, reason = "a test")]
 

@@ -1,4 +1,4 @@
-//! What is refused and what is survived, with messages of bytes.
+//! Bad input that is refused or survived, with messages of bytes.
 #![cfg(not(loom))]
 #![allow(missing_docs, reason = "a test")]
 

@@ -1,4 +1,4 @@
-//! What is particular to messages of bytes: lengths, bounds, and peers that lie about them.
+//! Messages of bytes: lengths, bounds, and peers that lie about them.
 #![cfg(not(loom))]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
 

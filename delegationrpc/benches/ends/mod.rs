@@ -3,7 +3,7 @@
 use delegationrpc::{CallError, Client, Dir, Server};
 use harness::load::{Answerer, Caller, Failure, Payload};
 
-/// What both ends must have in common.
+/// The tag that both ends must have in common.
 const TAG: u64 = 0x7065_6572;
 
 pub(crate) struct DelegationServer(Server<Payload, Payload>);

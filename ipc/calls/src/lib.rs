@@ -1,6 +1,7 @@
-//! What every RPC of this workspace through shared memory needs for its calls, whatever carries them: the table of calls that wait for an answer, in which a
-//! late, repeated or forged answer finds nothing; their deadlines; and the words for how calls end. It makes no system call, starts no thread and
-//! has no unsafe code. Time is an argument, in nanoseconds of any monotonic clock. `ipc`, `delegationrpc` and `flux` stand on it.
+//! The calls of every RPC of this workspace through shared memory, whatever carries them: the table of calls that wait for an answer, in
+//! which a late, repeated or forged answer finds nothing; their deadlines; and the words for how calls end. It makes no system call,
+//! starts no thread and has no unsafe code. Time is an argument, in nanoseconds of any monotonic clock. `ipc`, `delegationrpc` and `flux`
+//! are built on it.
 //!
 //! ```rust
 //! use std::time::Duration;

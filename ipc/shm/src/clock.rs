@@ -1,4 +1,4 @@
-//! What time it is: the system's, or one that is set by hand.
+//! The clock: the system's, or a clock that is set by hand.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

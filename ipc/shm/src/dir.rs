@@ -57,7 +57,7 @@ pub enum DirError {
     NotWritable {
         /// The directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// Any other refusal of the kernel.
@@ -65,7 +65,7 @@ pub enum DirError {
     Io {
         /// The directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -144,7 +144,7 @@ impl Dir {
         Self { inner: Arc::new(Inner { path, place, clock }) }
     }
 
-    /// What the users of its regions go by.
+    /// Returns the clock that the users of its regions go by.
     #[must_use]
     pub fn clock(&self) -> &Clock {
         &self.inner.clock

@@ -86,7 +86,7 @@ impl<V> Numbered<V> {
         number
     }
 
-    /// What `f` makes of the value of this number, if it is there. Nobody [removes](Self::remove) it meanwhile.
+    /// Calls `f` with the value of this number, if it is there. No other thread [removes](Self::remove) it meanwhile.
     pub fn with<R>(&self, number: u64, f: impl FnOnce(&V) -> R) -> Option<R> {
         self.lock().get(&number).map(f)
     }

@@ -33,7 +33,7 @@ pub enum LockError {
     Io {
         /// The byte asked for.
         byte: u64,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -57,7 +57,7 @@ struct Held {
 }
 
 impl OpenFile {
-    /// What this process holds.
+    /// Returns the locks that this process holds.
     fn held(&self) -> MutexGuard<'_, Held> {
         let mut held = unpoisoned(&self.held);
         let pid = std::process::id();
@@ -255,7 +255,7 @@ impl Drop for LockFile {
 pub struct ByteLock {
     file: LockFile,
     byte: u64,
-    /// Whose it is.
+    /// The process that holds it.
     pid: u32,
 }
 

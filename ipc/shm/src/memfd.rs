@@ -84,7 +84,7 @@ pub enum MemfdAttachError {
         /// The descriptor's number in the owner.
         fd: u32,
     },
-    /// What is there now is not the memfd that the id was made from.
+    /// The descriptor is not the memfd that the id was made from.
     #[error("descriptor {fd} of process {pid} is not the memory that was announced: its owner was replaced")]
     Stale {
         /// The owner's process id.
@@ -133,7 +133,7 @@ pub enum MemfdRangeError {
     NoMemory {
         /// Bytes asked for.
         bytes: usize,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The kernel refused for another reason.
@@ -243,7 +243,7 @@ impl Memfd {
         Self { map: self.map.share(), fd: Arc::clone(&self.fd), id: self.id }
     }
 
-    /// What peers need to attach. Valid as long as the owner's `Memfd` exists.
+    /// Returns the id that peers need to attach. Valid as long as the owner's `Memfd` exists.
     #[must_use]
     pub fn id(&self) -> MemfdId {
         self.id

@@ -8,7 +8,7 @@ pub trait Plain: FromBytes + IntoBytes + Immutable + Copy + 'static {}
 
 impl<T: FromBytes + IntoBytes + Immutable + Copy + 'static> Plain for T {}
 
-/// What both ends of an RPC must agree on about its payload types, as it lies in shared memory: 24 bytes.
+/// The payload types of an RPC, on which both ends must agree, as they lie in shared memory: 24 bytes.
 ///
 /// The sizes catch most mistakes; `tag` is the application's: a number that it changes with the meaning of the fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

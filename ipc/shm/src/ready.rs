@@ -131,7 +131,7 @@ fn bits(mut word: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// What tells a consumer which of its cold lanes have something in them.
+/// Tells a consumer which of its cold lanes have something in them.
 pub trait Wakes {
     /// Whether there is something to [`drain`](Self::drain). After a [`heavy_barrier`] behind raising a flag, `false` means that a producer
     /// that tells from now on sees the flag.

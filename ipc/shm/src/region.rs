@@ -32,7 +32,7 @@ use crate::sys::{self, Mapping};
 /// How often a dead region of the same name is removed and the name tried again.
 const REPLACE_ATTEMPTS: usize = 16;
 
-/// What is known of a region's owner.
+/// The known state of a region's owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnerState {
     /// Not proven otherwise.
@@ -234,7 +234,7 @@ impl Region {
         header_of(&self.map)
     }
 
-    /// What its users go by: its directory's clock.
+    /// Returns the clock of its directory, which its users go by.
     #[must_use]
     pub fn clock(&self) -> &Clock {
         self.dir.clock()
@@ -278,7 +278,7 @@ impl Region {
         self.header().may_be_ownerless()
     }
 
-    /// What is proven about the owner. No system call as long as [`owner_hint`](Self::owner_hint) is false, otherwise about 200 ns.
+    /// Returns the proven state of the owner. No system call as long as [`owner_hint`](Self::owner_hint) is false, otherwise about 200 ns.
     #[must_use]
     pub fn owner_state(&self) -> OwnerState {
         let header = self.header();

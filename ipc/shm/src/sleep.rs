@@ -150,7 +150,7 @@ impl Word<'_> {
     }
 }
 
-/// What a sleeper waits for.
+/// The condition that a sleeper waits for.
 pub trait Watch {
     /// Shows the words through which producers wake it: always the same ones, in the same order. There may be none, if [`slice`](Self::slice)
     /// is short.

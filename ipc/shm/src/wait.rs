@@ -1,4 +1,4 @@
-//! What a polling loop does when it found nothing to do.
+//! The behaviour of a polling loop that found nothing to do.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! What regions, directories, locks and memfds refuse, and what they promise within one process.
+//! Refusals of regions, directories, locks and memfds, and their promises within one process.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
 
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -246,7 +246,7 @@ fn memfd_is_sealed_sparse_and_found_by_its_token() {
     assert!(mapping_at(read_only.base().as_ptr() as usize).contains(" r--s "));
 }
 
-/// What the kernel says about the mapping that starts at an address.
+/// Returns the kernel's description of the mapping that starts at an address.
 fn mapping_at(address: usize) -> String {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let start = maps.find(&format!("{address:x}-")).expect("nothing is mapped there");

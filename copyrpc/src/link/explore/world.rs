@@ -88,9 +88,9 @@ pub(super) enum Step {
     Deferred,
 }
 
-/// The side whose turn it is. The actions of a side between two serves have no effect outside and need nothing that could disappear, so all of
-/// them may be moved to just before the second serve. Only the order of the sides' turns is explored, each from its first action to its
-/// serve.
+/// The side whose turn it is. The actions of a side between two serves have no effect outside and need nothing that could disappear. So
+/// all of them may be moved to just before the second serve. Only the order of the sides' turns is explored, each from its first action
+/// to its serve.
 ///
 /// In a turn, batches are taken first. A call or reply before that is equivalent to one after it, where it has no less space and credit;
 /// and arrivals fulfil the wish of a refused call.

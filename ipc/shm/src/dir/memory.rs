@@ -13,7 +13,7 @@ pub(crate) struct Memory {
     regions: Mutex<BTreeMap<String, InMemory>>,
 }
 
-/// What the owner of a region shares with those who open it.
+/// The parts of a region that its owner shares with those who open it.
 #[derive(Debug)]
 pub(crate) struct InMemory {
     pub(crate) map: Mapping,

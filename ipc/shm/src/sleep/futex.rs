@@ -24,7 +24,7 @@ struct KnownWord {
 
 const _: () = assert!(size_of::<KnownWord>() == 24);
 
-/// What the words of a sleep were before their flags went up.
+/// The values of a sleep's words before their flags went up.
 pub(super) struct Known {
     words: [KnownWord; WORDS_MAX],
     count: usize,

@@ -21,7 +21,7 @@ thread_local! {
     static WAKERS: RefCell<HashMap<usize, Left, BuildHasherDefault<Spread>>> = RefCell::default();
 }
 
-/// Who rests on a word: nearly always one.
+/// The threads that rest on a word: nearly always one.
 struct Left {
     waker: Waker,
     others: Vec<Waker>,

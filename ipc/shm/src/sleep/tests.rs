@@ -6,7 +6,7 @@ use super::*;
 /// One slice is longer than anybody waits for a test, so a wake-up that is lost is a hang.
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// What a consumer is told, and through which word.
+/// The messages to a consumer, and the word through which they come.
 #[derive(Default)]
 struct Mail {
     sleep: Sleep,
@@ -102,7 +102,7 @@ fn flags_are_down_when_nobody_sleeps() {
     );
 }
 
-/// What is due at once is not slept for, and what others wait for is not touched.
+/// A wait that is due at once does not sleep, and does not touch the waits of others.
 #[test]
 fn what_is_due_ends_a_wait_when_its_time_has_come() {
     let mail = Mail::default();
