@@ -216,7 +216,7 @@ impl Cursor {
         Some(client)
     }
 
-    /// Whether a client is announced.
+    /// Returns whether a client is announced.
     #[inline(always)]
     fn any(&self, ring: &Words<'_>) -> bool {
         let word = ring.word(self.next).load(Ordering::Relaxed);

@@ -1,6 +1,6 @@
 //! The sizes of a network.
 
-/// Most nodes of a network.
+/// Maximum number of nodes of a network.
 pub const NODES_MAX: usize = 256;
 
 /// Sizes of a network.
@@ -50,7 +50,7 @@ pub enum ConfigError {
     InFlight {
         /// Calls in flight asked for.
         in_flight: usize,
-        /// Most possible.
+        /// The maximum.
         max: usize,
     },
     /// A lane that cannot hold all calls and replies.

@@ -76,7 +76,7 @@ pub(crate) struct Towards {
 unsafe impl Send for Towards {}
 
 impl Towards {
-    /// Whether the node was dropped.
+    /// Returns whether the node was dropped.
     ///
     /// # Safety
     /// The mesh is there.

@@ -53,7 +53,7 @@ struct Ends<T, U> {
     peers: Vec<Peer<T, U>>,
     /// Received calls that are neither answered nor rejected.
     held: usize,
-    /// Of those the ones that wait for [`Node::try_recv_raw`].
+    /// The held calls that wait for [`Node::try_recv_raw`].
     inbox: VecDeque<(Asked, T)>,
     /// Last: everything above points into it.
     mesh: Arc<Mesh<T>>,
@@ -82,7 +82,7 @@ impl<T: Copy + Send, U> Peer<T, U> {
         unsafe { self.towards.tell() };
     }
 
-    /// Whether this node was dropped.
+    /// Returns whether this node was dropped.
     #[inline(always)]
     fn is_closed(&self, order: Ordering) -> bool {
         // SAFETY: a node keeps the mesh as long as its peers.
@@ -231,7 +231,7 @@ impl<T: Copy + Send, U> Node<T, U> {
         ended
     }
 
-    /// How long until the earliest deadline.
+    /// Returns the time until the earliest deadline.
     fn until_deadline(&self) -> Option<Duration> {
         if !self.is_timed {
             return None;

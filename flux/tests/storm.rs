@@ -44,7 +44,7 @@ impl Member<'_> {
         self.call(to, is_hasty.then_some(timeout))
     }
 
-    /// Whether it was made, or cannot be any more.
+    /// Returns whether the call was made, or cannot be made any more.
     fn call(&mut self, to: usize, timeout: Option<Duration>) -> bool {
         let number = (self.node.index() as u64) << 32 | self.made;
         let deadline = timeout.map(|timeout| Instant::now() + timeout);

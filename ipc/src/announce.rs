@@ -1,4 +1,4 @@
-//! How a client tells a server that does not poll its lane that it calls.
+//! The ways in which a client tells a server that does not poll its lane that it calls.
 
 use std::ptr::NonNull;
 

@@ -9,7 +9,7 @@ use crate::token::StopHandle;
 
 /// Rounds that find nothing before one that blocks sleeps.
 pub(crate) const SPINS: u32 = 256;
-/// How long to wait between two attempts.
+/// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Steps `server` until `stop`, and has it `wait` after a few steps that found nothing.

@@ -220,7 +220,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         self.until_deadline().is_some_and(|left| left.is_zero())
     }
 
-    /// How long until the earliest deadline.
+    /// Returns the time until the earliest deadline.
     fn until_deadline(&self) -> Option<Duration> {
         self.calls.until_deadline(|| self.member.clock().now_ns())
     }

@@ -90,7 +90,7 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether it may be otherwise soon: the server is not up yet, or its places are taken.
+    /// Returns whether trying again may help soon: the server is not up yet, or its places are taken.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {

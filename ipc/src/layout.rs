@@ -1,4 +1,4 @@
-//! Where everything lies in the region of a server, and what its header says.
+//! Layout of a server's region, and of its header.
 //!
 //! | offset | bytes | what | writer |
 //! |---|---|---|---|
@@ -81,7 +81,7 @@ pub(crate) struct AreaBytes {
 }
 
 impl Layout {
-    /// Where clients announce themselves.
+    /// Offset of the words through which clients announce themselves.
     pub(crate) const ANNOUNCED: usize = size_of::<Header>();
 
     pub(crate) fn new<Req: Plain, Resp: Plain, W: Announce>(
@@ -127,14 +127,14 @@ impl Layout {
         (self.areas - self.responses) / self.max_clients
     }
 
-    /// Where the long request of a client's call lies; `None` unless both numbers are in range. A client's slots are as many as its
+    /// Returns the offset of the long request of a client's call; `None` unless both numbers are in range. A client has as many slots as
     /// calls: `depth`.
     pub(crate) fn request_area(&self, client: usize, slot: usize) -> Option<usize> {
         let in_range = client < self.max_clients && slot < self.depth;
         in_range.then(|| self.areas + (client * self.depth + slot) * (self.area_bytes.request + self.area_bytes.response))
     }
 
-    /// Where the long response to a client's call lies, as [`request_area`](Self::request_area).
+    /// Returns the offset of the long response to a client's call, as [`request_area`](Self::request_area).
     pub(crate) fn response_area(&self, client: usize, slot: usize) -> Option<usize> {
         Some(self.request_area(client, slot)? + self.area_bytes.request)
     }

@@ -66,7 +66,7 @@ const _: () = {
 /// Why a client got no seat.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// All are taken, perhaps by clients whose end the server has not dealt with yet: it does so when it polls.
+    /// All seats are taken, perhaps by clients whose end the server has not handled yet: it does so when it polls.
     #[error("all {max_clients} client seats are taken: end a client, or create the server with more; or try again if one just ended")]
     Full {
         /// Number of seats.
@@ -78,7 +78,7 @@ pub enum JoinError {
 }
 
 impl JoinError {
-    /// Whether it may be otherwise soon.
+    /// Returns whether trying again may help soon.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::Full { .. })
@@ -114,7 +114,7 @@ pub(crate) struct Holding {
     seat: NonNull<Seat>,
     /// The value of the session's word meanwhile.
     word: u64,
-    /// Of the process that looks.
+    /// Barrier of the process that looks.
     barrier: LightBarrier,
 }
 
@@ -128,7 +128,7 @@ impl Holding {
         unsafe { self.seat.as_ref() }
     }
 
-    /// Whether the holder has the seat. One load of a line that nobody writes in normal operation.
+    /// Returns whether the holder has the seat. One load of a line that nobody writes in normal operation.
     #[must_use]
     #[inline(always)]
     pub(crate) fn lasts(&self) -> bool {
@@ -375,7 +375,7 @@ impl Patrol {
         now_ns
     }
 
-    /// Whether there is something to do in this [`pass`](Self::pass): one load, and nearly never.
+    /// Returns whether there is something to do in this [`pass`](Self::pass): one load, and nearly never.
     #[must_use]
     #[inline(always)]
     pub(crate) fn is_due(&self) -> bool {

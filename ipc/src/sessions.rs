@@ -18,8 +18,8 @@ use shm::sync::{AtomicU32, Ordering};
 
 use crate::seats::{Holding, LOOKS_PER_ROUND, Patrol, SEATS_PER_ROUND, Seats};
 
-/// Where the lanes of all clients lie: client `c` has its requests at `requests + c x request_stride` and its responses at `responses +
-/// c x response_stride`, in bytes, `depth` slots each.
+/// The lanes of all clients: client `c` has its requests at `requests + c x request_stride` and its responses at `responses + c x
+/// response_stride`, in bytes, `depth` slots each.
 pub(crate) struct LanePairs<Req, Resp> {
     requests: NonNull<u8>,
     responses: NonNull<u8>,
@@ -79,7 +79,7 @@ impl<Req, Resp> LanePairs<Req, Resp> {
         unsafe { self.responses.add(client * self.response_stride).cast() }
     }
 
-    /// Whether the client has made no call yet. The first request lies in the first slot.
+    /// Returns whether the client has made no call yet. The first request lies in the first slot.
     ///
     /// # Safety
     /// There is a client of this number.
@@ -184,7 +184,7 @@ struct Inbox {
     later_waiting: usize,
 }
 
-/// So many requests in the lane of one client.
+/// A number of requests in the lane of one client.
 #[derive(Debug, Clone, Copy, Default)]
 struct Batch {
     client: u32,
@@ -390,7 +390,7 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
         Some(())
     }
 
-    /// Whether the first request of a session not begun is there.
+    /// Returns whether the first request of a session not begun is there.
     fn first_is_ready(&self, client: usize) -> bool {
         // SAFETY: as in `begin`; the seat is taken, so there is such a client, and nothing is consumed here.
         let requests = unsafe { LaneRx::new(self.lanes.requests_of(client), self.lanes.depth as u64, 0) };

@@ -83,7 +83,7 @@ impl StopHandle {
         SERVERS.with(self.server, Entry::wake);
     }
 
-    /// Whether it was told to stop.
+    /// Returns whether it was told to stop.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.notes.is_stopped.load(Ordering::Acquire)
@@ -96,7 +96,7 @@ struct Notes {
     is_stopped: AtomicBool,
 }
 
-/// Where the tokens and handles of this process find their servers.
+/// The servers of this process's tokens and handles.
 static SERVERS: Numbered<Entry> = Numbered::new();
 
 struct Entry {
@@ -139,7 +139,7 @@ impl Listed {
         StopHandle { server: self.number, notes: Arc::clone(&self.notes) }
     }
 
-    /// Whether another thread has left something.
+    /// Returns whether another thread has left something.
     pub(crate) fn any(&self) -> bool {
         self.notes.dropped.any() || self.notes.is_stopped.load(Ordering::Acquire)
     }

@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(map.len(), 6);
     }
 
-    /// Those of vacant places among them, before and after a removal.
+    /// Numbers of vacant places among them, before and after a removal.
     #[test]
     fn a_number_of_more_than_24_bits_is_never_found() {
         let mut map = FastMap::new();

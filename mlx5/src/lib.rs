@@ -233,9 +233,9 @@
 //!
 //! ## Errors
 //!
-//! What the driver can know to be wrong is refused with a typed error, and nothing is written: `CreateError`, `RegisterError`, `ConnectError`,
 //! The driver refuses every mistake that it can detect with a typed error, and writes nothing: `CreateError`, `RegisterError`,
 //! `ConnectError`, `PostError`, `PostReceiveError`. A mistake that the device detects is a `CompletionError` with the `Syndrome`:
+//!
 //! | syndrome | at | cause |
 //! |---|---|---|
 //! | `LocalProtection` | requester, responder | key, range, access or domain of a local buffer |

@@ -11,7 +11,7 @@ use crate::wire::{BLUEFLAME_BYTES, CQE_BYTES, CQE128_BYTES, MAX_CQE, MAX_INLINE,
 
 const PAGE: usize = 4096;
 
-/// What the system's allocator aligns to by itself.
+/// Alignment that the system's allocator gives by itself.
 const UNASKED_ALIGN: usize = 8;
 
 /// Zeroed memory, as a driver would map it for a queue.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// How a session ended. Permanent: connect anew.
+/// Why a session ended. Permanent: connect anew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SessionEnd {
     /// The other end, a server or a node, ended or died.
@@ -14,7 +14,7 @@ pub enum SessionEnd {
     Evicted,
 }
 
-/// How a call ended that got no answer.
+/// Why a call ended without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CallFailed {
     /// The handler dropped the request without an answer. Whether it executed the call is its own matter.
@@ -104,7 +104,7 @@ impl<Req, U> fmt::Debug for CallError<Req, U> {
 }
 
 impl<Req, U> CallError<Req, U> {
-    /// The same with other things to come back.
+    /// Converts the request and the user data that come back.
     pub fn map<R, V>(self, f: impl FnOnce(Req, U) -> (R, V)) -> CallError<R, V> {
         match self {
             Self::Full { request, user_data, depth } => {

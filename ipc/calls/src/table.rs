@@ -12,12 +12,12 @@ pub const CALLS_MAX: usize = 1 << 24;
 const NONE: u32 = u32::MAX;
 /// `Entry::next` of an entry without a value that waits for its answer all the same.
 const ABANDONED: u32 = u32::MAX - 1;
-/// Where generations begin: with debug assertions and in models one step before the last, so that every test goes past the end.
+/// The first generation: with debug assertions and in models one step before the last, so that every test goes past the end.
 const FIRST_GENERATION: u32 = if cfg!(any(debug_assertions, loom)) { u32::MAX - 2 } else { 1 };
 
 #[derive(Debug)]
 struct Entry<T> {
-    /// Of the current use, or of the next one if the entry is free. Odd, and so never 0.
+    /// Generation of the current use, or of the next one if the entry is free. Odd, and so never 0.
     generation: u32,
     /// The next free entry, if this one is free.
     next: u32,
@@ -65,7 +65,7 @@ impl<T> Calls<T> {
         (self.used - self.abandoned) as usize
     }
 
-    /// Whether no entry is in use.
+    /// Returns whether no entry is in use.
     #[must_use]
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
@@ -136,14 +136,14 @@ impl<T> Calls<T> {
         Some(value)
     }
 
-    /// Whether there may be calls to [`expire`](Self::expire).
+    /// Returns whether there may be calls to [`expire`](Self::expire).
     #[must_use]
     #[inline(always)]
     pub fn has_deadlines(&self) -> bool {
         self.deadlines.is_armed()
     }
 
-    /// Whether a call that waits has a deadline. Nobody need look at the clock otherwise.
+    /// Returns whether a call that waits has a deadline. Nobody need look at the clock otherwise.
     pub fn is_timed(&mut self) -> bool {
         self.deadlines.forget_ended(|tag| holds(&self.entries, tag))
     }
@@ -160,7 +160,7 @@ impl<T> Calls<T> {
         ended
     }
 
-    /// How long until the earliest deadline; zero if it has passed. `now_ns` is called if there is one.
+    /// Returns the time until the earliest deadline; zero if it has passed. Calls `now_ns` if there is one.
     #[must_use]
     pub fn until_deadline(&self, now_ns: impl FnOnce() -> u64) -> Option<Duration> {
         self.deadlines.next_ns().map(|at_ns| Duration::from_nanos(at_ns.saturating_sub(now_ns())))
@@ -178,7 +178,7 @@ impl<T> Calls<T> {
     }
 }
 
-/// Whether something waits under `tag`.
+/// Returns whether something waits under `tag`.
 fn holds<T>(entries: &[Entry<T>], tag: Tag) -> bool {
     entries.get(tag.slot()).is_some_and(|entry| entry.value.is_some() && entry.generation == tag.generation())
 }

@@ -30,7 +30,7 @@ pub fn monotonic_ns() -> u64 {
     read(libc::CLOCK_MONOTONIC)
 }
 
-/// The same for a fifth of the cost, behind by up to a tick of the kernel, 10 ms at most (`CLOCK_MONOTONIC_COARSE`).
+/// Returns the same for a fifth of the cost, behind by at most a tick of the kernel, 10 ms (`CLOCK_MONOTONIC_COARSE`).
 #[must_use]
 pub fn coarse_ns() -> u64 {
     read(libc::CLOCK_MONOTONIC_COARSE)

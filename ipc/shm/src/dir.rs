@@ -15,7 +15,7 @@ pub(crate) use memory::{InMemory, Memory};
 
 /// Longest region name in bytes.
 pub const NAME_BYTES_MAX: usize = 128;
-/// How often the removal of a dead region asks for the directory lock before it gives up.
+/// Maximum number of times that the removal of a dead region asks for the directory lock before it gives up.
 const LOCK_ATTEMPTS: usize = 256;
 
 /// Why the directory cannot be used.
@@ -150,7 +150,7 @@ impl Dir {
         &self.inner.clock
     }
 
-    /// Where its regions are if they are in memory.
+    /// Returns the memory of its regions, if they are in memory.
     pub(crate) fn memory(&self) -> Option<&Memory> {
         match &self.inner.place {
             Place::Files(_) => None,

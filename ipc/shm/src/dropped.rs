@@ -37,7 +37,7 @@ impl<K> Dropped<K> {
         self.any.store(true, Ordering::Release);
     }
 
-    /// Whether there may be requests to [`take`](Self::take).
+    /// Returns whether there may be requests to [`take`](Self::take).
     #[must_use]
     #[inline(always)]
     pub fn any(&self) -> bool {
@@ -69,7 +69,7 @@ impl<V> Default for Numbered<V> {
 }
 
 impl<V> Numbered<V> {
-    /// None yet.
+    /// Makes an empty set.
     #[must_use]
     pub const fn new() -> Self {
         Self { next: AtomicU64::new(0), values: Mutex::new(BTreeMap::new()) }

@@ -53,7 +53,7 @@ const _: () = {
 };
 
 impl Header {
-    /// Whether the region may have lost its owner: one load, no system call.
+    /// Returns whether the region may have lost its owner: one load, no system call.
     #[inline(always)]
     pub(crate) fn may_be_ownerless(&self) -> bool {
         self.robust.owner_may_have_died()
@@ -65,7 +65,7 @@ impl Header {
         self.robust.mark();
     }
 
-    /// Whether the owner closed the region. Acquire (O3): what the owner wrote before closing is visible.
+    /// Returns whether the owner closed the region. Acquire (O3): what the owner wrote before closing is visible.
     #[inline(always)]
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire) != 0
@@ -107,7 +107,7 @@ impl Claim {
     }
 }
 
-/// Whether a file of this name is one that is being made, or was when its maker died.
+/// Returns whether a file of this name is being made, or was being made when its maker died.
 pub(crate) fn is_temporary(name: &str) -> bool {
     let digits = name.strip_prefix(TEMPORARY_PREFIX).unwrap_or_default();
     digits.len() == 16 && digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
@@ -118,7 +118,7 @@ pub(crate) fn mark_temporary(file: &LockFile) {
     file.write_front(&MAGIC_OF_TEMPORARY.to_ne_bytes());
 }
 
-/// How a file that is in the way stands.
+/// The state of a file that is in the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Standing {
     Foreign,
@@ -142,8 +142,8 @@ pub(crate) fn standing(file: &LockFile) -> io::Result<Standing> {
     })
 }
 
-/// The same of a file whose name [is temporary](is_temporary). As long as it is marked, its maker holds the lock of the owner's byte, and nobody
-/// else opens it.
+/// Returns the state of a file whose name [is temporary](is_temporary). As long as it is marked, its maker holds the lock of the owner's
+/// byte, and no other process opens it.
 pub(crate) fn standing_of_temporary(file: &LockFile) -> io::Result<Standing> {
     let mut magic = [0; 8];
     if file.owner()? != sys::user() || file.read_front(&mut magic)? != magic.len() || u64::from_ne_bytes(magic) != MAGIC_OF_TEMPORARY {

@@ -18,7 +18,7 @@ use calls::Tagged;
 use crate::cache;
 use crate::sync::{AtomicU64, Ordering, UnsafeCell};
 
-/// How far [`LaneTx::fetch_ahead`] looks ahead.
+/// Number of slots that [`LaneTx::fetch_ahead`] looks ahead.
 const SLOTS_AHEAD: u64 = 3;
 
 /// One slot: the sequence word and the body, a whole number of 64 B lines. All-zero bytes are an empty slot.
@@ -42,7 +42,8 @@ impl<T> Slot<T> {
         Self { seq: AtomicU64::new(0), body: UnsafeCell::new(MaybeUninit::uninit()) }
     }
 
-    /// Whether no message has ever been here, or it was [cleared](Self::clear) since. Nothing may be read on the strength of it.
+    /// Returns whether there has been no message here, ever or since the lane was [cleared](Self::clear). Nothing may be read on the
+    /// strength of it.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.seq.load(Ordering::Relaxed) == 0
@@ -51,7 +52,7 @@ impl<T> Slot<T> {
     /// Makes the slot empty again, for another pair of ends; nothing of its message is left.
     ///
     /// # Safety
-    /// Nobody uses the slot, and what makes the next ends happens after.
+    /// No thread uses the slot, and the creation of the next ends happens after.
     pub unsafe fn clear(&self) {
         self.seq.store(0, Ordering::Relaxed);
         self.body.with_mut(|p| {
@@ -115,7 +116,7 @@ impl<T: Copy> Unread<'_, T> {
         self.slot.body.with(|p| unsafe { (&raw const (*p.cast::<Tagged<T>>()).payload).read() })
     }
 
-    /// Where the payload lies. It may be read as long as the producer leaves it alone.
+    /// Returns the place of the payload. It may be read as long as the producer leaves it alone.
     #[inline(always)]
     #[must_use]
     pub fn as_ptr(&self) -> *const T {
@@ -170,7 +171,7 @@ impl<T: Copy> LaneTx<T> {
         self.next
     }
 
-    /// Whether one more message fits. Reads `consumed` (L2) only when the last value read is used up; a value that is no possible
+    /// Returns whether one more message fits. Reads `consumed` (L2) only when the last value read is used up; a value that is no possible
     /// consumer position is ignored.
     #[inline(always)]
     pub fn has_room(&mut self, consumed: &AtomicU64) -> bool {
@@ -257,14 +258,14 @@ impl<T: Copy> LaneRx<T> {
         self.next
     }
 
-    /// Whether a message waits.
+    /// Returns whether a message waits.
     #[must_use]
     #[inline(always)]
     pub fn is_ready(&self) -> bool {
         self.is_ready_at(self.next)
     }
 
-    /// Whether message number `position` is there, which is at most a capacity after the next.
+    /// Returns whether message number `position` is there, which is at most a capacity after the next.
     #[must_use]
     #[inline(always)]
     pub fn is_ready_at(&self, position: u64) -> bool {

@@ -163,8 +163,8 @@ impl LockFile {
         Ok(ByteLock { file: self.clone(), byte, pid })
     }
 
-    /// Whether any process, this one included, holds the byte. When the kernel does not say, the answer is
-    /// `true`: death must be proven, not presumed. About 200 ns.
+    /// Returns whether any process, this one included, holds the byte. When the kernel does not say, the answer is `true`: death must be
+    /// proven, not presumed. About 200 ns.
     pub fn is_held(&self, byte: u64) -> bool {
         if self.file.held().bytes.contains(&byte) {
             return true;

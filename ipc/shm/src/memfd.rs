@@ -16,7 +16,7 @@ const SEALS: libc::c_int = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEA
 /// `/proc` shows a memfd as this, its name, and " (deleted)".
 const NAME_PREFIX: &str = "/memfd:";
 
-/// Where a memfd is to be found, to be handed to peers through any channel. Plain data: 24 bytes, no padding; any value is safe to
+/// The location of a memfd, to be handed to peers through any channel. Plain data: 24 bytes, no padding; any value is safe to
 /// [`attach`](Memfd::attach), which checks it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(C)]
@@ -237,7 +237,8 @@ impl Memfd {
         Ok(Self { map, fd: Arc::new(fd), id: *id })
     }
 
-    /// The same mapping and descriptor once more; both are given back when the last is dropped. For peers in the same process.
+    /// Makes another handle of the same mapping and descriptor; both are given back when the last handle is dropped. For peers in the
+    /// same process.
     #[must_use]
     pub fn share(&self) -> Self {
         Self { map: self.map.share(), fd: Arc::clone(&self.fd), id: self.id }

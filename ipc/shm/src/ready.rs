@@ -133,8 +133,8 @@ fn bits(mut word: u64) -> impl Iterator<Item = usize> {
 
 /// Tells a consumer which of its cold lanes have something in them.
 pub trait Wakes {
-    /// Whether there is something to [`drain`](Self::drain). After a [`heavy_barrier`] behind raising a flag, `false` means that a producer
-    /// that tells from now on sees the flag.
+    /// Returns whether there is something to [`drain`](Self::drain). After a [`heavy_barrier`] behind raising a flag, `false` means that
+    /// a producer that tells from now on sees the flag.
     fn any(&self) -> bool;
     /// Takes all there is and calls `f` with each lane, maybe with one that has nothing.
     fn drain(&mut self, f: impl FnMut(usize));
@@ -156,7 +156,7 @@ impl Wakes for ReadyWords {
 
 /// The consumer's lanes, as a [`HotSet`] sees them.
 pub trait Lanes {
-    /// Whether a message waits in `lane`.
+    /// Returns whether a message waits in `lane`.
     fn is_ready(&self, lane: usize) -> bool;
     /// The lane's `armed` word; `None` if the lane is gone.
     fn armed(&self, lane: usize) -> Option<&AtomicU32>;
@@ -301,8 +301,9 @@ impl HotSet {
         }
     }
 
-    /// Whether all hot lanes are empty. Those that are go cold if `may_cool`, which says that they were [armed](Self::arm) and that a
-    /// [`heavy_barrier`] returned `true` since (R1): a producer that publishes there from now on sets a ready bit. The others are polled on.
+    /// Returns whether all hot lanes are empty. Those that are go cold if `may_cool`, which says that they were [armed](Self::arm) and
+    /// that a [`heavy_barrier`] returned `true` since (R1): a producer that publishes there from now on sets a ready bit. The others are
+    /// polled on.
     #[must_use]
     pub fn cool(&mut self, lanes: &impl Lanes, may_cool: bool) -> bool {
         let (is_hot, mut all_empty) = (&mut self.is_hot, true);

@@ -29,7 +29,7 @@ use crate::header::{Claim, HEADER_BYTES, Header, MAGIC, OWNER_BYTE, VERSION};
 use crate::lock::{ByteLock, LockFile};
 use crate::sys::{self, Mapping};
 
-/// How often a dead region of the same name is removed and the name tried again.
+/// Maximum number of times that a dead region of the same name is removed and the name tried again.
 const REPLACE_ATTEMPTS: usize = 16;
 
 /// The known state of a region's owner.
@@ -258,7 +258,8 @@ impl Region {
         self.epoch
     }
 
-    /// Whether this process has the memory. A forked child has not: it must not touch what [`view`](Self::view) gives. A system call.
+    /// Returns whether this process has the memory. A forked child has not: it must not touch what [`view`](Self::view) gives. A system
+    /// call.
     #[must_use]
     pub fn is_here(&self) -> bool {
         self.map.is_here()
@@ -270,8 +271,8 @@ impl Region {
         &self.file
     }
 
-    /// Whether the owner may be gone, so that [`owner_state`](Self::owner_state) is worth its system call. A load of a line that is
-    /// written when the owner ends: cheap enough for every call.
+    /// Returns whether the owner may be gone, so that [`owner_state`](Self::owner_state) is worth its system call. A load of a line that
+    /// is written when the owner ends: cheap enough for every call.
     #[must_use]
     #[inline(always)]
     pub fn owner_hint(&self) -> bool {
@@ -329,7 +330,7 @@ pub struct OwnerWatch {
 const CALLS_PER_LOOK: u32 = 64;
 
 impl OwnerWatch {
-    /// Whether the owner of `region` closed it or is proven dead. Once `true`, always `true`.
+    /// Returns whether the owner of `region` closed it or is proven dead. Once `true`, always `true`.
     #[inline]
     pub fn is_gone(&mut self, region: &Region) -> bool {
         self.is_gone || (region.owner_hint() && self.look(region))

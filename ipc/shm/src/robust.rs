@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const OWNER_DIED: u32 = 0x4000_0000;
 /// linux/futex.h `FUTEX_TID_MASK`.
 const TID_MASK: u32 = 0x3fff_ffff;
-/// Where the C library keeps the futex word in its `pthread_mutex_t`; [`RobustWord::lock_new`] checks it.
+/// Offset of the futex word in the C library's `pthread_mutex_t`; [`RobustWord::lock_new`] checks it.
 const WORD_OFFSET: usize = if cfg!(target_env = "musl") { 4 } else { 0 };
 
 /// Bytes of a [`RobustWord`].
@@ -100,7 +100,7 @@ impl RobustWord {
         self.word().fetch_or(OWNER_DIED, Ordering::Release);
     }
 
-    /// Whether the thread that locked it may have ended, or unlocked it, or the word is [marked](Self::mark). One load.
+    /// Returns whether the thread that locked it may have ended, or unlocked it, or the word is [marked](Self::mark). One load.
     #[inline(always)]
     pub(crate) fn owner_may_have_died(&self) -> bool {
         // Nothing is read on the strength of this, so it needs no ordering. Without the uppermost bit, that of waiters, a word is positive
@@ -108,7 +108,7 @@ impl RobustWord {
         (self.word().load(Ordering::Relaxed) << 1) as i32 <= 0
     }
 
-    /// Whether it ended, and nobody took the mutex over. One load.
+    /// Returns whether it ended, and nobody took the mutex over. One load.
     #[inline(always)]
     pub(crate) fn owner_died(&self) -> bool {
         // Nothing is read on the strength of this, so it needs no ordering.

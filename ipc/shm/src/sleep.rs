@@ -26,12 +26,12 @@ use rest::RESTING;
 pub use rest::rest;
 pub use watches::{Due, Listener, Look};
 
-/// W3: how long a waiter sleeps at most before it looks by itself for what wakes nobody: a dead peer, or garbage in the words.
+/// W3: maximum sleep of a waiter before it looks by itself for events that wake nobody: a dead peer, or garbage in the words.
 pub const SLICE: Duration = Duration::from_millis(100);
-/// The same where a wake-up may be missed: the system has no membarrier(2), or not all words can be slept on.
+/// The same if a wake-up may be missed: the system has no membarrier(2), or not all words can be slept on.
 const SHORT_SLICE: Duration = Duration::from_millis(1);
 
-/// How often to look at what cannot end a sleep on other things: completions of hardware, the queues of a library.
+/// Time between two looks at things that cannot end a sleep: completions of hardware, the queues of a library.
 pub const POLL_SLICE: Duration = Duration::from_micros(100);
 
 /// The two words, 8 B, aligned to 4. Zeroed bytes are "nobody sleeps". One consumer sleeps on them; any number of producers wake it.
@@ -160,11 +160,11 @@ pub trait Watch {
     /// A barrier follows.
     fn arm(&mut self) {}
 
-    /// Whether there is something to wake up for. `is_told`: the barrier is done, so from now on producers announce and wake. Otherwise
-    /// they may do neither.
+    /// Returns whether there is something to wake up for. `is_told`: the barrier is done, so from now on producers announce and wake.
+    /// Otherwise they may do neither.
     fn look(&mut self, is_told: bool) -> bool;
 
-    /// How long to sleep at most before [`check`](Self::check). Zero: not at all.
+    /// Returns the maximum sleep before [`check`](Self::check). Zero: no sleep.
     fn slice(&mut self) -> Duration {
         SLICE
     }

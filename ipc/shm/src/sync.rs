@@ -17,8 +17,8 @@ pub use loom::{
     thread::yield_now,
 };
 
-/// Where a counter of 32 bits begins that may come round to 0: with debug assertions and in models one step before its last value, so that every
-/// test goes past the end. For counters of one process, and for those in shared memory whose first value is read there.
+/// First value of a counter of 32 bits that may wrap to 0. With debug assertions and in models it is one step before its last value, so
+/// that every test goes past the end. For counters of one process, and for those in shared memory whose first value is read there.
 pub const FIRST: u32 = if cfg!(any(debug_assertions, loom)) { u32::MAX - 1 } else { 0 };
 
 #[cfg(loom)]
@@ -67,7 +67,7 @@ mod barrier {
     /// This process is registered to receive expedited barriers. Set once.
     static REGISTERED: AtomicBool = AtomicBool::new(false);
 
-    /// Whether it is registered now, having tried once.
+    /// Returns whether it is registered now, having tried once.
     #[cold]
     fn register() -> bool {
         static TRIED: Once = Once::new();

@@ -176,7 +176,7 @@ impl Mapping {
         Ok(Self { map: ManuallyDrop::new(Arc::new(map)), base, pid: std::process::id() })
     }
 
-    /// The same memory once more; it is unmapped when neither is there.
+    /// Makes another handle of the same memory; it is unmapped with the last handle.
     pub(crate) fn share(&self) -> Self {
         Self { map: self.map.clone(), base: self.base, pid: self.pid }
     }
@@ -189,7 +189,7 @@ impl Mapping {
         self.map.len()
     }
 
-    /// Whether this process has the mapping, and is not a forked child of the one that has it.
+    /// Returns whether this process has the mapping, and is not a forked child of the one that has it.
     pub(crate) fn is_here(&self) -> bool {
         self.pid == std::process::id()
     }

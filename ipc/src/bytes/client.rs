@@ -21,7 +21,7 @@ use crate::views;
 pub struct Client<U> {
     inner: crate::Client<Message, Message, U>,
     areas: Areas,
-    /// Where long replies are copied to.
+    /// Buffer of a long reply.
     reply: Vec<u8>,
 }
 
@@ -85,7 +85,7 @@ impl<U> Client<U> {
         self.inner.depth()
     }
 
-    /// How long messages can be.
+    /// Returns the maximum lengths of messages.
     #[must_use]
     pub fn message_bytes(&self) -> MessageBytes {
         self.areas.most

@@ -1,4 +1,4 @@
-//! How a message of bytes lies in shared memory.
+//! Layout of a message of bytes in shared memory.
 
 use std::fmt;
 use std::ptr::{self, NonNull};
@@ -13,7 +13,7 @@ pub use crate::limits::MESSAGE_MAX;
 
 /// Longest message that lies in its lane, in one cache line with everything else.
 pub const INLINE_MAX: usize = 44;
-/// How long the messages of a server can be, in bytes. Beyond [`INLINE_MAX`] each of the `max_clients x depth` calls has a place of that
+/// Maximum lengths of a server's messages, in bytes. Beyond [`INLINE_MAX`], each of the `max_clients x depth` calls has a place of that
 /// many bytes, rounded up to 64, for its request, and one for its response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageBytes {

@@ -140,7 +140,7 @@ impl Server {
         self.inner.stop_handle()
     }
 
-    /// How long messages can be.
+    /// Returns the maximum lengths of messages.
     #[must_use]
     pub fn message_bytes(&self) -> MessageBytes {
         self.areas.most

@@ -98,7 +98,7 @@ impl End {
         self.to = (n[3], n[4] as u32);
     }
 
-    /// Whether receivers look at every byte, or touch a payload's first and last word.
+    /// Returns whether receivers look at every byte, or touch a payload's first and last word.
     pub(crate) fn looks_at_all(&mut self, all: bool) {
         self.recv.looks_at_all = all;
     }

@@ -1,4 +1,4 @@
-//! What the device reports beside completions, and what makes it do so.
+//! Events that the device reports beside completions, and their causes.
 
 use mlx5_wire::AsyncEvent;
 
@@ -35,7 +35,7 @@ impl Hca {
         self.report(if is_up { AsyncEvent::PortActive { port: PORT } } else { AsyncEvent::PortError { port: PORT } });
     }
 
-    /// Whether [`set_port_up`](Self::set_port_up) last said so; at first it is.
+    /// Returns whether the port is up, as [`set_port_up`](Self::set_port_up) last set it. At first it is up.
     #[must_use]
     pub fn is_port_up(&self) -> bool {
         self.is_port_up.get()

@@ -1,4 +1,4 @@
-//! Where the software HCA's time comes from.
+//! Sources of the software HCA's time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ pub enum Clock {
     Stepping {
         /// Nanoseconds.
         now_ns: Arc<AtomicU64>,
-        /// What one such poll costs.
+        /// Cost of one such poll.
         poll_ns: u64,
     },
 }

@@ -14,7 +14,7 @@ use super::queues::SoftQp;
 
 /// Longest session this device writes.
 const LONGEST: usize = 64;
-/// What is left in a receive buffer whose data went into the CQE, in strict mode: a NIC does not write it.
+/// Byte that fills, in strict mode, a receive buffer whose data went into the CQE: a NIC does not write it.
 const UNWRITTEN: u8 = 0xdb;
 
 /// As the ordinary visit of a lane: takes up to `budget` messages. Those that follow one another, with the same opcode and immediate and

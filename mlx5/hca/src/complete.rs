@@ -1,4 +1,4 @@
-//! What a WQE leaves when it is done: a CQE, at once or when the acknowledgement would be here.
+//! Completion of a WQE: a CQE, at once or when the acknowledgement would be here.
 
 use mlx5_wire::{CQE_BYTES, CqeOpcode, CtrlWords, ErrorCqe, Opcode, RequesterCqe, Syndrome};
 
@@ -27,7 +27,7 @@ pub(crate) fn succeed(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], ct
     }
 }
 
-/// Where a send queue's completions go that are not simply written.
+/// The parts of a device that a send queue's completions need unless they are simply written.
 pub(crate) struct Completions<'a> {
     pub(crate) hca: &'a Hca,
     pub(crate) cqs: &'a mut [Option<SoftCq>],

@@ -84,7 +84,7 @@ impl SoftCq {
         self.stop();
     }
 
-    /// Whether it had no room for a CQE, so that it gets no more.
+    /// Returns whether it had no room for a CQE. It gets no more then.
     pub(crate) fn has_overrun(&self) -> bool {
         self.overrun
     }
@@ -100,7 +100,7 @@ impl SoftCq {
         1 << self.log_stride
     }
 
-    /// Whether sessions may be written.
+    /// Returns whether sessions may be written.
     pub fn compresses(&self) -> bool {
         self.compression
     }
@@ -208,13 +208,13 @@ impl SoftCq {
         unsafe { self.record.add(CQ_DBREC_ARM).as_ref() }
     }
 
-    /// Whether the driver armed the queue and it holds a CQE that it was armed for; disarms it then.
+    /// Returns whether the driver armed the queue and it holds a CQE that it was armed for. Disarms it then.
     pub fn take_event(&mut self) -> bool {
         self.take_event_behind(None)
     }
 
-    /// The same, but a CQE that was there at the last event was announced by it, and gives no other, whatever was consumed: what a NIC remembers as
-    /// `last_notified_index` of the CQ context.
+    /// Like [`take_event`](Self::take_event), but a CQE that was there at the last event gives no other event, whatever was consumed: a
+    /// NIC remembers it as `last_notified_index` of the CQ context.
     pub(crate) fn announce(&mut self) -> bool {
         let is_new = self.take_event_behind(Some(self.announced));
         if is_new {

@@ -29,8 +29,8 @@ use super::{Hca, Links, State};
 /// A Q_Key with this bit in a WQE stands for the sending queue pair's own.
 const CONTROLLED_QKEY: u32 = 1 << 31;
 
-/// What a receive's first bytes have of the headers: a Global Route Header (InfiniBand specification, "Global Route Header"), or behind 20
-/// bytes that mean nothing an IPv4 header, where the datagram came as UDP over IPv4 (annex A17, "RoCEv2").
+/// The headers in a receive's first bytes: a Global Route Header (InfiniBand specification, "Global Route Header"); or, for a datagram
+/// that came as UDP over IPv4, 20 bytes without meaning and an IPv4 header (annex A17, "RoCEv2").
 struct Grh([u8; GRH_BYTES]);
 
 const BTH_BYTES: usize = 12;
@@ -41,7 +41,7 @@ const UDP_BYTES: usize = 8;
 const IPV4_BYTES: usize = 20;
 
 impl Grh {
-    /// That of a message of `length` bytes on the way that `vector` says.
+    /// Makes the headers of a message of `length` bytes to the address `vector`.
     fn new(hca: &Hca, vector: &AddressVector, length: usize, opcode: Opcode) -> Self {
         let headers = BTH_BYTES + DETH_BYTES + if opcode == Opcode::SendImm { IMM_BYTES } else { 0 };
         let length = headers + length.next_multiple_of(4) + ICRC_BYTES;
@@ -86,11 +86,11 @@ impl Grh {
     }
 }
 
-/// How long a datagram under another driver waits for the receiver's device to take earlier ones: the links of InfiniBand have flow
-/// control, and programs take it for granted that they lose nothing there. In ns.
+/// Time that a datagram under another driver waits for the receiver's device to take earlier ones, in ns: the links of InfiniBand have
+/// flow control, and programs rely on losing nothing there.
 const LINK_WAIT_NS: u64 = 100_000_000;
 
-/// Who sends a datagram.
+/// The sender of a datagram.
 pub(crate) struct Sender {
     pub(crate) qpn: u32,
     pub(crate) pd: u32,
@@ -211,7 +211,7 @@ fn open_lane(hca: &Hca, peer: Rc<Peer>, index: usize) -> Option<Outgoing> {
     Some(Outgoing { peer, lane: index, tx })
 }
 
-/// Whether a device has said that it has datagrams for this one.
+/// Returns whether a device has said that it has datagrams for this one.
 pub(crate) fn any_ready(memory: &DeviceMemory) -> bool {
     ready_lids(memory).any()
 }

@@ -1,4 +1,4 @@
-//! What happens later: the queue of deferred events, ordered by time and, at equal times, by when they were scheduled.
+//! Deferred events: a queue ordered by time and, at equal times, by when they were scheduled.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

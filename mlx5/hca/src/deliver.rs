@@ -1,4 +1,4 @@
-//! What a message, or a datagram, becomes: a CQE.
+//! Delivery of a message, or a datagram, as a CQE.
 
 use mlx5_wire::{CqeOpcode, ErrorCqe, ResponderCqe};
 use shm::cache::prefetch;
@@ -19,12 +19,12 @@ pub(crate) fn trace(hca: &Hca, qp: &SoftQp, message: &Message) {
     }
 }
 
-/// Who sent a message.
+/// The sender of a message.
 #[derive(Clone, Copy)]
 pub(crate) enum Sender {
     /// The peer that the queue pair is connected to.
     Connected,
-    /// Of a datagram: this queue pair.
+    /// The sending queue pair of a datagram.
     Datagram(u32),
 }
 

@@ -14,7 +14,7 @@ pub enum OpenError {
     /// Memory for the device could not be had.
     #[error("memory for {what}: {source}")]
     Memory {
-        /// What it was for.
+        /// The purpose of the memory.
         what: &'static str,
         /// The cause.
         source: io::Error,
@@ -32,7 +32,7 @@ pub enum CreateError {
     OutOfRange {
         /// The parameter.
         what: &'static str,
-        /// What was asked for.
+        /// The value given.
         value: u64,
         /// Smallest legal value.
         min: u64,
@@ -44,7 +44,7 @@ pub enum CreateError {
     Illegal {
         /// The parameter.
         what: &'static str,
-        /// What was asked for.
+        /// The value given.
         value: u64,
         /// The legal values.
         legal: &'static str,
@@ -54,13 +54,13 @@ pub enum CreateError {
     Exhausted {
         /// The kind.
         what: &'static str,
-        /// How many there are.
+        /// The number of all of them.
         max: u64,
     },
     /// Memory could not be had.
     #[error("no memory for {what}: {source}")]
     Memory {
-        /// What it was for.
+        /// The purpose of the memory.
         what: &'static str,
         /// The cause.
         source: io::Error,
@@ -111,7 +111,7 @@ pub enum ConnectError {
     NoSuchDevice {
         /// The LID asked for.
         lid: u16,
-        /// What was found.
+        /// The reason.
         reason: String,
     },
     /// The LID belongs to a later device.

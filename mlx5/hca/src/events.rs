@@ -9,11 +9,11 @@ use super::arrive::Arrivals;
 use super::memory::ready_words;
 use super::{Clock, Hca, State, datagram};
 
-/// How often a sleeper looks by itself, in ns: for peers that died with one of its receives, which wake nobody.
+/// Time between two looks of a sleeper by itself, in ns: peers that died with one of its receives wake nobody.
 const LOOK_NS: u64 = 100_000_000;
-/// The same where it cannot know when it has something to do, because somebody else moves its clock.
+/// The same time if it cannot know when it has something to do, because its clock is moved elsewhere.
 const SHORT_SLEEP_NS: u64 = 1_000_000;
-/// What is due sooner is slept for all the same: a full lane is tried again at once, and its consumer may be stopped.
+/// Shortest sleep, also if something is due sooner: a full lane is tried again at once, and its consumer may be stopped.
 const SHORTEST_SLEEP_NS: u64 = 20_000;
 
 /// For tests: no sleeper of this process looks by itself.
@@ -29,7 +29,8 @@ fn longest_ns() -> u64 {
     LOOK_NS
 }
 
-/// What ends a sleep: anything to be taken from a lane, or announced by a ready bit. The device is borrowed for the time of each question only.
+/// The condition that ends a sleep: anything to be taken from a lane, or announced by a ready bit. Borrows the device for the time of
+/// each question only.
 pub(crate) struct Idle<'a>(pub(crate) &'a Hca);
 
 impl Idle<'_> {
@@ -61,7 +62,7 @@ impl Watch for Idle<'_> {
         Duration::from_nanos(self.0.longest_sleep_ns())
     }
 
-    /// What is due is done in a poll.
+    /// Nothing to check: a poll does the due work.
     fn check(&mut self) -> bool {
         true
     }
@@ -97,13 +98,13 @@ impl Hca {
         }
     }
 
-    /// Whether an armed CQ has a CQE that it was armed for; disarms those.
+    /// Returns whether an armed CQ has a CQE that it was armed for. Disarms those.
     fn take_events(&self) -> bool {
         let cqs = &mut self.state.borrow_mut().cqs;
         cqs.iter_mut().flatten().filter_map(|cq| cq.take_event().then_some(())).count() > 0
     }
 
-    /// How long it can sleep before it has to look by itself. 0: polls alone bring its clock to what is due.
+    /// Returns the time, in ns, that it can sleep before it must look by itself. 0: polls alone bring its clock to the next due event.
     fn longest_sleep_ns(&self) -> u64 {
         match (&self.clock, self.state.borrow().deferred.next_ns()) {
             (Clock::System, None) => longest_ns(),

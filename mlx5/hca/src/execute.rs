@@ -50,7 +50,7 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) {
     }
 }
 
-/// The same where a WQE is not executed at once.
+/// Executes WQEs that are not executed at once.
 #[cold]
 fn rung_for_later(hca: &Hca, state: &mut State, index: usize) {
     let Some(Some(qp)) = state.qps.get_mut(index) else { return };

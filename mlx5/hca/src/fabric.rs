@@ -77,7 +77,7 @@ impl Membership {
         }
     }
 
-    /// Whether it was joined to this local fabric.
+    /// Returns whether it was joined to this local fabric.
     pub(crate) fn is_of(&self, fabric: &LocalFabric) -> bool {
         matches!(self, Self::Local { fabric: own, .. } if Arc::ptr_eq(&own.devices, &fabric.devices))
     }
@@ -184,7 +184,7 @@ pub(crate) struct Peer {
     pub(crate) epoch: u64,
     pub(crate) memory: DeviceMemory,
     life: Life,
-    /// What it took with it has been looked for.
+    /// The receives that it took with it have been looked for.
     noticed: Cell<bool>,
 }
 
@@ -204,7 +204,7 @@ impl Peer {
         self.memory.control().header.executing.load(Ordering::Acquire)
     }
 
-    /// Whether its process is proven to be gone, or closed the device. One or two loads while it is well.
+    /// Returns whether its process is proven to be gone, or closed the device. One or two loads while it is well.
     #[inline(always)]
     pub(crate) fn is_gone(&self) -> bool {
         match &self.life {

@@ -11,7 +11,7 @@ use super::{Clock, Hca, Timing};
 /// of a send queue is none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Of the random numbers: the same seed gives the same faults for the same operations.
+    /// Seed of the random numbers: the same seed gives the same faults for the same operations.
     pub seed: u64,
     /// Operations in a thousand that start this much later.
     pub delay_permille: u16,
@@ -68,12 +68,12 @@ impl Injector {
         if self.random.happens(self.faults.delay_permille) { Fate::Delayed } else { Fate::Normal }
     }
 
-    /// Whether peers have stopped to answer.
+    /// Returns whether peers have stopped answering.
     pub(crate) fn dropped_peers(&self) -> bool {
         self.faults.drop_peers_after.is_some_and(|n| self.count > n)
     }
 
-    /// Whether a lane is passed over.
+    /// Returns whether a lane is passed over.
     pub(crate) fn passes_over(&mut self) -> bool {
         self.random.happens(self.faults.reorder_permille)
     }

@@ -1,4 +1,4 @@
-//! What the devices of a fabric share, byte for byte.
+//! Shared memory of the devices of a fabric, byte for byte.
 //!
 //! A device has three memory segments. Peers map them all, lazily, when they connect:
 //!
@@ -34,7 +34,7 @@ use shm::ready::ReadyWords;
 use shm::sleep::Sleep;
 use shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 
-/// What the control file's `kind` says; its last digits change with any change of this file.
+/// The control file's `kind`. Its last digits change with any change of this file.
 pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC08");
 
 /// Bits of a QPN that index the table; the upper 10 are a generation, so numbers are sparse and a stale one names nothing.
@@ -70,9 +70,9 @@ pub(crate) struct Header {
 pub(crate) struct QpEntry {
     /// `generation << 32 | qpn << 8 | flags`; 0 when free. See [`RECEIVES`].
     pub(crate) identity: AtomicU64,
-    /// Who may send here: [`QpEntry::pack_peer`].
+    /// The peer that may send here: [`QpEntry::pack_peer`].
     pub(crate) peer: AtomicU64,
-    /// And which incarnation of that device: its LID and QPN may be used again by another.
+    /// The incarnation of the peer's device: its LID and QPN may be used again by another.
     pub(crate) peer_epoch: AtomicU64,
     /// `shm::ready::{HOT, ARMED}`.
     pub(crate) armed: AtomicU32,
@@ -80,13 +80,13 @@ pub(crate) struct QpEntry {
     pub(crate) pd: AtomicU32,
     /// Receive queue.
     pub(crate) rqn: AtomicU32,
-    /// Where the slots of its lane are: [`LanePlace::pack`].
+    /// Place of its lane's slots: [`LanePlace::pack`].
     pub(crate) lane: AtomicU64,
     pub(crate) told: Told,
 }
 
-/// What the owner of a queue pair tells its requester. In a line of its own: the owner writes it every 16 messages, the requester reads it
-/// once per lap of the lane and the words of the entry with every doorbell.
+/// The words that the owner of a queue pair writes for its requester. In a line of its own: the owner writes it every 16 messages, the
+/// requester reads it once per lap of the lane, and the words of the entry with every doorbell.
 #[repr(C, align(64))]
 pub(crate) struct Told {
     /// Lane messages consumed.
@@ -178,7 +178,7 @@ pub(crate) struct RqEntry {
 /// Value of [`RqEntry::kind`]: every WQE names its successor.
 pub(crate) const LINKED: u32 = 1;
 
-/// Where requesters take receives.
+/// The pop word and the list from which requesters take receives.
 #[repr(C, align(64))]
 pub(crate) struct Pop {
     /// `count << 16 | index`: receives taken (48 bits, of which 32 are looked at), and the next WQE of the list.
@@ -199,7 +199,7 @@ impl Pop {
         (word | 0xffff).wrapping_add(1) | next as u64
     }
 
-    /// The same count, with another receive at the head.
+    /// Returns the word with the same count, and another receive at the head.
     pub(crate) const fn with_head(word: u64, head: u16) -> u64 {
         word & !0xffff | head as u64
     }
@@ -209,7 +209,7 @@ impl Pop {
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct Message {
-    /// Where the payload went, in the owner's addresses: for prefetching only, so any value is harmless.
+    /// Address of the payload in the owner's memory: for prefetching only, so any value is harmless.
     pub(crate) payload: u64,
     pub(crate) byte_count: u32,
     /// Host order.
@@ -243,7 +243,7 @@ pub(crate) struct AtomicRequest {
 }
 
 impl Message {
-    /// What a message with opcode `ResponderError` has in the place of the immediate.
+    /// Returns the immediate field of a message with opcode `ResponderError`.
     pub(crate) const fn error(syndrome: Syndrome, vendor: u8) -> u32 {
         (vendor as u32) << 8 | syndrome as u32
     }
@@ -275,7 +275,7 @@ pub(crate) struct DatagramLane {
     /// Datagrams taken.
     pub(crate) consumed: AtomicU64,
     pub(crate) slots: [Slot<DatagramHeader>; DATAGRAM_SLOTS],
-    /// Of each slot: the payload, or a GRH and the payload.
+    /// Payloads of the slots, or a GRH and the payload.
     pub(crate) payloads: [UnsafeCell<[u8; GRH_BYTES + MAX_MTU]>; DATAGRAM_SLOTS],
 }
 
@@ -284,7 +284,7 @@ pub(crate) struct DatagramLane {
 pub(crate) struct LanePlace {
     /// Number of the first.
     pub(crate) first: u32,
-    /// How many: a power of two.
+    /// Number of slots: a power of two.
     pub(crate) slots: u32,
 }
 
@@ -301,7 +301,7 @@ impl LanePlace {
         (is_size && place.range().end <= ALL_LANE_SLOTS).then_some(place)
     }
 
-    /// The same as indices.
+    /// Returns the slots' indices.
     pub(crate) fn range(self) -> core::ops::Range<usize> {
         self.first as usize..self.first as usize + self.slots as usize
     }
@@ -310,7 +310,7 @@ impl LanePlace {
 /// Slots of all lanes together.
 pub(crate) const ALL_LANE_SLOTS: usize = MAX_QPS * LANE_SLOTS;
 
-/// Where the one requester of a queue pair delivers to it, beside the lane's slots.
+/// The words that the one requester of a queue pair writes, in addition to the lane's slots.
 #[repr(C, align(64))]
 pub(crate) struct Lane {
     /// Pop word of a receive being taken, plus [`Pop::ONE`]; 0 when none is.
@@ -341,7 +341,7 @@ pub(crate) struct LanesSegment {
     pub(crate) sleep: OwnerSleep,
 }
 
-/// What a device's owner sleeps on, alone on its line.
+/// The word that a device's owner sleeps on, alone on its line.
 #[repr(C, align(64))]
 pub(crate) struct OwnerSleep(pub(crate) Sleep);
 
@@ -371,7 +371,7 @@ const _: () = {
     assert!(size_of::<Publication>() == 8 + 3 * 24);
 };
 
-/// Where a queue pair is in the tables.
+/// Returns the index of a queue pair in the tables.
 pub(crate) fn qp_index(qpn: u32) -> usize {
     qpn as usize & (MAX_QPS - 1)
 }

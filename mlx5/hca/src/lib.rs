@@ -138,14 +138,14 @@ use self::trace::Trace;
 /// Empty polls between two looks at whether a peer has died with a receive of this device.
 const POLLS_PER_PATROL: u32 = 1024;
 
-/// Most queue pairs of a device.
+/// Maximum number of queue pairs of a device.
 pub const MAX_QP: u32 = MAX_QPS as u32;
 /// The maximum number of memory regions of a device.
 pub const MAX_MR: u32 = layout::MAX_MRS as u32;
 /// The maximum number of messages that may wait in a queue pair's lane.
 pub const MAX_LANE_SLOTS: u32 = layout::LANE_SLOTS as u32;
 
-/// What a device is, and what it has counted.
+/// A device's description and counters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Info {
     /// Name for people, for example `soft:lid=3`.
@@ -154,7 +154,7 @@ pub struct Info {
     pub transport: String,
     /// When it executes, by which clock, whether it is strict, and which faults it makes.
     pub modes: String,
-    /// How long operations towards a dead peer are retried before they fail, in ns.
+    /// Time for which operations towards a dead peer are retried before they fail, in ns.
     pub dead_peer_timeout_ns: u64,
     /// Queue pair places and memory regions that were not given back so far, because a peer was stopped in the middle of using them.
     pub quarantined: u64,
@@ -223,7 +223,7 @@ struct State {
     produced: u32,
     /// Devices that this one's operations changed since a stepper asked, by LID, each once. Kept with exact lanes only.
     touched: Vec<u16>,
-    /// Until the next look at the peers.
+    /// Polls until the next look at the peers.
     polls_to_patrol: u32,
     arena: Arena,
     queue_area: Arena,
@@ -265,7 +265,7 @@ fn seat_of(qpn: u32) -> u16 {
 }
 
 impl Hca {
-    /// Where the BlueFlame register of a queue pair is among those of the device: what [`ring`](Self::ring) takes.
+    /// Returns the index of a queue pair's BlueFlame register among those of the device, for [`ring`](Self::ring).
     #[must_use]
     pub fn register_offset(qpn: u32) -> usize {
         layout::qp_index(qpn) * REGISTER_BYTES
@@ -306,7 +306,7 @@ impl Hca {
         progress
     }
 
-    /// What nobody announced, and what is wrong in other queues.
+    /// Reports WQEs that were not announced, and mistakes in other queues.
     fn check_strictly(&self, state: &mut State) {
         for index in 0..state.qps.len() {
             if strict::finds_unannounced(self, state, index) {
@@ -326,7 +326,8 @@ impl Hca {
         core::mem::take(&mut state.violations)
     }
 
-    /// What a device does besides that is strict, or has exact lanes, and the pass over its lanes. Returns the number of messages taken.
+    /// Does the additional work of a strict device, or of one with exact lanes, and the pass over its lanes. Returns the number of
+    /// messages taken.
     #[cold]
     fn extras(&self, state: &mut State) -> usize {
         if self.strict {
@@ -372,7 +373,7 @@ impl Hca {
         self.clock.coarse_now_ns()
     }
 
-    /// Whether it is a device of `fabric`.
+    /// Returns whether it is a device of `fabric`.
     pub(crate) fn is_of(&self, fabric: &LocalFabric) -> bool {
         self.membership.is_of(fabric)
     }

@@ -23,7 +23,7 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    /// All of them.
+    /// Returns all peers.
     pub(crate) fn peers(&self) -> impl Iterator<Item = &Rc<Peer>> {
         self.peers.iter()
     }
@@ -53,7 +53,7 @@ impl Links {
         self.peers.retain(|p| Rc::strong_count(p) > 1);
     }
 
-    /// Those that are gone, each once.
+    /// Returns the peers that are gone, each once.
     pub(crate) fn newly_gone(&self) -> Vec<Rc<Peer>> {
         self.peers.iter().filter(|p| !p.was_noticed() && p.is_gone() && p.notice()).cloned().collect()
     }
@@ -69,7 +69,7 @@ pub(crate) struct Outgoing {
 
 #[cfg(any(test, feature = "testing"))]
 impl Outgoing {
-    /// Whether a datagram has room.
+    /// Returns whether a datagram has room.
     #[cfg(test)]
     pub(crate) fn is_room(&mut self, lane: &super::layout::DatagramLane) -> bool {
         self.tx.has_room(&lane.consumed)

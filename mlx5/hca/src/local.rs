@@ -16,7 +16,7 @@ use super::rule::{Queue, Rule, Violation};
 use super::trace::hash_of;
 use super::under_way::{Landing, Source};
 
-/// What a result's buffer holds between the effect and the response.
+/// Byte that fills a result's buffer between the effect and the response.
 const NOT_HERE: u8 = 0xda;
 
 /// Remembers what the WQEBBs from `from` to `to`, just announced, are to send.

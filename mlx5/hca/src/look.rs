@@ -28,7 +28,7 @@ impl Hca {
         any | self.progress(state) | !state.deferred.is_empty()
     }
 
-    /// Whether queue pair `index` has rung.
+    /// Returns whether queue pair `index` has rung.
     fn look_at(&self, state: &mut State, index: usize) -> bool {
         let Some(Some(qp)) = state.qps.get_mut(index) else { return false };
         if qp.sq_consumer == 0 && qp.lane.position() == 0 {
@@ -111,7 +111,7 @@ impl Hca {
         });
     }
 
-    /// Whether the queue pair is in the error state.
+    /// Returns whether the queue pair is in the error state.
     #[must_use]
     pub fn has_failed(&self, qpn: u32) -> bool {
         self.with_qp(qpn, |qp| qp.failed).unwrap_or(false)
@@ -153,14 +153,14 @@ impl Hca {
         true
     }
 
-    /// Whether the queue had no room for a CQE: it gets no more, and the queue pairs on it fail.
+    /// Returns whether the queue had no room for a CQE: it gets no more, and the queue pairs on it fail.
     #[must_use]
     pub fn has_overrun(&self, cqn: u32) -> bool {
         self.state.borrow().cqs.get(cqn as usize).and_then(Option::as_ref).is_some_and(SoftCq::has_overrun)
     }
 
-    /// Whether the driver armed the queue and it has the completion that it was armed for; disarms it then. A completion gives one event: one
-    /// that was there at the last event gives none when the driver arms the queue again before it polls.
+    /// Returns whether the driver armed the queue and it has the completion that it was armed for. Disarms it then. A completion gives
+    /// one event: one that was there at the last event gives none when the driver arms the queue again before it polls.
     #[must_use]
     pub fn take_event(&self, cqn: u32) -> bool {
         self.state.borrow_mut().cqs.get_mut(cqn as usize).and_then(Option::as_mut).is_some_and(SoftCq::announce)

@@ -88,7 +88,7 @@ impl DeviceMemory {
         Ok(Self { control: Memfd::attach(&ids[0], false)?, lanes: Memfd::attach(&ids[1], true)?, arena: Memfd::attach(&ids[2], true)? })
     }
 
-    /// The same mappings once more, for a peer in this process.
+    /// Makes another handle of the same mappings, for a peer in this process.
     pub(crate) fn share(&self) -> Self {
         Self { control: self.control.share(), lanes: self.lanes.share(), arena: self.arena.share() }
     }
@@ -142,7 +142,7 @@ impl DeviceMemory {
         &self.lanes().datagrams[index]
     }
 
-    /// Whether queue pair `index` of this device receives.
+    /// Returns whether queue pair `index` of this device receives.
     pub(crate) fn receives(&self, index: usize) -> bool {
         self.qp(index).identity.load(Ordering::Relaxed) & RECEIVES != 0
     }
@@ -306,7 +306,7 @@ fn cross_process(direction: Direction, pid: libc::pid_t, remote: u64, local: *mu
     }
 }
 
-/// Whether peers will be able to reach memory of other allocators in this process.
+/// Returns whether peers will be able to reach memory of other allocators in this process.
 pub(crate) fn foreign_memory_reachable() -> Result<(), &'static str> {
     match std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope") {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),

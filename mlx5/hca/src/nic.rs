@@ -1,4 +1,4 @@
-//! What a network of NICs costs: when each WQE has its effect, and when its poster can know.
+//! Costs of a network of NICs: when each WQE has its effect, and when its poster can know.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +8,7 @@ use super::numbered::ByNumber;
 use super::random::Random;
 use super::receive::Receives;
 
-/// What a NIC costs. All times in ns, of the clock that the devices share.
+/// Costs of a NIC. All times in ns, of the clock that the devices share.
 ///
 /// A message posted to an idle NIC has its effect `doorbell_ns + send_ns + bytes + link_ns + receive_ns` later, and its completion is visible
 /// `link_ns` after that; `receive_ns` only if it takes a receive. Each end adds `context_miss_ns` if it does not hold the queue pair's context. A
@@ -17,7 +17,7 @@ use super::receive::Receives;
 /// that message only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NicParameters {
-    /// From the doorbell to the first WQE read.
+    /// Time from the doorbell to the first WQE read.
     pub doorbell_ns: u64,
     /// Per WQE sent.
     pub send_ns: u64,
@@ -37,7 +37,7 @@ pub struct NicParameters {
     pub context_miss_ns: u64,
     /// Up to this much more, at random, per message.
     pub jitter_ns: u64,
-    /// Of the random numbers: the same seed gives the same run.
+    /// Seed of the random numbers: the same seed gives the same run.
     pub seed: u64,
 }
 
@@ -87,11 +87,11 @@ struct Nics {
 pub struct ContextUses {
     /// Messages sent.
     pub sends: u64,
-    /// Of these, with a context that had to be fetched.
+    /// Sends of these whose context had to be fetched.
     pub send_misses: u64,
     /// Messages that arrived.
     pub arrivals: u64,
-    /// Of these, with a context that had to be fetched.
+    /// Arrivals of these whose context had to be fetched.
     pub arrival_misses: u64,
 }
 
@@ -128,7 +128,7 @@ pub(crate) struct Request<'a> {
     pub(crate) bytes: u64,
     /// Bytes that come back.
     pub(crate) response: Option<u64>,
-    /// Where it takes a receive.
+    /// The receive queue, if it takes a receive.
     pub(crate) receives: Option<(u32, &'a Receives)>,
 }
 
@@ -150,7 +150,7 @@ impl Nic {
         if self.contexts.look(qpn, parameters.context_entries) { (0, 0) } else { (1, parameters.context_miss_ns) }
     }
 
-    /// What the context costs a message that arrives.
+    /// Returns the cost, in ns, of the context for a message that arrives.
     fn arrival_context_ns(&mut self, qpn: u32, parameters: &NicParameters) -> u64 {
         let (misses, ns) = self.look(qpn, parameters);
         self.uses.arrivals += 1;
@@ -158,7 +158,7 @@ impl Nic {
         ns
     }
 
-    /// What the context costs a message that is sent.
+    /// Returns the cost, in ns, of the context for a message that is sent.
     fn send_context_ns(&mut self, qpn: u32, parameters: &NicParameters) -> u64 {
         let (misses, ns) = self.look(qpn, parameters);
         self.uses.sends += 1;
@@ -202,7 +202,7 @@ impl NicModel {
         Self { parameters, nics: Arc::new(Mutex::new(nics)) }
     }
 
-    /// What the NIC of a LID did so far.
+    /// Returns the counts of context uses of a LID's NIC so far.
     pub(crate) fn context_uses(&self, lid: u16) -> ContextUses {
         let nics = self.nics.lock().unwrap_or_else(PoisonError::into_inner);
         nics.by_lid.get(&lid).map_or_else(ContextUses::default, |nic| nic.uses)

@@ -64,7 +64,7 @@ fn check_rq(memory: &RqMemory) -> Result<(), CreateError> {
     check_alignment("a doorbell record", memory.record.cast(), 4)
 }
 
-/// Nobody is connected to the queue pair, nothing has come, and it does not receive.
+/// Publishes a reset queue pair: it is not connected, nothing has arrived, and it does not receive.
 pub(crate) fn publish_reset(entry: &QpEntry, qp: &SoftQp) {
     entry.peer.store(0, Ordering::Relaxed);
     entry.peer_epoch.store(0, Ordering::Relaxed);
@@ -117,7 +117,7 @@ impl Hca {
         })
     }
 
-    /// What it is, for people, and what it has counted so far.
+    /// Returns the device's description, for people, and its counters so far.
     #[must_use]
     pub fn info(&self) -> Info {
         let state = self.state.borrow();
@@ -132,7 +132,7 @@ impl Hca {
         }
     }
 
-    /// Where peers reach a queue pair.
+    /// Returns the address at which peers reach a queue pair.
     #[must_use]
     pub fn address(&self, qpn: u32) -> Address {
         Address { lid: self.membership.lid(), qpn, epoch: self.membership.epoch() }

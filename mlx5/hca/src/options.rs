@@ -1,4 +1,4 @@
-//! What a device is opened with.
+//! Options of a device.
 
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use mlx5_wire::AddressVector;
 
 use super::{Clock, Faults, LocalFabric, Timing};
 
-/// Where a software HCA meets its peers.
+/// The place where a software HCA meets its peers.
 #[derive(Clone, Debug)]
 pub enum FabricSpec {
     /// All processes of this user on this host, through small control files in a shared-memory directory (`None`: the default one).
@@ -33,14 +33,14 @@ pub struct Port {
 pub struct Gid {
     /// As IPv6 addresses are written: the first byte first.
     pub bytes: [u8; 16],
-    /// What goes out from it.
+    /// Form of the packets sent from it.
     pub kind: GidKind,
 }
 
-/// What packets look like that go out from a GID (`enum ibv_gid_type`).
+/// Form of the packets sent from a GID (`enum ibv_gid_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GidKind {
-    /// Those of InfiniBand.
+    /// InfiniBand packets.
     InfiniBand,
     /// Ethernet frames of a type of their own.
     RoceV1,
@@ -57,7 +57,7 @@ impl Gid {
 }
 
 impl Port {
-    /// Whether datagrams with this vector get here: on RoCE, as a peer of the GID that they go out from.
+    /// Returns whether datagrams with this vector get here: on RoCE, as a peer of the GID that they go out from.
     pub(crate) fn is_at(&self, vector: &AddressVector) -> bool {
         let of_kind = |kind| self.gids.iter().any(|gid| gid.kind == kind && gid.bytes == vector.rgid);
         if self.lid == 0 { self.source(vector).is_some_and(|source| of_kind(source.kind)) } else { vector.rlid == self.lid }
@@ -72,7 +72,7 @@ impl Port {
 /// Options of a software HCA.
 #[derive(Clone, Debug)]
 pub struct SoftOptions {
-    /// Where its peers are.
+    /// The fabric of its peers.
     pub fabric: FabricSpec,
     /// The port that it shares with all others of its fabric, which then have up to [`MAX_SEAT`](crate::MAX_SEAT) seats: the upper 10 bits of
     /// a queue pair number are the seat of the device that has it, so the number alone says where it is. Default `None`: each device is a port
@@ -82,7 +82,7 @@ pub struct SoftOptions {
     pub arena_bytes: usize,
     /// After this long without an answer from a peer proven dead, its operations fail, in ns. Default 10 ms.
     pub dead_peer_timeout_ns: u64,
-    /// Where its time and retry times come from.
+    /// The source of its time and retry times.
     pub clock: Clock,
     /// When operations are executed.
     pub timing: Timing,

@@ -1,10 +1,10 @@
-//! How a WQE ended, and the vendor syndromes that say why.
+//! The outcome of a WQE, and the vendor syndromes that give its reason.
 
 use mlx5_wire::Syndrome;
 
 use super::memory::Fault;
 
-/// How a WQE ended.
+/// The outcome of a WQE.
 pub(crate) enum Outcome {
     /// Done; this many bytes were read, for a READ or an atomic.
     Done(u32),

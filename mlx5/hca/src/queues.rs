@@ -21,7 +21,7 @@ use super::watch::QpWatch;
 /// A BlueFlame register: two halves.
 pub const REGISTER_BYTES: usize = 2 * BLUEFLAME_BYTES;
 
-/// Where a send queue is.
+/// The place of a send queue.
 pub(crate) struct SqPlace {
     buffer: NonNull<u8>,
     record: NonNull<AtomicU32>,
@@ -68,7 +68,7 @@ pub(crate) struct SoftQp {
     pub(crate) receives: Receives,
     pub(crate) taken: Taken,
     pub(crate) sq: SqPlace,
-    /// What its CQEs carry as user index; the number of its receive queue unless a driver gave another.
+    /// User index of its CQEs. The number of its receive queue unless a driver gave another.
     pub(crate) user_index: u32,
     /// WQEBBs executed.
     pub(crate) sq_consumer: u16,
@@ -85,20 +85,20 @@ pub(crate) struct SoftQp {
     /// Behind the last payload, where the next one goes if they go to a ring. For prefetching only.
     pub(crate) next_payload: u64,
     pub(crate) transport: Transport,
-    /// What its connected peer may do, whatever regions allow.
+    /// Rights of its connected peer, whatever regions allow.
     pub(crate) access: Access,
     pub(crate) options: ConnectOptions,
     /// Its doorbells are found by looking at the record: another driver's, which may send.
     pub(crate) is_watched: bool,
     /// The send queue has WQEBBs.
     pub(crate) has_sq: bool,
-    /// What its timing delays.
+    /// Work that its timing delays.
     pub(crate) under_way: UnderWay,
-    /// What strict mode remembers.
+    /// State of strict mode.
     pub(crate) watch: QpWatch,
 }
 
-/// What a queue pair sends to.
+/// The target of a queue pair's messages.
 pub(crate) enum Transport {
     /// Reliable connection; `None` before it is connected.
     Connected(Option<Box<Remote>>),
@@ -131,7 +131,8 @@ pub(crate) struct Remote {
     /// The last of them is the WQE at the head of the SQ, and not known to be answered.
     pub(crate) is_asking: bool,
     pub(crate) receives: Receives,
-    /// What its `identity`, but for the rights, `peer` and `peer_epoch` words say while it is connected to this queue pair and receives.
+    /// Expected values of the peer's `identity` word (without the rights), and of its `peer` and `peer_epoch` words, while it is
+    /// connected to this queue pair and receives.
     identity: u64,
     own: u64,
     own_epoch: u64,
@@ -202,9 +203,9 @@ impl Remote {
         unsafe { self.intent.as_ref() }
     }
 
-    /// What the peer's queue pair lets this one do: its identity, with [`RECEIVES`] and its [`RIGHTS`]; or 0 unless the peer lives, and its
-    /// queue pair is connected to this one and receives. Holds until the end of the doorbell being executed: who destroys a queue pair waits
-    /// for it (H3).
+    /// Returns what the peer's queue pair permits this one: its identity, with [`RECEIVES`] and its [`RIGHTS`]. Returns 0 unless the peer
+    /// lives, and its queue pair is connected to this one and receives. Valid until the end of the present doorbell: a destroyer of a
+    /// queue pair waits for it (H3).
     #[inline(always)]
     pub(crate) fn granted(&self) -> u64 {
         let entry = self.entry();
@@ -217,14 +218,14 @@ impl Remote {
         if answers { identity } else { 0 }
     }
 
-    /// Whether the peer's queue pair has been reset since it was connected to, and is a queue pair still.
+    /// Returns whether the peer's queue pair has been reset since it was connected to, and is a queue pair still.
     pub(crate) fn was_reset(&self) -> bool {
         let identity = self.entry().identity.load(Ordering::Acquire);
         let is_same = QpEntry::generation(identity) == self.generation();
         !is_same && QpEntry::qpn(identity) == self.qpn()
     }
 
-    /// Whether one more message fits into the lane.
+    /// Returns whether one more message fits into the lane.
     #[inline(always)]
     pub(crate) fn has_room(&mut self) -> bool {
         // SAFETY: an atomic in the memory of `peer`. L2.
@@ -232,12 +233,12 @@ impl Remote {
         self.lane.has_room(consumed)
     }
 
-    /// What the peer's owner tells.
+    /// Returns the words that the peer's owner writes for this requester.
     pub(crate) fn told(&self) -> &Told {
         &self.entry().told
     }
 
-    /// Where an atomic for the peer's owner is written.
+    /// Returns the place of the atomic that the peer's owner is to execute.
     pub(crate) fn atomic_request(&self) -> &AtomicRequest {
         // SAFETY: atomics in the memory of `peer`.
         unsafe { self.atomic.as_ref() }

@@ -7,8 +7,8 @@ use shm::sync::{heavy_barrier, yield_now};
 use super::fabric::Peer;
 use super::{Clock, Hca};
 
-/// How long deregistering and destroying wait for a peer in the middle of a copy, in real time whatever the device's clock is: another
-/// process is waited for.
+/// Maximum time that deregistering and destroying wait for a peer in the middle of a copy. In real time, whatever the device's clock is:
+/// they wait for another process.
 const QUIESCE_NS: u64 = 50_000_000;
 
 impl Hca {

@@ -22,7 +22,7 @@ impl Random {
         self.next() % n
     }
 
-    /// Whether something that happens `permille` times in a thousand happens now.
+    /// Returns `true` `permille` times in a thousand.
     pub(crate) fn happens(&mut self, permille: u16) -> bool {
         permille > 0 && self.below(1000) < u64::from(permille)
     }

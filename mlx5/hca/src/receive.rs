@@ -217,7 +217,7 @@ impl Receives {
         self.wqes - u16::from(self.is_linked)
     }
 
-    /// Whether every WQE names its successor.
+    /// Returns whether every WQE names its successor.
     pub(crate) fn is_list(&self) -> bool {
         self.is_linked
     }
@@ -227,7 +227,7 @@ impl Receives {
         Pop::unpack(self.words().1.word.load(Ordering::Acquire))
     }
 
-    /// Whether WQE `next` follows WQE `index` in memory, so that a NIC can prefetch it.
+    /// Returns whether WQE `next` follows WQE `index` in memory, so that a NIC can prefetch it.
     pub(crate) fn are_neighbours(&self, index: u16, next: u16) -> bool {
         next & (self.wqes - 1) == index.wrapping_add(1) & (self.wqes - 1)
     }
@@ -237,8 +237,9 @@ impl Receives {
         if self.is_linked { self.link(index & (self.wqes - 1)) } else { index.wrapping_add(1) & (self.wqes - 1) }
     }
 
-    /// What a CQE calls receive `index`, popped as number `count`: a WQE of a list by its index, one of a ring by the count, which goes past
-    /// the end of the ring. libmlx5 looks at neither in a ring; UCX insists on the count (`uct_ud_mlx5_iface_poll_rx`).
+    /// Returns the `wqe_counter` in the CQE of receive `index`, popped as number `count`. A WQE of a list has its index; one of a ring
+    /// the count, which goes past the end of the ring. libmlx5 looks at neither in a ring; UCX requires the count
+    /// (`uct_ud_mlx5_iface_poll_rx`).
     #[inline(always)]
     pub(crate) fn wqe_counter(&self, index: u16, count: u32) -> u16 {
         if self.is_linked { index } else { count as u16 }

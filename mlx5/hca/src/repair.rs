@@ -47,7 +47,7 @@ impl Leaver {
         memory.lane(self.index).intent.load(Ordering::Acquire)
     }
 
-    /// What was published since, whose receives are free again: their takers are done with them.
+    /// Takes the messages published since then. Their receives are free again: their takers are done with them.
     fn drain(&mut self, rqs: &[Option<RqSlot>]) {
         for _ in 0..LANE_SLOTS {
             let Some(message) = self.lane.pop() else { break };
@@ -59,7 +59,7 @@ impl Leaver {
     }
 }
 
-/// What is to be given back.
+/// Receives and queue pairs to be given back.
 #[derive(Default)]
 pub(crate) struct Repair {
     orphans: Vec<Orphan>,
@@ -111,7 +111,7 @@ fn slot(rqs: &[Option<RqSlot>], rqn: u32) -> Option<&RqSlot> {
     rqs.get(rqn as usize).and_then(Option::as_ref)
 }
 
-/// Whether receive number `count` is among `popped`.
+/// Returns whether receive number `count` is among `popped`.
 fn is_past(popped: u32, count: u32) -> bool {
     popped.wrapping_sub(count) as i32 > 0
 }

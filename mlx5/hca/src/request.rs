@@ -49,7 +49,7 @@ pub struct SqMemory {
     pub register: Option<NonNull<u8>>,
 }
 
-/// Where a queue pair takes its receives.
+/// The source of a queue pair's receives.
 #[derive(Clone, Copy, Debug)]
 pub enum Receives {
     /// A shared receive queue.
@@ -77,7 +77,7 @@ pub struct QpMemory {
     pub receives: Receives,
     /// Its send queue.
     pub sq: SqMemory,
-    /// What its CQEs carry as `srqn_uidx`, 24 bits; `None`: the number of its receive queue.
+    /// `srqn_uidx` of its CQEs, 24 bits; `None`: the number of its receive queue.
     pub user_index: Option<u32>,
     /// Short received data goes into the CQE.
     pub scatter_to_cqe: bool,
@@ -98,10 +98,10 @@ pub struct Region {
     pub not_huge: Option<shm::memfd::NoHugePages>,
 }
 
-/// Where a queue pair can be reached.
+/// The address of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// Of its device.
+    /// LID of its device.
     pub lid: u16,
     /// Its number.
     pub qpn: u32,

@@ -13,7 +13,7 @@ use super::queues::{Remote, SoftQp, Transport};
 use super::receive::Taking;
 use super::{Hca, Links};
 
-/// Whether `granted` by the connected peer ([`Remote::granted`]) has the right `needed`.
+/// Returns whether `granted` by the connected peer ([`Remote::granted`]) has the right `needed`.
 #[inline(always)]
 fn allows(granted: u64, needed: Access) -> bool {
     granted & u64::from(needed.bits()) != 0
@@ -32,7 +32,7 @@ pub(crate) fn execute(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlW
     execute_any(hca, links, qp, ctrl, wqe, granted)
 }
 
-/// What nearly every WQE of an RPC is: a WRITE, with immediate or not, of one contiguous part.
+/// The usual WQE of an RPC: a WRITE, with immediate or not, of one contiguous part.
 struct PlainWrite {
     raddr: RaddrSegment,
     has_imm: bool,

@@ -19,9 +19,9 @@ pub(crate) struct RqSlot {
     pub(crate) bytes: usize,
     pub(crate) receives: Receives,
     pub(crate) taken: Taken,
-    /// What strict mode remembers.
+    /// State of strict mode.
     pub(crate) watch: RqWatch,
-    /// What is posted is copied from there.
+    /// Posted receives are copied from there.
     pub(crate) mirror: Option<Mirror>,
     /// A peer may still pop from it: never used again.
     pub(crate) is_quarantined: bool,
@@ -75,7 +75,8 @@ impl Hca {
         Ok((index as u32, RqMemory { buffer, wqe_cnt, stride, record }))
     }
 
-    /// All queue pairs on it are gone (they keep it alive); if a peer of one of them may still pop, its place and its ring stay as they are.
+    /// Frees a receive queue whose queue pairs are all gone (they keep it alive). If a peer of one of them may still pop, its place and
+    /// its ring stay as they are.
     pub(super) fn give_rq(&self, state: &mut State, rqn: u32) {
         let State { rqs, queue_area, repair, .. } = state;
         repair.forget(rqn);

@@ -26,7 +26,7 @@ pub enum Rule {
     RegisterNotLast,
     /// The device has not told that those WQEs are done.
     RecordBeyondRoom,
-    /// Nobody will ever be told that the queue has room again.
+    /// No completion would ever tell that the queue has room again.
     NoCompletion,
     /// The WQE was not written for this place: it is stale.
     WqeIndex,
@@ -81,7 +81,7 @@ impl Rule {
         Self::CompletionOverrun,
     ];
 
-    /// What was done wrong.
+    /// Returns a description of the mistake.
     #[must_use]
     pub const fn text(self) -> &'static str {
         match self {
@@ -132,13 +132,13 @@ pub enum Queue {
 /// A rule broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Where.
+    /// The queue.
     pub queue: Queue,
     /// Counter or index of the entry.
     pub index: u32,
-    /// What was found there: the start of the WQE or of the register, or the record.
+    /// The bytes found there: the start of the WQE or of the register, or the record.
     pub bytes: [u8; SEGMENT],
-    /// What was wrong.
+    /// The broken rule.
     pub rule: Rule,
 }
 

@@ -15,9 +15,9 @@ use super::options::{FabricSpec, SoftOptions};
 use super::trace::hash_of;
 use super::{Clock, ContextUses, Hca, LocalFabric, NicModel, NicParameters, Timing};
 
-/// What is, or has, a software HCA: so that a driver's devices can be given to a [`Simulation`].
+/// A software HCA, or a device that has one, so that a driver's devices can be given to a [`Simulation`].
 pub trait Simulated {
-    /// The HCA; `None` for a device that is none.
+    /// Returns the HCA; `None` for a device that is not a software HCA.
     fn hca(&self) -> Option<&Rc<Hca>>;
 }
 
@@ -27,7 +27,7 @@ impl Simulated for Rc<Hca> {
     }
 }
 
-/// What an actor did in a step.
+/// The action of an actor in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Did {
     /// It worked, and that took this many ns (at least 1): it is stepped again then, and not before.
@@ -44,8 +44,8 @@ pub trait Actor {
     /// It must not wait: a poll of an empty CQ takes no time here, so that a loop around one never ends.
     fn step(&mut self, now_ns: u64) -> Did;
 
-    /// Whether there is something to do for it, asked while it is idle and one of its devices has changed; `false`: it sleeps on. For actors
-    /// that share a device.
+    /// Returns whether there is something to do for it, asked while it is idle and one of its devices has changed; `false`: it sleeps on.
+    /// For actors that share a device.
     fn has_news(&mut self) -> bool {
         true
     }
@@ -82,7 +82,7 @@ impl Bell {
         self.0.is_any.store(true, Ordering::Release);
     }
 
-    /// What rings it for this actor when it is woken.
+    /// Returns a waker that rings the bell for this actor.
     #[must_use]
     pub fn waker(&self, actor: ActorId) -> Waker {
         Waker::from(Arc::new(Ring { bell: self.clone(), actor }))
@@ -119,7 +119,7 @@ impl<F: FnMut(u64) -> Did> Actor for F {
 #[error("the device was not opened with the options of this simulation")]
 pub struct ForeignDevice;
 
-/// Of a time in `Simulation::turns`, below it: the number of the turn.
+/// Number of the low bits of a time in `Simulation::turns` that hold the number of the turn.
 const TURN_BITS: u32 = 64;
 
 struct Node {
@@ -140,9 +140,9 @@ struct Bound<'a> {
 /// A network of software HCAs and the actors that drive them, in one thread: the simulation owns the clock and the model of the NICs, and
 /// advances from event to event.
 ///
-/// What happens next is what is due first; at equal times a device before an actor, devices by LID, actors by when their turn was decided.
-/// Real time, addresses and the order of hash maps decide nothing, so two runs with the same parameters, seed and actors are the same, and
-/// have the same [`trace_hash`](Self::trace_hash).
+/// The event that is due first happens next. At equal times, a device comes before an actor, devices go by LID, and actors by when their
+/// turn was decided. Real time, addresses and the order of hash maps decide nothing. So two runs with the same parameters, seed and
+/// actors are the same, and have the same [`trace_hash`](Self::trace_hash).
 ///
 /// An actor that is idle is not stepped: it sleeps until a device it is bound to gets a CQE or is written to, or until the time it named.
 ///
@@ -177,7 +177,7 @@ pub struct Simulation<'a> {
     nodes: Vec<Node>,
     /// When each of them has something to do, as of its last look.
     due: DueTimes,
-    /// Where a LID is in `nodes`. Asked for single keys only.
+    /// Index of a LID in `nodes`. Looked up by single keys only.
     places: ByNumber<u16, usize>,
     actors: Vec<Bound<'a>>,
     /// When each of them takes its turn, by number; of turns at the same time, the one that was decided first.
@@ -364,7 +364,7 @@ impl<'a> Simulation<'a> {
         hash_of([self.now_ns(), self.steps].into_iter().chain(devices))
     }
 
-    /// How often the NIC of `device` needed the context of a queue pair so far, and did not hold it.
+    /// Returns how often the NIC of `device` needed the context of a queue pair so far, and how often it did not hold it.
     ///
     /// # Errors
     /// The device is of another network.

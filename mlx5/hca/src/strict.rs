@@ -16,7 +16,7 @@ use super::rule::{Queue, Rule, Violation};
 use super::watch::QpWatch;
 use super::{Hca, State};
 
-/// What a register half holds that was looked at.
+/// Byte that fills a register half after it was looked at.
 const POISON: u8 = 0xdb;
 /// Poisons a new register.
 pub(crate) fn poison_register(qp: &SoftQp) {
@@ -102,7 +102,7 @@ fn check_register(qp: &SoftQp, half: usize, register: &[u8; BLUEFLAME_BYTES], pr
     Ok(())
 }
 
-/// Whether the WQEs up to `producer` are in places that the driver could know to be free.
+/// Returns whether the WQEs up to `producer` are in places that the driver could know to be free.
 fn check_room(qp: &SoftQp, producer: u16) -> Result<(), Violation> {
     let QpWatch { notified, reported, signaled, .. } = qp.watch;
     let capacity = qp.sq.capacity();
@@ -177,7 +177,7 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes
     Ok(())
 }
 
-/// Whether queue pair `index` has posted what nobody announced: it fails, for nobody waits forever.
+/// Returns whether queue pair `index` has posted WQEs that were not announced. It fails then, so that nobody waits forever.
 #[cold]
 pub(crate) fn finds_unannounced(hca: &Hca, state: &mut State, index: usize) -> bool {
     let State { qps, violations, .. } = state;
@@ -190,7 +190,7 @@ pub(crate) fn finds_unannounced(hca: &Hca, state: &mut State, index: usize) -> b
     true
 }
 
-/// What is wrong in completion queues and receive queues.
+/// Reports mistakes in completion queues and receive queues.
 #[cold]
 pub(crate) fn check_queues(state: &mut State) {
     let State { cqs, rqs, violations, .. } = state;

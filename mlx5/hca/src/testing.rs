@@ -11,10 +11,10 @@ use super::layout::{ATOMIC, DatagramHeader, LANE_SLOTS, LanePlace, Message, Pop,
 use super::random::Random;
 use super::{Hca, events, execute};
 
-/// Of the first queue pair.
+/// The lane of the first queue pair.
 const FIRST_LANE: LanePlace = LanePlace { first: 0, slots: LANE_SLOTS as u32 };
 
-/// From now on no sleeper of this process looks by itself, so that a lost wake-up is a hang and not a delay.
+/// Makes the sleepers of this process sleep without end from now on, so that a lost wake-up is a hang and not a delay.
 pub fn sleep_without_end() {
     events::SLEEPS_WITHOUT_END.store(true, Ordering::Relaxed);
 }

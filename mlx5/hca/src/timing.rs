@@ -91,7 +91,7 @@ struct Load {
 }
 
 impl Load {
-    /// Of the WQE at `counter`; `outstanding` WQEBBs at most.
+    /// Makes the load of the WQE at `counter`, which has at most `outstanding` WQEBBs.
     fn of(qp: &SoftQp, counter: u16, outstanding: u16) -> Self {
         // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
         let block = |at: u16| unsafe { qp.wqebb(counter.wrapping_add(at)).cast::<[u8; WQEBB]>().read() };

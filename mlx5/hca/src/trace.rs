@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use super::Clock;
 
-/// What is recorded.
+/// The kind of a recorded event.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 pub(crate) enum What {

@@ -1,17 +1,17 @@
-//! What a queue pair has under way, in any time but the immediate.
+//! Work of a queue pair that is under way, in any time but the immediate.
 
 use std::collections::VecDeque;
 
 use mlx5_wire::{CQE_BYTES, CqeOpcode};
 
-/// What a queue pair has under way. Empty, and never looked at, in immediate time.
+/// Work of a queue pair that is under way. Empty, and never looked at, in immediate time.
 #[derive(Default)]
 pub(crate) struct UnderWay {
     /// WQEs, or doorbells, whose time has not come.
     pub(crate) announced: VecDeque<Announced>,
     /// Acknowledgements and responses on their way back, in order.
     pub(crate) acknowledged: VecDeque<Acknowledged>,
-    /// How long after its effect the completion of the WQE being executed is visible.
+    /// Time from the effect of the WQE being executed to its visible completion.
     pub(crate) acknowledge_ns: u64,
     /// Strict mode: what was to be sent when the doorbell rang.
     pub(crate) sources: VecDeque<Source>,
@@ -38,25 +38,25 @@ impl UnderWay {
 pub(crate) struct Announced {
     pub(crate) at_ns: u64,
     pub(crate) end: u16,
-    /// From the effect to the completion.
+    /// Time from the effect to the completion.
     pub(crate) acknowledge_ns: u64,
 }
 
-/// What is visible at `at_ns`.
+/// An acknowledgement, and the CQE that is visible from `at_ns` on.
 pub(crate) struct Acknowledged {
     pub(crate) at_ns: u64,
     pub(crate) cqe: Option<([u8; CQE_BYTES], CqeOpcode)>,
     pub(crate) landing: Option<Landing>,
 }
 
-/// What a WQE was to send when its doorbell rang.
+/// A hash of the bytes that a WQE was to send when its doorbell rang.
 #[derive(Clone, Copy)]
 pub(crate) struct Source {
     pub(crate) counter: u16,
     pub(crate) hash: u64,
 }
 
-/// What a READ or an atomic brings.
+/// The result of a READ or an atomic.
 pub(crate) struct Landing {
     pub(crate) counter: u16,
     pub(crate) bytes: Vec<u8>,

@@ -1,4 +1,4 @@
-//! What the vendor syndromes of the software HCA mean: all of them, in one table.
+//! The meanings of the software HCA's vendor syndromes: all of them, in one table.
 //!
 //! | range | what | where |
 //! |---|---|---|
@@ -33,7 +33,7 @@ const TEXTS: [(u8, &str); 19] = [
     (Limit::OnPurpose as u8, "a fault that was asked for"),
 ];
 
-/// What `vendor` means. `None` for 0 and for numbers that the software HCA does not give.
+/// Returns the meaning of `vendor`. `None` for 0 and for numbers that the software HCA does not give.
 #[must_use]
 pub fn text(vendor: u8) -> Option<&'static str> {
     let listed = TEXTS.iter().find(|(number, _)| *number == vendor).map(|(_, text)| *text);

@@ -1,8 +1,8 @@
-//! What strict mode remembers.
+//! State of strict mode.
 
 use super::rule::Rule;
 
-/// What strict mode remembers of a queue pair.
+/// State of strict mode for a queue pair.
 #[derive(Default)]
 pub(crate) struct QpWatch {
     /// The record at the last doorbell.
@@ -16,7 +16,7 @@ pub(crate) struct QpWatch {
     pub(crate) broken: Option<Rule>,
 }
 
-/// What strict mode remembers of a receive queue.
+/// State of strict mode for a receive queue.
 #[derive(Default)]
 pub(crate) struct RqWatch {
     /// The record when last looked at.

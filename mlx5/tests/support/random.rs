@@ -16,7 +16,7 @@ impl Random {
         (((self.0 >> 32) * u64::from(n)) >> 32) as u32
     }
 
-    /// Whether something that happens one time in `n` happens.
+    /// Returns `true` one time in `n`.
     pub(crate) fn one_in(&mut self, n: u32) -> bool {
         self.below(n) == 0
     }

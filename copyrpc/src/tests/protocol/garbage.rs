@@ -334,7 +334,7 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Whether either side has closed.
+    /// Returns whether either side has closed.
     fn is_over(&self) -> bool {
         self.sides.iter().any(|side| side.link.closed().is_some())
     }

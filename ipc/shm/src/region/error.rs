@@ -141,7 +141,7 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Whether it may be otherwise soon: the owner is not up yet, or about to be replaced.
+    /// Returns whether trying again may help soon: the owner is not up yet, or about to be replaced.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::NotFound { .. } | Self::OwnerGone { .. })

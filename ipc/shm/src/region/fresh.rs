@@ -11,7 +11,7 @@ use crate::lock::{ByteLock, LockError, LockFile};
 use crate::region::CreateError;
 use crate::sys;
 
-/// How often another name is tried, because a thread that sweeps has opened the file.
+/// Maximum number of further names that are tried, because a thread that sweeps has opened the file.
 const TEMPORARY_ATTEMPTS: usize = 16;
 
 /// An empty file that nobody else can open, its owner's lock taken.

@@ -7,7 +7,7 @@ use super::SHORT_SLICE;
 use super::Watch;
 use crate::sync::{AtomicU32, Ordering};
 
-/// Most words of one sleep: `FUTEX_WAITV_MAX` of linux/futex.h.
+/// Maximum number of words of one sleep: `FUTEX_WAITV_MAX` of linux/futex.h.
 const WORDS_MAX: usize = 128;
 /// `FUTEX2_SIZE_U32`, for words shared between processes.
 const SHARED_U32: u32 = 2;

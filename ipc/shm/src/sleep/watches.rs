@@ -69,7 +69,7 @@ impl Watch for Due {
     }
 }
 
-/// Whether there is something, asked by a function. Who makes it so must wake through the word of another part.
+/// A condition, asked by a function. The thread that makes it true must wake through the word of another part.
 pub struct Look<F>(pub F);
 
 impl<F> fmt::Debug for Look<F> {

@@ -47,7 +47,7 @@ pub trait Rpc {
     fn serve_poll(server: &mut Self::Server) -> usize;
     fn serve_wait(server: &mut Self::Server, timeout: Option<Duration>) -> bool;
     fn recv(server: &mut Self::Server) -> Option<(Self::Held, u64)>;
-    /// Whether the client was still there.
+    /// Returns whether the client was still there.
     fn reply(server: &mut Self::Server, held: Self::Held, response: u64) -> bool;
     fn reject(server: &mut Self::Server, held: Self::Held);
     fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<CallToken, Refused>;

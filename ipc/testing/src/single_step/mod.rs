@@ -50,7 +50,7 @@ impl Words {
         unsafe { self.region.view().at::<AtomicU32>(self.seats + offset).unwrap().as_ref() }
     }
 
-    /// Whether the client of this seat must tell the server that it calls.
+    /// Returns whether the client of this seat must tell the server that it calls.
     pub fn is_armed(&self, seat: usize) -> bool {
         self.at(64 + 64 * seat + 8).load(Ordering::Relaxed) == ARMED
     }

@@ -9,7 +9,7 @@ const WQES: usize = 4;
 const POSTED: usize = 2;
 const REQUESTERS: usize = 3;
 
-/// What is left out of the protocol.
+/// The part of the protocol that is left out.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Without {
     Nothing,

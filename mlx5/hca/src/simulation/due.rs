@@ -1,4 +1,4 @@
-//! What of a simulation is due first: the earliest is found, and one is changed, in a time that grows with the logarithm of their number.
+//! The order of a simulation: the first due is found, and one is changed, in a time that grows with the logarithm of their number.
 
 /// Nothing to do.
 pub(super) const NEVER: u128 = u128::MAX;

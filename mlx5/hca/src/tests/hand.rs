@@ -290,7 +290,7 @@ impl Hand {
         self.half ^= 256;
     }
 
-    /// What belongs into the register: the whole WQE if there is one new one that fits, else the start of the last.
+    /// Returns the bytes for the register: the whole WQE if there is one new one that fits, else the start of the last.
     pub(super) fn register_bytes(&self) -> Vec<u8> {
         let whole = usize::from(self.producer.wrapping_sub(self.last)) * 64;
         let fits = self.last == self.rung && whole <= 256;
@@ -372,7 +372,7 @@ impl Hand {
         self.now_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
-    /// What the receive record's neighbour words look like is nobody's business; the type is the device's.
+    /// Returns the receive record. The words beside it do not matter; the type is the device's.
     pub(super) fn receive_record(&self) -> &AtomicU32 {
         // SAFETY: the record lives as long as the queue.
         unsafe { self.rq.record.as_ref() }

@@ -1,5 +1,5 @@
-//! What peers can write of a device below a driver of another crate, and what its owner tells requesters, becomes nonsense. Nothing panics or
-//! hangs, and nothing outside registered memory changes.
+//! Makes nonsense of the words that peers can write of a device below a driver of another crate, and of the words that its owner writes
+//! for requesters. Nothing panics or hangs, and nothing outside registered memory changes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -25,8 +25,8 @@ fn nonsense(random: &mut Random) -> u64 {
     }
 }
 
-/// What any process of the user can write: the lane's slots as they come, or a message that the owner will take next; the request of an
-/// atomic; the words of receives and of readiness.
+/// Spoils the words that any process of the user can write: the lane's slots as they come, or a message that the owner will take next;
+/// the request of an atomic; the words of receives and of readiness.
 fn spoil_lanes(end: &End, random: &mut Random) {
     let hca = &end.hca;
     let index = qp_index(end.qpn);
@@ -76,7 +76,7 @@ fn publish(hca: &Hca, index: usize, message: Message) {
     ready_words(&hca.memory).notify(index);
 }
 
-/// What the owner tells those who send to it.
+/// Spoils the words that the owner writes for those who send to it.
 fn spoil_told(end: &End, random: &mut Random) {
     let memory = &end.hca.memory;
     let entry = memory.qp(qp_index(end.qpn));
@@ -97,7 +97,7 @@ fn spoil_told(end: &End, random: &mut Random) {
     }
 }
 
-/// What a broken driver does with its own queues: records that jump, links that lead anywhere.
+/// Spoils the own queues as a broken driver might: records that jump, links that lead anywhere.
 fn spoil_queues(end: &mut End, random: &mut Random) {
     match random.below(8) {
         0 => end.set_record(nonsense(random) as u16),
@@ -248,7 +248,7 @@ fn an_atomic_is_executed_only_where_its_key_allows() {
     assert_eq!(end.data.get(OUTSIDE), 1u64.to_ne_bytes());
 }
 
-/// Whatever an owner tells that is no value ends the atomic: it is not asked for again and again.
+/// An invalid word of an owner ends the atomic: the owner is not asked again and again.
 #[test]
 fn an_owner_that_tells_nonsense_of_an_atomic_ends_it() {
     for fault in [6, 8, 0xff] {

@@ -71,7 +71,7 @@ fn a_correct_driver_of_datagrams_breaks_no_rule() {
     assert_eq!(hand.violations(), []);
 }
 
-/// What can be done wrong with one WQE or doorbell.
+/// A mistake in one WQE or doorbell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
     RecordNotWritten,
@@ -127,7 +127,7 @@ impl Mistake {
     ];
 }
 
-/// What a mistake must be called: the rule, the index named, the bytes found.
+/// The expected report of a mistake: the rule, the index, the bytes found.
 type Expected = (Rule, u16, Vec<u8>);
 
 /// A WRITE of 28 inline bytes, one WQEBB.
@@ -302,7 +302,7 @@ fn a_register_whose_wqe_has_no_length_is_not_what_the_queue_holds() {
     assert_eq!(hand.violations()[0].rule, Rule::RegisterBytes);
 }
 
-/// What an error completion says.
+/// The contents of an error completion.
 #[derive(Debug, PartialEq)]
 struct Error {
     syndrome: Syndrome,

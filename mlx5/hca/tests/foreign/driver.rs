@@ -328,13 +328,13 @@ impl End {
         self.records.word(at).store(queue_record(self.posted), Ordering::Release);
     }
 
-    /// What completed. All of it is of its queue pairs.
+    /// Returns the completions. All of them are of its queue pairs.
     pub(crate) fn poll(&mut self) -> Vec<Done> {
         let (user_index, qpns) = (self.user_index, [&[self.qpn][..], &self.receivers].concat());
         self.take(|index, qpn| assert!(index == user_index && qpns.contains(&qpn)))
     }
 
-    /// What completed, if it can be anything.
+    /// Returns the completions, of any queue pair.
     pub(crate) fn try_poll(&mut self) -> Vec<Done> {
         self.take(|_, _| ())
     }

@@ -41,7 +41,7 @@ fn a_send_lands_in_the_receive_of_the_other_drivers_ring() {
     assert_eq!((b.data.get(4096), b.data.get(4096 + 64)), (PAYLOAD, PAYLOAD));
 }
 
-/// What `uct_ud_mlx5_iface_poll_rx` of UCX insists on.
+/// The condition that `uct_ud_mlx5_iface_poll_rx` of UCX checks.
 #[test]
 fn a_rings_completions_count_receives_past_the_end_of_the_ring() {
     for service in [Service::Connected, Service::Datagram] {

@@ -18,7 +18,7 @@ const RESULTS: usize = 8192;
 /// At most two WQEBBs each.
 const MOST: usize = ENTRIES as usize / 2 - 1;
 
-/// What the model expects of the operation that completes next.
+/// The completion that the model expects next.
 struct Expected {
     wqe: u16,
     bytes: u32,

@@ -143,7 +143,7 @@ fn remove_dir(dir: &Path) {
     std::fs::remove_dir(dir).unwrap();
 }
 
-/// Who forks processes of this role.
+/// Starts the process that forks processes of this role.
 fn helper(dir: &Path, role: Role) -> Helper {
     let number = ROLES.iter().position(|&r| r == role).unwrap().to_string();
     Helper::start(&[(DIR, dir.as_os_str()), (ROLE, number.as_ref())])

@@ -1,4 +1,4 @@
-//! Who asks, sends and takes answers is stepped; its target and a third party are in this process.
+//! The requester, which sends and takes answers, is stepped; its target and a third party are in this process.
 
 use super::*;
 
