@@ -16,7 +16,7 @@ const DEPTH: usize = 32;
 /// Many laps of every lane, and multiples of the depth.
 const COUNTS: (u64, u64) = (4096, 20_480);
 
-/// What the clock decides about is counted on rows of its own: it comes once in a millisecond, and so more often the slower the machine.
+/// Work that depends on the clock is counted on rows of its own: it comes once in a millisecond, and so more often the slower the machine.
 const WITHOUT_LOOKS: &str = "all but look_for_the_gone";
 
 const fn operation(name: &'static str, bound: u32, collect: &'static str, what: &'static str, run: fn(u64)) -> Operation {

@@ -160,7 +160,7 @@ impl Contender for Cqs {
     }
 }
 
-/// What libmlx5 has for as many queues as there ever are: made once, because making a thousand queue pairs takes long.
+/// The libmlx5 objects for the maximum number of queues: made once, because making a thousand queue pairs takes long.
 struct Verbs {
     cq: VerbsCq,
     srq: VerbsSrq,
@@ -208,7 +208,7 @@ impl Verbs {
     }
 }
 
-/// What [`Verbs`] lends to one contender at a time.
+/// The objects that [`Verbs`] lends to one contender at a time.
 struct IbvPollCq {
     /// Until it is dropped.
     verbs: Option<Box<Verbs>>,
@@ -358,7 +358,7 @@ fn print_times() {
     }
 }
 
-/// What `count` runs under callgrind.
+/// Runs the loop that `count` runs under callgrind.
 fn run(contender: &str, load: &str, queues: u32, polls: u32) -> u32 {
     let load = LOADS.into_iter().find(|(name, _)| *name == load).unwrap().1;
     match contender {

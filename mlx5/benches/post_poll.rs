@@ -1,5 +1,5 @@
 //! Throughput of posting and polling: the driver alone on a null device, and whole messages on the software HCA, both ends in one thread.
-//! What is measured is first checked to do what it should. `cargo bench -p mlx5 --bench post_poll`; exact instruction counts are in
+//! The measured operations are first checked to be correct. `cargo bench -p mlx5 --bench post_poll`; exact instruction counts are in
 //! `scripts/instructions`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a benchmark")]
 

@@ -15,7 +15,7 @@ const RECEIVES: usize = 8;
 /// Bytes of a receive: room for the header of the network layer (GRH), then the payload.
 const SLOT: usize = GRH_BYTES + 88;
 
-/// What arrived: QPN of the sender, immediate (0 without), text.
+/// An arrived message: QPN of the sender, immediate (0 without), text.
 type Message = (u32, u32, String);
 
 /// A datagram queue pair, its receives posted.

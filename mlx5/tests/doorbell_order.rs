@@ -54,7 +54,7 @@ enum At {
     Flushed,
 }
 
-/// What an instruction does to that; an error is what it must not do there.
+/// Returns the state after an instruction; an error if the instruction is illegal there.
 fn step(at: At, text: &str) -> Result<At, &'static str> {
     let (mnemonic, operands) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
     let target = operands.trim().split(',').next().unwrap();

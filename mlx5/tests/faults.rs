@@ -199,7 +199,7 @@ fn completions_change_places_across_queue_pairs_never_within_one() {
     assert!(orders.iter().any(|order| *order != orders[0]), "no seed changed anything");
 }
 
-/// What a seed makes of a run: the trace of both devices, and how often the sender had to wait.
+/// Returns the run of a seed: the trace of both devices, and how often the sender had to wait.
 fn run(mode: Mode, seed: u64) -> (Vec<Option<u64>>, u32) {
     let net = Net::in_mode(mode);
     let faults = Faults { seed, delay_permille: 200, delay_ns: 10_000, rnr_permille: 200, reorder_permille: 300, ..Faults::default() };

@@ -1,4 +1,4 @@
-//! What the NIC model adds up to: every cost of it, each pinned by exact virtual times.
+//! The costs of the NIC model, each pinned by exact virtual times.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
 use mlx5::*;

@@ -18,7 +18,7 @@ fn calls_of_rounds(mut round: impl FnMut(u32)) -> u64 {
     calls_of(|| (1..1000).for_each(round))
 }
 
-/// What the completion queues and the receives of an end are.
+/// The form of an end's completion queues and receives.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     owns_receives: bool,
@@ -196,7 +196,7 @@ fn messages_reads_receives_and_retries_allocate_nothing() {
 /// Operations and messages of [`every_operation`].
 const OPERATIONS: u64 = 14;
 const MESSAGES: u64 = 11;
-/// Those of at most 32 bytes.
+/// Messages of these with at most 32 bytes.
 const SHORT: u64 = 6;
 
 /// Posts sends of every kind, some of them alike and in a row, a WRITE with immediate and atomics, and rings for them in one of three ways.

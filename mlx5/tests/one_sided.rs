@@ -30,7 +30,7 @@ const TARGET: &str = "MLX5_TEST_TARGET";
 /// Set: the other process does not rest, it writes its whole region to its peer's again and again.
 const WRITES: &str = "MLX5_TEST_WRITES";
 const BYTES: usize = 4 << 20;
-/// What the writing process writes.
+/// The byte that the writing process writes.
 const FOREIGN: u8 = 0xee;
 
 struct End {

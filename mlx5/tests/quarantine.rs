@@ -34,7 +34,7 @@ use support::{scale, watchdog};
 const WATCHDOG: Duration = Duration::from_secs(240);
 /// Of each test, times `MLX5_TEST_SCALE`; every instruction is tried at most once.
 const SECONDS: u64 = 4;
-/// What the stepped process writes.
+/// The byte that the stepped process writes.
 const WRITTEN: u8 = 0xee;
 
 /// Not a test of its own: the process that the tests below stop and kill.

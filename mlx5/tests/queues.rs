@@ -299,7 +299,7 @@ fn a_device_refuses_what_an_entry_cannot_carry() {
     }
 }
 
-/// What the device finds in a send queue: the operations' numbers, which their remote addresses carry, and where the device is.
+/// The device's view of a send queue: the operations' numbers, which their remote addresses carry, and the device's position.
 struct Executor {
     qpn: u32,
     capacity: u16,

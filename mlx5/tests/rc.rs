@@ -23,7 +23,7 @@ struct End {
     net: Net,
 }
 
-/// What was posted with an operation that completed, and how.
+/// The user data of a completed operation, and its result.
 type Sent = (Option<u64>, Result<(), Syndrome>);
 
 struct World {

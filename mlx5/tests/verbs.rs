@@ -344,7 +344,7 @@ fn an_atomic_that_cannot_be_is_refused_where_that_is_known() {
     assert_eq!(heap[1], 77);
 }
 
-/// What another thread needs to reach a region.
+/// The data that another thread needs to reach a region.
 #[derive(Clone, Copy)]
 struct Word {
     at: QpAddress,

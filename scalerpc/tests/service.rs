@@ -126,7 +126,7 @@ fn a_client_goes_on_with_the_next_server_at_the_address() {
     }
 }
 
-/// Nobody answers; the next call does not get the late response of this one.
+/// The server does not answer. The next call does not get the late response of this one.
 #[test]
 fn a_call_ends_when_its_time_is_over_and_a_late_response_is_nobody_elses() {
     let (tell, held) = mpsc::channel::<HeldRequest>();

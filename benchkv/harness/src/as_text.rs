@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serializer};
 /// Writes the value as it is printed.
 ///
 /// # Errors
-/// Those of the serializer.
+/// The errors of the serializer.
 pub fn serialize<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
 }

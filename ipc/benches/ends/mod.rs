@@ -3,7 +3,7 @@
 use harness::load::{Answerer, Caller, Failure, Payload};
 use ipc::{CallError, Client, Dir, Server};
 
-/// What both ends must have in common.
+/// The tag that both ends must have in common.
 const TAG: u64 = 0x7065_6572;
 
 pub(crate) struct IpcServer(Server<Payload, Payload>);

@@ -1,4 +1,4 @@
-//! What every shared-memory RPC of the workspace refuses, and what it survives: files, directories and memory that are not what they should be.
+//! Refusals of every shared-memory RPC of the workspace, and bad input that it survives: invalid files, directories and memory.
 //! A test file implements [`Rpc`] and calls `bad_input!` with its type.
 
 use std::ffi::{CStr, CString};

@@ -18,7 +18,7 @@ pub struct Caller<R: Rpc> {
     client: R::Client,
     /// The names of the calls, and the times before which they do not end late.
     waiting: BTreeMap<u64, (Tag, Option<Instant>)>,
-    /// One that has ended.
+    /// A call that has ended.
     ended: Option<Tag>,
     pub answered: u64,
     pub dropped: u64,

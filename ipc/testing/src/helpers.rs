@@ -1,5 +1,5 @@
-//! What tests with several processes share: a scratch directory and helper processes, each this test binary run again with a role. A test
-//! file that uses helpers has a test `helper_process` that plays the role [`role`] names, and does nothing without one.
+//! Shared parts of tests with several processes: a scratch directory and helper processes, each this test binary run again with a role. A
+//! test file that uses helpers has a test `helper_process` that plays the role [`role`] names, and does nothing without one.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::DirBuilderExt;

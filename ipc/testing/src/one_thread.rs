@@ -8,11 +8,11 @@ use std::time::Duration;
 use shm::clock::Clock;
 use shm::sleep::{self, SLICE, Sleeper};
 
-/// What one turn costs, and how long a wake-up takes, at most.
+/// Maximum cost of one turn, and of a wake-up.
 const TURN_NS: u64 = 2_000;
 const WAKE_NS: u64 = 500;
 
-/// Who was woken.
+/// The actors that were woken.
 #[derive(Default)]
 struct Woken(Mutex<Vec<usize>>);
 

@@ -25,7 +25,7 @@ struct Caller<C> {
 struct Peers<R: Rpc> {
     server: R::Server,
     callers: Vec<Caller<R::Client>>,
-    /// What the server answers later, by the time.
+    /// The requests that the server answers later, by the time.
     held: BTreeMap<(u64, u64), R::Held>,
     /// Answers, rejections, ends without an answer in time, refusals, calls given up.
     seen: [usize; 5],

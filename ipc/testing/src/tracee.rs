@@ -67,7 +67,7 @@ fn is_asked_for_a_child() -> bool {
 /// Asks a helper for a child; in no line.
 const FORK: u8 = 1;
 
-/// What a step is.
+/// The unit of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     Instruction,
@@ -193,7 +193,7 @@ impl Tracee {
         assert_eq!(self.wait(), Stop::Marker);
     }
 
-    /// What its steps are from now on; instructions at first.
+    /// Sets the unit of its steps from now on; instructions at first.
     pub fn step_by(&mut self, unit: Unit) {
         self.unit = unit;
     }

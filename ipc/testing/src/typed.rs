@@ -22,7 +22,7 @@ pub fn unseal(block: &Block) -> u64 {
     block[0]
 }
 
-/// What a suite's servers have for the announcements of their clients.
+/// The announcements of a suite's clients to their server.
 pub trait Sizes {
     type Announced: Announce;
 

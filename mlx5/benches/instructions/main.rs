@@ -24,7 +24,7 @@ use mlx5::RegisterKind;
 use polls::{poll_compressed, poll_empty, poll_mono, poll_receive_rq, poll_receive_srq, poll_send};
 use posts::{Bell, post_inline, post_receive_rq, post_receive_srq, post_send_inline28, post_sge, post4_inline28};
 
-/// What can be counted.
+/// An operation that can be counted.
 struct Kind {
     name: &'static str,
     bound: Option<u32>,

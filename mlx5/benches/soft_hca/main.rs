@@ -1,5 +1,5 @@
-//! What the software HCA adds to the cost of the cache lines it moves: two processes on two cores, one RC connection, and beside it, in
-//! the same run and in turn, the same exchange with nothing but shared memory.
+//! The overhead of the software HCA over the cost of the cache lines it moves: two processes on two cores, one RC connection, and, in the
+//! same run and in turn, the same exchange with shared memory only.
 //!
 //! | name | what one operation is |
 //! |---|---|
@@ -90,7 +90,7 @@ enum Role {
     Helper,
 }
 
-/// What is measured, in the order of a round.
+/// The measured operation, in the order of a round.
 #[derive(Clone, Copy)]
 enum Work {
     RawLine,
@@ -155,7 +155,7 @@ impl Process {
     }
 }
 
-/// What the command line asks for.
+/// The options of the command line.
 struct Options {
     rounds: usize,
     json: Option<PathBuf>,

@@ -16,7 +16,7 @@ const CONSUMED_EVERY: u64 = 16;
 #[repr(C, align(128))]
 struct Line([AtomicU64; 8]);
 
-/// What both processes see. All of it starts as zero bytes.
+/// The memory that both processes share. All of it starts as zero bytes.
 #[repr(C)]
 struct Shared {
     /// By process: how often it came to the meeting place.
@@ -50,7 +50,7 @@ impl Raw {
         Self::new(memory, 0, wait)
     }
 
-    /// What [`attach`](Self::attach) needs.
+    /// Returns the argument of [`attach`](Self::attach).
     pub(crate) fn describe(&self) -> String {
         let MemfdId { token, bytes, pid, fd } = self.memory.id();
         format!("{token} {bytes} {pid} {fd}")

@@ -85,7 +85,7 @@ impl End {
         end
     }
 
-    /// What [`connect`](Self::connect) needs.
+    /// Returns the argument of [`connect`](Self::connect).
     pub(crate) fn describe(&self) -> String {
         let at = self.qp.address();
         format!("{} {} {} {} {}", at.lid, at.qpn, at.epoch, self.recv.region.addr(), self.recv.region.rkey())

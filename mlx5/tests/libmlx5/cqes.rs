@@ -1,4 +1,4 @@
-//! What libmlx5 reads in the CQEs that the software HCA writes, and what we read in them; and the doorbell records of completion queues.
+//! CQEs of the software HCA as libmlx5 reads them, and as we read them; and the doorbell records of completion queues.
 
 use mlx5::wire::*;
 use mlx5::*;
@@ -124,7 +124,7 @@ struct Pair {
     /// Sends and receives posted.
     sends: u16,
     receives_posted: u16,
-    /// What the last poster gave.
+    /// The user data of the last poster.
     user: u64,
     to: *mut std::ffi::c_void,
     compared: usize,

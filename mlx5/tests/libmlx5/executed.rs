@@ -1,4 +1,4 @@
-//! What libmlx5 reads in the CQEs of operations that the software HCA executes.
+//! CQEs of operations that the software HCA executes, as libmlx5 reads them.
 
 use std::time::{Duration, Instant};
 

@@ -14,7 +14,7 @@ pub(crate) const COMPARE: u64 = 0x0102_0304_0506_0708;
 pub(crate) const SWAP_ADD: u64 = 0xf1f2_f3f4_f5f6_f7f8;
 pub(crate) const SGE: Sge = Sge { addr: 0x1122_3344_5566_7788, len: 0x0009_8765, lkey: 0xaabb_ccdd };
 
-/// What a message carries.
+/// The content of a message.
 #[derive(Clone, Debug)]
 pub(crate) enum Content {
     Nothing,

@@ -25,7 +25,7 @@ struct Wqe {
     bytes: Vec<u8>,
 }
 
-/// What one doorbell stored to a BlueFlame register.
+/// The bytes that one doorbell stored to a BlueFlame register.
 #[derive(Debug, PartialEq, Eq)]
 struct Stored {
     half: usize,

@@ -6,7 +6,7 @@ use mlx5::*;
 use super::segments::datagram_question;
 use super::{Questions, report, variants};
 
-/// What both kinds of queue pair do with an operation.
+/// The common operations of both kinds of queue pair.
 trait Sender<O> {
     fn send(&mut self, op: &O, flags: Flags);
     fn finish(&mut self, cqe: &Cqe<'_>) -> Option<u64>;
@@ -97,14 +97,14 @@ impl<Q> Bench<Q> {
     }
 }
 
-/// What an operation is for the oracle.
+/// An operation's fields for the oracle.
 #[derive(Clone, Copy, Default)]
 struct Fields<'a> {
     verb: &'static str,
     imm: u32,
     addr: u64,
     rkey: u32,
-    /// What an atomic writes or adds.
+    /// The value that an atomic writes or adds.
     swap_add: u64,
     compare: u64,
     /// The question for its datagram segment, if it has one.

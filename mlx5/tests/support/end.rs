@@ -35,7 +35,7 @@ pub(crate) struct End {
 /// A message that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arrival {
-    /// What was posted with the receive.
+    /// The user data posted with the receive.
     pub(crate) user: u64,
     pub(crate) opcode: CqeOpcode,
     /// 0 without.
@@ -44,9 +44,9 @@ pub(crate) struct Arrival {
     pub(crate) is_solicited: bool,
 }
 
-/// What was posted with the operation, and the bytes read or the error.
+/// The user data posted with the operation, and the bytes read or the error.
 pub(crate) type Sent = (u64, Result<u32, CompletionError>);
-/// An arrival, or what was posted with the receive and the error.
+/// An arrival, or the user data posted with the receive and the error.
 pub(crate) type Received = Result<Arrival, (u64, CompletionError)>;
 
 impl End {

@@ -1,4 +1,4 @@
-//! What the tests with several processes share.
+//! Shared parts of the tests with several processes.
 
 use mlx5::QpAddress;
 

@@ -24,7 +24,7 @@ const QKEY: u32 = 0x1234;
 /// By name: places for WRITEs in flight.
 const PLACES: u32 = 32;
 
-/// What the stepped process sends, and what its peer receives it with.
+/// The operation that the stepped process sends, and the receive of its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// WRITE with immediate, through a shared receive queue.
@@ -308,7 +308,7 @@ impl core::ops::Deref for Stepped {
 }
 
 impl Stepped {
-    /// Who forks processes that send in this way.
+    /// Starts the process that forks processes that send in this way.
     pub(crate) fn helper(dir: &Path, kind: Kind) -> Helper {
         let number = KINDS.iter().position(|&k| k == kind).unwrap().to_string();
         Helper::start(&[(DIR, dir.as_os_str()), (KIND, number.as_ref())])

@@ -46,7 +46,7 @@ pub(crate) fn mode() -> Mode {
     })
 }
 
-/// What the vendor's detail of an error says: `text` on the software HCA; a NIC's are not public.
+/// Returns the vendor's detail of an error: `text` on the software HCA; a NIC's are not public.
 pub(crate) fn detail(text: &'static str) -> Option<&'static str> {
     (mode() != Mode::Hardware).then_some(text)
 }
@@ -60,7 +60,7 @@ const ROUNDS: u64 = 20_000_000;
 /// The same on hardware, where the thread sleeps between two rounds: what plays the hardware may need its core.
 const HARDWARE_ROUNDS: u64 = 400_000;
 const HARDWARE_PAUSE: Duration = Duration::from_micros(50);
-/// What is under way there and has no timer of its own is over after this.
+/// Time after which everything under way there without a timer of its own is over.
 const HARDWARE_QUIET: Duration = Duration::from_millis(5);
 
 /// Devices of one local fabric, with one clock and one network.

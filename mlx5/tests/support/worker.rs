@@ -50,7 +50,7 @@ struct Connection {
     rkey: u32,
     pending: Option<Op>,
     outstanding: usize,
-    /// What was written last.
+    /// The value written last.
     written: usize,
     /// Messages sent that take a receive, and received.
     sent: u32,
@@ -70,7 +70,7 @@ struct Worker {
     slots: Mr,
     region: Mr,
     local: Mr,
-    /// What the long messages bring.
+    /// The memory of the long messages.
     long: Mr,
     random: Random,
     free: Vec<u64>,
@@ -378,7 +378,7 @@ impl Worker {
         n
     }
 
-    /// What a completed operation brought.
+    /// Checks the result of a completed operation.
     fn check_result(&mut self, i: usize) {
         let Self { connections, local, .. } = self;
         let connection = &mut connections[i];

@@ -1,4 +1,4 @@
-//! What every shared-memory RPC of the workspace promises, whatever its rings look like: one suite, run by `ipc` and by `delegationrpc`.
+//! Promises of every shared-memory RPC of the workspace, whatever its rings look like: one suite, run by `ipc` and by `delegationrpc`.
 //! A test file implements [`Rpc`] and calls `conformance!` with its type.
 
 mod deadlines;

@@ -65,7 +65,7 @@ pub fn sleepers_are_woken_by_every_request_and_every_reply<R: Rpc>(name: &str) {
     });
 }
 
-/// Who spins or yields switches to no other thread by its own will, and who sleeps for short does so more often.
+/// A sleeping thread switches by its own will and rarely: spinning and yielding would not switch, and short sleeps would switch more often.
 pub fn idle_sleepers_hardly_run<R: Rpc>(name: &str) {
     const LONG: Option<Duration> = Some(Duration::from_millis(500));
     let scratch = Scratch::new(name);

@@ -10,7 +10,7 @@ use crate::conformance::{Outcome, Rpc};
 use crate::helpers::{Scratch, wait_for};
 use crate::tracee::{Tracee, Unit, hello, marker};
 
-/// What is stepped.
+/// The operation that is stepped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     /// While the server polls the client's lane.

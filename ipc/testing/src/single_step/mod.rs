@@ -98,7 +98,7 @@ fn orders() -> impl Iterator<Item = (String, u64)> {
     })
 }
 
-/// What a client says of the calls that ended.
+/// Returns a client's report of the calls that ended.
 fn words(ended: &[(u64, Outcome)]) -> String {
     format!("{ended:?}")
 }

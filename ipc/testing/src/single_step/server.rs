@@ -15,7 +15,7 @@ use crate::tracee::{Tracee, Unit, hello, marker};
 /// The request after which the server serves no more for now. Its low bits are free.
 const LAST: u64 = 1 << 40;
 
-/// What is stepped.
+/// The operation that is stepped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     Poll,

@@ -20,7 +20,7 @@ pub(crate) use abi::*;
 /// The C file, in this package.
 pub(crate) const DRIVER: &str = "tests/support/libmlx5/driver.c";
 
-/// What `mlx5-run` calls its device.
+/// The name that `mlx5-run` gives its device.
 const DEVICE: &CStr = c"mlx5_0";
 
 /// Declares the functions of `driver.c`, and how they are found.
@@ -284,7 +284,7 @@ impl VerbsCq {
         self.device.check(unsafe { (self.device.functions.lv_arm)(self.parts.cq, solicited_only.into()) });
     }
 
-    /// What `ibv_poll_cq` calls.
+    /// Returns the function that `ibv_poll_cq` calls.
     pub(crate) fn poll_function(&self) -> unsafe extern "C" fn(*mut c_void, c_int, *mut IbvWc) -> c_int {
         // SAFETY: a CQ.
         let function = unsafe { (self.device.functions.lv_poll_function)(self.parts.cq) };
@@ -396,7 +396,7 @@ impl VerbsQp {
         unsafe { std::slice::from_raw_parts(self.parts.rq.add(index as usize * stride), stride) }.to_vec()
     }
 
-    /// What the BlueFlame register holds, whose bytes become `fill`.
+    /// Returns the contents of the BlueFlame register, whose bytes become `fill`.
     pub(crate) fn take_register(&self, fill: u8) -> [u8; 2 * BF_BYTES] {
         assert_eq!(self.parts.bf_bytes as usize, BF_BYTES);
         let register = self.parts.bf.cast::<u8>();
