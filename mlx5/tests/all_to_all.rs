@@ -33,7 +33,7 @@ use worker::{PROCESSES, QPS};
 
 const DIR: &str = "MLX5_TEST_WORKER_DIR";
 const NUMBER: &str = "MLX5_TEST_WORKER_NUMBER";
-/// How long processes are stopped and killed, by default.
+/// Time in which processes are stopped and killed, by default.
 const SECONDS: u64 = 12;
 /// Ends a hang: nobody waits that long for anything.
 const PATIENCE: Duration = Duration::from_secs(30);

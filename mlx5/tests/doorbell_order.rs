@@ -44,7 +44,7 @@ fn functions(disassembly: &str, name: &str) -> Vec<Code> {
     found
 }
 
-/// How far a way through the function has come.
+/// The progress of a way through the function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum At {
     Start,

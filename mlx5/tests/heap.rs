@@ -60,7 +60,7 @@ impl Room {
         self.cq.unregister(peer.qp.qpn());
     }
 
-    /// So many leave, some at a time, and others take their places.
+    /// Lets `count` visitors leave, some at a time; others take their places.
     fn visit(&mut self, count: usize) {
         let mut left = count;
         while left > 0 {

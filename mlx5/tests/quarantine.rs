@@ -52,7 +52,7 @@ fn begin() -> MutexGuard<'static, ()> {
     guard
 }
 
-/// How many instructions a doorbell takes that writes `region`.
+/// Returns the number of instructions of a doorbell that writes `region`.
 fn instructions(dir: &Path, target: &mut End, kind: Kind, region: (u64, u32)) -> usize {
     let mut stepped = Stepped::start(Stepped::helper(dir, kind), target, 0, kind, region);
     let instructions = stepped.count(1);

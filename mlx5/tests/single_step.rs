@@ -88,7 +88,7 @@ impl World {
         stepped
     }
 
-    /// How many instructions a doorbell of `n` messages takes.
+    /// Returns the number of instructions of a doorbell of `n` messages.
     fn instructions(&mut self, n: u32) -> usize {
         let mut stepped = self.start();
         let instructions = stepped.count(n);

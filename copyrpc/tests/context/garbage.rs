@@ -1,4 +1,4 @@
-//! A peer that is no copyrpc.
+//! A peer that is not copyrpc.
 
 use std::cell::RefCell;
 

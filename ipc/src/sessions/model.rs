@@ -114,7 +114,7 @@ fn loom_a_lane_pair_of_one_slot_is_reused_by_answers() {
 /// Generation of the former client of the seat.
 const FORMER: u32 = FIRST.wrapping_add(1);
 
-/// How far the former client of the seat comes.
+/// The progress of the former client of the seat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Joined,

@@ -17,7 +17,7 @@ pub fn scale() -> u32 {
     scale_of("SHM_TEST_SCALE")
 }
 
-/// How long a test waits for something that takes milliseconds. Nothing is asserted about time but this.
+/// Maximum time that a test waits for something that takes milliseconds. Nothing is asserted about time but this.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A hang of a test with many processes; nothing there takes long.
@@ -184,7 +184,7 @@ pub fn limited(test: impl FnOnce()) {
     drop(ended);
 }
 
-/// How often the calling thread has given its core away by its own will.
+/// Returns how often the calling thread has given its core away by its own will.
 pub fn voluntary_switches() -> i64 {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the kernel writes one `rusage` into the buffer, and zeroed bytes are one too.

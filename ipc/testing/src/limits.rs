@@ -1,4 +1,4 @@
-//! How long tests with several processes run.
+//! Duration of tests with several processes.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ pub fn watchdog(limit: Duration) {
     });
 }
 
-/// How much longer than by default the tests run: the number in the environment variable, or 1.
+/// Returns the factor by which the tests run longer than by default: the number in the environment variable, or 1.
 pub fn scale_of(variable: &str) -> u32 {
     std::env::var(variable).map_or(1, |s| s.parse().unwrap())
 }

@@ -75,7 +75,7 @@ fn client<R: Rpc>(dir: &Dir) {
     say(tally.0.map(|ended| ended.to_string()).join(" "));
 }
 
-/// How long a call may take: mostly without end; sometimes no time, or about as long as it takes.
+/// Returns the timeout of a call: mostly none; sometimes no time, or about as long as the call takes.
 fn timeout(random: &mut fastrand::Rng) -> Option<Duration> {
     (random.u8(..4) == 0).then(|| Duration::from_micros(if random.bool() { random.u64(..300) } else { random.u64(..100_000) }))
 }

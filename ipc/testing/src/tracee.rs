@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::limits::scale_of;
 
-/// How much longer than by default the tests of whichever crate this is run.
+/// Returns the factor by which the tests of the present crate run longer than by default.
 fn scale() -> u32 {
     ["SHM_TEST_SCALE", "MLX5_TEST_SCALE"].map(scale_of).into_iter().fold(1, u32::max)
 }

@@ -51,9 +51,9 @@ pub(crate) const DATAGRAM_SLOTS: usize = 32;
 pub(crate) const MAX_DATAGRAM_LANES: usize = 256;
 /// LIDs are 16 bits.
 pub(crate) const MAX_LIDS: usize = 1 << 16;
-/// Messages that may wait in a lane, at most: a power of two.
+/// Maximum number of slots of a lane, which is the number of messages that may wait there: a power of two.
 pub(crate) const LANE_SLOTS: usize = 128;
-/// And at least.
+/// Minimum number of slots of a lane.
 pub(crate) const MIN_LANE_SLOTS: usize = 16;
 /// Address space for receive rings.
 pub(crate) const QUEUE_BYTES: usize = 256 << 20;
@@ -93,7 +93,7 @@ pub(crate) struct Told {
     pub(crate) consumed: AtomicU64,
     /// The last atomic that the owner executed: [`Told::pack`].
     pub(crate) answered: AtomicU64,
-    /// And the value it found.
+    /// The value that this atomic found.
     pub(crate) old: AtomicU64,
 }
 

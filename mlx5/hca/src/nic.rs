@@ -79,7 +79,7 @@ struct Nics {
     random: Random,
 }
 
-/// How often a NIC needed the context of a queue pair, and did not hold it.
+/// Counts of a NIC's need for the context of a queue pair, and of the contexts that it did not hold.
 ///
 /// Messages it sends, responses to READs and atomics included, are counted apart from those that arrive: it sends one at a time, so that a
 /// context fetched for one of them delays all that are behind it, whereas one fetched for an arrival delays that message only.
@@ -122,7 +122,7 @@ pub(crate) struct Request<'a> {
     pub(crate) after_ns: u64,
     /// LID and QPN of the sender.
     pub(crate) own: (u16, u32),
-    /// And of whom it is connected to.
+    /// LID and QPN of the queue pair that the sender is connected to.
     pub(crate) peer: Option<(u16, u32)>,
     /// Bytes it sends.
     pub(crate) bytes: u64,

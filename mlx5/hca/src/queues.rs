@@ -192,7 +192,7 @@ impl Remote {
         QpEntry::qpn(self.identity)
     }
 
-    /// And which of those that had it.
+    /// Returns the generation: which of those that had the index.
     pub(crate) fn generation(&self) -> u16 {
         QpEntry::generation(self.identity)
     }

@@ -8,7 +8,7 @@ pub(crate) enum Segment {
     Datagram,
     Remote,
     Atomic,
-    /// So many bytes, and their header.
+    /// Number of inline bytes, and their header.
     Inline(usize),
     /// By pointer.
     Data,

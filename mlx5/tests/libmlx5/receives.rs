@@ -12,7 +12,7 @@ use super::{open, responder_cqe};
 
 /// Receives of each queue.
 const DEPTH: u32 = 8;
-/// Most buffers of a receive.
+/// Maximum number of buffers of a receive.
 const SGES: u32 = 6;
 
 /// Where receives are posted.

@@ -84,13 +84,13 @@ pub enum ExchangeError {
     Missing {
         /// The ranks that had not arrived.
         ranks: Vec<usize>,
-        /// How long the others waited.
+        /// Time that the others waited.
         within: Duration,
     },
     /// The launcher neither completed the operation nor gave a reason.
     #[error("the launcher has not answered for {within:?}; it is stopped or overloaded")]
     NoAnswer {
-        /// How long this rank waited.
+        /// Time that this rank waited.
         within: Duration,
     },
     /// The launcher ended.

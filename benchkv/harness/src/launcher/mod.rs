@@ -93,7 +93,7 @@ pub enum LaunchError {
     Missing {
         /// The ranks.
         ranks: Vec<usize>,
-        /// How long the others waited.
+        /// Time that the others waited.
         within: Duration,
     },
     /// A rank sent bytes that are not the exchange protocol.

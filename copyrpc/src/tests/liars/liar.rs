@@ -97,7 +97,7 @@ pub(crate) struct Liar {
     record: PublishedRecord,
     /// Batches that were posted: their bytes, and what was announced.
     sent: Vec<(Emit, Vec<u8>)>,
-    /// How many of a hundred batches are changed.
+    /// Number of batches of a hundred that are changed.
     lies: u8,
 }
 

@@ -1,6 +1,6 @@
-//! Peers that are no copyrpc, at the binding: a raw queue pair that exchanges a record, now and then a damaged one, and then lies. It runs the
+//! Peers that are not copyrpc, at the binding: a raw queue pair that exchanges a record, now and then a damaged one, and then lies. It runs the
 //! real core, so that its lies begin in every state a connection can be in, and changes what that says on the way: batches, words, messages,
-//! immediates, its record, the place of a WRITE; it sends again what it sent, sends what no copyrpc sends, and goes half-way. Beside it an
+//! immediates, its record, the place of a WRITE; it sends again what it sent, sends what copyrpc never sends, and goes half-way. Beside it an
 //! honest client has calls answered by the same server.
 //!
 //! Held: nothing panics or hangs; each call of the honest client is answered right; each call to a liar ends once, by an answer that fits it or

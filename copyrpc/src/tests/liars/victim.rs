@@ -14,7 +14,7 @@ use super::Time;
 
 /// Bytes of each ring to a liar.
 pub(crate) const RING: u64 = 4096;
-/// Most batches in flight to or from a liar.
+/// Maximum number of batches in flight to or from a liar.
 pub(crate) const BATCHES: u32 = 6;
 /// User data of the honest calls has this bit.
 const HONEST: u64 = 1 << 63;

@@ -24,7 +24,7 @@ fn env_number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap())
 }
 
-/// How many times as long the random tests run.
+/// Returns the factor by which the random tests run longer.
 fn scale() -> u64 {
     env_number("COPYRPC_TEST_SCALE").unwrap_or(1)
 }

@@ -1,4 +1,5 @@
-//! How often an end READs that waits for what its peer does not tell (L5). What makes it READ at all is shown in `defects` and `window`.
+//! READs of an end that waits for what its peer does not tell (L5): how often they happen. `defects` and `window` show what makes it READ
+//! at all.
 
 use crate::link::{LinkConfig, Window};
 

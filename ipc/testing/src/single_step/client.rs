@@ -117,7 +117,7 @@ struct House<R: Rpc> {
     /// Requests of the stepped process that are answered later.
     held: Option<Vec<(R::Held, u64)>>,
     late_answers: usize,
-    /// How often the server was woken before the verb.
+    /// Number of times that the server was woken before the verb.
     wakes_before: u32,
 }
 
@@ -179,7 +179,7 @@ impl<R: Rpc> House<R> {
         self.serve();
     }
 
-    /// So many clients at a time.
+    /// Connects `seats` clients at a time.
     fn join(&mut self, seats: usize) -> Vec<Caller<R>> {
         let mut joined = vec![];
         wait_for("a seat stays taken", || {

@@ -133,7 +133,7 @@ pub fn process<R: Rpc>(dir: &Dir) {
 struct Guests<R: Rpc> {
     callers: Vec<Caller<R>>,
     next: u64,
-    /// How often the first two were woken before the verb.
+    /// Number of times that the first two were woken before the verb.
     wakes_before: u32,
 }
 

@@ -98,13 +98,13 @@ impl Default for World {
 }
 
 impl World {
-    /// That of several processes.
+    /// Makes the world of several processes.
     pub(crate) fn shared(dir: &Path) -> Self {
         let (fabric, options) = (FabricSpec::Shared { dir: Some(dir.to_owned()) }, ConnectOptions { rnr_retry: 7, ..Default::default() });
         Self { fabric, clock: Clock::System, options, port: INFINIBAND, now_ns: Arc::default() }
     }
 
-    /// That of a RoCE port.
+    /// Makes the world of a RoCE port.
     pub(crate) fn roce() -> Self {
         Self { port: ROCE, ..Self::default() }
     }

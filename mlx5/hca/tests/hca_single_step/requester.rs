@@ -130,7 +130,7 @@ impl Target {
     }
 }
 
-/// How many instructions the stepped poll has; nothing is lost by it.
+/// Returns the number of instructions of the stepped poll; nothing is lost by it.
 fn instructions(world: &mut Target, role: Role) -> usize {
     let (mut tracee, receiver) = world.start(role);
     tracee.stand("go");

@@ -1,4 +1,4 @@
-//! How long the test runs.
+//! Duration of the test.
 
 pub(crate) use shm_testing::limits::watchdog;
 
