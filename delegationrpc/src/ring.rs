@@ -392,8 +392,9 @@ impl Announce for Ring {
     }
 }
 
-/// The ring that is never full: two words for each client, which has one name there, and two if it was stopped while it announced itself; a power of
-/// two, and a line at least. A smaller ring works too: a client that finds it full is served later, by a millisecond for every 64 clients at most.
+/// Returns the depth of a ring that is never full: two words for each client, which has one name there, and two if it was stopped while
+/// it announced itself; a power of two, and a line at least. A smaller ring works too: a client that finds it full is served later, by a
+/// millisecond for every 64 clients at most.
 #[must_use]
 pub fn ring_depth_for(max_clients: usize) -> usize {
     (2 * max_clients.min(CLIENTS_MAX)).next_power_of_two().max(LINE / 8)

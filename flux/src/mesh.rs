@@ -175,7 +175,7 @@ impl<T> Mesh<T> {
         self.lanes.len()
     }
 
-    /// The slots of the lane from one node to another, and their number.
+    /// Returns the slots of the lane from one node to another, and their number.
     pub(crate) fn lane(&self, from: usize, to: usize) -> Option<(NonNull<Slot<Message<T>>>, u64)> {
         let lane = self.lanes.get(to)?.get(from)?;
         Some((NonNull::from(&**lane).cast(), lane.len() as u64))
@@ -200,7 +200,7 @@ impl Signals {
         Some(Towards { armed: armed.into(), sleep: sleep.into(), closed: closed.into(), ready: self.ready(to)?, from })
     }
 
-    /// The ready bits of what `to` receives.
+    /// Returns the ready bits of what `to` receives.
     pub(crate) fn ready(&self, to: usize) -> Option<ReadyWords> {
         let words = &*self.nodes.get(to)?.ready;
         // SAFETY: these are at least `words(nodes)` atomics, one behind the other as a line is full of them, which live as long as the mesh, and
@@ -212,7 +212,7 @@ impl Signals {
         self.nodes.get(node).map(|inbound| &*inbound.sleep)
     }
 
-    /// The calls that `node` has to reject.
+    /// Returns the calls that `node` has to reject.
     pub(crate) fn dropped(&self, node: usize) -> Option<&Dropped<Asked>> {
         self.nodes.get(node).map(|inbound| &inbound.dropped)
     }

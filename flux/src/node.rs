@@ -163,7 +163,7 @@ impl<T: Copy + Send, U> Node<T, U> {
         self.ends.index
     }
 
-    /// Number of nodes of the network, this one included.
+    /// Returns the number of nodes of the network, this one included.
     #[must_use]
     pub fn nodes(&self) -> usize {
         self.ends.mesh.len()
@@ -323,8 +323,8 @@ impl<T: Copy + Send, U> Node<T, U> {
         ended
     }
 
-    /// The oldest received call: the node that made it, the token to answer it with, and its payload. The caller waits until the token is
-    /// answered or dropped; tokens may be kept, and answered in any order.
+    /// Returns the oldest received call: the node that made it, the token to answer it with, and its payload. The caller waits until the
+    /// token is answered or dropped; tokens may be kept, and answered in any order.
     #[inline(always)]
     pub fn try_recv_raw(&mut self) -> Option<(usize, Token, T)> {
         let (asked, payload) = self.ends.inbox.pop_front()?;
@@ -371,7 +371,7 @@ impl<T, U> Ends<T, U> {
 
 /// The treatment of the calls that a pass takes.
 trait Handle<T> {
-    /// The answer; `None`: the call waits in the inbox.
+    /// Returns the answer; `None`: the call waits in the inbox.
     fn handle(&mut self, from: usize, payload: &T) -> Option<T>;
 }
 

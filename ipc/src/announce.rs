@@ -21,7 +21,7 @@ pub trait Announce: Wakes + Send + Sized {
     /// Version of the region's layout.
     const VERSION: u32;
 
-    /// Number of words of a server that is told no number.
+    /// Returns the number of words of a server that is told no number.
     fn words_for(max_clients: usize) -> usize;
 
     /// Bytes in the region, a multiple of 64.

@@ -95,13 +95,13 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         self.member.seat()
     }
 
-    /// Calls that have not ended.
+    /// Returns the number of calls that have not ended.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.calls.waiting()
     }
 
-    /// Calls that can be unanswered at a time: the server's `depth`.
+    /// Returns the number of calls that can be unanswered at a time: the server's `depth`.
     #[must_use]
     #[inline(always)]
     pub fn depth(&self) -> usize {

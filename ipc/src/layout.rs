@@ -117,12 +117,12 @@ impl Layout {
         sizes().ok_or(ParameterError::TooLarge)
     }
 
-    /// Bytes of the request lane of one client.
+    /// Returns the number of bytes of the request lane of one client.
     pub(crate) fn request_stride(&self) -> usize {
         (self.responses - self.requests) / self.max_clients
     }
 
-    /// Bytes of the response lane of one client.
+    /// Returns the number of bytes of the response lane of one client.
     pub(crate) fn response_stride(&self) -> usize {
         (self.areas - self.responses) / self.max_clients
     }

@@ -53,14 +53,14 @@ impl Membership {
         Ok(Self { seats, seat: session.seat(), holding, session: Some(session), watch: OwnerWatch::default(), end: None, region })
     }
 
-    /// The client's number, below the server's `max_clients`.
+    /// Returns the client's number, below the server's `max_clients`.
     #[must_use]
     #[inline(always)]
     pub(crate) fn seat(&self) -> usize {
         self.seat
     }
 
-    /// The seats of all clients.
+    /// Returns the seats of all clients.
     #[must_use]
     #[inline(always)]
     pub(crate) fn seats(&self) -> &Seats {

@@ -95,7 +95,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// The client's number, below the number of seats.
+    /// Returns the client's number, below the number of seats.
     #[must_use]
     pub(crate) fn seat(&self) -> usize {
         self.seat
@@ -184,7 +184,7 @@ unsafe impl Send for Seats {}
 unsafe impl Sync for Seats {}
 
 impl Seats {
-    /// Bytes that `count` seats take: a line each, and one for all.
+    /// Returns the number of bytes that `count` seats take: a line each, and one for all.
     #[must_use]
     pub(crate) const fn bytes(count: usize) -> usize {
         size_of::<Head>() + count * size_of::<Seat>()
@@ -233,7 +233,7 @@ impl Seats {
         Some(unsafe { self.head.add(1).cast::<Seat>().add(seat).as_ref() })
     }
 
-    /// Number of seats.
+    /// Returns the number of seats.
     #[must_use]
     pub(crate) fn count(&self) -> usize {
         self.count
@@ -265,7 +265,7 @@ impl Seats {
         Err(JoinError::Full { max_clients: self.count })
     }
 
-    /// The time of holder `generation` in a seat.
+    /// Returns the holding of holder `generation` in a seat.
     #[must_use]
     pub(crate) fn held_by(&self, seat: usize, generation: u32) -> Option<Holding> {
         let (seat, barrier) = (NonNull::from(self.seat(seat)?), LightBarrier::of_process());

@@ -142,8 +142,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         sleep::wait([self as &mut dyn Sleeper], timeout)
     }
 
-    /// The oldest request that [`poll`](Self::poll) has found: the token to answer it with, and a copy that the client cannot change any more. The
-    /// client waits until the token is answered, rejected or dropped; tokens may be kept, and answered in any order.
+    /// Returns the oldest request that [`poll`](Self::poll) has found: the token to answer it with, and a copy that the client cannot
+    /// change any more. The client waits until the token is answered, rejected or dropped; tokens may be kept, and answered in any order.
     #[inline(always)]
     pub fn recv(&mut self) -> Option<(Token, Req)> {
         let (asker, request) = self.sessions.recv()?;
@@ -230,7 +230,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         self.region.view().len()
     }
 
-    /// The start of the region, which is mapped as long as this server lives.
+    /// Returns the start of the region, which is mapped as long as this server lives.
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.region.view().base()
     }

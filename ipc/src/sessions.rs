@@ -47,7 +47,7 @@ impl<Req, Resp> fmt::Debug for LanePairs<Req, Resp> {
 unsafe impl<Req: Send, Resp: Send> Send for LanePairs<Req, Resp> {}
 
 impl<Req, Resp> LanePairs<Req, Resp> {
-    /// The lanes at these addresses; the strides are in bytes.
+    /// Makes the lanes at these addresses; the strides are in bytes.
     ///
     /// # Safety
     /// For every client that is asked for below, both lanes lie in zeroed shared memory, aligned to 64 B, that stays mapped as long as
@@ -58,7 +58,7 @@ impl<Req, Resp> LanePairs<Req, Resp> {
         Self { requests, responses, request_stride, response_stride, depth, _types: PhantomData }
     }
 
-    /// Slots of each lane.
+    /// Returns the number of slots of each lane.
     #[must_use]
     #[inline(always)]
     pub(crate) fn depth(&self) -> usize {
@@ -112,14 +112,14 @@ pub(crate) struct Asker {
 }
 
 impl Asker {
-    /// The client's number, below the number of seats.
+    /// Returns the client's number, below the number of seats.
     #[must_use]
     #[inline(always)]
     pub(crate) fn client(&self) -> usize {
         self.client as usize
     }
 
-    /// The tag that the client gave the call.
+    /// Returns the tag that the client gave the call.
     #[must_use]
     #[inline(always)]
     pub(crate) fn tag(&self) -> Tag {
@@ -143,7 +143,7 @@ struct Session<Req, Resp> {
 }
 
 impl<Req, Resp> Session<Req, Resp> {
-    /// The word of a slot and its bit; `None` if there is no such slot.
+    /// Returns the word of a slot and its bit; `None` if there is no such slot.
     #[inline(always)]
     fn bit(&mut self, tag: Tag) -> Option<(&mut u64, u64)> {
         Some((self.in_use.get_mut(tag.slot() / 64)?, 1 << (tag.slot() % 64)))
@@ -208,7 +208,7 @@ impl Inbox {
         }
     }
 
-    /// The client whose request is next.
+    /// Returns the client whose request is next.
     #[inline(always)]
     fn pop(&mut self) -> Option<usize> {
         if self.current.count == 0 {
@@ -289,7 +289,7 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         hot.pass(wakes, table, visit, || patrol.tick(clock.now_ns()))
     }
 
-    /// The oldest request that [`pass`](Self::pass) has found, and whose it is.
+    /// Returns the oldest request that [`pass`](Self::pass) has found, and whose it is.
     #[inline(always)]
     pub(crate) fn recv(&mut self) -> Option<(Asker, Req)> {
         loop {

@@ -33,7 +33,7 @@ impl Token {
         Self { asker, server: server.number }
     }
 
-    /// The number of the client that asks, below `max_clients`.
+    /// Returns the number of the client that asks, below `max_clients`.
     #[must_use]
     pub fn client(&self) -> usize {
         self.asker.client()

@@ -27,7 +27,7 @@ pub(crate) fn header<W: Announce>(region: &Region) -> Result<Header, ConnectErro
     }
 }
 
-/// The layout of a region with this header, for these types and this shape, known to fit the region.
+/// Returns the layout of a region with this header, for these types and this shape, known to fit the region.
 pub(crate) fn layout<Req: Plain, Resp: Plain, W: Announce>(
     region: &Region,
     header: &Header,
@@ -46,7 +46,7 @@ pub(crate) fn layout<Req: Plain, Resp: Plain, W: Announce>(
     Ok(layout)
 }
 
-/// The address at `offset`.
+/// Returns the address at `offset`.
 ///
 /// # Safety
 /// The offset lies inside the region.

@@ -26,7 +26,7 @@ impl Deadlines {
         self.heap.push(Reverse((at_ns, tag)));
     }
 
-    /// The earliest.
+    /// Returns the earliest deadline.
     pub(crate) fn next_ns(&self) -> Option<u64> {
         self.heap.peek().map(|Reverse((at_ns, _))| *at_ns)
     }

@@ -51,14 +51,14 @@ impl<T> Calls<T> {
         }
     }
 
-    /// Number of entries in use.
+    /// Returns the number of entries in use.
     #[must_use]
     #[inline(always)]
     pub fn len(&self) -> usize {
         self.used as usize
     }
 
-    /// Number of calls that wait, and were not given up.
+    /// Returns the number of calls that wait, and were not given up.
     #[must_use]
     #[inline(always)]
     pub fn waiting(&self) -> usize {
@@ -72,7 +72,7 @@ impl<T> Calls<T> {
         self.used == 0
     }
 
-    /// Number of entries.
+    /// Returns the number of entries.
     #[must_use]
     #[inline(always)]
     pub fn capacity(&self) -> usize {

@@ -37,7 +37,7 @@ impl Tag {
         Self(word)
     }
 
-    /// The slot.
+    /// Returns the slot.
     #[must_use]
     #[inline(always)]
     pub fn slot(self) -> usize {

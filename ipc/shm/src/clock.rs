@@ -17,7 +17,7 @@ impl Clock {
         Self { hands: Some(hands) }
     }
 
-    /// The time.
+    /// Returns the time.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         self.hands.as_ref().map_or_else(monotonic_ns, |hands| hands.load(Ordering::Relaxed))

@@ -158,7 +158,7 @@ impl Dir {
         }
     }
 
-    /// The path it was opened by; of one in memory no path, but a word for messages.
+    /// Returns the path it was opened by. A directory in memory has no path, but a word for messages.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.inner.path
@@ -221,7 +221,7 @@ impl Dir {
         }
     }
 
-    /// The lock that serialises removals; `None` when it is taken for long. Never waits: its holder may be stopped.
+    /// Returns the lock that serialises removals; `None` when it is taken for long. Never waits: its holder may be stopped.
     pub(crate) fn lock_removals(&self) -> io::Result<Option<OwnedFd>> {
         // A descriptor of its own, because the lock belongs to the open file and threads share `self`.
         let fd = sys::open_at(self.fd(), ".", libc::O_RDONLY | libc::O_DIRECTORY, 0)?;

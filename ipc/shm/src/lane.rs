@@ -109,7 +109,7 @@ impl<T> fmt::Debug for Unread<'_, T> {
 }
 
 impl<T: Copy> Unread<'_, T> {
-    /// The payload, by copy.
+    /// Returns the payload, by copy.
     #[inline(always)]
     pub fn read(self) -> T {
         // SAFETY: as in `LaneRx::pop`, which this is a part of.
@@ -164,7 +164,7 @@ impl<T: Copy> LaneTx<T> {
         Self { slots, next: position, limit: position.wrapping_add(capacity) }
     }
 
-    /// Number of the next message.
+    /// Returns the number of the next message.
     #[must_use]
     #[inline(always)]
     pub fn position(&self) -> u64 {
@@ -251,7 +251,7 @@ impl<T: Copy> LaneRx<T> {
         Self { slots: Slots { base: slots, mask: capacity - 1, _slots: PhantomData }, next: position }
     }
 
-    /// Number of the next message, and of messages taken since position 0.
+    /// Returns the number of the next message, and of messages taken since position 0.
     #[must_use]
     #[inline(always)]
     pub fn position(&self) -> u64 {

@@ -194,7 +194,7 @@ impl LockFile {
         }
     }
 
-    /// The user that owns the file.
+    /// Returns the user that owns the file.
     pub(crate) fn owner(&self) -> io::Result<libc::uid_t> {
         Ok(sys::stat(self.as_raw_fd())?.st_uid)
     }
@@ -260,7 +260,7 @@ pub struct ByteLock {
 }
 
 impl ByteLock {
-    /// The byte's number.
+    /// Returns the byte's number.
     pub fn byte(&self) -> u64 {
         self.byte
     }

@@ -250,7 +250,7 @@ impl Memfd {
         self.id
     }
 
-    /// The first byte, page aligned.
+    /// Returns the first byte, page aligned.
     #[must_use]
     pub fn base(&self) -> NonNull<u8> {
         self.map.base()

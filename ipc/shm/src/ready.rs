@@ -39,7 +39,7 @@ impl fmt::Debug for ReadyWords {
 }
 
 impl ReadyWords {
-    /// Number of 64-bit words that `lanes` lanes take: the summary words, then the bit words.
+    /// Returns the number of 64-bit words that `lanes` lanes take: the summary words, then the bit words.
     #[must_use]
     pub const fn words(lanes: usize) -> usize {
         let bits = lanes.div_ceil(64);
@@ -158,7 +158,7 @@ impl Wakes for ReadyWords {
 pub trait Lanes {
     /// Returns whether a message waits in `lane`.
     fn is_ready(&self, lane: usize) -> bool;
-    /// The lane's `armed` word; `None` if the lane is gone.
+    /// Returns the lane's `armed` word; `None` if the lane is gone.
     fn armed(&self, lane: usize) -> Option<&AtomicU32>;
 }
 

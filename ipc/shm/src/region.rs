@@ -53,26 +53,26 @@ pub struct RegionView<'a> {
 }
 
 impl RegionView<'_> {
-    /// The first user byte, aligned to 4096.
+    /// Returns the first user byte, aligned to 4096.
     #[must_use]
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Number of user bytes.
+    /// Returns the number of user bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a length in bytes, not a collection")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The address of a `T` at `offset`; `None` unless all of it lies inside and it is aligned.
+    /// Returns the address of a `T` at `offset`; `None` unless all of it lies inside and it is aligned.
     #[must_use]
     pub fn at<T>(&self, offset: usize) -> Option<NonNull<T>> {
         self.array_at(offset, 1)
     }
 
-    /// The address of `count` consecutive `T`s at `offset`; `None` unless all of them lie inside and are aligned.
+    /// Returns the address of `count` consecutive `T`s at `offset`; `None` unless all of them lie inside and are aligned.
     #[must_use]
     pub fn array_at<T>(&self, offset: usize, count: usize) -> Option<NonNull<T>> {
         let bytes = count.checked_mul(size_of::<T>())?;
@@ -240,13 +240,13 @@ impl Region {
         self.dir.clock()
     }
 
-    /// The user bytes.
+    /// Returns the user bytes.
     #[must_use]
     pub fn view(&self) -> RegionView<'_> {
         view_of(&self.map, self.user_bytes)
     }
 
-    /// The name it has in its directory.
+    /// Returns the name it has in its directory.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -265,7 +265,7 @@ impl Region {
         self.map.is_here()
     }
 
-    /// The region's file, for locks of one's own: byte 0 is the owner's, the others are free for use.
+    /// Returns the region's file, for locks of one's own: byte 0 is the owner's, the others are free for use.
     #[must_use]
     pub fn lock_file(&self) -> &LockFile {
         &self.file
@@ -353,7 +353,7 @@ impl OwnerWatch {
     }
 }
 
-/// The header of a region, which [`prepare`] has written.
+/// Returns the header of a region, which [`prepare`] has written.
 #[inline(always)]
 fn header_of(map: &Mapping) -> &Header {
     // SAFETY: the mapping starts with a whole header, page aligned. Its fields are no longer written except for atomics and the

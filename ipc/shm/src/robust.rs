@@ -31,7 +31,7 @@ const _: () = {
 // SAFETY: after `lock_new` only the C library, the kernel and atomic loads touch the bytes.
 unsafe impl Sync for RobustWord {}
 
-/// The hint as it stands in `bytes` of a header that was read rather than mapped.
+/// Returns the hint as it stands in `bytes` of a header that was read rather than mapped.
 pub(crate) fn owner_died_in(bytes: &[u8; ROBUST_BYTES]) -> bool {
     let word = bytes.get(WORD_OFFSET..).and_then(|b| b.first_chunk::<4>()).copied();
     word.is_some_and(|word| owner_died(u32::from_ne_bytes(word)))

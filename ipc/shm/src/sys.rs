@@ -58,7 +58,7 @@ pub(crate) fn stat_at(dir: RawFd, name: &str) -> io::Result<libc::stat> {
     Ok(unsafe { stat.assume_init() })
 }
 
-/// The effective user of this process.
+/// Returns the effective user of this process.
 pub(crate) fn user() -> libc::uid_t {
     // SAFETY: no pointers are involved.
     unsafe { libc::geteuid() }
@@ -71,7 +71,7 @@ pub(crate) fn unlink_at(dir: RawFd, name: &str) -> io::Result<()> {
     cvt(unsafe { libc::unlinkat(dir, name.as_ptr(), 0) }).map(drop)
 }
 
-/// Bytes an unprivileged process can still allocate in the file system of `fd`.
+/// Returns the number of bytes that an unprivileged process can still allocate in the file system of `fd`.
 pub(crate) fn free_bytes(fd: RawFd) -> u64 {
     let mut stat = MaybeUninit::<libc::statvfs>::uninit();
     // SAFETY: the kernel writes one `statvfs` into the buffer of that size.
@@ -83,7 +83,7 @@ pub(crate) fn free_bytes(fd: RawFd) -> u64 {
     stat.f_bavail.saturating_mul(stat.f_frsize)
 }
 
-/// Bytes in huge pages of the mapping that `addr` is in (`/proc/self/smaps`); 0 if that cannot be found out.
+/// Returns the number of bytes in huge pages of the mapping that `addr` is in (`/proc/self/smaps`); 0 if that cannot be found out.
 pub(crate) fn huge_bytes_around(addr: usize) -> usize {
     let contains = |line: &str| {
         let (start, rest) = line.split_once('-')?;

@@ -73,13 +73,13 @@ impl<U> Client<U> {
         self.inner.id()
     }
 
-    /// Calls that have not ended.
+    /// Returns the number of calls that have not ended.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.inner.in_flight()
     }
 
-    /// Calls that can be unanswered at a time: the server's `depth`.
+    /// Returns the number of calls that can be unanswered at a time: the server's `depth`.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.inner.depth()
@@ -121,7 +121,7 @@ impl<U> Client<U> {
         Ok(call)
     }
 
-    /// As the typed client's [`cancel`](crate::Client::cancel).
+    /// Like the typed client's [`cancel`](crate::Client::cancel).
     pub fn cancel(&mut self, call: CallToken) -> Option<U> {
         self.inner.cancel(call)
     }
@@ -131,7 +131,7 @@ impl<U> Client<U> {
     /// [`CallFailed::Rejected`].
     ///
     /// # Errors
-    /// As the typed client's [`poll`](crate::Client::poll).
+    /// Like the typed client's [`poll`](crate::Client::poll).
     #[inline]
     pub fn poll(&mut self, mut f: impl FnMut(U, Result<&[u8], CallFailed>)) -> Result<usize, SessionEnd> {
         let Self { inner, areas, reply } = self;
@@ -145,14 +145,14 @@ impl<U> Client<U> {
         })
     }
 
-    /// As the typed client's [`wait`](crate::Client::wait).
+    /// Like the typed client's [`wait`](crate::Client::wait).
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         self.inner.wait(timeout)
     }
 }
 
 impl Client<()> {
-    /// As the typed client's [`ask`](crate::Client::ask).
+    /// Like the typed client's [`ask`](crate::Client::ask).
     ///
     /// # Errors
     /// [`AskError`].
@@ -168,7 +168,7 @@ impl Client<()> {
     }
 }
 
-/// As the typed client.
+/// Like the typed client.
 impl<U> Sleeper for Client<U> {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.inner.with_watch(then);

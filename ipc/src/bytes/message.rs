@@ -77,13 +77,13 @@ impl Message {
         Self { len: bytes.len() as u32, inline }
     }
 
-    /// The message, if it lies in its lane.
+    /// Returns the message, if it lies in its lane.
     #[inline]
     pub(super) fn inline(&self) -> Option<&[u8]> {
         self.inline.get(..self.len as usize)
     }
 
-    /// The message, copied to `buffer` unless it lies in its lane; `None` if it is longer than `most`.
+    /// Returns the message, copied to `buffer` unless it lies in its lane; `None` if it is longer than `most`.
     ///
     /// # Safety
     /// `area` is at least `most` bytes of shared memory, if `most` is more than [`INLINE_MAX`].

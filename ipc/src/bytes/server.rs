@@ -64,25 +64,25 @@ impl Server {
         Ok(Self { inner, areas, message: Message::EMPTY, request: Vec::with_capacity(most.request) })
     }
 
-    /// As the typed server's [`poll`](crate::Server::poll).
+    /// Like the typed server's [`poll`](crate::Server::poll).
     #[inline]
     pub fn poll(&mut self) -> usize {
         self.inner.poll()
     }
 
-    /// As the typed server's [`poll_with_skip`](crate::Server::poll_with_skip).
+    /// Like the typed server's [`poll_with_skip`](crate::Server::poll_with_skip).
     #[inline]
     pub fn poll_with_skip(&mut self, mask: &[u64]) -> usize {
         self.inner.poll_with_skip(mask)
     }
 
-    /// As the typed server's [`wait`](crate::Server::wait).
+    /// Like the typed server's [`wait`](crate::Server::wait).
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         self.inner.wait(timeout)
     }
 
-    /// The oldest request that [`poll`](Self::poll) has found, as the typed server's [`recv`](crate::Server::recv): its bytes are a copy that lasts
-    /// until the next. A client whose message cannot be, because its length or its place is wrong, loses its session.
+    /// Returns the oldest request that [`poll`](Self::poll) has found, as the typed server's [`recv`](crate::Server::recv): its bytes are
+    /// a copy that lasts until the next. A client whose message cannot be, because its length or its place is wrong, loses its session.
     #[inline]
     pub fn recv(&mut self) -> Option<(Token, &[u8])> {
         let Self { inner, areas, message, request } = self;
@@ -107,7 +107,7 @@ impl Server {
         self.inner.end(token, ANSWERED, |asker| unsafe { areas.write_response(asker.client(), asker.tag().slot(), response) })
     }
 
-    /// As the typed server's [`reject`](crate::Server::reject).
+    /// Like the typed server's [`reject`](crate::Server::reject).
     ///
     /// # Errors
     /// [`ReplyError`]; the call had ended.
@@ -128,7 +128,7 @@ impl Server {
         waiting
     }
 
-    /// As the typed server's [`serve`](crate::Server::serve), with [`step`](Self::step).
+    /// Like the typed server's [`serve`](crate::Server::serve), with [`step`](Self::step).
     pub fn serve<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(&[u8]) -> R) {
         let stop = self.stop_handle();
         blocking::serve(self, &stop, |server| server.step(&mut handler), Self::wait);
@@ -153,7 +153,7 @@ impl Server {
     }
 }
 
-/// As the typed server.
+/// Like the typed server.
 impl Sleeper for Server {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.inner.with_watch(then);

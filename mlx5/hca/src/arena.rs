@@ -53,7 +53,7 @@ impl Arena {
     }
 }
 
-/// The first free index, growing the table up to `max`.
+/// Returns the first free index, growing the table up to `max`.
 pub(crate) fn free_index<T>(table: &mut Vec<T>, max: usize, is_free: impl Fn(&T) -> bool, empty: impl FnOnce() -> T) -> Option<usize> {
     if let Some(index) = table.iter().position(is_free) {
         return Some(index);

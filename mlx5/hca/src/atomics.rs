@@ -74,7 +74,7 @@ pub(crate) fn answer(hca: &Hca, qp: &SoftQp, number: u32) {
     told.answered.store(Told::pack(number, fault), Ordering::Release);
 }
 
-/// The word of this process' memory at `addr` under `key`, for the peer of `qp`.
+/// Returns the word of this process' memory at `addr` under `key`, for the peer of `qp`.
 fn word<'a>(hca: &'a Hca, qp: &SoftQp, key: u32, addr: u64) -> Result<&'a AtomicU64, Fault> {
     if !qp.access.contains(Access::REMOTE_ATOMIC) {
         return Err(Fault::QueuePair);

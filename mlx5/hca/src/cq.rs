@@ -72,7 +72,7 @@ impl SoftCq {
         cq
     }
 
-    /// As if `counter` CQEs had been written already.
+    /// Makes it as if `counter` CQEs had been written already.
     #[cfg(any(test, feature = "testing"))]
     pub fn start_at(&mut self, counter: u32) {
         (self.producer, self.solicited) = (counter, counter);
@@ -94,7 +94,7 @@ impl SoftCq {
         self.producer
     }
 
-    /// Bytes of an entry.
+    /// Returns the number of bytes of an entry.
     #[inline(always)]
     pub(crate) fn stride(&self) -> usize {
         1 << self.log_stride
@@ -110,7 +110,7 @@ impl SoftCq {
         if self.stride() == CQE128_BYTES { CQE128_OFFSET } else { CQE_BYTES / 2 }
     }
 
-    /// The CQE of an entry: its last 64 bytes.
+    /// Returns the CQE of an entry: its last 64 bytes.
     #[inline(always)]
     fn cqe(&self, counter: u32) -> NonNull<u8> {
         let index = (counter & self.mask) as usize;
@@ -118,7 +118,7 @@ impl SoftCq {
         unsafe { self.first.add(index << self.log_stride) }
     }
 
-    /// The owner bit of an entry.
+    /// Returns the owner bit of an entry.
     #[inline(always)]
     fn owner(&self, counter: u32) -> bool {
         counter & (self.mask + 1) != 0

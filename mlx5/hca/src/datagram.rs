@@ -167,7 +167,7 @@ pub(crate) fn send(hca: &Hca, links: &mut Links, from: &Sender, opcode: Opcode, 
     Outcome::Done(0)
 }
 
-/// The lane towards `lid`. `None` if there is no such device, or no lane left.
+/// Returns the lane towards `lid`. `None` if there is no such device, or no lane left.
 fn outgoing<'a>(hca: &Hca, links: &'a mut Links, lid: u16) -> Option<&'a mut Outgoing> {
     let known = links.outgoing.iter().position(|out| out.peer.lid == lid && !out.peer.is_gone());
     let index = match known {
@@ -302,7 +302,7 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
     received
 }
 
-/// The lane of device `lid` that is for this device.
+/// Returns the lane of device `lid` that is for this device.
 fn find_lane(hca: &Hca, links: &mut Links, lid: u16) -> Option<Incoming> {
     let peer = links.peer_of_lid(hca, lid)?;
     let own = (u64::from(hca.membership.lid()), hca.membership.epoch());

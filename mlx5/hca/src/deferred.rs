@@ -32,12 +32,12 @@ impl Deferred {
         self.heap.push(Reverse((at_ns, self.sequence, qpn)));
     }
 
-    /// When the next event is due.
+    /// Returns the time of the next event.
     pub(crate) fn next_ns(&self) -> Option<u64> {
         self.heap.peek().map(|&Reverse((at_ns, ..))| at_ns)
     }
 
-    /// The next event that is due.
+    /// Takes the next event that is due.
     pub(crate) fn pop_due(&mut self, now_ns: u64) -> Option<u32> {
         let Reverse((at_ns, _, qpn)) = *self.heap.peek()?;
         if at_ns > now_ns {

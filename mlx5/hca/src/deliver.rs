@@ -58,7 +58,7 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Mess
     }
 }
 
-/// The CQE opcode of a message that arrived well.
+/// Returns the CQE opcode of a message that arrived well.
 #[inline(always)]
 pub(crate) fn receive_opcode(message: &Message) -> Option<CqeOpcode> {
     const WRITE_IMM: u8 = CqeOpcode::ResponderWriteImm as u8;

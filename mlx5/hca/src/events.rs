@@ -20,7 +20,7 @@ const SHORTEST_SLEEP_NS: u64 = 20_000;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) static SLEEPS_WITHOUT_END: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
 
-/// The longest sleep, in ns.
+/// Returns the longest sleep, in ns.
 fn longest_ns() -> u64 {
     #[cfg(any(test, feature = "testing"))]
     if SLEEPS_WITHOUT_END.load(core::sync::atomic::Ordering::Relaxed) {

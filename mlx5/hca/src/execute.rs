@@ -131,7 +131,7 @@ fn end_fence(hca: &Hca, qp: &mut SoftQp) {
     }
 }
 
-/// The first of `queue` if `is_due` says so of it.
+/// Takes the first of `queue`, if `is_due` is true of it.
 fn due<T>(queue: &mut VecDeque<T>, is_due: impl FnOnce(&T) -> bool) -> Option<T> {
     if queue.front().is_some_and(is_due) { queue.pop_front() } else { None }
 }
@@ -265,7 +265,7 @@ fn odd(hca: &Hca, qp: &mut SoftQp, injector: &mut Option<Box<Injector>>, ctrl: C
     }
 }
 
-/// The bytes of the WQE at the head of the SQ, which is at `at`; `None` if it wraps.
+/// Returns the bytes of the WQE at the head of the SQ, which is at `at`; `None` if it wraps.
 #[inline(always)]
 fn wqe_bytes(qp: &SoftQp, at: NonNull<u8>, ctrl: CtrlWords) -> Result<Option<NonNull<[u8]>>, Malformed> {
     let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);

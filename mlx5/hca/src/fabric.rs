@@ -199,7 +199,7 @@ impl Peer {
         true
     }
 
-    /// Its `executing` word: odd while it executes a doorbell, another value for each.
+    /// Returns its `executing` word: odd while it executes a doorbell, another value for each.
     pub(crate) fn executing(&self) -> u64 {
         self.memory.control().header.executing.load(Ordering::Acquire)
     }

@@ -55,7 +55,7 @@ impl Injector {
         self.faults.delay_ns
     }
 
-    /// The fate of the next operation, decided when it is tried first.
+    /// Returns the fate of the next operation, decided when it is tried first.
     pub(crate) fn fate(&mut self, takes_receive: bool) -> Fate {
         let number = self.count;
         self.count += 1;
@@ -79,7 +79,7 @@ impl Injector {
     }
 }
 
-/// For people: the timing, the clock, and what is on of strict mode and faults.
+/// Describes, for people, the timing, the clock, and what is on of strict mode and faults.
 pub(crate) fn modes(hca: &Hca, injector: Option<&Injector>) -> String {
     let mut modes = match &hca.timing {
         Timing::Immediate => "immediate".to_owned(),

@@ -62,7 +62,7 @@ impl<'a> Data<'a> {
 }
 
 impl Piece {
-    /// The part that is all of `bytes`, if there is exactly one, of a length that needs no second look.
+    /// Returns the part that is all of `bytes`, if there is exactly one, of a length that needs no second look.
     #[inline(always)]
     pub(crate) fn only(bytes: &[u8]) -> Option<Self> {
         let segment: &[u8; SEGMENT] = bytes.first_chunk()?;
@@ -76,7 +76,7 @@ impl Piece {
         (InlineHeader::segments(len) * SEGMENT == bytes.len()).then_some(Self { at, len, key: None })
     }
 
-    /// The first part of `bytes`, and what is behind it; `None` if it does not fit.
+    /// Returns the first part of `bytes`, and what is behind it; `None` if it does not fit.
     #[inline(always)]
     #[expect(clippy::option_option, reason = "malformed, at the end, or a part")]
     fn parse(bytes: &[u8]) -> Option<Option<(Self, &[u8])>> {
@@ -91,7 +91,7 @@ impl Piece {
     }
 }
 
-/// Bytes of a segment by pointer: 0 means 2^31 on the wire.
+/// Returns the number of bytes of a segment by pointer: 0 means 2^31 on the wire.
 fn pointer_bytes(segment: &DataSegment) -> usize {
     if segment.byte_count == 0 { 1 << 31 } else { segment.byte_count as usize }
 }

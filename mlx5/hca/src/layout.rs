@@ -103,7 +103,7 @@ impl Told {
         (number as u64) << 8 | fault as u64
     }
 
-    /// The number and the fault.
+    /// Returns the number and the fault.
     pub(crate) const fn unpack(word: u64) -> (u32, u8) {
         ((word >> 8) as u32, word as u8)
     }
@@ -123,12 +123,12 @@ impl QpEntry {
         (generation as u64) << 32 | (qpn as u64) << 8 | flags
     }
 
-    /// The queue pair number in an identity.
+    /// Returns the queue pair number in an identity.
     pub(crate) const fn qpn(identity: u64) -> u32 {
         (identity >> 8) as u32 & 0xff_ffff
     }
 
-    /// The generation in an identity.
+    /// Returns the generation in an identity.
     pub(crate) const fn generation(identity: u64) -> u16 {
         (identity >> 32) as u16
     }
@@ -194,7 +194,7 @@ impl Pop {
         ((word >> 16) as u32, word as u16)
     }
 
-    /// The word after the receive it names was taken, `next` being its successor.
+    /// Returns the word after the receive it names was taken, `next` being its successor.
     pub(crate) const fn taken(word: u64, next: u16) -> u64 {
         (word | 0xffff).wrapping_add(1) | next as u64
     }

@@ -259,7 +259,7 @@ impl State {
     }
 }
 
-/// The device of a port's queue pair.
+/// Returns the device of a port's queue pair.
 fn seat_of(qpn: u32) -> u16 {
     (qpn >> layout::QP_INDEX_BITS) as u16
 }
@@ -361,7 +361,7 @@ impl Hca {
         self.membership.leave();
     }
 
-    /// The time on its clock, in ns since an arbitrary moment.
+    /// Returns the time on its clock, in ns since an arbitrary moment.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         self.clock.now_ns()
@@ -378,13 +378,13 @@ impl Hca {
         self.membership.is_of(fabric)
     }
 
-    /// Its LID, or its seat of a port.
+    /// Returns its LID, or its seat of a port.
     #[must_use]
     pub fn lid(&self) -> u16 {
         self.membership.lid()
     }
 
-    /// The device that has queue pair `qpn` of the port that `vector` leads to, if there is such a port and the own one is up.
+    /// Returns the device that has queue pair `qpn` of the port that `vector` leads to, if there is such a port and the own one is up.
     fn lid_of(&self, qpn: u32, vector: &AddressVector) -> Option<u16> {
         match &self.port {
             _ if !self.is_port_up.get() => None,
@@ -393,7 +393,7 @@ impl Hca {
         }
     }
 
-    /// The GID that datagrams with this vector go out from: link-local, from the LID, unless the port was given others.
+    /// Returns the GID that datagrams with this vector go out from: link-local, from the LID, unless the port was given others.
     fn source_gid(&self, vector: &AddressVector) -> Gid {
         let own = u128::from(self.lid()) | 0xfe80 << 112;
         let given = self.port.and_then(|port| port.source(vector));

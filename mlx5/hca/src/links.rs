@@ -28,7 +28,7 @@ impl Links {
         self.peers.iter()
     }
 
-    /// The device that gave `address`.
+    /// Returns the device that gave `address`.
     pub(crate) fn peer(&mut self, hca: &Hca, address: &Address) -> Result<Rc<Peer>, ConnectError> {
         if let Some(peer) = self.peers.iter().find(|p| p.lid == address.lid && p.epoch == address.epoch) {
             return Ok(Rc::clone(peer));
@@ -38,7 +38,7 @@ impl Links {
         Ok(peer)
     }
 
-    /// The device that has `lid` now.
+    /// Returns the device that has `lid` now.
     pub(crate) fn peer_of_lid(&mut self, hca: &Hca, lid: u16) -> Option<Rc<Peer>> {
         if let Some(peer) = self.peers.iter().find(|p| p.lid == lid && !p.is_gone()) {
             return Some(Rc::clone(peer));

@@ -96,7 +96,7 @@ fn source_hash(hca: &Hca, qp: &SoftQp, wqe: &[u8; 16 * WQEBB]) -> Option<u64> {
     (!hashes.is_empty()).then(|| hash_of(hashes))
 }
 
-/// The buffers of a WQE that brings something.
+/// Calls `f` with the buffers of a WQE that brings something.
 fn each_result(hca: &Hca, qp: &SoftQp, counter: u16, f: impl FnMut(&Piece)) -> Option<()> {
     let wqe = bytes_of(qp, counter, 16 * WQEBB);
     let header = match Opcode::from_wire(CtrlSegment::parse(&head(&wqe)).opcode)? {

@@ -37,7 +37,7 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// The fault that another process tells; `None` for 0. Who tells something is not gone.
+    /// Returns the fault that another process tells; `None` for 0. A process that tells something is not gone.
     pub(crate) fn from_wire(byte: u8) -> Option<Self> {
         match byte {
             0 => None,
@@ -69,7 +69,7 @@ pub(crate) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// The segments of a new device. The first pages of the tables are committed here, the rest as objects are made.
+    /// Makes the segments of a new device. The first pages of the tables are committed here, the rest as objects are made.
     pub(crate) fn create(arena_bytes: usize) -> Result<Self, (&'static str, MemfdCreateError)> {
         Ok(Self {
             control: Memfd::create("mlx5-control", size_of::<ControlSegment>()).map_err(|e| ("the control segment", e))?,
@@ -109,7 +109,7 @@ impl DeviceMemory {
         &self.lanes
     }
 
-    /// The control segment. Peers may load, nothing else; other processes have it read-only.
+    /// Returns the control segment. Peers may load, nothing else; other processes have it read-only.
     #[inline(always)]
     pub(crate) fn control(&self) -> &ControlSegment {
         // SAFETY: the mapping has this size and page alignment, and the segment is made of atomics only.
@@ -133,7 +133,7 @@ impl DeviceMemory {
     }
 
     #[inline(always)]
-    /// The slots of a lane at a place that [`LanePlace::unpack`] took.
+    /// Returns the slots of a lane at a place that [`LanePlace::unpack`] took.
     pub(crate) fn lane_slots(&self, place: LanePlace) -> NonNull<Slot<Message>> {
         NonNull::from(&self.lanes().slots[place.range()]).cast()
     }
@@ -193,8 +193,8 @@ impl DeviceMemory {
         Ok((entry, offset))
     }
 
-    /// The same, and how to get there. The entry was written by the device's owner; its range is checked against the arena once more, so
-    /// that a wrong one faults here and not in the copy.
+    /// Checks the same, and returns the span of the bytes. The entry was written by the device's owner; its range is checked against the
+    /// arena once more, so that a wrong one faults here and not in the copy.
     #[inline(always)]
     pub(crate) fn resolve(&self, key: u32, addr: u64, len: u64, access: Access, pd: u32) -> Result<Span, Fault> {
         let (entry, offset) = self.check(key, addr, len, access, pd)?;
@@ -286,7 +286,7 @@ enum Direction {
     Write,
 }
 
-/// The kernel's cross-process copy: needs nothing of the other process, stopped or not.
+/// Copies with the kernel's cross-process copy: needs nothing of the other process, stopped or not.
 #[cold]
 fn cross_process(direction: Direction, pid: libc::pid_t, remote: u64, local: *mut u8, len: usize) -> Result<(), Fault> {
     let local = libc::iovec { iov_base: local.cast(), iov_len: len };

@@ -36,7 +36,7 @@ impl Mirror {
         self.is_on = true;
     }
 
-    /// As if new, and not looked at.
+    /// Makes it as new, and not looked at.
     pub(crate) fn reset(&mut self) {
         *self = Self { copied: 0, next: 0, is_on: false, ..*self };
     }
@@ -67,7 +67,7 @@ impl Mirror {
         true
     }
 
-    /// The link in WQE `index`, which is below the number of WQEs.
+    /// Returns the link in WQE `index`, which is below the number of WQEs.
     fn link(&self, index: u16) -> u16 {
         // SAFETY: the first segment of that WQE.
         let segment = unsafe { self.buffer.add(usize::from(index) * self.stride).cast::<[u8; SEGMENT]>().read() };
@@ -76,7 +76,7 @@ impl Mirror {
 }
 
 impl Receives {
-    /// The words of WQE `index`, for its owner to write.
+    /// Returns the words of WQE `index`, for its owner to write.
     fn wqe_words(&self, index: u16) -> &[AtomicU64] {
         let at = self.wqe(index).cast::<AtomicU64>();
         // SAFETY: a WQE of the ring, 16-aligned; its owner and its peers access it as words that may change.

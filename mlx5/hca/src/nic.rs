@@ -110,7 +110,7 @@ struct Nic {
 struct NextReceive {
     count: u32,
     index: u16,
-    /// When the queue can give it.
+    /// Time at which the queue can give it.
     free_ns: u64,
 }
 
@@ -132,7 +132,7 @@ pub(crate) struct Request<'a> {
     pub(crate) receives: Option<(u32, &'a Receives)>,
 }
 
-/// When a WQE has its effect, and when its completion can be seen.
+/// The time at which a WQE has its effect, and the time at which its completion can be seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Times {
     pub(crate) effect_ns: u64,

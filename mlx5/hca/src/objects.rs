@@ -39,7 +39,7 @@ pub const MAX_SEAT: u16 = (1 << 10) - 2;
 /// All ones in the 10 generation bits of a QPN.
 const QUARANTINED: u16 = (1 << (24 - QP_INDEX_BITS)) - 1;
 
-/// The generation of the next queue pair in a place.
+/// Returns the generation of the next queue pair in a place.
 pub(crate) fn next_generation(generation: u16) -> u16 {
     (generation + 1) % (QUARANTINED - 1)
 }
@@ -54,7 +54,7 @@ fn check_alignment(what: &'static str, at: NonNull<u8>, to: usize) -> Result<(),
     if is_legal { Ok(()) } else { Err(CreateError::Illegal { what, value: at.addr().get() as u64, legal: "an aligned address" }) }
 }
 
-/// The sizes of a receive queue in the driver's memory, and where they are.
+/// Checks the sizes of a receive queue in the driver's memory, and its place.
 fn check_rq(memory: &RqMemory) -> Result<(), CreateError> {
     check("the WQEs of a receive queue", memory.wqe_cnt.into(), 1, 1 << 15)?;
     check_power_of_two("the WQEs of a receive queue", memory.wqe_cnt)?;
@@ -138,13 +138,13 @@ impl Hca {
         Address { lid: self.membership.lid(), qpn, epoch: self.membership.epoch() }
     }
 
-    /// The hash over everything this device did so far, if it keeps one.
+    /// Returns the hash over everything this device did so far, if it keeps one.
     #[must_use]
     pub fn trace_hash(&self) -> Option<u64> {
         self.trace.as_ref().map(Trace::hash)
     }
 
-    /// When the device has something to do by itself: a retry, a delayed operation.
+    /// Returns the time at which the device has something to do by itself: a retry, a delayed operation. In ns of its clock.
     #[must_use]
     pub fn next_event_ns(&self) -> Option<u64> {
         // A lane that was passed over on purpose.
@@ -153,7 +153,7 @@ impl Hca {
         [self.state.borrow().deferred.next_ns(), again_ns].into_iter().flatten().min()
     }
 
-    /// A protection domain: a number, and never used again.
+    /// Makes a protection domain. Returns its number, which is never used again.
     #[must_use]
     pub fn alloc_pd(&self) -> u32 {
         let mut state = self.state.borrow_mut();
@@ -161,7 +161,7 @@ impl Hca {
         state.next_pd - 1
     }
 
-    /// A completion queue: its number.
+    /// Makes a completion queue. Returns its number.
     ///
     /// # Errors
     /// A size outside the limits, or a misaligned address.
@@ -221,7 +221,7 @@ impl Hca {
         Ok((index, lane_place))
     }
 
-    /// A shared receive queue in the driver's memory, from which posted WQEs are copied: its number.
+    /// Makes a shared receive queue in the driver's memory, from which posted WQEs are copied. Returns its number.
     ///
     /// # Errors
     /// A size outside the limits, or no memory.
@@ -260,7 +260,7 @@ impl Hca {
         self.place_rq(&mut self.state.borrow_mut(), pd, (wqe_cnt, stride as u32), is_shared, None)
     }
 
-    /// A queue pair, in the state RESET: its number.
+    /// Makes a queue pair, in the state RESET. Returns its number.
     ///
     /// # Errors
     /// A size outside the limits, or no memory.
@@ -296,7 +296,7 @@ impl Hca {
         result
     }
 
-    /// The number of queue pair `index`. Generations start at 1, so that no QPN is 0.
+    /// Returns the number of queue pair `index`. Generations start at 1, so that no QPN is 0.
     fn qpn(&self, index: usize, generation: u16) -> u32 {
         let upper = if self.port.is_some() { self.lid() } else { generation + 1 };
         u32::from(upper) << QP_INDEX_BITS | index as u32

@@ -49,7 +49,7 @@ pub enum GidKind {
 }
 
 impl Gid {
-    /// The IPv4 address that it was made of (`::ffff:a.b.c.d`).
+    /// Returns the IPv4 address that it was made of (`::ffff:a.b.c.d`).
     #[must_use]
     pub fn ipv4(&self) -> Option<[u8; 4]> {
         Ipv6Addr::from(self.bytes).to_ipv4_mapped().map(|address| address.octets())
@@ -63,7 +63,7 @@ impl Port {
         if self.lid == 0 { self.source(vector).is_some_and(|source| of_kind(source.kind)) } else { vector.rlid == self.lid }
     }
 
-    /// The GID that datagrams with this vector go out from.
+    /// Returns the GID that datagrams with this vector go out from.
     pub(crate) fn source(&self, vector: &AddressVector) -> Option<&'static Gid> {
         self.gids.get(usize::from(vector.source_gid_index()))
     }

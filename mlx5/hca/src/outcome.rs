@@ -84,7 +84,7 @@ pub(crate) enum Limit {
 }
 
 impl Limit {
-    /// The failure of an operation with this detail.
+    /// Returns the failure of an operation with this detail.
     pub(crate) fn fails(self, syndrome: Syndrome) -> Outcome {
         Outcome::Fail(syndrome, self as u8)
     }

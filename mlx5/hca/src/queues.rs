@@ -187,7 +187,7 @@ impl Remote {
         unsafe { self.entry.as_ref() }
     }
 
-    /// Its queue pair number.
+    /// Returns its queue pair number.
     pub(crate) fn qpn(&self) -> u32 {
         QpEntry::qpn(self.identity)
     }
@@ -272,12 +272,12 @@ impl Remote {
 }
 
 impl SoftQp {
-    /// Its identity word once it is connected and receives.
+    /// Returns its identity word once it is connected and receives.
     pub(crate) fn connected_identity(&self) -> u64 {
         self.identity(RECEIVES | u64::from(self.access.bits()) & RIGHTS)
     }
 
-    /// Its identity word with `flags`.
+    /// Returns its identity word with `flags`.
     pub(crate) fn identity(&self, flags: u64) -> u64 {
         QpEntry::pack_identity(self.generation, self.qpn, flags)
     }
@@ -286,7 +286,7 @@ impl SoftQp {
         matches!(self.transport, Transport::Datagram { .. })
     }
 
-    /// The connected peer.
+    /// Returns the connected peer.
     #[inline(always)]
     pub(crate) fn remote(&self) -> Option<&Remote> {
         match &self.transport {
@@ -295,7 +295,7 @@ impl SoftQp {
         }
     }
 
-    /// The connected peer.
+    /// Returns the connected peer.
     #[inline(always)]
     pub(crate) fn remote_mut(&mut self) -> Option<&mut Remote> {
         match &mut self.transport {
@@ -304,7 +304,7 @@ impl SoftQp {
         }
     }
 
-    /// The producer counter in the doorbell record.
+    /// Returns the producer counter in the doorbell record.
     #[inline(always)]
     pub(crate) fn sq_producer(&self) -> u16 {
         // SAFETY: valid as long as the queue pair; a driver of this crate accesses it through the same atomic type.
@@ -312,7 +312,7 @@ impl SoftQp {
         queue_record_index(record.load(Ordering::Acquire))
     }
 
-    /// The WQEBB of a counter.
+    /// Returns the WQEBB of a counter.
     #[inline(always)]
     pub(crate) fn wqebb(&self, counter: u16) -> NonNull<u8> {
         // SAFETY: the buffer holds `mask + 1` WQEBBs.
@@ -329,7 +329,7 @@ impl SoftQp {
     }
 }
 
-/// The start of a WQE.
+/// Returns the start of a WQE.
 pub(crate) fn head(bytes: &[u8]) -> [u8; SEGMENT] {
     bytes.first_chunk().copied().unwrap_or([0; SEGMENT])
 }
@@ -340,7 +340,7 @@ pub(crate) fn blocks(ctrl: CtrlWords) -> u16 {
     (u16::from(ctrl.ds()) + 3) >> 2
 }
 
-/// The first `len` bytes of the WQE at `counter`, 1,024 at most; it may wrap.
+/// Returns the first `len` bytes of the WQE at `counter`, 1,024 at most; it may wrap.
 pub(crate) fn bytes_of(qp: &SoftQp, counter: u16, len: usize) -> [u8; 16 * WQEBB] {
     let mut bytes = [0; 16 * WQEBB];
     for (block, out) in bytes.chunks_mut(WQEBB).take(len.div_ceil(WQEBB)).enumerate() {

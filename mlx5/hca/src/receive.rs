@@ -21,7 +21,7 @@ impl Taken {
         Self((0..wqes).map(|_| Cell::new(u32::MAX)).collect())
     }
 
-    /// As if new.
+    /// Makes it as new.
     pub(crate) fn reset(&self) {
         self.0.iter().for_each(|cell| cell.set(u32::MAX));
     }
@@ -143,7 +143,7 @@ impl Receives {
         is_posted && pop.word.compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// The link in WQE `index`, which is below `wqes`.
+    /// Returns the link in WQE `index`, which is below `wqes`.
     #[inline(always)]
     fn link(&self, index: u16) -> u16 {
         let head = self.link_word(index).load(Ordering::Relaxed);
@@ -158,7 +158,7 @@ impl Receives {
         unsafe { self.ring.add(usize::from(index) * self.stride).cast::<AtomicU64>().as_ref() }
     }
 
-    /// The data segments of a taken receive, in order.
+    /// Returns the data segments of a taken receive, in order.
     pub(crate) fn segments(&self, index: u16) -> impl Iterator<Item = DataSegment> + use<> {
         let Self { ring, stride, wqes, is_linked, .. } = *self;
         let start = usize::from(index & (wqes - 1)) * stride;
@@ -194,7 +194,7 @@ impl Receives {
         self.wqes
     }
 
-    /// Bytes of a WQE.
+    /// Returns the number of bytes of a WQE.
     pub(crate) fn stride(&self) -> usize {
         self.stride
     }
@@ -222,7 +222,7 @@ impl Receives {
         self.is_linked
     }
 
-    /// The next receive to be taken: its pop count and the index of its WQE.
+    /// Returns the next receive to be taken: its pop count and the index of its WQE.
     pub(crate) fn head(&self) -> (u32, u16) {
         Pop::unpack(self.words().1.word.load(Ordering::Acquire))
     }
@@ -232,7 +232,7 @@ impl Receives {
         next & (self.wqes - 1) == index.wrapping_add(1) & (self.wqes - 1)
     }
 
-    /// The WQE behind WQE `index`, as its link says.
+    /// Returns the WQE behind WQE `index`, as its link says.
     pub(crate) fn successor(&self, index: u16) -> u16 {
         if self.is_linked { self.link(index & (self.wqes - 1)) } else { index.wrapping_add(1) & (self.wqes - 1) }
     }
@@ -245,7 +245,7 @@ impl Receives {
         if self.is_linked { index } else { count as u16 }
     }
 
-    /// The start of WQE `index`, for people.
+    /// Returns the start of WQE `index`, for people.
     pub(crate) fn first_bytes(&self, index: u16) -> [u8; SEGMENT] {
         // SAFETY: a WQE has one segment at least.
         unsafe { self.wqe(index).cast().read() }

@@ -219,7 +219,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// The word that has the [time](Self::now_ns): for other things that are to read this clock. The simulation alone writes it.
+    /// Returns the word that has the [time](Self::now_ns): for other things that are to read this clock. The simulation alone writes it.
     #[must_use]
     pub fn hands(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.now_ns)
@@ -231,7 +231,7 @@ impl<'a> Simulation<'a> {
         self.bell.clone()
     }
 
-    /// The time, in ns. It starts at 0.
+    /// Returns the time, in ns. It starts at 0.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         self.now_ns.load(Ordering::Relaxed)
@@ -327,7 +327,7 @@ impl<'a> Simulation<'a> {
         Some(at_ns)
     }
 
-    /// When something is due next.
+    /// Returns the time at which something is due next, in ns; `None` if nothing is.
     #[must_use]
     pub fn next_event_ns(&mut self) -> Option<u64> {
         self.look_at_all();

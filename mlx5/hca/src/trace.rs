@@ -33,7 +33,7 @@ fn fnv1a(hash: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(hash, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME))
 }
 
-/// The hash of numbers, in order.
+/// Returns the hash of numbers, in order.
 pub(crate) fn hash_of(numbers: impl IntoIterator<Item = u64>) -> u64 {
     numbers.into_iter().fold(START, |hash, number| fnv1a(hash, &number.to_le_bytes()))
 }

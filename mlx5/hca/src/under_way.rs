@@ -17,7 +17,7 @@ pub(crate) struct UnderWay {
     pub(crate) sources: VecDeque<Source>,
     /// The last effect there will be, so that effects are in order.
     pub(crate) last_effect_ns: u64,
-    /// When the last response is here, for fences.
+    /// Time at which the last response is here, for fences.
     pub(crate) last_response_ns: u64,
 }
 

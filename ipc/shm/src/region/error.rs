@@ -22,8 +22,8 @@ pub enum CreateError {
         /// The file.
         path: PathBuf,
     },
-    /// A file that is no region of this version and user is in the way; it is not touched.
-    #[error("{} exists and is no region of this version and user: remove it or choose another name", path.display())]
+    /// A file that is not a region of this version and user is in the way. It is not touched.
+    #[error("{} exists and is not a region of this version and user: remove it or choose another name", path.display())]
     Foreign {
         /// The file.
         path: PathBuf,

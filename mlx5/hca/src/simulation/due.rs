@@ -44,12 +44,12 @@ impl DueTimes {
         }
     }
 
-    /// The earliest time, [`NEVER`] if there is none.
+    /// Returns the earliest time, [`NEVER`] if there is none.
     pub(super) fn first(&self) -> u128 {
         self.tree.get(1).copied().unwrap_or(NEVER)
     }
 
-    /// The first place with something to do at `time` or before.
+    /// Returns the first place with something to do at `time` or before.
     pub(super) fn first_due(&self, time: u128) -> Option<usize> {
         let time = time.min(NEVER - 1);
         if self.first() > time {
