@@ -6,7 +6,7 @@
 //!
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|
-//! | `armed` (one per lane, the user's) | consumer | producer | **R1**: publish, [`light_barrier`], load `armed` / store `armed`, [`heavy_barrier`], look again: either the producer sees the flag or the consumer sees the message |
+//! | `armed` (one per lane, the user's) | consumer | producer | **R1**: publish, [`LightBarrier`], load `armed` / store `armed`, [`heavy_barrier`], look again: either the producer sees the flag or the consumer sees the message |
 //! | bit word | producers `fetch_or` | consumer `swap(0)` | **R2**: AcqRel both, the message published before the bit is visible after the swap |
 //! | summary word | producers `fetch_or` after the bit | consumer `swap(0)` before the words | **R3**: AcqRel, as R2 |
 //!
@@ -14,7 +14,7 @@
 
 use core::{fmt, ptr::NonNull};
 
-use crate::sync::{AtomicU32, AtomicU64, Ordering, heavy_barrier, light_barrier};
+use crate::sync::{AtomicU32, AtomicU64, LightBarrier, Ordering, heavy_barrier};
 
 /// `armed`: the consumer polls the lane anyway.
 pub const HOT: u32 = 0;
@@ -65,7 +65,13 @@ impl ReadyWords {
     /// Returns whether the bit was set, so that a consumer that may sleep can be woken.
     #[inline(always)]
     pub fn notify_if_armed(&self, lane: usize, armed: &AtomicU32) -> bool {
-        light_barrier();
+        self.notify_if_armed_behind(LightBarrier::of_process(), lane, armed)
+    }
+
+    /// Like [`notify_if_armed`](Self::notify_if_armed), for a producer that has the barrier at hand.
+    #[inline(always)]
+    pub fn notify_if_armed_behind(&self, barrier: LightBarrier, lane: usize, armed: &AtomicU32) -> bool {
+        barrier.execute();
         if armed.load(Ordering::Relaxed) != ARMED {
             return false;
         }

@@ -42,8 +42,8 @@ pub(crate) fn visit(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, budget: usize) 
 }
 
 fn follows(last: &Message, message: &Message) -> bool {
-    message.wqe_index == last.wqe_index.wrapping_add(1)
-        && message.wqe_index != 0
+    message.taking.index() == last.taking.index().wrapping_add(1)
+        && message.taking.index() != 0
         && (message.opcode, message.imm, message.flags) == (last.opcode, last.imm, last.flags)
         && receive_opcode(message).is_some()
 }
@@ -56,7 +56,7 @@ fn complete(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, run: &[Message]) {
         [only] => deliver(hca, qp, cq, *only, Sender::Connected),
         [first, ..] => {
             let Some(opcode) = receive_opcode(first) else { return qp.break_down(hca) };
-            if !run.iter().all(|message| qp.taken.account(message.wqe_index, message.pop)) {
+            if !run.iter().all(|message| qp.taken.account(message.taking)) {
                 return qp.break_down(hca);
             }
             let mut minis = [MiniCqe { word: 0, byte_count: 0 }; LONGEST];
@@ -71,8 +71,8 @@ fn complete(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, run: &[Message]) {
 }
 
 fn cqe(qp: &SoftQp, message: &Message) -> [u8; CQE_BYTES] {
-    let &Message { imm, byte_count, wqe_index, pop, .. } = message;
-    let wqe_counter = qp.receives.wqe_counter(wqe_index, pop);
+    let &Message { imm, byte_count, taking, .. } = message;
+    let wqe_counter = qp.receives.wqe_counter(taking);
     let cqe = ResponderCqe { qpn: qp.qpn, srqn: qp.user_index, imm, byte_count, wqe_counter, ..ResponderCqe::default() };
     let mut bytes = cqe.emit();
     if message.flags & SOLICITED != 0 {
@@ -90,11 +90,11 @@ fn scattered(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
     let Some(opcode) = opcode.filter(|_| length > 0 && length <= cq.scatter_room()) else {
         return deliver(hca, qp, cq, *message, Sender::Connected);
     };
-    let first = qp.receives.segments(message.wqe_index).next().filter(|segment| segment.byte_count as usize >= length);
+    let first = qp.receives.segments(message.taking.index()).next().filter(|segment| segment.byte_count as usize >= length);
     let place = first.and_then(|s| hca.memory.resolve(s.lkey, s.addr, length as u64, Access::LOCAL_WRITE, qp.receives.pd).ok());
     // Elsewhere, or in several buffers: it stays there.
     let Some(Span::Mapped(place)) = place else { return deliver(hca, qp, cq, *message, Sender::Connected) };
-    if !qp.taken.account(message.wqe_index, message.pop) {
+    if !qp.taken.account(message.taking) {
         return qp.break_down(hca);
     }
     let mut data = [0; CQE_BYTES];

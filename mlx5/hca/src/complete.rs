@@ -2,7 +2,7 @@
 
 use mlx5_wire::{CQE_BYTES, CqeOpcode, CtrlWords, ErrorCqe, Opcode, RequesterCqe, Syndrome};
 
-use super::cq::SoftCq;
+use super::cq::{Overrun, SoftCq};
 use super::deferred::Deferred;
 use super::queues::{SoftQp, blocks};
 use super::rule::Violation;
@@ -13,18 +13,29 @@ use super::{Hca, local};
 /// No LID: a datagram went somewhere.
 pub(crate) const EVERY_LID: u16 = 0;
 
-fn success(qp: &SoftQp, ctrl: CtrlWords, byte_count: u32) -> [u8; CQE_BYTES] {
-    RequesterCqe { wqe_opcode: ctrl.opcode(), qpn: qp.qpn, wqe_counter: ctrl.wqe_index(), byte_count, user_index: qp.user_index }.emit()
+fn success(user_index: u32, ctrl: CtrlWords, byte_count: u32) -> [u8; CQE_BYTES] {
+    RequesterCqe { wqe_opcode: ctrl.opcode(), qpn: ctrl.qpn(), wqe_counter: ctrl.wqe_index(), byte_count, user_index }.emit()
 }
 
 /// A signaled WQE succeeded, in immediate time and with nobody watching.
 #[inline(always)]
 pub(crate) fn succeed(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], ctrl: CtrlWords, byte_count: u32) {
-    if let Some(Some(cq)) = cqs.get_mut(qp.send_cq as usize) {
-        if let Err(overrun) = cq.write(success(qp, ctrl, byte_count), CqeOpcode::Requester) {
-            qp.overran(hca, qp.send_cq, overrun);
-        }
+    if let Err(overrun) = write_success(cqs, qp.send_cq, qp.user_index, ctrl, byte_count) {
+        qp.overran(hca, qp.send_cq, overrun);
     }
+}
+
+/// Writes the CQE of [`succeed`].
+#[inline(always)]
+pub(crate) fn write_success(
+    cqs: &mut [Option<SoftCq>],
+    send_cq: u32,
+    user_index: u32,
+    ctrl: CtrlWords,
+    byte_count: u32,
+) -> Result<(), Overrun> {
+    let Some(Some(cq)) = cqs.get_mut(send_cq as usize) else { return Ok(()) };
+    cq.write(success(user_index, ctrl, byte_count), CqeOpcode::Requester)
 }
 
 /// The parts of a device that a send queue's completions need unless they are simply written.
@@ -40,7 +51,7 @@ impl Completions<'_> {
     /// A WQE succeeded: a CQE if it asked for one.
     #[cold]
     pub(crate) fn succeed(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, byte_count: u32) {
-        let cqe = ctrl.signaled().then(|| success(qp, ctrl, byte_count));
+        let cqe = ctrl.signaled().then(|| success(qp.user_index, ctrl, byte_count));
         self.executed(qp, ctrl, cqe, CqeOpcode::Requester);
     }
 

@@ -272,14 +272,14 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
             continue;
         }
         let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { continue };
-        let pop = || qp.receives.pop(&AtomicU64::new(0));
+        let pop = || qp.receives.pop(&AtomicU64::new(0), &mut 0);
         // Another driver's receive that was posted before the datagram was sent, but after the last look at its queue, is there all the same.
         let refreshed = || rqs.get_mut(qp.rqn as usize).and_then(Option::as_mut).is_some_and(RqSlot::refresh).then(pop).flatten();
         let Some(taking) = pop().or_else(refreshed) else { continue };
         let grh = if header.flags & GRH != 0 { GRH_BYTES } else { 0 };
         let data = Data::of_memory(payload.as_ptr(), grh + header.byte_count as usize);
         // SAFETY: the payload is in the sender's mapping, which `peer` keeps; the sender may overwrite it, which spoils bytes only.
-        let result = unsafe { scatter(&hca.memory, &qp.receives, taking.index, GRH_BYTES - grh, &data) };
+        let result = unsafe { scatter(&hca.memory, &qp.receives, taking.index(), GRH_BYTES - grh, &data) };
         let (opcode, imm) = match result {
             Ok(()) => (header.opcode, header.imm),
             Err((syndrome, vendor)) => (CqeOpcode::ResponderError as u8, Message::error(syndrome, vendor)),
@@ -288,8 +288,7 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
             payload: 0,
             byte_count: header.byte_count + GRH_BYTES as u32,
             imm,
-            pop: taking.count,
-            wqe_index: taking.index,
+            taking,
             opcode,
             flags: header.flags & (SOLICITED | GRH),
         };

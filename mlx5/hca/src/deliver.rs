@@ -13,9 +13,9 @@ use super::trace::What;
 /// Records an arrival.
 pub(crate) fn trace(hca: &Hca, qp: &SoftQp, message: &Message) {
     if let Some(trace) = &hca.trace {
-        let Message { byte_count, imm, wqe_index, opcode, flags, .. } = *message;
+        let Message { byte_count, imm, taking, opcode, flags, .. } = *message;
         let data = u64::from(imm) << 32 | u64::from(byte_count);
-        trace.record(What::Arrived, qp.qpn, wqe_index, u64::from(opcode) << 8 | u64::from(flags), data);
+        trace.record(What::Arrived, qp.qpn, taking.index(), u64::from(opcode) << 8 | u64::from(flags), data);
     }
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Mess
         return deliver_other(hca, qp, cq, &Message { ..message });
     };
     // The peer wrote this. A wrong opcode or index makes no CQE: the connection ends instead.
-    if !qp.taken.account(message.wqe_index, message.pop) {
+    if !qp.taken.account(message.taking) {
         return qp.break_down(hca);
     }
     let (source_qpn, grh) = match sender {
@@ -49,7 +49,7 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Mess
         srqn: qp.user_index,
         imm: message.imm,
         byte_count: message.byte_count,
-        wqe_counter: qp.receives.wqe_counter(message.wqe_index, message.pop),
+        wqe_counter: qp.receives.wqe_counter(message.taking),
         source_qpn,
         grh,
     };
@@ -80,11 +80,11 @@ fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message)
         qp.answered = qp.answered.wrapping_add(1);
         return atomics::answer(hca, qp, message.imm);
     }
-    if message.opcode != CqeOpcode::ResponderError as u8 || !qp.taken.account(message.wqe_index, message.pop) {
+    if message.opcode != CqeOpcode::ResponderError as u8 || !qp.taken.account(message.taking) {
         return qp.break_down(hca);
     }
     let [raw_syndrome, vendor_syndrome, ..] = message.imm.to_le_bytes();
-    let wqe_counter = qp.receives.wqe_counter(message.wqe_index, message.pop);
+    let wqe_counter = qp.receives.wqe_counter(message.taking);
     let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: 0, qpn: qp.qpn, wqe_counter, user_index: qp.user_index };
     if let Err(overrun) = cq.write(cqe.emit(), CqeOpcode::ResponderError) {
         qp.overran(hca, qp.recv_cq, overrun);

@@ -18,7 +18,7 @@ use super::queues::{REGISTER_BYTES, Remote, SoftQp, Waiting, blocks};
 use super::requester::execute;
 use super::rule::VENDOR;
 use super::timing::Timing;
-use super::{Hca, State, local, strict};
+use super::{Hca, State, local, plain, strict};
 
 /// A peer that does not answer is asked again this often.
 const PEER_RETRY_NS: u64 = 1_000_000;
@@ -31,6 +31,9 @@ const MAX_WQE: usize = 16 * WQEBB;
 #[inline(always)]
 pub(crate) fn doorbell(hca: &Hca, state: &mut State, uar_offset: usize) {
     let index = uar_offset / REGISTER_BYTES;
+    if hca.is_plain && plain::rung(hca, state, index) {
+        return;
+    }
     if hca.strict && !strict::doorbell(hca, state, index, uar_offset % REGISTER_BYTES) {
         return announce_all(hca, state, index);
     }
@@ -38,7 +41,7 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, uar_offset: usize) {
 }
 
 /// A doorbell of queue pair `index` rang.
-#[inline(always)]
+#[inline(never)]
 pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) {
     if matches!(hca.timing, Timing::Immediate) {
         run(hca, state, index, |qp| {
@@ -137,7 +140,6 @@ fn due<T>(queue: &mut VecDeque<T>, is_due: impl FnOnce(&T) -> bool) -> Option<T>
 }
 
 /// Runs a send queue up to its limit, if there is such a queue pair and `begin` says so.
-#[inline(always)]
 fn run(hca: &Hca, state: &mut State, index: usize, begin: impl FnOnce(&mut SoftQp) -> bool) {
     let State { qps, cqs, deferred, links, injector, violations, touched, .. } = state;
     let Some(Some(qp)) = qps.get_mut(index) else { return };
@@ -195,7 +197,7 @@ fn run(hca: &Hca, state: &mut State, index: usize, begin: impl FnOnce(&mut SoftQ
         Completions { hca, cqs, deferred, violations, touched }.fail(qp, ctrl, syndrome, vendor);
     }
     if let Some(remote) = qp.remote_mut() {
-        remote.announce();
+        remote.announce(hca.barrier);
     }
 }
 

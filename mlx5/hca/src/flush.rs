@@ -4,6 +4,7 @@
 use mlx5_wire::{CqeOpcode, ErrorCqe, Syndrome};
 
 use super::cq::SoftCq;
+use super::layout::Taking;
 use super::queues::SoftQp;
 use super::trace::What;
 use super::{Hca, State, arrive, execute};
@@ -52,7 +53,8 @@ fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> boo
         flushed = true;
         qp.flushed = qp.flushed.wrapping_add(1);
         let index = next as u16 & (qp.taken.wqes() as u16).wrapping_sub(1);
-        qp.taken.account(index, next);
+        let taking = Taking::new(next, index);
+        qp.taken.account(taking);
         if let Some(trace) = &hca.trace {
             trace.record(What::Flushed, qp.qpn, index, 0, 0);
         }
@@ -61,7 +63,7 @@ fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> boo
             vendor_syndrome: 0,
             wqe_opcode: 0,
             qpn: qp.qpn,
-            wqe_counter: qp.receives.wqe_counter(index, next),
+            wqe_counter: qp.receives.wqe_counter(taking),
             user_index: qp.user_index,
         };
         if let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) {

@@ -62,20 +62,6 @@ impl<'a> Data<'a> {
 }
 
 impl Piece {
-    /// Returns the part that is all of `bytes`, if there is exactly one, of a length that needs no second look.
-    #[inline(always)]
-    pub(crate) fn only(bytes: &[u8]) -> Option<Self> {
-        let segment: &[u8; SEGMENT] = bytes.first_chunk()?;
-        let Some(inline) = InlineHeader::parse(&[segment[0], segment[1], segment[2], segment[3]]) else {
-            let pointer = DataSegment::parse(segment);
-            let is_plain = bytes.len() == SEGMENT && pointer.byte_count.wrapping_sub(1) < 1 << 30;
-            return is_plain.then_some(Self { at: pointer.addr as *const u8, len: pointer.byte_count as usize, key: Some(pointer.lkey) });
-        };
-        let len = inline.byte_count as usize;
-        let at = bytes[InlineHeader::LEN..].as_ptr();
-        (InlineHeader::segments(len) * SEGMENT == bytes.len()).then_some(Self { at, len, key: None })
-    }
-
     /// Returns the first part of `bytes`, and what is behind it; `None` if it does not fit.
     #[inline(always)]
     #[expect(clippy::option_option, reason = "malformed, at the end, or a part")]

@@ -17,7 +17,7 @@
 //! | `Told::consumed` | owner, every quarter of the lane, at least every 16 messages | requester | L2 of `shm::lane` |
 //! | `Told::answered` | owner | requester | **H8** Release/Acquire: the old value of the atomic it answers |
 //! | `QpEntry::armed` | owner | requester | R1 of `shm::ready` |
-//! | `MrEntry::key` | owner | requesters | **H2** Release/Acquire: the entry's other fields |
+//! | `MrEntry::stamp` | owner | requesters | **H2** Release/Acquire: the other fields, unchanged while this word is |
 //! | `Header::executing` | owner, as requester | peers that deregister or destroy | **H3** light/heavy barrier: odd while a doorbell executes |
 //! | `Pop::word` | requesters, and the owner in repair, CAS | requesters | **H4** AcqRel: a popped receive is this requester's |
 //! | `DatagramLane::consumed` | the receiver | the sender, whose memory it is | L2 of `shm::lane` |
@@ -35,7 +35,7 @@ use shm::sleep::Sleep;
 use shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 
 /// The control file's `kind`. Its last digits change with any change of this file.
-pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC08");
+pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC09");
 
 /// Bits of a QPN that index the table; the upper 10 are a generation, so numbers are sparse and a stale one names nothing.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
@@ -68,7 +68,8 @@ pub(crate) struct Header {
 /// One queue pair.
 #[repr(C, align(64))]
 pub(crate) struct QpEntry {
-    /// `generation << 32 | qpn << 8 | flags`; 0 when free. See [`RECEIVES`].
+    /// `connection << 48 | generation << 32 | qpn << 8 | flags`; 0 when free. See [`RECEIVES`]. `peer` and `peer_epoch` are unchanged while this
+    /// word is.
     pub(crate) identity: AtomicU64,
     /// The peer that may send here: [`QpEntry::pack_peer`].
     pub(crate) peer: AtomicU64,
@@ -116,11 +117,14 @@ pub(crate) const RECEIVES: u64 = 1;
 pub(crate) const RIGHTS: u64 = Access::REMOTE.bits() as u64;
 /// Flag in [`QpEntry::identity`]: unreliable datagrams, so nobody connects to it.
 pub(crate) const DATAGRAM: u64 = 1 << 4;
+/// Bits of [`QpEntry::identity`] that count the connections of its queue pair.
+pub(crate) const CONNECTION: u64 = 0xffff << CONNECTION_SHIFT;
+const CONNECTION_SHIFT: u32 = 48;
 
 impl QpEntry {
-    /// `generation` tells apart the queue pairs that had this number.
-    pub(crate) const fn pack_identity(generation: u16, qpn: u32, flags: u64) -> u64 {
-        (generation as u64) << 32 | (qpn as u64) << 8 | flags
+    /// `generation` distinguishes the queue pairs that had this number, `connection` the connections of one of them.
+    pub(crate) const fn pack_identity(connection: u16, generation: u16, qpn: u32, flags: u64) -> u64 {
+        (connection as u64) << CONNECTION_SHIFT | (generation as u64) << 32 | (qpn as u64) << 8 | flags
     }
 
     /// Returns the queue pair number in an identity.
@@ -142,8 +146,8 @@ impl QpEntry {
 /// One memory region.
 #[repr(C, align(64))]
 pub(crate) struct MrEntry {
-    /// The key; 0 when free.
-    pub(crate) key: AtomicU32,
+    /// `registration << 32 | key`; 0 when free. A key is used again after 256 registrations of its entry, a stamp after 2^32 of the device.
+    pub(crate) stamp: AtomicU64,
     /// Virtual address in the owner.
     pub(crate) addr: AtomicU64,
     pub(crate) len: AtomicU64,
@@ -205,6 +209,30 @@ impl Pop {
     }
 }
 
+/// A receive that was taken: the pop word that named it.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[repr(transparent)]
+pub(crate) struct Taking(pub(crate) u64);
+
+impl Taking {
+    /// WQE `index`, popped as number `count`.
+    pub(crate) const fn new(count: u32, index: u16) -> Self {
+        Self((count as u64) << 16 | index as u64)
+    }
+
+    /// Its pop count.
+    #[inline(always)]
+    pub(crate) const fn count(self) -> u32 {
+        Pop::unpack(self.0).0
+    }
+
+    /// The index of its WQE, as it was written: another process may have.
+    #[inline(always)]
+    pub(crate) const fn index(self) -> u16 {
+        Pop::unpack(self.0).1
+    }
+}
+
 /// One arrived message: everything its CQE needs that the owner does not know better.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
@@ -214,10 +242,8 @@ pub(crate) struct Message {
     pub(crate) byte_count: u32,
     /// Host order.
     pub(crate) imm: u32,
-    /// Pop count of the receive this message took.
-    pub(crate) pop: u32,
-    /// Index of that receive.
-    pub(crate) wqe_index: u16,
+    /// The receive this message took.
+    pub(crate) taking: Taking,
     /// CQE opcode.
     pub(crate) opcode: u8,
     /// [`SOLICITED`].
@@ -362,7 +388,7 @@ const _: () = {
     assert!(size_of::<MrEntry>() == 64);
     assert!(size_of::<RqEntry>() == 64 && offset_of!(RqEntry, record) == 16);
     assert!(size_of::<Pop>() == 64);
-    assert!(size_of::<Message>() == 24 && size_of::<Slot<Message>>() == 64);
+    assert!(size_of::<Message>() == 32 && size_of::<Slot<Message>>() == 64);
     assert!(size_of::<Lane>() == 64);
     assert!(offset_of!(ControlSegment, mrs) == 64);
     assert!(offset_of!(ControlSegment, qps) == 64 + 64 * MAX_MRS);

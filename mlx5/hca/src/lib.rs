@@ -26,6 +26,7 @@
 // - `memory`: a device's segments, and the check of every access by key.
 // - `fabric`: finding and mapping another device; knowing that it died. `links`: the devices that this one knows.
 // - `queues`, `receive`, `cq`: the device's side of queue pairs, of receive queues and of completion queues.
+// - `plain`: the WQEs of an RPC, which use the checks of the ones before them; `reach`: a region that was checked.
 // - `execute`: WQEs off a send queue, in order. `requester`: what each verb does; `atomics`: the locked ones. `gather`: where the
 //   bytes are. `complete`: what is left.
 // - `arrive`: the owner: lane messages become CQEs; `compact`: fewer or fuller ones. `datagram`: the unreliable kind. `flush`: what
@@ -78,9 +79,11 @@ mod numbered;
 mod objects;
 mod options;
 mod outcome;
+mod plain;
 mod queues;
 mod quiesce;
 mod random;
+mod reach;
 mod receive;
 mod regions;
 mod repair;
@@ -98,14 +101,14 @@ mod under_way;
 mod vendor;
 mod watch;
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
 use mlx5_wire::AddressVector;
 use shm::ready::HotSet;
-use shm::sync::light_barrier;
+use shm::sync::LightBarrier;
 
 pub use clock::Clock;
 pub use error::{ConnectError, CreateError, OpenError, RegisterError};
@@ -179,6 +182,9 @@ pub struct Hca {
     clock: Clock,
     timing: Timing,
     strict: bool,
+    barrier: LightBarrier,
+    /// Immediate, not strict and not traced: [`plain`] WQEs are executed as such.
+    is_plain: bool,
     trace: Option<Trace>,
     /// Not immediate, or traced: the results of a WQE that succeeded are recorded.
     is_watched: bool,
@@ -197,6 +203,8 @@ pub struct Hca {
     rnr_naks: Cell<u64>,
     /// WRITEs and SENDs announced, counted with a model of NICs only.
     sends: Cell<u64>,
+    /// Regions registered so far, modulo 2^32.
+    registrations: Cell<u32>,
     state: RefCell<State>,
 }
 
@@ -418,26 +426,35 @@ impl Hca {
     /// Marks this device as executing while `f` runs, for peers that want to take memory away (H3).
     #[inline(always)]
     fn executing<R>(&self, f: impl FnOnce() -> R) -> R {
-        let word = &self.memory.control().header.executing;
-        let idle = word.load(Ordering::Relaxed);
-        word.store(idle + 1, Ordering::Relaxed);
-        let _executing = Executing { word, then: idle + 2 };
+        let _executing = Executing::begin(&self.memory);
         // H3: the owner of the memory either sees the odd word, or has invalidated the key or identity that is read from here on.
-        light_barrier();
+        self.barrier.execute();
         f()
     }
 }
 
 /// The device is marked as executing. When that ends, also by a panic, so does the mark.
-struct Executing<'a> {
-    word: &'a AtomicU64,
-    then: u64,
+struct Executing<'a>(&'a DeviceMemory);
+
+impl<'a> Executing<'a> {
+    #[inline(always)]
+    fn begin(memory: &'a DeviceMemory) -> Self {
+        Self::advance(memory);
+        Self(memory)
+    }
+
+    /// The word has one writer. Release: a peer that sees the end of a doorbell sees its effects.
+    #[inline(always)]
+    fn advance(memory: &DeviceMemory) {
+        let word = &memory.control().header.executing;
+        word.store(word.load(Ordering::Relaxed) + 1, Ordering::Release);
+    }
 }
 
 impl Drop for Executing<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.word.store(self.then, Ordering::Release);
+        Self::advance(self.0);
     }
 }
 

@@ -60,8 +60,14 @@ impl Hca {
         }
         let (peer, qpn) = (Rc::clone(&remote.peer), remote.qpn());
         let Some(new) = Remote::of(&peer, qpn, own, self.membership.epoch()) else { return };
-        self.memory.qp(qp.index).peer.store(QpEntry::pack_peer(peer.lid, qpn, new.generation()), Ordering::Release);
         **remote = new;
+        qp.connections = qp.connections.wrapping_add(1);
+        let (entry, generation) = (self.memory.qp(qp.index), remote.generation());
+        entry.peer.store(QpEntry::pack_peer(peer.lid, qpn, generation), Ordering::Relaxed);
+        if self.memory.receives(qp.index) {
+            // H1
+            entry.identity.store(qp.connected_identity(), Ordering::Release);
+        }
     }
 
     /// Does `f` to queue pair `qpn`, if there is one.

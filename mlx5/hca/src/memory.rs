@@ -163,6 +163,7 @@ impl DeviceMemory {
         self.lanes().sleep.0.wake();
     }
 
+    #[inline(always)]
     pub(crate) fn mr(&self, key: u32) -> &MrEntry {
         &self.control().mrs[(key >> 8) as usize & (super::layout::MAX_MRS - 1)]
     }
@@ -176,7 +177,7 @@ impl DeviceMemory {
     pub(crate) fn check(&self, key: u32, addr: u64, len: u64, access: Access, pd: u32) -> Result<(&MrEntry, u64), Fault> {
         let entry = self.mr(key);
         // H2
-        if entry.key.load(Ordering::Acquire) != key {
+        if entry.stamp.load(Ordering::Acquire) as u32 != key {
             return Err(Fault::Key);
         }
         if entry.pd.load(Ordering::Relaxed) != pd {

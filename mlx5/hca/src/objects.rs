@@ -10,7 +10,7 @@ use mlx5_wire::{
 };
 use shm::lane::{LaneRx, Slot};
 use shm::ready::ARMED;
-use shm::sync::light_barrier;
+use shm::sync::LightBarrier;
 
 use super::arena::{PAGE, free_index};
 use super::cq::SoftCq;
@@ -23,6 +23,7 @@ use super::memory::{DeviceMemory, commit, memory_error, ready_words};
 use super::mirror::Mirror;
 use super::options::SoftOptions;
 use super::queues::{Remote, SoftQp, SqPlace, Transport};
+use super::reach::Reach;
 use super::receive::Receives;
 use super::request::{Address, CqMemory, QpMemory, Receives as Source, RqMemory, SqMemory};
 use super::trace::Trace;
@@ -91,10 +92,10 @@ impl Hca {
             .and_then(|()| commit(memory.lanes_memfd(), &memory.lanes().sleep));
         pages.map_err(|source| OpenError::Memory { what: "the device's tables", source: io::Error::other(source) })?;
         // 0 stands for a free entry: so that the key 0 names none.
-        memory.mr(0).key.store(u32::MAX, Ordering::Relaxed);
+        memory.mr(0).stamp.store(u64::MAX, Ordering::Relaxed);
         // The first one in a process registers it with the kernel, which in a process of several threads waits for all CPUs: up to seconds on
         // a busy machine. Not in the first doorbell, then, where a peer would take this process for a stopped one.
-        light_barrier();
+        let barrier = LightBarrier::of_process();
         let membership = Membership::join(&options.fabric, &memory, if options.port.is_some() { MAX_SEAT } else { MAX_LID })?;
         Ok(Self {
             membership,
@@ -103,6 +104,8 @@ impl Hca {
             clock: options.clock.clone(),
             timing: options.timing.clone(),
             strict: options.strict,
+            barrier,
+            is_plain: options.timing.is_immediate() && !options.strict && !options.trace,
             trace: options.trace.then(|| Trace::new(options.clock.clone())),
             is_watched: options.trace || !options.timing.is_immediate(),
             has_exact_lanes: options.trace || options.timing.is_model(),
@@ -113,6 +116,7 @@ impl Hca {
             events: RefCell::default(),
             rnr_naks: Cell::new(0),
             sends: Cell::new(0),
+            registrations: Cell::new(0),
             state: RefCell::new(State::new(arena_bytes, &options.faults)),
         })
     }
@@ -335,6 +339,7 @@ impl Hca {
             qpn: self.qpn(index, generation),
             index,
             generation,
+            connections: 0,
             pd: memory.pd,
             send_cq: memory.send_cq,
             recv_cq: memory.recv_cq,
@@ -346,6 +351,7 @@ impl Hca {
             receives,
             taken,
             sq,
+            source: Reach::none(),
             user_index: memory.user_index.unwrap_or(rqn),
             sq_consumer: 0,
             sq_limit: 0,
@@ -392,6 +398,7 @@ impl Hca {
             return Err(no_such_qp);
         };
         (qp.options, qp.access) = (*options, access);
+        qp.connections = qp.connections.wrapping_add(1);
         let entry = self.memory.qp(qp.index);
         entry.peer.store(QpEntry::pack_peer(remote.lid, remote.qpn, connection.generation()), Ordering::Relaxed);
         qp.transport = Transport::Connected(Some(Box::new(connection)));

@@ -2,18 +2,21 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::cell::Cell;
 use std::rc::Rc;
 
 use mlx5_wire::{Access, BLUEFLAME_BYTES, ConnectOptions, CtrlWords, SEGMENT, WQEBB, queue_record_index};
 use shm::lane::{LaneRx, LaneTx};
 use shm::ready::ReadyWords;
+use shm::sync::LightBarrier;
 
 use super::Hca;
 use super::fabric::Peer;
-use super::layout::{AtomicRequest, DATAGRAM, LanePlace, Message, QpEntry, RECEIVES, RIGHTS, Told, qp_index};
+use super::layout::{AtomicRequest, CONNECTION, DATAGRAM, LanePlace, Message, QpEntry, RECEIVES, RIGHTS, Taking, Told, qp_index};
 use super::memory::ready_words;
 use super::outcome::WaitFor;
-use super::receive::{Receives, Taken, Taking};
+use super::reach::Reach;
+use super::receive::{Receives, Taken};
 use super::request::SqMemory;
 use super::under_way::UnderWay;
 use super::watch::QpWatch;
@@ -41,6 +44,27 @@ impl SqPlace {
         Self { buffer, record, mask: (wqe_cnt - 1) as u16, register }
     }
 
+    /// The producer counter in the doorbell record.
+    #[inline(always)]
+    pub(crate) fn producer(&self) -> u16 {
+        // SAFETY: valid as long as the queue pair; a driver of this crate accesses it through the same atomic type.
+        let record = unsafe { self.record.as_ref() };
+        queue_record_index(record.load(Ordering::Acquire))
+    }
+
+    /// The WQEBB of a counter.
+    #[inline(always)]
+    pub(crate) fn wqebb(&self, counter: u16) -> NonNull<u8> {
+        // SAFETY: the buffer holds `mask + 1` WQEBBs.
+        unsafe { self.buffer.add(usize::from(counter & self.mask) * WQEBB) }
+    }
+
+    /// WQEBBs from that of `counter` to the end of the buffer.
+    #[inline(always)]
+    pub(crate) fn to_end(&self, counter: u16) -> u16 {
+        self.mask - (counter & self.mask) + 1
+    }
+
     /// WQEBBs.
     pub(crate) fn capacity(&self) -> u32 {
         u32::from(self.mask) + 1
@@ -53,6 +77,8 @@ pub(crate) struct SoftQp {
     pub(crate) index: usize,
     /// Tells it apart from others that had its number.
     pub(crate) generation: u16,
+    /// Number of changes of its connection, modulo 2^16.
+    pub(crate) connections: u16,
     pub(crate) pd: u32,
     pub(crate) send_cq: u32,
     pub(crate) recv_cq: u32,
@@ -68,6 +94,8 @@ pub(crate) struct SoftQp {
     pub(crate) receives: Receives,
     pub(crate) taken: Taken,
     pub(crate) sq: SqPlace,
+    /// The region that its last plain WRITE read from.
+    pub(crate) source: Reach,
     /// User index of its CQEs. The number of its receive queue unless a driver gave another.
     pub(crate) user_index: u32,
     /// WQEBBs executed.
@@ -131,7 +159,13 @@ pub(crate) struct Remote {
     /// The last of them is the WQE at the head of the SQ, and not known to be answered.
     pub(crate) is_asking: bool,
     pub(crate) receives: Receives,
-    /// Expected values of the peer's `identity` word (without the rights), and of its `peer` and `peer_epoch` words, while it is
+    /// Up to where they are known to be posted ([`Receives::pop`]).
+    known_receives: u64,
+    /// The region that the last plain WRITE wrote to.
+    target: Reach,
+    /// The identity word under which the words beside it were found to name this queue pair; 0 before that.
+    verified: Cell<u64>,
+    /// Expected values of the peer's `identity` word (without rights and connections), and of its `peer` and `peer_epoch` words, while it is
     /// connected to this queue pair and receives.
     identity: u64,
     own: u64,
@@ -151,7 +185,7 @@ impl Remote {
         let memory = &peer.memory;
         let entry = memory.qp(index);
         // H1
-        let identity = entry.identity.load(Ordering::Acquire) & !RIGHTS | RECEIVES;
+        let identity = entry.identity.load(Ordering::Acquire) & !(RIGHTS | CONNECTION) | RECEIVES;
         if QpEntry::qpn(identity) != qpn || identity & DATAGRAM != 0 {
             return None;
         }
@@ -165,6 +199,9 @@ impl Remote {
             entry: NonNull::from(entry),
             intent: NonNull::from(&lane.intent),
             receives,
+            known_receives: 0,
+            target: Reach::none(),
+            verified: Cell::new(0),
             identity,
             atomic: NonNull::from(&lane.atomic),
             atomics: 0,
@@ -208,14 +245,27 @@ impl Remote {
     /// queue pair waits for it (H3).
     #[inline(always)]
     pub(crate) fn granted(&self) -> u64 {
+        // H1. While this word is the same, so are the words beside it.
+        let identity = self.entry().identity.load(Ordering::Acquire);
+        if self.peer.is_gone() {
+            return 0;
+        }
+        if identity == self.verified.get() { identity } else { self.verify(identity) }
+    }
+
+    /// Does [`granted`](Self::granted) for an identity word that is new: looks at the words beside it.
+    #[cold]
+    #[inline(never)]
+    fn verify(&self, identity: u64) -> u64 {
         let entry = self.entry();
-        // H1, and that nobody else took that place since.
-        let identity = entry.identity.load(Ordering::Acquire);
-        let answers = !self.peer.is_gone()
-            && identity & !RIGHTS == self.identity
+        let is_connected = identity & !(RIGHTS | CONNECTION) == self.identity
             && entry.peer.load(Ordering::Relaxed) == self.own
             && entry.peer_epoch.load(Ordering::Relaxed) == self.own_epoch;
-        if answers { identity } else { 0 }
+        if !is_connected {
+            return 0;
+        }
+        self.verified.set(identity);
+        identity
     }
 
     /// Returns whether the peer's queue pair has been reset since it was connected to, and is a queue pair still.
@@ -244,10 +294,34 @@ impl Remote {
         unsafe { self.atomic.as_ref() }
     }
 
-    /// Takes the next receive of the peer. `None` if none is posted. To be followed by [`publish`](Self::publish).
+    /// Returns where a WRITE of `len` bytes, at least one, to `addr` under `rkey` goes; `None` if it is refused, or not mapped here.
     #[inline(always)]
+    pub(crate) fn target(&mut self, rkey: u32, addr: u64, len: u32) -> Option<NonNull<u8>> {
+        match self.target.find(rkey, addr, len) {
+            Some(to) => Some(to),
+            None => self.aim(rkey, addr, len),
+        }
+    }
+
+    /// Does [`target`](Self::target) for another region than the last one.
+    #[cold]
+    #[inline(never)]
+    fn aim(&mut self, rkey: u32, addr: u64, len: u32) -> Option<NonNull<u8>> {
+        self.target = Reach::of_peer(&self.peer.memory, rkey, addr, len, Access::REMOTE_WRITE, self.pd).ok()?;
+        self.target.find(rkey, addr, len)
+    }
+
+    /// Takes the next receive of the peer. `None` if none is posted. To be followed by [`publish`](Self::publish).
     pub(crate) fn take_receive(&self) -> Option<Taking> {
-        self.receives.pop(self.intent())
+        self.receives.pop(self.intent(), &mut 0)
+    }
+
+    /// Does the same without a look at the peer's record as long as receives are left that the last look found.
+    #[inline(always)]
+    pub(crate) fn take_known_receive(&mut self) -> Option<Taking> {
+        // SAFETY: an atomic in the memory of `peer`.
+        let intent = unsafe { self.intent.as_ref() };
+        self.receives.pop(intent, &mut self.known_receives)
     }
 
     /// Publishes the message that took the last receive; there is room.
@@ -261,10 +335,10 @@ impl Remote {
 
     /// Tells the peer's owner about this doorbell's messages if it is not polling the lane.
     #[inline(always)]
-    pub(crate) fn announce(&mut self) {
+    pub(crate) fn announce(&mut self, barrier: LightBarrier) {
         if self.published {
             self.published = false;
-            if self.ready.notify_if_armed(self.index, &self.entry().armed) {
+            if self.ready.notify_if_armed_behind(barrier, self.index, &self.entry().armed) {
                 self.peer.memory.wake();
             }
         }
@@ -279,7 +353,7 @@ impl SoftQp {
 
     /// Returns its identity word with `flags`.
     pub(crate) fn identity(&self, flags: u64) -> u64 {
-        QpEntry::pack_identity(self.generation, self.qpn, flags)
+        QpEntry::pack_identity(self.connections, self.generation, self.qpn, flags)
     }
 
     pub(crate) fn is_datagram(&self) -> bool {
@@ -305,18 +379,14 @@ impl SoftQp {
     }
 
     /// Returns the producer counter in the doorbell record.
-    #[inline(always)]
     pub(crate) fn sq_producer(&self) -> u16 {
-        // SAFETY: valid as long as the queue pair; a driver of this crate accesses it through the same atomic type.
-        let record = unsafe { self.sq.record.as_ref() };
-        queue_record_index(record.load(Ordering::Acquire))
+        self.sq.producer()
     }
 
     /// Returns the WQEBB of a counter.
     #[inline(always)]
     pub(crate) fn wqebb(&self, counter: u16) -> NonNull<u8> {
-        // SAFETY: the buffer holds `mask + 1` WQEBBs.
-        unsafe { self.sq.buffer.add(usize::from(counter & self.sq.mask) * WQEBB) }
+        self.sq.wqebb(counter)
     }
 
     /// The queue pair goes to the error state: its own operations are flushed, and its peer's are not answered any more.

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use mlx5_wire::{DataSegment, INVALID_LKEY, NextSegment, SEGMENT, queue_record_index};
 
-use super::layout::{LINKED, Pop, QUEUE_BYTES, RqEntry};
+use super::layout::{LINKED, Pop, QUEUE_BYTES, RqEntry, Taking};
 use super::memory::DeviceMemory;
 
 /// By WQE index: the pop count under which that receive was last taken and *accounted for* by a message. What a dead process took
@@ -31,10 +31,10 @@ impl Taken {
         self.0.len()
     }
 
-    /// A message accounts for receive `index`, popped as number `count`. `false` if there is no such WQE.
+    /// A message accounts for the receive that it took. `false` if there is no such WQE.
     #[inline(always)]
-    pub(crate) fn account(&self, index: u16, count: u32) -> bool {
-        self.0.get(usize::from(index)).map(|cell| cell.set(count)).is_some()
+    pub(crate) fn account(&self, taking: Taking) -> bool {
+        self.0.get(usize::from(taking.index())).map(|cell| cell.set(taking.count())).is_some()
     }
 
     pub(crate) fn is_accounted(&self, index: u16, count: u32) -> bool {
@@ -47,20 +47,15 @@ impl Taken {
 pub(crate) struct Receives {
     entry: NonNull<RqEntry>,
     pop: NonNull<Pop>,
-    /// `wqes` of `stride` bytes, checked to lie inside the owner's queue area.
+    /// WQEs of `stride` bytes, checked to lie inside the owner's queue area.
     ring: NonNull<u8>,
-    /// A power of two.
-    wqes: u16,
-    stride: usize,
-    pub(crate) is_linked: bool,
+    /// The bits of a pop word that count: an index is below the number of WQEs, which is a power of two.
+    keeps: u64,
+    /// The distance of two pop words between which all WQEs are taken once.
+    span: u64,
+    stride: u32,
     pub(crate) pd: u32,
-}
-
-/// A receive taken: its pop count and the index of its WQE.
-#[derive(Clone, Copy)]
-pub(crate) struct Taking {
-    pub(crate) count: u32,
-    pub(crate) index: u16,
+    pub(crate) is_linked: bool,
 }
 
 impl Receives {
@@ -79,10 +74,11 @@ impl Receives {
             pop: NonNull::from(pop),
             // SAFETY: the offset is inside the queue area.
             ring: unsafe { NonNull::from(&memory.control().queues).cast::<u8>().add(offset) },
-            wqes,
-            stride,
-            is_linked: entry.kind.load(Ordering::Relaxed) == LINKED,
+            keeps: !0xffff | u64::from(wqes - 1),
+            span: u64::from(wqes) * Pop::ONE,
+            stride: stride as u32,
             pd: entry.pd.load(Ordering::Relaxed),
+            is_linked: entry.kind.load(Ordering::Relaxed) == LINKED,
         })
     }
 
@@ -94,41 +90,65 @@ impl Receives {
 
     /// Takes the next receive. `None` if none is posted.
     ///
-    /// `intent` says meanwhile, and until its owner clears it, which receive is being taken (H5).
+    /// `intent` says meanwhile, and until its owner clears it, which receive is being taken (H5). `known` is the taker's alone, and begins as 0:
+    /// the pop word, without its index, of the first receive that was not posted when the record was last read. Receives stay posted until they
+    /// are taken, so the record is read again only when those are used up.
     #[inline(always)]
-    pub(crate) fn pop(&self, intent: &AtomicU64) -> Option<Taking> {
-        let (entry, pop) = self.words();
+    pub(crate) fn pop(&self, intent: &AtomicU64, known: &mut u64) -> Option<Taking> {
+        let (_, pop) = self.words();
         let mut word = pop.word.load(Ordering::Acquire);
         loop {
-            let (count, index) = Pop::unpack(word);
-            // Acquire: the WQEs and links below the record.
-            let posted = queue_record_index(entry.record.load(Ordering::Acquire));
-            // H6. Read after the pop word: what is seen as returned is in the list that this word begins, or the exchange fails.
-            let returned = entry.returned.load(Ordering::Acquire) as u16;
-            let available = posted.wrapping_add(returned).wrapping_sub(count as u16);
-            // Neither 0 nor more than there are WQEs.
-            if available.wrapping_sub(1) >= self.wqes {
-                // Only of one and the same moment do these words say that nothing is posted.
-                let now = pop.word.load(Ordering::Acquire);
-                if now != word {
-                    word = now;
+            if !self.is_posted(word, *known) {
+                *known = self.posted_to(word);
+                if !self.is_posted(word, *known) {
+                    word = self.word_anew(intent, word)?;
                     continue;
                 }
-                if intent.load(Ordering::Relaxed) != 0 {
-                    intent.store(0, Ordering::Release);
-                }
-                return None;
             }
-            let index = index & (self.wqes - 1);
-            let next = if self.is_linked { self.link(index) } else { index + 1 } & (self.wqes - 1);
+            let taking = Taking(word & self.keeps);
+            let next = self.behind(taking.index());
             // H5: before the pop, so that a peer that finds the pop without a message knows whose it was.
-            intent.store(word.wrapping_add(Pop::ONE), Ordering::Release);
+            intent.store(taking.0.wrapping_add(Pop::ONE), Ordering::Release);
             // H4
-            match pop.word.compare_exchange_weak(word, Pop::taken(word, next), Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Some(Taking { count, index }),
+            match pop.word.compare_exchange_weak(word, Pop::taken(taking.0, next), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(taking),
                 Err(now) => word = now,
             }
         }
+    }
+
+    /// Whether the receive that pop word `word` names is posted, given that those before `known` are.
+    #[inline(always)]
+    fn is_posted(&self, word: u64, known: u64) -> bool {
+        // Neither 0 nor more than there are WQEs.
+        known.wrapping_sub(word).wrapping_sub(1) < self.span
+    }
+
+    /// Returns `known` as of now; `word` is the pop word, or was.
+    #[inline(always)]
+    fn posted_to(&self, word: u64) -> u64 {
+        let (entry, _) = self.words();
+        // Acquire: the WQEs and links below the record.
+        let posted = queue_record_index(entry.record.load(Ordering::Acquire));
+        // H6. What is seen as returned is in the list of a pop word that was there before, so the exchange of an earlier one fails.
+        let returned = entry.returned.load(Ordering::Acquire) as u16;
+        let available = posted.wrapping_add(returned).wrapping_sub(Pop::unpack(word).0 as u16);
+        (word & !0xffff).wrapping_add(u64::from(available) * Pop::ONE)
+    }
+
+    /// Returns the pop word if it is not `word` any more, under which no receive was posted. Otherwise none is posted: clears the intent.
+    #[cold]
+    #[inline(never)]
+    fn word_anew(&self, intent: &AtomicU64, word: u64) -> Option<u64> {
+        // Only of one and the same moment do the words say that nothing is posted.
+        let now = self.words().1.word.load(Ordering::Acquire);
+        if now != word {
+            return Some(now);
+        }
+        if intent.load(Ordering::Relaxed) != 0 {
+            intent.store(0, Ordering::Release);
+        }
+        None
     }
 
     /// Owner: takes receive number `count`. `false` if it is not posted, or not the next one.
@@ -136,11 +156,17 @@ impl Receives {
         let (entry, pop) = self.words();
         let word = pop.word.load(Ordering::Acquire);
         let (popped, index) = Pop::unpack(word);
-        let index = index & (self.wqes - 1);
-        let next = Pop::taken(word, self.successor(index) & (self.wqes - 1));
+        let next = Pop::taken(word, self.behind(index & self.keeps as u16));
         let is_posted = popped == count && queue_record_index(entry.record.load(Ordering::Acquire)) != count as u16;
         // H4
         is_posted && pop.word.compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Returns the WQE that is taken after WQE `index`, which is below `wqes`.
+    #[inline(always)]
+    fn behind(&self, index: u16) -> u16 {
+        let next = if self.is_linked { self.link(index) } else { index + 1 };
+        next & self.keeps as u16
     }
 
     /// Returns the link in WQE `index`, which is below `wqes`.
@@ -155,13 +181,14 @@ impl Receives {
     #[inline(always)]
     fn link_word(&self, index: u16) -> &AtomicU64 {
         // SAFETY: the WQE is inside the ring, 16-aligned, and starts with its next segment; everybody accesses it through atomics.
-        unsafe { self.ring.add(usize::from(index) * self.stride).cast::<AtomicU64>().as_ref() }
+        unsafe { self.ring.add(usize::from(index) * self.stride as usize).cast::<AtomicU64>().as_ref() }
     }
 
     /// Returns the data segments of a taken receive, in order.
     pub(crate) fn segments(&self, index: u16) -> impl Iterator<Item = DataSegment> + use<> {
-        let Self { ring, stride, wqes, is_linked, .. } = *self;
-        let start = usize::from(index & (wqes - 1)) * stride;
+        let Self { ring, keeps, is_linked, .. } = *self;
+        let stride = self.stride();
+        let start = usize::from(index & keeps as u16) * stride;
         (usize::from(is_linked)..stride / SEGMENT)
             .map(move |i| {
                 // SAFETY: inside the WQE; its owner wrote it before the record that let it be taken, and does not touch it until it is
@@ -190,19 +217,20 @@ impl Receives {
     }
 
     /// WQEs of the queue, a power of two.
+    #[inline(always)]
     pub(crate) fn wqes(&self) -> u16 {
-        self.wqes
+        self.keeps as u16 + 1
     }
 
     /// Returns the number of bytes of a WQE.
     pub(crate) fn stride(&self) -> usize {
-        self.stride
+        self.stride as usize
     }
 
     /// WQE `index`.
     pub(crate) fn wqe(&self, index: u16) -> NonNull<u8> {
         // SAFETY: inside the ring.
-        unsafe { self.ring.add(usize::from(index & (self.wqes - 1)) * self.stride) }
+        unsafe { self.ring.add(usize::from(index & self.keeps as u16) * self.stride()) }
     }
 
     /// Receives that can be taken.
@@ -214,7 +242,7 @@ impl Receives {
 
     /// Receives that may be posted: one WQE of a list ends it.
     pub(crate) fn capacity(&self) -> u16 {
-        self.wqes - u16::from(self.is_linked)
+        self.wqes() - u16::from(self.is_linked)
     }
 
     /// Returns whether every WQE names its successor.
@@ -229,20 +257,20 @@ impl Receives {
 
     /// Returns whether WQE `next` follows WQE `index` in memory, so that a NIC can prefetch it.
     pub(crate) fn are_neighbours(&self, index: u16, next: u16) -> bool {
-        next & (self.wqes - 1) == index.wrapping_add(1) & (self.wqes - 1)
+        (next ^ index.wrapping_add(1)) & self.keeps as u16 == 0
     }
 
-    /// Returns the WQE behind WQE `index`, as its link says.
+    /// Returns the WQE behind WQE `index`, as its link says; the link is not checked.
     pub(crate) fn successor(&self, index: u16) -> u16 {
-        if self.is_linked { self.link(index & (self.wqes - 1)) } else { index.wrapping_add(1) & (self.wqes - 1) }
+        let index = index & self.keeps as u16;
+        if self.is_linked { self.link(index) } else { self.behind(index) }
     }
 
-    /// Returns the `wqe_counter` in the CQE of receive `index`, popped as number `count`. A WQE of a list has its index; one of a ring
-    /// the count, which goes past the end of the ring. libmlx5 looks at neither in a ring; UCX requires the count
-    /// (`uct_ud_mlx5_iface_poll_rx`).
+    /// Returns the `wqe_counter` in the CQE of a receive. A WQE of a list has its index; one of a ring the count, which goes past the end of
+    /// the ring. libmlx5 looks at neither in a ring; UCX requires the count (`uct_ud_mlx5_iface_poll_rx`).
     #[inline(always)]
-    pub(crate) fn wqe_counter(&self, index: u16, count: u32) -> u16 {
-        if self.is_linked { index } else { count as u16 }
+    pub(crate) fn wqe_counter(&self, taking: Taking) -> u16 {
+        if self.is_linked { taking.index() } else { taking.count() as u16 }
     }
 
     /// Returns the start of WQE `index`, for people.
@@ -261,7 +289,7 @@ impl Receives {
         let (entry, pop) = self.words();
         let mut word = pop.word.load(Ordering::Acquire);
         loop {
-            let (count, head) = Pop::unpack(word);
+            let (_, head) = Pop::unpack(word);
             let mut segment = [0; 8];
             segment.copy_from_slice(&NextSegment { next_wqe_index: head }.emit()[..8]);
             self.link_word(index).store(u64::from_ne_bytes(segment), Ordering::Relaxed);
@@ -269,7 +297,7 @@ impl Receives {
             match pop.word.compare_exchange_weak(word, Pop::with_head(word, index), Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
                     // A peer that says that it was taking the old head under this count was not: the next pop under it takes `index`.
-                    taken.account(head & (self.wqes - 1), count);
+                    taken.account(Taking(word & self.keeps));
                     break;
                 }
                 Err(now) => word = now,

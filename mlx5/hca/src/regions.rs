@@ -117,15 +117,22 @@ impl Hca {
         entry.access.store(access.bits(), Ordering::Relaxed);
         entry.pd.store(pd, Ordering::Relaxed);
         // H2
-        entry.key.store(key, Ordering::Release);
+        entry.stamp.store(self.stamp(key), Ordering::Release);
         Ok(Region { key, addr, len, not_huge: None })
+    }
+
+    /// Returns a new stamp for the entry of `key`, whose fields have changed.
+    fn stamp(&self, key: u32) -> u64 {
+        let registration = self.registrations.get().wrapping_add(1);
+        self.registrations.set(registration);
+        u64::from(registration) << 32 | u64::from(key)
     }
 
     /// Invalidates the key, waits for peers that may be copying under it, and gives the memory back. `false` if one of them does not finish
     /// in time (it may be stopped, and resume): then the region's place stays taken, and calling this again looks again.
     pub fn try_deregister(&self, key: u32) -> bool {
         let State { mrs, arena, links, stuck, .. } = &mut *self.state.borrow_mut();
-        self.memory.mr(key).key.store(0, Ordering::Release);
+        self.memory.mr(key).stamp.store(0, Ordering::Release);
         if !self.quiesce(stuck, links.peers()) {
             return false;
         }
@@ -152,6 +159,8 @@ impl Hca {
         // Of both at once a peer may see one, as long as this goes on and no longer.
         entry.pd.store(pd, Ordering::Relaxed);
         entry.access.store(access.bits(), Ordering::Relaxed);
+        // H2
+        entry.stamp.store(self.stamp(key), Ordering::Release);
         Ok(self.quiesce(stuck, links.peers()))
     }
 

@@ -16,7 +16,7 @@ use std::rc::Rc;
 use shm::lane::LaneRx;
 
 use super::fabric::Peer;
-use super::layout::{ATOMIC, LANE_SLOTS, Message, Pop};
+use super::layout::{ATOMIC, LANE_SLOTS, Message, Pop, Taking};
 use super::memory::DeviceMemory;
 use super::queues::SoftQp;
 use super::rqs::RqSlot;
@@ -52,8 +52,9 @@ impl Leaver {
         for _ in 0..LANE_SLOTS {
             let Some(message) = self.lane.pop() else { break };
             let rq = slot(rqs, self.rqn).filter(|_| message.opcode != ATOMIC);
-            if let Some(rq) = rq.filter(|rq| is_past(rq.receives.popped(), message.pop)) {
-                give_back(rq, message.pop, message.wqe_index);
+            let (count, index) = (message.taking.count(), message.taking.index());
+            if let Some(rq) = rq.filter(|rq| is_past(rq.receives.popped(), count)) {
+                give_back(rq, count, index);
             }
         }
     }
@@ -118,7 +119,7 @@ fn is_past(popped: u32, count: u32) -> bool {
 
 /// Gives back receive `index`, taken as number `count`, unless somebody accounted for it.
 fn give_back(rq: &RqSlot, count: u32, index: u16) {
-    if rq.receives.is_linked && !rq.taken.is_accounted(index, count) && rq.taken.account(index, count) {
+    if rq.receives.is_linked && !rq.taken.is_accounted(index, count) && rq.taken.account(Taking::new(count, index)) {
         rq.receives.give_back(index, &rq.taken);
     }
 }

@@ -1,92 +1,25 @@
 //! The requester: what one WQE does, verb by verb, to memory and to the peer's lane.
 
 use mlx5_wire::{Access, AtomicSegment, CqeOpcode, CtrlWords, Opcode, RaddrSegment, SEGMENT, Syndrome};
-use shm::cache::copy;
 
 use super::atomics;
 use super::datagram;
-use super::gather::{Data, Piece, check_local, scatter};
+use super::gather::{Data, check_local, scatter};
 use super::layout::{Message, RECEIVES, SOLICITED};
-use super::memory::{Fault, Span, place};
+use super::memory::{Fault, Span};
 use super::outcome::{Limit, Malformed, Outcome, WaitFor};
 use super::queues::{Remote, SoftQp, Transport};
-use super::receive::Taking;
 use super::{Hca, Links};
 
 /// Returns whether `granted` by the connected peer ([`Remote::granted`]) has the right `needed`.
 #[inline(always)]
-fn allows(granted: u64, needed: Access) -> bool {
+pub(crate) fn allows(granted: u64, needed: Access) -> bool {
     granted & u64::from(needed.bits()) != 0
 }
 
-/// Runs one WQE, as far as it is `granted` by the connected peer ([`Remote::granted`]).
-#[inline(always)]
+/// Executes one WQE, as far as the connected peer `granted` it ([`Remote::granted`]). A queue pair that is gone refuses nothing, even if its
+/// regions are seen to be gone before it is: it does not answer.
 pub(crate) fn execute(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: &[u8], granted: u64) -> Outcome {
-    if allows(granted, Access::REMOTE_WRITE) {
-        if let Some(write) = PlainWrite::parse(ctrl, wqe) {
-            if let Some(outcome) = write.run(hca, qp, ctrl) {
-                return outcome;
-            }
-        }
-    }
-    execute_any(hca, links, qp, ctrl, wqe, granted)
-}
-
-/// The usual WQE of an RPC: a WRITE, with immediate or not, of one contiguous part.
-struct PlainWrite {
-    raddr: RaddrSegment,
-    has_imm: bool,
-    from: Piece,
-}
-
-impl PlainWrite {
-    /// `None` for any other WQE.
-    #[inline(always)]
-    fn parse(ctrl: CtrlWords, wqe: &[u8]) -> Option<Self> {
-        let has_imm = ctrl.opcode() == Opcode::RdmaWriteImm as u8;
-        if !has_imm && ctrl.opcode() != Opcode::RdmaWrite as u8 {
-            return None;
-        }
-        let raddr = RaddrSegment::parse(wqe.get(SEGMENT..)?.first_chunk()?);
-        let from = Piece::only(wqe.get(2 * SEGMENT..)?)?;
-        Some(Self { raddr, has_imm, from })
-    }
-
-    /// `None` if there is more to it, which [`execute_any`] finds out.
-    #[inline(always)]
-    fn run(&self, hca: &Hca, qp: &mut SoftQp, ctrl: CtrlWords) -> Option<Outcome> {
-        let (pd, Transport::Connected(Some(remote))) = (qp.pd, &mut qp.transport) else { return None };
-        let remote = &mut **remote;
-        let Piece { at, len, key } = self.from;
-        if let Some(key) = key {
-            hca.memory.check(key, at as u64, len as u64, Access::empty(), pd).ok()?;
-        }
-        let Ok(Span::Mapped(to)) =
-            remote.peer.memory.resolve(self.raddr.rkey, self.raddr.addr, len as u64, Access::REMOTE_WRITE, remote.pd)
-        else {
-            return None;
-        };
-        if self.has_imm {
-            if !remote.has_room() {
-                return Some(Outcome::Wait(WaitFor::Room));
-            }
-            let Some(taking) = remote.take_receive() else { return Some(Outcome::Wait(WaitFor::Receive)) };
-            // Nothing can fail from here on. The exchange that takes a receive waits for all earlier stores, so it comes before the copy: the
-            // lines of payload and message, both last used by the peer, are then fetched at the same time.
-            // SAFETY: both were resolved for `len` bytes, or the source lies in the WQE; as in `Span::write`.
-            unsafe { copy(to.as_ptr(), at, len) };
-            deliver(remote, taking, self.raddr.addr, len as u32, ctrl);
-            return Some(Outcome::Done(0));
-        }
-        // SAFETY: as above.
-        unsafe { place(to.as_ptr(), at, len) };
-        Some(Outcome::Done(0))
-    }
-}
-
-/// Runs any WQE. A queue pair that is gone refuses nothing, even if what it had is seen to be gone before it is: it does not answer.
-#[inline(never)]
-fn execute_any(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: &[u8], granted: u64) -> Outcome {
     let outcome = attempt(hca, links, qp, ctrl, wqe, granted);
     let is_refused = matches!(outcome, Outcome::Fail(Syndrome::RemoteAccess, _));
     if is_refused && qp.remote().is_some_and(|remote| remote.granted() & RECEIVES == 0) {
@@ -191,33 +124,34 @@ fn read(span: Option<Span>, data: &Data<'_>, length: u64) -> Outcome {
     }
 }
 
-/// WRITE with immediate: room in the lane, the payload, a receive, the message; in this order, so that nothing is undone and a receive is
-/// taken only for a message that will be delivered. Without a receive the payload is written again at the retry, as by a NIC, which finds
-/// out with the last packet.
+/// WRITE with immediate: room in the lane, the payload, a receive, the message; in this order if the copy can fail, so that nothing is undone and
+/// a receive is taken only for a message that will be delivered. Without a receive such a payload is written again at the retry, as by a NIC,
+/// which finds out with the last packet. If the copy cannot fail, the receive comes first, so that without one nothing is written.
 fn write_imm(remote: &mut Remote, span: Option<Span>, data: &Data<'_>, addr: u64, byte_count: u32, ctrl: CtrlWords) -> Outcome {
     if !remote.has_room() {
         return Outcome::Wait(WaitFor::Room);
     }
-    if let Err(outcome) = write(span, data) {
-        return outcome;
+    let is_sure = matches!(span, None | Some(Span::Mapped(_))) && matches!(data, Data::None | Data::One(_));
+    if !is_sure {
+        if let Err(outcome) = write(span, data) {
+            return outcome;
+        }
     }
     let Some(taking) = remote.take_receive() else { return Outcome::Wait(WaitFor::Receive) };
-    deliver(remote, taking, addr, byte_count, ctrl);
-    Outcome::Done(0)
-}
-
-/// The payload is there, and a receive taken for the immediate: tells the peer.
-#[inline(always)]
-fn deliver(remote: &mut Remote, taking: Taking, addr: u64, byte_count: u32, ctrl: CtrlWords) {
+    if is_sure {
+        // Of one part, to mapped memory or of no bytes: this cannot fail.
+        let placed = write(span, data);
+        debug_assert!(placed.is_ok());
+    }
     remote.publish(Message {
         payload: addr,
         byte_count,
         imm: ctrl.imm(),
-        pop: taking.count,
-        wqe_index: taking.index,
+        taking,
         opcode: CqeOpcode::ResponderWriteImm as u8,
         flags: if ctrl.solicited() { SOLICITED } else { 0 },
     });
+    Outcome::Done(0)
 }
 
 /// SEND: takes a receive and fills its buffers. A message that does not fit, or buffers that cannot be written, fail at both ends: the
@@ -228,18 +162,18 @@ fn send(remote: &mut Remote, data: &Data<'_>, byte_count: u32, opcode: Opcode, c
     }
     let Some(taking) = remote.take_receive() else { return Err(Outcome::Wait(WaitFor::Receive)) };
     // SAFETY: the parts were checked against their regions, or lie in the WQE.
-    let result = unsafe { scatter(&remote.peer.memory, &remote.receives, taking.index, 0, data) };
+    let result = unsafe { scatter(&remote.peer.memory, &remote.receives, taking.index(), 0, data) };
     if result == Err((Syndrome::LocalProtection, Fault::Gone as u8)) {
         return Err(Outcome::Wait(WaitFor::Peer));
     }
-    let payload = remote.receives.segments(taking.index).next().map_or(0, |segment| segment.addr);
+    let payload = remote.receives.segments(taking.index()).next().map_or(0, |segment| segment.addr);
     let has_imm = opcode == Opcode::SendImm;
     let arrived = if has_imm { CqeOpcode::ResponderSendImm } else { CqeOpcode::ResponderSend };
     let (opcode, imm, flags) = match result {
         Ok(()) => (arrived, if has_imm { ctrl.imm() } else { 0 }, if ctrl.solicited() { SOLICITED } else { 0 }),
         Err((syndrome, vendor)) => (CqeOpcode::ResponderError, Message::error(syndrome, vendor), 0),
     };
-    remote.publish(Message { payload, byte_count, imm, pop: taking.count, wqe_index: taking.index, opcode: opcode as u8, flags });
+    remote.publish(Message { payload, byte_count, imm, taking, opcode: opcode as u8, flags });
     match result {
         Ok(()) => Ok(()),
         // InfiniBand specification, "Responder error behavior": NAK invalid request, NAK remote operational error.

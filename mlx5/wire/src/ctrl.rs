@@ -188,6 +188,21 @@ impl CtrlWords {
         self.first & 0x00ff_ff00_ffff_ff00 == (wqe_index as u64) << 40 | (qpn as u64) << 8
     }
 
+    /// The same, and whether that WQE is a WRITE, with immediate or without.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_write(self, wqe_index: u16, qpn: u32) -> bool {
+        const WRITES: u64 = (Opcode::RdmaWrite as u64) << 32;
+        self.first & 0x00ff_fffe_ffff_ff00 == (wqe_index as u64) << 40 | WRITES | (qpn as u64) << 8
+    }
+
+    /// Of a WRITE or a SEND: whether it has an immediate.
+    #[must_use]
+    #[inline(always)]
+    pub const fn has_imm(self) -> bool {
+        self.first & 1 << 32 != 0
+    }
+
     /// Returns [`CtrlSegment::opcode`].
     #[must_use]
     #[inline(always)]
@@ -244,14 +259,21 @@ mod tests {
 
     #[test]
     fn both_readings_of_a_control_segment_agree_on_every_bit() {
-        for bit in 0..8 * CtrlSegment::LEN {
+        for (opcode, bit) in
+            [0, Opcode::RdmaWrite as u8].into_iter().flat_map(|opcode| (0..8 * CtrlSegment::LEN).map(move |bit| (opcode, bit)))
+        {
             let mut b = [0; CtrlSegment::LEN];
-            b[bit / 8] |= 1 << (bit % 8);
+            b[3] = opcode;
+            b[bit / 8] ^= 1 << (bit % 8);
             let (words, segment) = (CtrlWords::parse(&b), CtrlSegment::parse(&b));
             assert_eq!(words.segment(), segment);
             assert_eq!((words.opcode(), words.wqe_index(), words.qpn()), (segment.opcode, segment.wqe_index, segment.qpn));
             assert_eq!((words.ds(), words.signaled()), (segment.ds, segment.signaled));
             assert_eq!((words.solicited(), words.imm()), (segment.solicited, segment.imm));
+            let is_write = [Some(Opcode::RdmaWrite), Some(Opcode::RdmaWriteImm)].contains(&Opcode::from_wire(segment.opcode));
+            assert_eq!(words.is_write(segment.wqe_index, segment.qpn), is_write);
+            assert_eq!(words.has_imm() && is_write, segment.opcode == Opcode::RdmaWriteImm as u8);
+            assert!(!words.is_write(segment.wqe_index ^ 1, segment.qpn) && !words.is_write(segment.wqe_index, segment.qpn ^ 1));
             assert!(words.names(segment.wqe_index, segment.qpn) && !words.names(segment.wqe_index ^ 1, segment.qpn));
         }
     }

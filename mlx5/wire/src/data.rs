@@ -46,6 +46,52 @@ impl DataSegment {
     }
 }
 
+/// A data segment, or the start of inline data, in two words. Each field is decoded where it is used, as in [`CtrlWords`](super::CtrlWords).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataWords {
+    /// Bytes 0..8.
+    first: u64,
+    /// Bytes 8..16.
+    second: u64,
+}
+
+impl DataWords {
+    /// Reads the bytes; anything decodes.
+    #[must_use]
+    #[inline(always)]
+    pub fn parse(b: &[u8; DataSegment::LEN]) -> Self {
+        Self { first: be64(b, 0), second: be64(b, 8) }
+    }
+
+    /// Whether it is an [`InlineHeader`] and not a [`DataSegment`].
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_inline(self) -> bool {
+        (self.first as i64) < 0
+    }
+
+    /// [`DataSegment::byte_count`] or [`InlineHeader::byte_count`].
+    #[must_use]
+    #[inline(always)]
+    pub const fn byte_count(self) -> u32 {
+        (self.first >> 32) as u32 & !INLINE
+    }
+
+    /// [`DataSegment::lkey`].
+    #[must_use]
+    #[inline(always)]
+    pub const fn lkey(self) -> u32 {
+        self.first as u32
+    }
+
+    /// [`DataSegment::addr`].
+    #[must_use]
+    #[inline(always)]
+    pub const fn addr(self) -> u64 {
+        self.second
+    }
+}
+
 /// The 4-byte header of inline data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InlineHeader {
@@ -78,5 +124,21 @@ impl InlineHeader {
     pub fn parse(b: &[u8; Self::LEN]) -> Option<Self> {
         let word = be32(b, 0);
         (word & INLINE != 0).then_some(Self { byte_count: word & !INLINE })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_readings_of_a_data_segment_agree_on_every_bit() {
+        for bit in 0..8 * DataSegment::LEN {
+            let mut b = [0; DataSegment::LEN];
+            b[bit / 8] |= 1 << (bit % 8);
+            let (words, segment) = (DataWords::parse(&b), DataSegment::parse(&b));
+            assert_eq!((words.byte_count(), words.lkey(), words.addr()), (segment.byte_count, segment.lkey, segment.addr));
+            assert_eq!(words.is_inline(), InlineHeader::parse(&[b[0], b[1], b[2], b[3]]).is_some());
+        }
     }
 }

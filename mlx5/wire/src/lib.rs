@@ -37,7 +37,7 @@ pub use cqe::{
     RequesterCqe, ResponderCqe, Syndrome, is_solicited, op_own, op_own_with,
 };
 pub use ctrl::{CompletionMode, CtrlSegment, CtrlWords, FenceMode, Opcode};
-pub use data::{DataSegment, INVALID_LKEY, InlineHeader};
+pub use data::{DataSegment, DataWords, INVALID_LKEY, InlineHeader};
 pub use datagram::{AddressVector, DatagramSegment};
 pub use doorbell::{
     CQ_DBREC_ARM, CQ_DBREC_SET_CI, CQ_DOORBELL_OFFSET, CqArm, QP_DBREC_RECEIVE, QP_DBREC_SEND, cq_consumer_record, queue_record,

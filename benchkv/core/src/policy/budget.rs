@@ -23,7 +23,7 @@ const MIN_RTT_NS: f64 = 500.0;
 /// Least effect of a poll on the batch that is believed.
 const MIN_EFFECT: f64 = 1e-6;
 
-/// What the controller goes by; the defaults are those of the published controller.
+/// The thresholds of the controller; the defaults are those of the published controller.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Tuning {
@@ -156,7 +156,7 @@ pub struct BudgetController {
     hold: u32,
 }
 
-/// How far the identification has come: what the daemon does by itself, then with polls added.
+/// The progress of the identification: the daemon by itself, then with polls added.
 #[derive(Debug, Clone, Copy)]
 enum Identification {
     Unaided { rounds: u32, cqes: u64 },
@@ -164,7 +164,7 @@ enum Identification {
     Done,
 }
 
-/// How much is added or taken back at a time, and the most there may be.
+/// Polls added or taken back at a time, and their maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Gains {
     step_up: u32,
@@ -185,12 +185,12 @@ impl Gains {
     }
 }
 
-/// What a round found.
+/// The findings of a round.
 #[derive(Debug, Clone, Copy)]
 pub struct Observed {
     /// Completions it took.
     pub cqes: usize,
-    /// How long it was.
+    /// Length of the round, in ns.
     pub round_ns: u64,
     /// The round trip, smoothed; `None`: not known yet.
     pub rtt_ns: Option<f64>,

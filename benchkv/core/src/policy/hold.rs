@@ -16,7 +16,7 @@ use crate::topology::Topology;
 
 /// Shortest and longest time that answers are held, in ns.
 const HOLD_NS: RangeInclusive<f64> = 500.0..=100_000.0;
-/// How long an adaptive hold, or one of round trips, holds at first.
+/// First length of an adaptive hold, or of one of round trips.
 const DEFAULT_HOLD_US: f64 = 10.0;
 /// Weight of the newest arrival rate.
 const RATE_ALPHA: f64 = 0.125;
@@ -127,7 +127,7 @@ impl Asked for HoldArgs {
     }
 }
 
-/// How long answers are held at most.
+/// The maximum time for which answers are held.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum HoldRule {
     /// As long as at the start. Held back only while batches are too small: a batch that reaches the target by itself ends it, a smaller one
@@ -241,7 +241,7 @@ impl Hold {
         self.hold_ns = hold_ns.clamp(*HOLD_NS.start(), *HOLD_NS.end());
     }
 
-    /// How long an answer that comes now is held at most, in ns; 0 while nothing is held back.
+    /// Returns the maximum time for which an answer that comes now is held, in ns; 0 while nothing is held back.
     const fn hold_ns(&self) -> u64 {
         if self.is_on { self.hold_ns as u64 } else { 0 }
     }
@@ -378,7 +378,7 @@ mod tests {
         assert_eq!(last, 100_000);
     }
 
-    /// What the fixed one cannot do: it finds the time that a full batch takes, from either side.
+    /// The adaptive hold, unlike the fixed one, finds the time that a full batch takes, from either side.
     #[test]
     fn an_adaptive_hold_finds_the_time_of_a_batch() {
         for initial_ns in [500.0, 100_000.0] {

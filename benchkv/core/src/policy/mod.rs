@@ -132,7 +132,7 @@ impl fmt::Display for PolicyOptions {
 }
 
 counters! {
-    /// What the policies of a daemon did in the whole job; of several, of what can be compared only, the larger.
+    /// The counters of a daemon's policies in the whole job. Those of several daemons are added, or the larger counts.
     pub struct PolicyReport {
         /// Answers held back.
         sum held,
@@ -140,11 +140,11 @@ counters! {
         sum full_releases,
         /// Releases because their time had come.
         sum late_releases,
-        /// How long answers are held at most, at the end; 0: not.
+        /// Maximum time for which answers are held at the end, in ns; 0: none is held.
         max hold_ns,
         /// Polls added to rounds.
         sum extra_polls,
-        /// How many may be added, at the end.
+        /// Maximum number of added polls, at the end.
         max poll_budget,
         /// The most that could be.
         max poll_budget_peak,
@@ -161,7 +161,7 @@ counters! {
     }
 }
 
-/// What was done, in words; what was not is left out.
+/// The counters in words, without those of 0.
 impl fmt::Display for PolicyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let holds = format!(
@@ -186,8 +186,8 @@ impl fmt::Display for PolicyReport {
     }
 }
 
-/// What a daemon asks in its rounds, in the order of these methods. Whatever it is told to leave for later it may leave: each answer is bounded in
-/// time. Without a governor everything is done at once, and a question costs one branch that always goes the same way.
+/// The questions of a daemon in its rounds, in the order of these methods. A daemon may leave for later whatever it is told to leave: each answer
+/// is bounded in time. Without a governor everything is done at once, and a question costs one branch that always goes the same way.
 #[derive(Debug, Default)]
 pub struct Policy(Option<Box<Governor>>);
 
@@ -206,13 +206,13 @@ impl Policy {
         }
     }
 
-    /// How many connections may send, of `links`; `has_work`: a request waits for one, or was sent. `None`: as before.
+    /// Returns the number of connections that may send, of `links`, or `None` if it is as before. `has_work`: a request waits for one, or was sent.
     #[inline]
     pub fn open_links(&mut self, links: usize, has_work: bool) -> Option<usize> {
         self.0.as_mut()?.open_links(links, has_work)
     }
 
-    /// How many polls to add while they find nothing.
+    /// Returns the number of polls to add while they find nothing.
     #[inline]
     #[must_use]
     pub fn extra_polls(&self) -> u32 {
@@ -274,7 +274,7 @@ impl Policy {
         self.0.as_ref().map_or_else(Sample::default, |governor| governor.gauges())
     }
 
-    /// What was done so far; `None` without policies.
+    /// Returns the counters so far, or `None` without policies.
     #[must_use]
     pub fn report(&self) -> Option<PolicyReport> {
         self.0.as_ref().map(|governor| governor.report())

@@ -33,7 +33,7 @@ pub struct PollArgs {
     #[arg(long, hide = true)]
     pub adaptive_budget: bool,
 
-    /// What the controller of --poll-budget adaptive goes by, as KEY=VALUE,...: rho_low=0.8, rho_high=1.2 (length of a round over the round trip);
+    /// Thresholds of the controller of --poll-budget adaptive, as KEY=VALUE,...: rho_low=0.8, rho_high=1.2 (length of a round over the round trip);
     /// empty_low=0.4, empty_high=0.75 (share of rounds that find nothing); low_need=64, high_need=128, hold_min=32 (rounds); probe=8 (polls);
     /// identify=128 (rounds of each step), again=0 (rounds from one identification to the next; 0: there is one).
     #[arg(long, hide_short_help = true, value_name = "KEY=VALUE,...", default_value_t = Tuning::default())]

@@ -1,4 +1,4 @@
-//! How long the other ranks take to answer, as a daemon can see it.
+//! The time that the other ranks take to answer, as a daemon can see it.
 
 use super::ewma::Ewma;
 

@@ -46,7 +46,7 @@ pub(super) trait Asked {
     fn rule(&self, ranks: usize) -> Option<Box<dyn Rule>>;
 }
 
-/// What a rule may know of the round.
+/// The round, as far as a rule may know it.
 #[derive(Debug, Default)]
 pub(super) struct Round {
     /// When it began, in ns.
@@ -57,7 +57,7 @@ pub(super) struct Round {
     pub rtt_ns: Option<f64>,
 }
 
-/// What the polls of a round found.
+/// The findings of a round's polls.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Polled {
     /// The number of polls.

@@ -8,6 +8,8 @@ const WQES: usize = 4;
 /// At the start.
 const POSTED: usize = 2;
 const REQUESTERS: usize = 3;
+/// Up to which count a requester saw receives posted before, as by a look at an earlier message; the first one did not look.
+const KNOWN: [u8; REQUESTERS] = [0, POSTED as u8, POSTED as u8];
 
 /// The part of the protocol that is left out.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -73,6 +75,8 @@ struct State {
     owners: [Owner; WQES],
     at: [At; REQUESTERS],
     takes: [u8; REQUESTERS],
+    /// By requester: the count up to which receives were seen to be posted.
+    known: [u8; REQUESTERS],
     intents: [Option<Word>; REQUESTERS],
     lanes: [Vec<Word>; REQUESTERS],
     kills: u8,
@@ -104,6 +108,7 @@ impl State {
             owners,
             at: [At::Idle; REQUESTERS],
             takes: [1; REQUESTERS],
+            known: KNOWN,
             intents: [None; REQUESTERS],
             lanes: Default::default(),
             kills: 2,
@@ -122,6 +127,7 @@ impl State {
         self.at[r] = match self.at[r] {
             At::Idle if self.takes[r] == 0 => At::Done,
             At::Idle => At::Loaded(self.word),
+            At::Loaded(word) if word.0 < self.known[r] => At::Checked(word),
             At::Loaded(word) if self.posted + self.returned == word.0 => {
                 if word != self.word {
                     At::Loaded(self.word)
@@ -130,7 +136,10 @@ impl State {
                     At::Done
                 }
             }
-            At::Loaded(word) => At::Checked(word),
+            At::Loaded(word) => {
+                self.known[r] = self.posted + self.returned;
+                At::Checked(word)
+            }
             At::Checked(word) => At::Linked(word, self.links[word.1 as usize]),
             At::Linked(word, next) => {
                 self.intents[r] = Some(word);

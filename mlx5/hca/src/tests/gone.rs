@@ -20,7 +20,7 @@ fn a_queue_pair_that_is_gone_does_not_answer_even_where_its_memory_is_seen_to_be
         let qp = qps[index].as_deref_mut().unwrap();
         // What the doorbell began with.
         let granted = qp.remote().unwrap().granted();
-        hca.memory.mr(hand.mr.key).key.store(0, Ordering::Release);
+        hca.memory.mr(hand.mr.key).stamp.store(0, Ordering::Release);
         let refused = requester::execute(hca, links, qp, ctrl, &wqe, granted);
         assert!(matches!(refused, Outcome::Fail(Syndrome::RemoteAccess, _)), "the region alone is gone");
         hca.memory.qp(index).identity.store(0, Ordering::Release);

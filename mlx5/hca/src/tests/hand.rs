@@ -97,10 +97,21 @@ pub(super) fn syndrome(cqe: &[u8; 64]) -> (u8, u8) {
     (cqe[55], cqe[54])
 }
 
-/// A queue pair connected to itself, with everything it needs.
+/// A remote address segment for `offset` of `region`.
+pub(super) fn raddr(region: &Region, offset: usize) -> Vec<u8> {
+    [&(region.addr.as_ptr() as u64 + offset as u64).to_be_bytes()[..], &region.key.to_be_bytes(), &[0; 4]].concat()
+}
+
+/// A data segment of `len` bytes at `offset` of `region`.
+pub(super) fn pointer(region: &Region, offset: usize, len: u32) -> Vec<u8> {
+    [&len.to_be_bytes()[..], &region.key.to_be_bytes(), &(region.addr.as_ptr() as u64 + offset as u64).to_be_bytes()].concat()
+}
+
+/// A queue pair, connected to itself or to another, with everything it needs.
 pub(super) struct Hand {
     pub(super) hca: Rc<Hca>,
     pub(super) now_ns: Arc<AtomicU64>,
+    pub(super) pd: u32,
     pub(super) qpn: u32,
     sq: SqMemory,
     register: NonNull<u8>,
@@ -125,10 +136,22 @@ pub(super) struct Hand {
 }
 
 impl Hand {
+    /// Connected to itself, or for datagrams.
     pub(super) fn new(strict: bool, is_list: bool, is_datagram: bool) -> Self {
+        let hand = Self::alone(&LocalFabric::new(), strict, is_list, is_datagram);
+        if is_datagram {
+            hand.hca.activate_datagrams(hand.qpn, 7);
+        } else {
+            hand.connect(&hand);
+        }
+        hand
+    }
+
+    /// A device of its own on `fabric`, and a queue pair that is not connected.
+    pub(super) fn alone(fabric: &LocalFabric, strict: bool, is_list: bool, is_datagram: bool) -> Self {
         let now_ns = Arc::<AtomicU64>::default();
         let options = SoftOptions {
-            fabric: FabricSpec::Local(LocalFabric::new()),
+            fabric: FabricSpec::Local(fabric.clone()),
             arena_bytes: 1 << 20,
             clock: Clock::Manual(Arc::clone(&now_ns)),
             strict,
@@ -154,17 +177,12 @@ impl Hand {
         };
         // SAFETY: the memory is never freed.
         let qpn = unsafe { hca.create_qp(&memory) }.unwrap();
-        if is_datagram {
-            hca.activate_datagrams(qpn, 7);
-        } else {
-            let options = ConnectOptions { rnr_retry: 1, rnr_timer_ns: 1000, ..ConnectOptions::default() };
-            hca.connect(qpn, &hca.address(qpn), &options, Access::REMOTE).unwrap();
-        }
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let mr = hca.alloc_registered(pd, REGION, access, false).unwrap();
         let mut hand = Self {
             hca,
             now_ns,
+            pd,
             qpn,
             sq,
             register,
@@ -189,10 +207,10 @@ impl Hand {
         hand
     }
 
-    // Memory.
-
-    pub(super) fn addr(&self) -> u64 {
-        self.mr.addr.as_ptr() as u64
+    /// This end's half of a connection to `peer`.
+    pub(super) fn connect(&self, peer: &Self) {
+        let options = ConnectOptions { rnr_retry: 1, rnr_timer_ns: 1000, ..ConnectOptions::default() };
+        self.hca.connect(self.qpn, &peer.hca.address(peer.qpn), &options, Access::REMOTE).unwrap();
     }
 
     // Segments.
@@ -215,11 +233,11 @@ impl Hand {
     }
 
     pub(super) fn raddr(&self, offset: usize) -> Vec<u8> {
-        [&(self.addr() + offset as u64).to_be_bytes()[..], &self.mr.key.to_be_bytes(), &[0; 4]].concat()
+        raddr(&self.mr, offset)
     }
 
     pub(super) fn pointer(&self, offset: usize, len: u32) -> Vec<u8> {
-        [&len.to_be_bytes()[..], &self.mr.key.to_be_bytes(), &(self.addr() + offset as u64).to_be_bytes()].concat()
+        pointer(&self.mr, offset, len)
     }
 
     pub(super) fn inline(bytes: &[u8]) -> Vec<u8> {

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use mlx5_wire::*;
 
 use super::driver::{ALL, BYTES, ENTRIES, End, World};
-use crate::layout::{ATOMIC, GRH, Message, qp_index};
+use crate::layout::{ATOMIC, GRH, Message, Taking, qp_index};
 use crate::memory::ready_words;
 use crate::random::Random;
 use crate::{FabricSpec, Hca, LocalFabric, Service, SoftOptions};
@@ -53,8 +53,10 @@ fn spoil_lanes(end: &End, random: &mut Random) {
                     payload: nonsense(random),
                     byte_count: nonsense(random) as u32,
                     imm: nonsense(random) as u32,
-                    pop: random.below(40) as u32,
-                    wqe_index: if random.below(4) == 0 { nonsense(random) as u16 } else { random.below(16) as u16 },
+                    taking: Taking::new(
+                        random.below(40) as u32,
+                        if random.below(4) == 0 { nonsense(random) } else { random.below(16) } as u16,
+                    ),
                     opcode,
                     flags: random.next() as u8 | GRH,
                 },

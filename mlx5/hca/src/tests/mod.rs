@@ -6,4 +6,5 @@ mod events;
 mod gone;
 mod hand;
 mod hostile;
+mod plain;
 mod strict;

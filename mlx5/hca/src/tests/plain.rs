@@ -1,0 +1,390 @@
+//! Everything that a plain WRITE takes from the one before it changes between two of them, one thing at a time.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use mlx5_wire::Syndrome;
+
+use super::hand::{Hand, READ, REGION, RQ, WRITE, WRITE_IMM, counter, opcode, pointer, raddr, syndrome};
+use crate::layout::{Pop, Taking, qp_index};
+use crate::random::Random;
+use crate::{Access, LocalFabric, Region, plain};
+
+const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
+const KINDS: [u8; 2] = [WRITE, WRITE_IMM];
+/// More than the device waits for a peer that does not answer, or has died.
+const LONG_NS: u64 = 10_000_000_000;
+
+/// Two devices, each with a queue pair connected to that of the other.
+fn pair(is_list: bool) -> [Hand; 2] {
+    let fabric = LocalFabric::new();
+    let ends = [(); 2].map(|()| Hand::alone(&fabric, false, is_list, false));
+    ends[0].connect(&ends[1]);
+    ends[1].connect(&ends[0]);
+    ends
+}
+
+fn region(hand: &Hand, bytes: usize, access: Access) -> Region {
+    hand.hca.alloc_registered(hand.pd, bytes, access, false).unwrap()
+}
+
+fn bytes(region: &Region, offset: usize, len: usize) -> Vec<u8> {
+    assert!(offset + len <= region.len);
+    // SAFETY: inside a region that is registered; nothing writes it meanwhile.
+    (offset..offset + len).map(|at| unsafe { region.addr.add(at).read_volatile() }).collect()
+}
+
+fn fill(region: &Region, byte: u8) {
+    // SAFETY: all of a region that is registered.
+    unsafe { region.addr.write_bytes(byte, region.len) };
+}
+
+/// The doorbell of what was pushed, as far as it is plain. Returns whether all of it was.
+fn ring_plainly(hand: &mut Hand) -> bool {
+    hand.write_record(hand.producer);
+    hand.rung = hand.producer;
+    hand.hca.executing(|| plain::rung(&hand.hca, &mut hand.hca.state.borrow_mut(), qp_index(hand.qpn)))
+}
+
+/// Pushes a WQE, and rings. Returns whether it was executed as a plain one.
+fn is_plain(hand: &mut Hand, kind: u8, segments: &[Vec<u8>]) -> bool {
+    let wqe = hand.wqe(kind, true, segments);
+    hand.push(&wqe);
+    ring_plainly(hand)
+}
+
+/// The device's outcome of the WQE that was left over.
+fn error(hand: &mut Hand) -> Option<u8> {
+    hand.notify();
+    for _ in 0..3 {
+        hand.pass_ns(LONG_NS);
+        hand.hca.empty_poll();
+    }
+    hand.send_cq.poll().iter().find(|cqe| opcode(cqe) == 13).map(|cqe| syndrome(cqe).0)
+}
+
+/// Asserts that what is behind a plain WRITE is refused with `expected`, after `change`: of each kind, from a buffer and out of the WQE.
+fn assert_refused(expected: Syndrome, from_buffer: &[bool], change: impl Fn(&Hand, &Hand, &Region, &Region)) {
+    for (kind, &is_from_buffer) in KINDS.into_iter().flat_map(|kind| from_buffer.iter().map(move |is| (kind, is))) {
+        let [mut a, mut b] = pair(true);
+        b.post_receives();
+        let (source, target) = (region(&a, 4096, Access::empty()), region(&b, 4096, ALL));
+        fill(&source, 1);
+        let segments = |byte: u8| {
+            let data = if is_from_buffer { pointer(&source, 64, 48) } else { Hand::inline(&[byte; 28]) };
+            [raddr(&target, 128), data]
+        };
+        assert!(is_plain(&mut a, kind, &segments(1)));
+        let before = bytes(&target, 0, 4096);
+        assert_eq!(before[128..156], [1; 28]);
+        assert_eq!(a.reap(), (1, 0));
+        change(&a, &b, &source, &target);
+        assert!(!is_plain(&mut a, kind, &segments(2)), "{kind} {is_from_buffer}");
+        assert_eq!(error(&mut a), Some(expected as u8), "{kind} {is_from_buffer}");
+        // SAFETY: the arena of `b` is mapped as long as `b` is there; a region that is gone may be zeroed.
+        let after: Vec<u8> = (0..4096).map(|at| unsafe { target.addr.add(at).read_volatile() }).collect();
+        assert!(after == before || after == [0; 4096]);
+        b.hca.empty_poll();
+        assert_eq!(b.recv_cq.poll().len(), usize::from(kind == WRITE_IMM), "of the first one only");
+    }
+}
+
+#[test]
+fn a_region_that_is_gone_is_written_to_and_read_from_no_more() {
+    assert_refused(Syndrome::RemoteAccess, &[true, false], |_, b, _, target| assert!(b.hca.try_deregister(target.key)));
+    assert_refused(Syndrome::LocalProtection, &[true], |a, _, source, _| assert!(a.hca.try_deregister(source.key)));
+}
+
+#[test]
+fn a_region_whose_rights_or_domain_changed_in_place_is_looked_at_anew() {
+    assert_refused(Syndrome::RemoteAccess, &[true, false], |_, b, _, target| {
+        assert!(b.hca.try_reregister(target.key, b.pd, Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap());
+    });
+    assert_refused(Syndrome::RemoteAccess, &[true, false], |_, b, _, target| {
+        assert!(b.hca.try_reregister(target.key, b.hca.alloc_pd(), ALL).unwrap());
+    });
+    assert_refused(Syndrome::LocalProtection, &[true], |a, _, source, _| {
+        assert!(a.hca.try_reregister(source.key, a.hca.alloc_pd(), Access::empty()).unwrap());
+    });
+}
+
+#[test]
+fn a_queue_pair_that_takes_its_rights_back_or_fails_or_connects_elsewhere_is_written_to_no_more() {
+    assert_refused(Syndrome::RemoteInvalidRequest, &[true, false], |_, b, _, _| b.hca.allow(b.qpn, Access::REMOTE_READ));
+    assert_refused(Syndrome::TransportRetryExceeded, &[true, false], |_, b, _, _| b.hca.fail_qp(b.qpn));
+    // The same number, of another generation.
+    assert_refused(Syndrome::TransportRetryExceeded, &[true, false], |a, b, _, _| {
+        assert!(b.hca.reset_qp(b.qpn));
+        b.connect(a);
+    });
+    // The same generation too: to itself now.
+    assert_refused(Syndrome::TransportRetryExceeded, &[true, false], |_, b, _, _| b.connect(b));
+    assert_refused(Syndrome::TransportRetryExceeded, &[true, false], |_, b, _, _| b.hca.destroy_qp(b.qpn));
+}
+
+#[test]
+fn a_queue_pair_whose_port_is_down_sends_nothing() {
+    assert_refused(Syndrome::TransportRetryExceeded, &[true, false], |a, _, _, _| a.hca.set_port_up(false));
+}
+
+#[test]
+fn rights_that_come_back_are_used_again() {
+    let [mut a, b] = pair(true);
+    let target = region(&b, 4096, ALL);
+    let write = |a: &mut Hand| is_plain(a, WRITE, &[raddr(&target, 0), Hand::inline(b"ping")]);
+    assert!(write(&mut a));
+    b.hca.allow(b.qpn, Access::REMOTE_WRITE);
+    assert!(write(&mut a));
+    b.hca.allow(b.qpn, Access::empty());
+    b.hca.allow(b.qpn, Access::REMOTE);
+    assert!(write(&mut a));
+    assert_eq!(a.reap(), (3, 0));
+}
+
+#[test]
+fn a_device_that_is_gone_is_written_to_no_more() {
+    for kind in KINDS {
+        let [mut a, mut b] = pair(true);
+        b.post_receives();
+        let target = region(&b, 4096, ALL);
+        assert!(is_plain(&mut a, kind, &[raddr(&target, 0), Hand::inline(b"here")]));
+        assert_eq!(a.reap(), (1, 0));
+        drop(b);
+        assert!(!is_plain(&mut a, kind, &[raddr(&target, 0), Hand::inline(b"gone")]));
+        assert_eq!(error(&mut a), Some(Syndrome::TransportRetryExceeded as u8));
+    }
+}
+
+/// Deregisters `old`, and registers regions of `bytes` in its place until one has its key.
+fn with_the_key_of(hand: &Hand, old: &Region, bytes: usize, access: Access) -> Region {
+    assert!(hand.hca.try_deregister(old.key));
+    loop {
+        let new = region(hand, bytes, access);
+        if new.key == old.key {
+            return new;
+        }
+        assert_eq!(new.key >> 8, old.key >> 8, "the same entry");
+        assert!(hand.hca.try_deregister(new.key));
+    }
+}
+
+#[test]
+fn a_key_that_names_another_region_by_now_is_that_one_s() {
+    for (kind, is_old_tried) in KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
+        let [mut a, mut b] = pair(true);
+        b.post_receives();
+        let regions = [(&a, Access::empty()), (&b, ALL)].map(|(end, access)| {
+            let old = region(end, 4096, access);
+            // Behind it, so that a longer one has no place there.
+            region(end, 4096, access);
+            old
+        });
+        let [source, target] = &regions;
+        fill(source, 1);
+        assert!(is_plain(&mut a, kind, &[raddr(target, 0), pointer(source, 0, 64)]));
+        assert_eq!(bytes(target, 0, 64), [1; 64]);
+        let from = with_the_key_of(&a, source, 8192, Access::empty());
+        let to = with_the_key_of(&b, target, 8192, ALL);
+        assert!(from.addr != source.addr && to.addr != target.addr);
+        fill(&from, 2);
+        if is_old_tried {
+            // Where the old one was is nothing.
+            assert!(!is_plain(&mut a, kind, &[raddr(target, 0), pointer(&from, 0, 64)]));
+            assert_eq!(error(&mut a), Some(Syndrome::RemoteAccess as u8));
+            continue;
+        }
+        assert!(is_plain(&mut a, kind, &[raddr(&to, 8128), pointer(&from, 8128, 64)]));
+        assert_eq!((bytes(&to, 8064, 64), bytes(&to, 8128, 64)), (vec![0; 64], vec![2; 64]));
+        assert_eq!(a.reap(), (2, 0));
+        assert!(!is_plain(&mut a, kind, &[raddr(&to, 0), pointer(source, 0, 64)]));
+        assert_eq!(error(&mut a), Some(Syndrome::LocalProtection as u8));
+    }
+}
+
+#[test]
+fn every_length_is_kept_inside_the_region_by_its_first_and_by_each_later_write() {
+    for (at, len, fits) in
+        [(0, 4096, true), (4095, 1, true), (1, 4096, false), (4096, 1, false), (4000, 97, false), (usize::MAX, 64, false)]
+    {
+        for is_first in [true, false] {
+            let [mut a, b] = pair(true);
+            let (source, target) = (region(&a, 8192, Access::empty()), region(&b, 4096, ALL));
+            assert!(is_first || is_plain(&mut a, WRITE, &[raddr(&target, 0), pointer(&source, 0, 64)]));
+            let mut far = raddr(&target, 0);
+            far[..8].copy_from_slice(&(target.addr.as_ptr() as u64).wrapping_add(at as u64).to_be_bytes());
+            assert_eq!(is_plain(&mut a, WRITE, &[far, pointer(&source, 0, len)]), fits, "{at} {len}");
+            let expected = (!fits).then_some(Syndrome::RemoteAccess as u8);
+            assert_eq!(error(&mut a), expected);
+        }
+    }
+}
+
+/// Another queue pair takes a receive of the queue of `hand`, whose message is never sent.
+fn taken_by_another(hand: &Hand) -> Option<Taking> {
+    let state = hand.hca.state.borrow();
+    state.qps[qp_index(hand.qpn)].as_ref().unwrap().receives.pop(&AtomicU64::new(0), &mut 0)
+}
+
+#[test]
+fn receives_that_others_took_are_not_taken_again_and_the_ones_posted_since_are() {
+    for is_list in [true, false] {
+        let [mut a, mut b] = pair(is_list);
+        let target = region(&b, 4096, ALL);
+        let random = &mut Random::new(7);
+        let (mut posted, mut taken, mut arrived) = (0_u16, 0_u16, 0);
+        // Past the wrap of the record and of the low half of the pop word.
+        for round in 0..200_000_u32 {
+            match random.below(4) {
+                // The owner posts again what was taken, in the order in which it was.
+                0 => {
+                    let most = RQ - u16::from(is_list) - posted.wrapping_sub(taken);
+                    posted = posted.wrapping_add(random.below(u64::from(most) + 1) as u16);
+                    b.write_receive_record(posted);
+                }
+                1 => {
+                    let index = taken_by_another(&b).map(Taking::index);
+                    assert_eq!(index, (posted != taken).then_some(taken % RQ), "round {round}");
+                    taken = taken.wrapping_add(u16::from(index.is_some()));
+                }
+                _ if posted == taken => {
+                    let wqe = a.wqe(WRITE_IMM, true, &[raddr(&target, 0), Hand::inline(&(!round).to_ne_bytes())]);
+                    a.push(&wqe);
+                    assert!(!ring_plainly(&mut a), "round {round}");
+                    assert_ne!(bytes(&target, 0, 4), (!round).to_ne_bytes(), "no receive, no payload");
+                    // It is not announced any more.
+                    a.producer = a.last;
+                    a.write_record(a.producer);
+                }
+                _ => {
+                    let bytes_of = (!round).to_ne_bytes();
+                    assert!(is_plain(&mut a, WRITE_IMM, &[raddr(&target, 0), Hand::inline(&bytes_of)]), "round {round}");
+                    assert_eq!(bytes(&target, 0, 4), bytes_of);
+                    assert_eq!(a.reap(), (1, 0));
+                    b.hca.empty_poll();
+                    let cqes = b.recv_cq.poll();
+                    assert_eq!(cqes.len(), 1, "round {round}");
+                    assert_eq!(counter(&cqes[0]), if is_list { taken % RQ } else { taken }, "round {round}");
+                    taken = taken.wrapping_add(1);
+                    arrived += 1;
+                }
+            }
+        }
+        assert!(arrived > 0x1_0000 / 4 && u32::from(taken) < arrived, "{arrived} {taken}");
+    }
+}
+
+#[test]
+fn a_receive_that_was_given_back_is_taken_by_the_next() {
+    let [mut a, mut b] = pair(true);
+    b.post_receives();
+    let target = region(&b, 4096, ALL);
+    let write = |a: &mut Hand| is_plain(a, WRITE_IMM, &[raddr(&target, 0), Hand::inline(b"ping")]);
+    for _ in 0..3 {
+        assert!(write(&mut a));
+    }
+    // One that another took and never used, while this one knows of the others.
+    let lost = taken_by_another(&b).unwrap();
+    {
+        let state = b.hca.state.borrow();
+        let rq = state.rqs[b.rqn as usize].as_ref().unwrap();
+        assert!(rq.taken.account(lost));
+        rq.receives.give_back(lost.index(), &rq.taken);
+    }
+    while write(&mut a) {}
+    b.hca.empty_poll();
+    let mut indices: Vec<u16> = b.recv_cq.poll().iter().map(counter).collect();
+    assert_eq!(indices[3], lost.index());
+    indices.sort_unstable();
+    assert_eq!(indices, (0..RQ - 1).collect::<Vec<_>>(), "each of them once");
+}
+
+#[test]
+fn a_pop_word_that_a_peer_spoiled_stops_the_queue_pair_and_nothing_else() {
+    for garbage in [u64::MAX << 16, u64::MAX, 1 << 63, u64::from(RQ) << 16, (Pop::ONE << 40) | 0xffff] {
+        let [mut a, mut b] = pair(true);
+        b.post_receives();
+        let target = region(&b, 4096, ALL);
+        let segments = [raddr(&target, 0), Hand::inline(b"ping")];
+        assert!(is_plain(&mut a, WRITE_IMM, &segments));
+        b.hca.memory.rq(b.rqn).unwrap().1.word.store(garbage, Ordering::Relaxed);
+        // Whether it finds a receive or none, all indices are those of the queue.
+        if !is_plain(&mut a, WRITE_IMM, &segments) {
+            assert_eq!(error(&mut a), Some(Syndrome::RnrRetryExceeded as u8), "{garbage:x}");
+        }
+        b.hca.empty_poll();
+        assert!(b.recv_cq.poll().iter().all(|cqe| counter(cqe) < RQ));
+    }
+}
+
+#[test]
+fn what_is_not_plain_ends_a_run_and_is_executed_in_order() {
+    for is_announced_at_once in [true, false] {
+        let [mut a, mut b] = pair(true);
+        b.post_receives();
+        let target = region(&b, REGION, ALL);
+        let two = vec![raddr(&target, 64), a.pointer(64, 4), a.pointer(68, 4)];
+        let segments: [(u8, Vec<Vec<u8>>); 7] = [
+            (WRITE, vec![raddr(&target, 0), Hand::inline(b"one!")]),
+            (READ, vec![raddr(&target, 0), a.pointer(64, 4)]),
+            (WRITE, vec![raddr(&target, 0), Hand::inline(b"two!")]),
+            (READ, vec![raddr(&target, 0), a.pointer(68, 4)]),
+            // What the READs brought, of two parts, of one, and none.
+            (WRITE, two),
+            (WRITE_IMM, vec![raddr(&target, 128), a.pointer(64, 8)]),
+            (WRITE_IMM, vec![raddr(&target, 0)]),
+        ];
+        for (kind, segments) in &segments {
+            let wqe = a.wqe(*kind, true, segments);
+            a.push(&wqe);
+            if !is_announced_at_once {
+                a.ring();
+            }
+        }
+        if is_announced_at_once {
+            let done = ring_plainly(&mut a);
+            assert!(!done);
+            assert_eq!(a.send_cq.poll().len(), 1, "the first, up to the READ");
+            a.done = a.done.wrapping_add(1);
+            a.notify();
+        }
+        assert_eq!(a.reap(), (7 - usize::from(is_announced_at_once), 0));
+        assert_eq!((bytes(&target, 64, 8), bytes(&target, 128, 8)), (b"one!two!".to_vec(), b"one!two!".to_vec()));
+        b.hca.empty_poll();
+        assert_eq!(b.recv_cq.poll().len(), 2);
+    }
+}
+
+#[test]
+fn a_queue_that_waits_for_a_receive_goes_on_when_its_timer_ends_and_in_order() {
+    let [mut a, mut b] = pair(true);
+    let target = region(&b, 4096, ALL);
+    let segments = |byte: u8| [raddr(&target, 0), Hand::inline(&[byte; 4])];
+    assert!(is_plain(&mut a, WRITE, &segments(1)));
+    assert!(!is_plain(&mut a, WRITE_IMM, &segments(2)));
+    a.notify();
+    b.post_receives();
+    assert!(!is_plain(&mut a, WRITE, &segments(3)), "the one before it waits");
+    a.notify();
+    assert_eq!((a.reap().0, bytes(&target, 0, 4)), (1, vec![1; 4]));
+    a.pass_ns(1000);
+    assert_eq!((a.reap().0, b.reap().1), (2, 1));
+    assert_eq!(bytes(&target, 0, 4), [3; 4]);
+    assert!(is_plain(&mut a, WRITE_IMM, &segments(4)));
+}
+
+#[test]
+fn a_lane_that_is_armed_and_one_that_is_polled_both_show_what_is_written_plainly() {
+    let [mut a, mut b] = pair(true);
+    let target = region(&b, 4096, ALL);
+    for round in 0..5_000_u32 {
+        b.post_receives();
+        assert!(is_plain(&mut a, WRITE_IMM, &[raddr(&target, 0), Hand::inline(&round.to_ne_bytes())]));
+        assert_eq!((a.reap().0, b.reap().1), (1, 1), "round {round}");
+        // Now and then for so long that the lane is not polled any more.
+        if round % 100 == 0 {
+            for _ in 0..64 {
+                b.pass_ns(LONG_NS);
+                b.hca.empty_poll();
+            }
+        }
+    }
+}
