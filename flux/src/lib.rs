@@ -54,7 +54,9 @@ mod token;
 pub use calls::{CallFailed, SessionEnd};
 pub use config::{Config, ConfigError, NODES_MAX};
 pub use error::{CallError, ForeignToken};
-pub use node::{Node, network, network_by};
+#[doc(hidden)]
+pub use node::network_by;
+pub use node::{Node, network};
 pub use shm::wait::WaitStrategy;
 pub use token::{CallToken, Token};
 

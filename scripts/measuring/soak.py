@@ -73,10 +73,11 @@ PARTS = {
     "shm-steps": ("ipc and delegationrpc: clients and servers stopped and killed at single instructions and system calls", [
         test(package, "--test", "single_step", *ONE, SHM_TEST_SCALE=5) for package in ("copyrpc-ipc", "delegationrpc")
     ]),
-    "shm-storm": ("ipc and delegationrpc: clients and servers killed and stopped at random, seats used again", [
-        test(package, *what, SHM_TEST_SCALE=3)
-        for package in ("copyrpc-ipc", "delegationrpc")
-        for what in (("--test", "storm", *ONE), ("--test", "conformance", "--", "seats_are_reused"))
+    "shm-storm": ("ipc and delegationrpc: clients and servers killed and stopped at random, seats used again; flux: nodes dropped at random", [
+        *(test(package, *what, SHM_TEST_SCALE=3)
+          for package in ("copyrpc-ipc", "delegationrpc")
+          for what in (("--test", "storm", *ONE), ("--test", "conformance", "--", "seats_are_reused"))),
+        test("copyrpc-flux", "--test", "storm", *ONE, SHM_TEST_SCALE=20),
     ]),
     "copyrpc-core": ("copyrpc's core against its oracle, arbitrary bytes, peers that lie", [
         test("copyrpc", "--lib", *ONE, "protocol::oracle", COPYRPC_TEST_SCALE=20, COPYRPC_TEST_FIRST_SEED="{seed}"),

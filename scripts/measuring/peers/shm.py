@@ -88,7 +88,7 @@ def table(result):
     of("ipc: calls/s at depth 32 / Unix-socket echo", "ipc_rate_depth32_vs_uds_echo", ">=", 20, f"{millions('ipc_rate')} / {millions('uds_echo_rate', 3)}")
     of("ipc: time per call, 1 client of 1,024 / 1 of 1", "ipc_idle_clients_cost", "<=", 1.2, f"{ns('ipc_1_of_1024_rtt_ns')} / {ns('ipc_1_of_1_rtt_ns')}")
     of(
-        "delegationrpc: calls/s at depth 32 / ArrayQueue pair", "delegation_rate_vs_arrayqueue", ">=", 1.5,
+        "delegationrpc: calls/s at depth 32 / ArrayQueue pair", "delegation_rate_vs_arrayqueue", ">=", 2,
         f"{millions('delegation_rate_of_blocks')} / {millions('array_queue_rate_of_blocks')}",
     )
     for crate, shown in CRATES.items():
