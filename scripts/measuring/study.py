@@ -4,6 +4,9 @@
   scripts/study --only NAME     one table and its plot; may be repeated
   scripts/study --check         the cheaper half of the figures; fails where one differs from the page by more than 5 %. And that one job has the
                                 same document in two runs of the release build and one of the debug build
+  scripts/study --real [--rounds N]
+                                calibrates the simulation on this machine, and compares jobs of one daemon and one client, in turns real and
+                                simulated: the median of the ratios of N rounds [5]. Needs two idle cores; writes nothing
 
 A table is in the page between <!-- NAME --> and <!-- end -->. The same options and seed give the same figures on every machine.
 """
@@ -13,7 +16,9 @@ import concurrent.futures
 import json
 import os
 import re
+import statistics
 import sys
+import tempfile
 
 from . import tools
 
@@ -42,6 +47,8 @@ COMPARED = {
     "poll budget 16, depth 32": (32, {8: 58.4, 16: 24.7}),
 }
 RANKS = [2, 4, 8, 16, 32]
+# Operations outstanding of the jobs that are run in real time too.
+REAL_DEPTHS = [1, 2, 4, 8, 16, 32]
 # A job that must have the same document whenever and by whichever build it is run.
 SAME = ["-n", "4", "-d", "2", "--client-threads", "8", "--strict", "-t", "300us"]
 
@@ -262,6 +269,36 @@ def same(program):
     return wrong
 
 
+def closed_loop(result):
+    """Returns million operations per second, of the whole and while both threads have their cores: outstanding by median latency (Little's law)."""
+    return result["total_rps"] / 1e6, result["queue_depth"] / result["latency_ns"]["p50"] * 1e3
+
+
+def real(program, rounds):
+    """Compares real and simulated jobs of one daemon and one client."""
+    job = ["-n", "1", "--server-threads", "1", "--client-threads", "1", "--no-verify", "--json", "-"]
+    ratios = {depth: [] for depth in REAL_DEPTHS}
+    with tempfile.TemporaryDirectory() as folder:
+        model = os.path.join(folder, "cpu")
+        for number in range(1, rounds + 1):
+            tools.output([program, "sim", "--calibrate", model])
+            for depth, found in ratios.items():
+                measured = closed_loop(json.loads(tools.output([program, *job, "-d", str(depth), "-t", "0.5", "--warmup", "0.1", "--wait", "busy"])))
+                simulated = closed_loop(json.loads(tools.output([program, "sim", *job, "-d", str(depth), "-t", "1ms", "--warmup", "1ms", "--cpu", model])))
+                found.append([of_simulation / of_job for of_simulation, of_job in zip(simulated, measured)])
+            if sys.stderr.isatty():
+                print(f"\r{number} of {rounds} ", end="", file=sys.stderr, flush=True)
+    print("| outstanding | simulated / measured | the same by median latencies |\n|---|---|---|")
+    for depth, found in ratios.items():
+        print(f"| {depth} | " + " | ".join(f"{statistics.median(column):.2f}" for column in zip(*found)) + " |")
+    print("\n| nodes | messages a WRITE, real | simulated | completions a round, real | simulated |\n|---|---|---|---|---|")
+    for ranks in (2, 4):
+        job = ["-n", str(ranks), "--client-threads", "4", "-d", "8", "--no-verify", "--json", "-"]
+        runs = [[program, *job, "-t", "1", "--warmup", "0.2", "--wait", "yield", "--pin", "none"], [program, "sim", *job, "-t", "1ms", "--warmup", "1ms"]]
+        activity = [json.loads(tools.output(run))["activity"] for run in runs]
+        print(f"| {ranks} | " + " | ".join(f"{each[name]:.2f}" for name in ("messages_per_write", "cqes_per_loop") for each in activity) + " |")
+
+
 # By table: what it is called in the plot of that name, and its lines with their colours; dashed where figures were published.
 PLOTS = {
     "ceiling": (
@@ -316,6 +353,8 @@ def main():
     """Runs the script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--real", action="store_true")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N")
     parser.add_argument("--only", action="append", metavar="NAME", default=[])
     parser.add_argument("--benchkv", metavar="PATH", help="the binary [built if it is not named]")
     asked = parser.parse_args()
@@ -326,6 +365,9 @@ def main():
     if asked.only:
         named = {name: named[name] for name in asked.only}
     program = asked.benchkv or tools.built("benchkv", "bin", "benchkv")
+    if asked.real:
+        real(program, asked.rounds)
+        return 0
     page = PAGE.read_text()
     if asked.check:
         check(page, {name: table for name, table in named.items() if name != "scale"}, program)

@@ -1,39 +1,48 @@
 //! `benchkv sim --calibrate`: measures the CPU costs of this machine on one rank, and writes them as a file that `--cpu` reads.
 //!
-//! The steps of a daemon and a client are timed in one thread, so that no thread waits for another. A thread that is kept from its core
-//! spoils a few of the many pieces, whose median counts. The delay between cores is found last: it is the difference of the median
-//! latency of a real job, of one client and one daemon on cores of their own, and of the same job simulated.
+//! A daemon and a client on cores of their own take turns, and each step is timed: no step waits for the other thread, and each finds the memory that the
+//! other has written in the other core's cache, as in a job. Turns of one message and of many tell the cost of a message from that of a turn. A
+//! thread that is kept from its core spoils a few of the many steps, whose median counts. The delay between cores is found last: with it the
+//! simulated job has the median latency of a real one.
 
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 
 use clap::Parser;
-use engine::backend::plan::Site;
-use engine::backend::{BackendError, Daemon};
-use engine::client::Step;
-use engine::drive::cluster::{Cluster, Rank};
+use engine::backend::composed::Composed;
+use engine::backend::{Backend, BackendError, Daemon, Endpoints};
+use engine::client::{Client, Step};
 use engine::drive::simulated::{Cpu, Simulated, SimulationError, World};
 use engine::job::Job;
 use engine::phase::Phase;
+use harness::affinity::{AffinityError, pin_current_thread};
+use harness::clock::Clock;
 use harness::file::WriteError;
 use harness::hist::LatencyHistogram;
-use mlx5::DeviceSpec;
-use shm::dir::Dir;
 use thiserror::Error;
 
 use super::options::Named;
 use super::{SimError, resolve};
-use crate::cli::SimArgs;
+use crate::cli::{Cli, SimArgs};
+use crate::options::{OptionError, Options};
 
-/// Number of steps that are timed as one piece, and number of pieces.
-const STEPS: usize = 64;
-const PIECES: usize = 401;
+/// Number of turns of each of the two threads.
+const TURNS: usize = 4001;
+/// Wait for a turn, in ns, after which the turn is left out: one of the threads was kept from its core, and another program had the caches.
+const LONG_NS: u64 = 30_000;
+/// Number of turns left out after which there are as many as there are.
+const MOST_SPOILT: usize = 4 * TURNS;
+/// Number of steps that find nothing, after each that does, which are timed as one.
+const EMPTY: usize = 16;
+/// Operations outstanding where turns move many messages.
+const MANY: usize = 32;
 /// Number of real jobs, whose median counts.
 const JOBS: usize = 5;
 /// The job of one client that is measured, real and simulated.
-const JOB: &str = "-n 1 --server-threads 1 --client-threads 1 -d 1 --no-verify";
+const JOB: &str = "-n 1 --server-threads 1 --client-threads 1 --no-verify";
 
 /// Why there is no model.
 #[derive(Debug, Error)]
@@ -44,6 +53,15 @@ pub enum CalibrateError {
     /// A daemon or client failed.
     #[error(transparent)]
     Backend(#[from] BackendError),
+    /// The real job cannot be run.
+    #[error(transparent)]
+    Options(#[from] OptionError),
+    /// A thread cannot have a core of its own.
+    #[error(transparent)]
+    Pin(#[from] AffinityError),
+    /// Two cores are needed.
+    #[error("calibration needs two cores, and this process may use {0}: give it two")]
+    Cores(usize),
     /// The simulation of the job failed.
     #[error(transparent)]
     Simulation(#[from] SimulationError),
@@ -69,9 +87,14 @@ struct Args {
     sim: SimArgs,
 }
 
-/// Returns the options of the job, for virtual time.
+/// Returns the arguments of the job, with so many operations outstanding.
+fn arguments(depth: usize) -> impl Iterator<Item = String> {
+    ["benchkv", "-d", &depth.to_string()].map(ToOwned::to_owned).into_iter().chain(JOB.split(' ').map(ToOwned::to_owned))
+}
+
+/// Returns the job with one operation outstanding, for virtual time.
 fn job() -> Result<Job, SimError> {
-    let args = Args::try_parse_from(std::iter::once("benchkv").chain(JOB.split(' '))).unwrap_or_else(|error| unreachable!("{error}"));
+    let args = Args::try_parse_from(arguments(1)).unwrap_or_else(|error| unreachable!("{error}"));
     Ok(resolve(&args.sim)?.job)
 }
 
@@ -82,10 +105,9 @@ fn job() -> Result<Job, SimError> {
 pub fn calibrate(file: &Path) -> Result<String, CalibrateError> {
     harness::file::check(file)?;
     let job = job()?;
-    let cpu = steps(&job)?;
+    let cpu = steps()?;
     let real_ns = median((0..JOBS).map(|_| real_latency_ns()).collect::<Result<_, _>>()?);
-    let line_ns = (real_ns - simulated_latency_ns(&job, cpu)?).max(0.0) / 2.0;
-    let cpu = Cpu { line_ns: line_ns.round() as u64, ..cpu };
+    let cpu = Cpu { line_ns: line_ns(&job, cpu, real_ns)?, ..cpu };
     let text = text(cpu, real_ns);
     harness::file::write(file, text.as_bytes())?;
     Ok(text)
@@ -95,7 +117,7 @@ pub fn calibrate(file: &Path) -> Result<String, CalibrateError> {
 fn text(cpu: Cpu, real_ns: f64) -> String {
     let mut text = format!(
         "# What CPUs take, in ns: measured by `benchkv sim --calibrate`, for `benchkv sim --cpu FILE`.\n\
-         # Measured: round, message, client, operation; line, from a median latency of {real_ns:.0} ns of one client and one daemon.\n\
+         # Measured: round, message, client, operation, stall; line, from a median latency of {real_ns:.0} ns of one client and one daemon.\n\
          # One rank shows nothing of poll, completion and write: these are the defaults, times what round and message are of theirs.\n"
     );
     for (name, ns) in cpu.clone().named() {
@@ -105,49 +127,27 @@ fn text(cpu: Cpu, real_ns: f64) -> String {
     text
 }
 
-/// Measures the costs of the steps of a daemon and its client, in one thread.
-fn steps(job: &Job) -> Result<Cpu, CalibrateError> {
-    let dir = Dir::in_memory(shm::clock::Clock::default());
-    let site = |rank| Ok(Site { rank, process: 0, dir: dir.clone(), device: DeviceSpec::from("soft") });
-    let mut cluster = Cluster::new(job, site)?;
-    let Some(Rank { daemons, clients }) = cluster.ranks.first_mut() else { return Ok(Cpu::default()) };
-    let (Some(daemon), Some(client)) = (daemons.first_mut(), clients.first_mut()) else { return Ok(Cpu::default()) };
-    let began = Instant::now();
-    let now_ns = || began.elapsed().as_nanos() as u64;
-    let phase = Phase::Window(0);
-    let mut costs: [Vec<f64>; 4] = Default::default();
-    for _ in 0..PIECES {
-        let (mut of_client, mut of_daemon, mut of_clock, mut moved) = (0, 0, 0, [0; 2]);
-        for _ in 0..STEPS {
-            let begin = now_ns();
-            if let Step::Busy(operations) = client.step(phase, now_ns)? {
-                moved[0] += operations;
-            }
-            let between = now_ns();
-            moved[1] += daemon.step(now_ns)?.moved;
-            let end = now_ns();
-            of_clock += now_ns() - end;
-            of_client += between - begin;
-            of_daemon += end - between;
-        }
-        // Now there is an answer for the client, so only the daemon finds nothing.
-        let begin = now_ns();
-        (0..STEPS).try_for_each(|_| daemon.step(now_ns).map(drop))?;
-        let empty_daemon = now_ns() - begin;
-        client.step(phase, now_ns)?;
-        let begin = now_ns();
-        (0..STEPS).try_for_each(|_| client.step(phase, now_ns).map(drop))?;
-        let empty_client = now_ns() - begin;
-        daemon.step(now_ns)?;
-        let of = |ns: u64, count: usize| ns as f64 / count.max(1) as f64;
-        let [round, step, clock] = [empty_daemon, empty_client, of_clock].map(|ns| of(ns, STEPS));
-        let (busy_client, busy_daemon) = (of(of_client, STEPS) - clock - step, of(of_daemon, STEPS) - clock - round);
-        let [of_step, of_round] = moved.map(|moved| moved as f64 / STEPS as f64);
-        costs.iter_mut().zip([round, step, busy_client / of_step, busy_daemon / of_round]).for_each(|(all, ns)| all.push(ns));
-    }
-    let [round, client, operation, message] = costs.map(median);
+/// Turns of a thread: their number of messages or operations, and durations in ns.
+#[derive(Debug)]
+struct Timed {
+    /// Of a step that finds messages.
+    busy_ns: f64,
+    /// Of a step that finds nothing.
+    empty_ns: f64,
+    moved: f64,
+}
+
+/// Measures the costs of the steps of a daemon and its client.
+fn steps() -> Result<Cpu, CalibrateError> {
+    let [[one_client, one_daemon], [many_client, many_daemon]] = [turns(1)?, turns(MANY)?];
+    // The cost of a message, and of a turn of any number of them that is not an empty turn's.
+    let of = |one: &Timed, many: &Timed| {
+        let each = (many.busy_ns - one.busy_ns) / (many.moved - one.moved).max(1.0);
+        (each, one.busy_ns - one.empty_ns - each * one.moved)
+    };
+    let ((operation, stall_of_client), (message, stall_of_daemon)) = (of(&one_client, &many_client), of(&one_daemon, &many_daemon));
     let whole = |ns: f64| (ns.round() as u64).max(1);
-    let default = Cpu::default();
+    let (round, default) = (one_daemon.empty_ns, Cpu::default());
     let factor = (round + message) / (default.round_ns + default.message_ns) as f64;
     let scaled = |ns: u64| whole(ns as f64 * factor);
     Ok(Cpu {
@@ -156,10 +156,142 @@ fn steps(job: &Job) -> Result<Cpu, CalibrateError> {
         message_ns: whole(message),
         completion_ns: scaled(default.completion_ns),
         write_ns: scaled(default.write_ns),
-        client_ns: whole(client),
+        client_ns: whole(one_client.empty_ns),
         operation_ns: whole(operation),
         line_ns: 0,
+        stall_ns: whole(f64::midpoint(stall_of_client, stall_of_daemon)),
     })
+}
+
+/// Whose turn it is.
+struct Baton(AtomicU8);
+
+const CLIENT: u8 = 0;
+const DAEMON: u8 = 1;
+const NOBODY: u8 = 2;
+
+impl Baton {
+    /// Waits for a turn. Returns `false` if there are no more.
+    fn wait(&self, own: u8) -> bool {
+        for looks in 0_u64.. {
+            match self.0.load(Ordering::Acquire) {
+                NOBODY => return false,
+                whose if whose == own => return true,
+                // On a loaded machine the other thread may need this core.
+                _ if looks % 10_000 == 9_999 => std::thread::yield_now(),
+                _ => std::hint::spin_loop(),
+            }
+        }
+        false
+    }
+
+    /// Gives the other the turn, unless it has left.
+    fn pass(&self, own: u8) {
+        let _ = self.0.compare_exchange(own, CLIENT + DAEMON - own, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
+/// The thread leaves, whatever happens: the other does not wait for it.
+struct Leaves<'a>(&'a Baton);
+
+impl Drop for Leaves<'_> {
+    fn drop(&mut self) {
+        self.0.0.store(NOBODY, Ordering::Release);
+    }
+}
+
+/// Lets a client with so many operations outstanding and its daemon take turns. Returns those of the client, and of the daemon.
+fn turns(depth: usize) -> Result<[Timed; 2], CalibrateError> {
+    let asked = Cli::try_parse_from(arguments(depth)).unwrap_or_else(|error| unreachable!("{error}"));
+    let options = Options::resolve(asked)?;
+    let cores = harness::affinity::usable_cores()?;
+    let [of_daemon, of_client, ..] = cores[..] else { return Err(CalibrateError::Cores(cores.len())) };
+    let backend = Composed::new(&options.job, options.site(0, std::process::id())?)?;
+    let (baton, clock) = (Baton(AtomicU8::new(DAEMON)), Clock::detect());
+    let now_ns = || clock.now_ns();
+    let daemon = || {
+        let _leaves = Leaves(&baton);
+        pin_current_thread(of_daemon)?;
+        let mut daemon = backend.open_daemon(0)?;
+        daemon.connect(&[])?;
+        while !daemon.settle()? {}
+        baton.pass(DAEMON);
+        take_turns(&baton, DAEMON, now_ns, || Ok(daemon.step(now_ns)?.moved))
+    };
+    let client = || {
+        let _leaves = Leaves(&baton);
+        pin_current_thread(of_client)?;
+        if !baton.wait(CLIENT) {
+            return Ok(Timed::of(Vec::new()));
+        }
+        let mut client = Client::new(options.job.client(0, 0), backend.open_client(0)?);
+        take_turns(&baton, CLIENT, now_ns, || match client.step(Phase::Window(0), now_ns)? {
+            Step::Busy(operations) => Ok(operations),
+            Step::Idle | Step::Drained => Ok(0),
+        })
+    };
+    let (of_client, of_daemon) = std::thread::scope(|scope| {
+        let other = scope.spawn(daemon);
+        // On a thread of its own too: this one stays where it may run now.
+        let client = scope.spawn(client).join();
+        (client, other.join())
+    });
+    // A panic of a thread is a defect, and goes on in this one.
+    let [of_client, of_daemon] = [of_client, of_daemon].map(|ended| ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+    // The daemon's failure is the cause where both end early.
+    let of_daemon: Timed = of_daemon?;
+    Ok([of_client?, of_daemon])
+}
+
+/// Takes turns until there are enough.
+fn take_turns(
+    baton: &Baton,
+    own: u8,
+    now_ns: impl Fn() -> u64,
+    mut step: impl FnMut() -> Result<usize, BackendError>,
+) -> Result<Timed, CalibrateError> {
+    let (mut timed, mut spoilt, mut passed_ns) = (Vec::with_capacity(TURNS), 0, now_ns());
+    while timed.len() < TURNS && spoilt < MOST_SPOILT && baton.wait(own) {
+        let begin = now_ns();
+        let is_spoilt = begin - passed_ns > LONG_NS;
+        let moved = step()?;
+        let end = now_ns();
+        let clock_ns = now_ns() - end;
+        for _ in 0..EMPTY {
+            step()?;
+        }
+        let empty_ns = now_ns() - end - clock_ns;
+        let busy_ns = (end - begin).saturating_sub(clock_ns);
+        let turn = [busy_ns as f64, empty_ns.saturating_sub(clock_ns) as f64 / EMPTY as f64, moved as f64];
+        passed_ns = now_ns();
+        baton.pass(own);
+        if is_spoilt {
+            spoilt += 1;
+        } else {
+            timed.push(turn);
+        }
+    }
+    Ok(Timed::of(timed))
+}
+
+impl Timed {
+    /// Returns the medians.
+    fn of(turns: Vec<[f64; 3]>) -> Self {
+        let [busy_ns, empty_ns, moved] = [0, 1, 2].map(|what| median(turns.iter().map(|turn| turn[what]).collect()));
+        Self { busy_ns, empty_ns, moved }
+    }
+}
+
+/// Returns the delay between cores with which the simulated job has the median latency of the real one, in ns.
+fn line_ns(job: &Job, cpu: Cpu, real_ns: f64) -> Result<u64, CalibrateError> {
+    let (mut enough, mut short) = (real_ns as u64, 0);
+    // The longer the delay, the longer the latency; a short one passes while threads are busy.
+    while short + 1 < enough {
+        let line_ns = u64::midpoint(short, enough);
+        let is_short = simulated_latency_ns(job, Cpu { line_ns, ..cpu })? < real_ns;
+        *(if is_short { &mut short } else { &mut enough }) = line_ns;
+    }
+    Ok(enough)
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -169,7 +301,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 /// Returns the median latency of the job, run in real time in processes of its own, in ns.
 fn real_latency_ns() -> Result<f64, CalibrateError> {
-    let args = JOB.split(' ').chain("-t 0.2 --warmup 0.05 --wait busy --json -".split(' '));
+    let args = arguments(1).skip(1).chain("-t 0.2 --warmup 0.05 --wait busy --json -".split(' ').map(ToOwned::to_owned));
     let mut command = Command::new(std::env::current_exe()?);
     command.args(args).stdin(Stdio::null());
     let done = command.output()?;
@@ -202,7 +334,7 @@ mod tests {
     /// Asserts no durations: machines under load run these tests.
     #[test]
     fn every_step_takes_time_and_the_file_is_read_as_it_was_written() {
-        let mut cpu = Cpu { line_ns: 77, ..steps(&job().unwrap()).unwrap() };
+        let mut cpu = Cpu { line_ns: 77, ..steps().unwrap() };
         assert!(cpu.named().iter().all(|(_, ns)| **ns > 0), "{cpu:?}");
         let file = std::env::temp_dir().join(format!("benchkv-cpu-{}", std::process::id()));
         harness::file::write(&file, text(cpu, 1.0).as_bytes()).unwrap();
@@ -210,6 +342,17 @@ mod tests {
         std::fs::remove_file(&file).unwrap();
         assert_eq!(read.unwrap().0, cpu);
         assert!("no-such-file".parse::<super::super::options::CpuModel>().unwrap_err().contains("no-such-file"));
+    }
+
+    /// A short delay passes while threads are busy, so that latencies do not simply add up.
+    #[test]
+    fn the_delay_is_found_with_which_the_simulation_has_the_latency() {
+        let (job, cpu) = (job().unwrap(), Cpu { stall_ns: 50, ..Cpu::default() });
+        for line in [40, 200, 900] {
+            let latency_ns = simulated_latency_ns(&job, Cpu { line_ns: line, ..cpu }).unwrap();
+            let found = line_ns(&job, cpu, latency_ns).unwrap();
+            assert_eq!(simulated_latency_ns(&job, Cpu { line_ns: found, ..cpu }).unwrap(), latency_ns, "{line} ns, found {found} ns");
+        }
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub struct WorldArgs {
     /// Costs of CPUs, as KEY=NS,...: a round of a daemon that finds nothing (round), a poll that a policy adds to it (poll), a message
     /// that it moves (message), a completion (completion), a WRITE or SEND posted (write), a step of a client that finds nothing
     /// (client), an operation that it issues or that ends (operation), the time until a polling core sees the stores of another core
-    /// (line). Or a FILE with such values, one per line, as --calibrate writes it.
+    /// (line), the wait for the memory of other cores in a turn that finds messages (stall). Or a FILE with such values, one per line, as --calibrate writes it.
     #[arg(long, value_name = "KEY=NS,...|FILE", default_value = "")]
     pub cpu: CpuModel,
 
@@ -68,7 +68,7 @@ pub trait Named {
 
 impl Named for Cpu {
     fn named(&mut self) -> Vec<(&'static str, &mut u64)> {
-        let Self { round_ns, poll_ns, message_ns, completion_ns, write_ns, client_ns, operation_ns, line_ns } = self;
+        let Self { round_ns, poll_ns, message_ns, completion_ns, write_ns, client_ns, operation_ns, line_ns, stall_ns } = self;
         vec![
             ("round", round_ns),
             ("poll", poll_ns),
@@ -78,6 +78,7 @@ impl Named for Cpu {
             ("client", client_ns),
             ("operation", operation_ns),
             ("line", line_ns),
+            ("stall", stall_ns),
         ]
     }
 }

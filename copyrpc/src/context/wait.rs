@@ -39,13 +39,13 @@ impl<U> Context<U> {
     }
 
     /// Posts gathered messages, as [`Context::flush_endpoints`] does. Returns for how long there is nothing to do unless a completion
-    /// arrives ([`Duration::MAX`]: forever); `None`: there is work now. For drivers that poll several contexts in turn, in virtual time
-    /// or not. Not inside a poll.
+    /// arrives ([`Duration::MAX`]: forever); `None`: there is work now, or a connection counts polls until its next READ. For drivers that
+    /// poll several contexts in turn, in virtual time or not. Not inside a poll.
     #[must_use]
     pub fn idle_for(&self) -> Option<Duration> {
         self.inner.flush_all();
         self.inner.worklist.timers().look_next();
-        (!self.has_work()).then(|| self.inner.longest_sleep(None).unwrap_or(Duration::MAX))
+        (!self.has_work() && !self.inner.counts_polls()).then(|| self.inner.longest_sleep(None).unwrap_or(Duration::MAX))
     }
 
     /// Returns whether a poll, [`Context::recv`] or a flush has work, except for work that is due by the clock.
@@ -115,6 +115,11 @@ impl<U> Inner<U> {
     fn flush_all(&self) {
         self.flush();
         self.flush();
+    }
+
+    /// A connection waits for some polls more before it READs.
+    fn counts_polls(&self) -> bool {
+        self.worklist.has_listed() && self.connections.borrow().iter().any(|connection| connection.with_link(|link| link.puts_read_off()))
     }
 
     fn longest_sleep(&self, timeout: Option<Duration>) -> Option<Duration> {

@@ -292,6 +292,11 @@ impl<U> Link<U> {
         self.closed.is_some() || !(may_flush || self.wants_read())
     }
 
+    /// Returns whether a READ is wanted and put off for some polls: further polls post it (L5), and nothing wakes a thread that rests.
+    pub(crate) fn puts_read_off(&self) -> bool {
+        self.closed.is_none() && !self.read_in_flight && self.wants_read()
+    }
+
     /// Returns the number of calls that wait for their end.
     #[must_use]
     pub(crate) const fn outstanding_calls(&self) -> usize {

@@ -29,6 +29,8 @@ use crate::workload::{Distribution, Workload};
 
 /// Jobs of a run in CI.
 const SEEDS: u64 = 200;
+/// Seeds of jobs that once failed. 23215: all threads rested while READs were put off for some polls, which none of them did.
+const ONCE_FAILED: [u64; 1] = [23_215];
 /// Windows of a job.
 const RUNS: usize = 2;
 /// A turn moves no more messages than this: each phase of a daemon takes a few hundred, and a client has no more outstanding.
@@ -62,6 +64,7 @@ fn world(rng: &mut Rng) -> World {
         client_ns: ns(100),
         operation_ns: ns(300),
         line_ns: 0,
+        stall_ns: 0,
     };
     World { cpu, nic, strict: true, on_turn: Some(look_at), ..World::default() }
 }
@@ -279,13 +282,14 @@ fn random_jobs_end_well() {
     let seeds = number("SWARM_SEEDS").unwrap_or(if number("SWARM_SEED").is_some() { 1 } else { SEEDS });
     let (watchdog, tells) = (Watchdog::new(), number("SWARM_SEED").is_some());
     let mut tally = Tally::default();
-    for seed in first..first + seeds {
+    let known = ONCE_FAILED.into_iter().filter(|_| number("SWARM_SEED").is_none());
+    for seed in known.chain(first..first + seeds) {
         watchdog.seed.store(seed, Ordering::Relaxed);
         if tells {
             println!("seed {seed}");
         }
         let ended = catch_unwind(AssertUnwindSafe(|| run(seed, &mut tally)));
-        ended.unwrap_or_else(|_| panic!("seed {seed} failed, after {} that did not: {}", seed - first, again(seed)));
+        ended.unwrap_or_else(|_| panic!("seed {seed} failed: {}", again(seed)));
     }
     println!("{seeds} jobs: {tally:?}");
     let Tally { operations, fatal, noticed, rnr_naks, .. } = tally;

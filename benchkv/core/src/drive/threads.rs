@@ -208,7 +208,8 @@ impl Turns for KvDaemon {
         let writes = now - before + std::mem::take(&mut thread.writes);
         if round.moved + round.cqes > 0 || writes > 0 {
             let ns = [round.moved as u64 * cpu.message_ns, round.cqes as u64 * cpu.completion_ns, writes * cpu.write_ns];
-            return Ok(Did::Cost(cpu.round_ns + ns.iter().sum::<u64>()));
+            let stall_ns = if round.moved > 0 { cpu.stall_ns } else { 0 };
+            return Ok(Did::Cost(cpu.round_ns + stall_ns + ns.iter().sum::<u64>()));
         }
         let rest = thread.worker.rest(&thread.waker);
         thread.writes = thread.sends() - now;
@@ -239,7 +240,7 @@ impl Turns for Client<ClientPaths> {
         if let Step::Busy(operations) = ended {
             thread.moved = operations;
             thread.log.note(operations);
-            return Ok(Did::Cost(cpu.client_ns + operations as u64 * cpu.operation_ns));
+            return Ok(Did::Cost(cpu.client_ns + cpu.stall_ns + operations as u64 * cpu.operation_ns));
         }
         thread.log.note(0);
         thread.has_drained |= is_given_up || ended == Step::Drained;

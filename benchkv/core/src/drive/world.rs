@@ -24,20 +24,32 @@ pub struct Cpu {
     pub operation_ns: u64,
     /// Until one that polls sees what another core has written for it.
     pub line_ns: u64,
+    /// The wait for the memory of other cores in a turn that finds messages, once a turn.
+    pub stall_ns: u64,
 }
 
 impl Default for Cpu {
     /// Assumptions, not measurements: an operation through all its threads takes of the order of the instructions that `scripts/instructions`
     /// counts for it, at 3 a nanosecond; how they are shared out is a guess.
     fn default() -> Self {
-        Self { round_ns: 60, poll_ns: 25, message_ns: 70, completion_ns: 40, write_ns: 100, client_ns: 25, operation_ns: 60, line_ns: 0 }
+        Self {
+            round_ns: 60,
+            poll_ns: 25,
+            message_ns: 70,
+            completion_ns: 40,
+            write_ns: 100,
+            client_ns: 25,
+            operation_ns: 60,
+            line_ns: 0,
+            stall_ns: 0,
+        }
     }
 }
 
 impl Cpu {
     /// A slower one.
     pub(super) const fn times(self, times: u64) -> Self {
-        let Self { round_ns, poll_ns, message_ns, completion_ns, write_ns, client_ns, operation_ns, line_ns } = self;
+        let Self { round_ns, poll_ns, message_ns, completion_ns, write_ns, client_ns, operation_ns, line_ns, stall_ns } = self;
         Self {
             round_ns: round_ns.saturating_mul(times),
             poll_ns: poll_ns.saturating_mul(times),
@@ -47,6 +59,7 @@ impl Cpu {
             client_ns: client_ns.saturating_mul(times),
             operation_ns: operation_ns.saturating_mul(times),
             line_ns,
+            stall_ns,
         }
     }
 }
