@@ -163,7 +163,7 @@ fn steps() -> Result<Cpu, CalibrateError> {
     })
 }
 
-/// Whose turn it is.
+/// The thread whose turn it is.
 struct Baton(AtomicU8);
 
 const CLIENT: u8 = 0;

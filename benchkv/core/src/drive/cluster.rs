@@ -28,7 +28,7 @@ pub struct Cluster {
     pub ranks: Vec<Rank>,
 }
 
-/// What turns have done.
+/// The effects of turns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Moved {
     /// Operations issued, and operations ended: twice the operations that were begun and ended.
@@ -41,7 +41,7 @@ impl Cluster {
     /// Opens and connects every daemon and client of `job`; `site` says where a rank is. Each thread with connections has a device of its own.
     ///
     /// # Errors
-    /// What could not be made or connected.
+    /// The failure of making or connecting a rank.
     pub fn new(job: &Job, site: impl Fn(usize) -> Result<Site, BackendError>) -> Result<Self, BackendError> {
         Self::on(job, |rank| Ok((site(rank)?, None)))
     }

@@ -36,7 +36,7 @@ pub struct At {
 }
 
 impl Faults {
-    /// Those that the device of a rank makes.
+    /// The faults that the device of a rank makes.
     pub(super) fn of_device(&self, rank: usize) -> mlx5::Faults {
         let failing = self.error.filter(|(failing, _)| *failing == rank);
         mlx5::Faults {
@@ -49,13 +49,13 @@ impl Faults {
         }
     }
 
-    /// How long the threads of a rank stand still at `now_ns`.
+    /// Returns the time for which the threads of a rank stand still at `now_ns`.
     pub(super) fn stop_ns(&self, rank: usize, now_ns: u64) -> Option<u64> {
         let (At { at_ns, .. }, ns) = self.stopped.filter(|(at, _)| at.rank == rank)?;
         (at_ns..at_ns.saturating_add(ns)).contains(&now_ns).then(|| at_ns.saturating_add(ns) - now_ns)
     }
 
-    /// How many times as long the threads of a rank take.
+    /// Returns the factor by which the threads of a rank are slower.
     pub(super) fn slowness(&self, rank: usize) -> u64 {
         self.slow.filter(|(slow, _)| *slow == rank).map_or(1, |(_, times)| times)
     }

@@ -42,7 +42,7 @@ const DRAIN: Duration = Duration::from_secs(2);
 /// A drain is looked at so often.
 const LOOK: Duration = Duration::from_micros(100);
 
-/// What the threads of a rank found out.
+/// The findings of the threads of a rank.
 #[derive(Debug)]
 pub struct RankOutcome {
     /// By number.
@@ -258,7 +258,7 @@ impl Simulated {
         }
     }
 
-    /// What the ranks that are well have not given back, now that nothing moves any more.
+    /// Returns the resources that the ranks that are well have not given back, now that nothing moves any more.
     fn left(&self) -> Vec<String> {
         let mut left = Vec::new();
         let mut used: HashMap<(Peer, Peer), [u64; 2]> = HashMap::new();
@@ -305,13 +305,13 @@ impl Simulated {
 pub struct Ended {
     /// By number.
     pub ranks: Vec<RankOutcome>,
-    /// What was done.
+    /// The results.
     pub summary: Summary,
     /// Of daemons and clients, in the order in which they came.
     pub failures: Vec<SimulationError>,
 }
 
-/// What a simulation did, beside what its job did.
+/// The counters of a simulation, beside those of its job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
     /// Virtual time at the end, in ns.

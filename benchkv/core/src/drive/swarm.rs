@@ -69,7 +69,7 @@ fn world(rng: &mut Rng) -> World {
     World { cpu, nic, strict: true, on_turn: Some(look_at), ..World::default() }
 }
 
-/// What goes wrong; nothing half of the time.
+/// The faults of a job; none half of the time.
 fn faults(rng: &mut Rng, topology: &Topology) -> Faults {
     let mut faults = Faults { seed: rng.u64(..), ..Faults::default() };
     if rng.bool() {
@@ -161,7 +161,7 @@ fn look_at(turn: &Turn<'_>) {
     assert!(turn.moved <= MOST_MOVED, "{turn:?}");
 }
 
-/// What jobs did.
+/// The counters of jobs.
 #[derive(Debug, Default)]
 struct Tally {
     operations: u64,

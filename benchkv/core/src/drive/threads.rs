@@ -20,7 +20,7 @@ use crate::drain::DAEMON_SLEEP;
 use crate::phase::Phase;
 use crate::trace::recorder::Recorder;
 
-/// What the actors of a job share.
+/// The state that the actors of a job share.
 pub(super) struct Shared {
     pub(super) phase: Cell<Phase>,
     /// In the order in which they came.
@@ -37,7 +37,7 @@ impl Shared {
     }
 }
 
-/// What a daemon and a client have in common: the worker, its log, and its rest.
+/// The common part of a daemon and a client: the worker, its log, and its rest.
 pub(super) struct Thread<W> {
     pub(super) worker: W,
     pub(super) log: ActivityLog,
@@ -64,13 +64,13 @@ pub(super) struct Thread<W> {
 
 /// A daemon or client.
 pub(super) trait Turns: Sized {
-    /// What it is called.
+    /// Its name.
     const NAME: &str;
 
-    /// Does a step and says how long it took.
+    /// Does a step and returns its time.
     fn turn(thread: &mut Thread<Self>, now_ns: u64) -> Result<Did, BackendError>;
 
-    /// How long a step takes in which nothing is found.
+    /// Time of a step in which nothing is found.
     fn round_ns(cpu: &Cpu) -> u64;
 
     fn restful(&mut self) -> &mut dyn Restful;
@@ -108,7 +108,7 @@ impl<W> Thread<W> {
         }
     }
 
-    /// What all threads of its rank have sent so far. A difference over a turn of its own is what it has sent itself.
+    /// Number of messages that all threads of its rank have sent so far. The difference over a turn of its own is its own number.
     fn sends(&self) -> u64 {
         self.hca.as_ref().map_or(0, |hca| hca.sends())
     }

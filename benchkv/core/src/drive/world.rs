@@ -5,7 +5,7 @@ use mlx5::{Did, NicParameters};
 use super::faults::Faults;
 use crate::backend::BackendError;
 
-/// What CPUs take, in ns. A core does the work of one thread.
+/// The costs of CPUs, in ns. A core does the work of one thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cpu {
     /// A round of a daemon in which nothing is found.
@@ -64,7 +64,7 @@ impl Cpu {
     }
 }
 
-/// What is simulated beside the job itself.
+/// The parts of a simulation beside the job itself.
 #[derive(Debug, Clone, Default)]
 pub struct World {
     /// The CPUs.
@@ -75,7 +75,7 @@ pub struct World {
     pub strict: bool,
     /// Rounds between the samples of a daemon's time series; `None`: no series.
     pub trace_interval: Option<u64>,
-    /// What goes wrong.
+    /// The faults.
     pub faults: Faults,
     /// Is told of every turn.
     pub on_turn: Option<fn(&Turn<'_>)>,
@@ -94,7 +94,7 @@ pub struct Turn<'a> {
     pub number: usize,
     /// Messages it moved; operations of a client.
     pub moved: usize,
-    /// How long it took, or how long there is nothing to do.
+    /// The time that it took, or for which there is nothing to do.
     pub did: Did,
 }
 
