@@ -23,7 +23,7 @@ impl Patience {
         Self { left: LINGER, last: now }
     }
 
-    /// Whether it is over at `now`, after one more look.
+    /// Returns whether it is over at `now`, after one more look.
     fn is_over(&mut self, now: Instant) -> bool {
         let look = now.saturating_duration_since(self.last).min(LOOK);
         self.last = now;

@@ -117,7 +117,8 @@ impl<U> Inner<U> {
         self.flush();
     }
 
-    /// A connection waits for some polls more before it READs.
+    /// Returns whether a connection waits for further polls before its next READ. It visits all connections if one is listed, so it is for a thread
+    /// that is about to rest.
     fn counts_polls(&self) -> bool {
         self.worklist.has_listed() && self.connections.borrow().iter().any(|connection| connection.with_link(|link| link.puts_read_off()))
     }

@@ -163,8 +163,8 @@ impl Handle {
     /// Posts a call to the thread. Returns the number of the call, and the receiver of its reply.
     fn post(&self, request: Vec<u8>, timeout: Option<Duration>) -> (u64, Receiver<Reply>) {
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let (reply, receiver) = oneshot();
-        (self.poster.post(|number| Job { number, request: request.into(), end, reply, is_second: false }), receiver)
+        let ((reply, receiver), request) = (oneshot(), request.into());
+        (self.poster.post(|number| Job { number, request, end, reply, is_second: false }), receiver)
     }
 }
 

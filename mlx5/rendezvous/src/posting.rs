@@ -62,7 +62,7 @@ pub fn posting<J: Job>(waker: Waker) -> (Poster<J>, Posted<J>) {
 }
 
 impl<J> Poster<J> {
-    /// Posts the job that `job` makes of its number, and wakes the thread. Drops the job if the thread has ended. Returns the number.
+    /// Posts the job that `job` makes of its number, under the lock of all posters, and wakes the thread. Drops the job if the thread has ended. Returns the number.
     pub fn post(&self, job: impl FnOnce(u64) -> J) -> u64 {
         let (number, refused) = {
             let mut mailbox = lock(&self.mailbox);

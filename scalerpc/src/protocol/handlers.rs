@@ -290,6 +290,7 @@ impl<'h> Handlers<'h> {
         }
         entry.long_runs = entry.long_runs.saturating_add(1);
         if entry.long_runs >= LONG_RUNS {
+            entry.short_runs = 0;
             server.mark_long(rpc_type, true);
         }
         end_ns

@@ -173,8 +173,8 @@ impl AsyncClient {
 impl Handle {
     /// Posts a call to the thread. Returns the receiver of its reply.
     fn post(&self, rpc_type: u16, request: Vec<u8>, timeout: Duration) -> Receiver<Reply> {
-        let (reply, receiver) = oneshot();
-        self.poster.post(|_| Job { rpc_type, request, end: Instant::now().checked_add(timeout), reply });
+        let ((reply, receiver), end) = (oneshot(), Instant::now().checked_add(timeout));
+        self.poster.post(|_| Job { rpc_type, request, end, reply });
         receiver
     }
 }

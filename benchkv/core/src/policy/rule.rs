@@ -43,7 +43,9 @@ pub(super) trait Asked {
     }
 
     /// Returns the controller of one daemon in a job of `ranks`, or `None` if daemons have nothing to ask it. It is asked only if a flag is given.
-    fn rule(&self, ranks: usize) -> Option<Box<dyn Rule>>;
+    fn rule(&self, _ranks: usize) -> Option<Box<dyn Rule>> {
+        None
+    }
 }
 
 /// The round, as far as a rule may know it.

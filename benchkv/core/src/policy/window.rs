@@ -5,7 +5,7 @@ use harness::range::{RangeError, range, within};
 use harness::window::WindowChoice;
 use serde::{Deserialize, Serialize};
 
-use super::rule::{Asked, OUTSIDE, Rule, needs_others};
+use super::rule::{Asked, OUTSIDE, needs_others};
 use crate::topology::Topology;
 
 /// The flag of the window.
@@ -40,9 +40,5 @@ impl Asked for WindowArgs {
             return Err(range("--batch-window", format!("with --carrier {}", topology.transport), why, legal));
         }
         Ok(())
-    }
-
-    fn rule(&self, _ranks: usize) -> Option<Box<dyn Rule>> {
-        None
     }
 }
