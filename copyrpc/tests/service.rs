@@ -16,11 +16,10 @@ use copyrpc::{
     RecordError, Refusal, Server, ServerError, ServerOptions, StopHandle,
 };
 
-use shm_testing::limits;
+use shm_testing::limits::{self, any_port};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 const WATCHDOG: Duration = Duration::from_secs(60);
-const ANY_PORT: &str = "127.0.0.1:0";
 
 /// Errors go to other threads, and into boxes.
 const _: () = {
@@ -94,7 +93,7 @@ fn upper_case(server: &mut Server) {
 #[test]
 fn clients_at_once_get_each_their_own_replies() {
     let net = Net::new();
-    let served = net.serve(ANY_PORT, |server| {
+    let served = net.serve(&any_port(), |server| {
         server.serve(|request| request.to_vec().into_iter().rev().collect::<Vec<_>>()).unwrap();
         assert_eq!(server.stats().replies, 12 * 100);
     });
@@ -118,7 +117,7 @@ fn clients_at_once_get_each_their_own_replies() {
 #[test]
 fn a_server_that_is_not_there_is_waited_for_as_long_as_asked() {
     let net = Net::new();
-    let address = TcpListener::bind(ANY_PORT).unwrap().local_addr().unwrap();
+    let address = TcpListener::bind(any_port()).unwrap().local_addr().unwrap();
     let options = ClientOptions { connect_timeout: Duration::from_millis(100), ..net.client_options() };
     let start = Instant::now();
     let error = Client::with_options(address, &options).unwrap_err();
@@ -140,7 +139,7 @@ fn a_server_that_is_not_there_is_waited_for_as_long_as_asked() {
 #[test]
 fn a_call_ends_in_its_time_also_while_it_connects_again() {
     let net = Net::new();
-    let served = net.serve(ANY_PORT, upper_case);
+    let served = net.serve(&any_port(), upper_case);
     let mut client = net.client(served.address);
     assert_eq!(client.call(b"here").unwrap(), b"HERE");
     let address = served.end();
@@ -156,7 +155,7 @@ fn a_call_ends_in_its_time_also_while_it_connects_again() {
 #[test]
 fn a_server_that_leaves_while_clients_wait_to_be_taken_is_waited_for() {
     let net = Net::new();
-    let listener = TcpListener::bind(ANY_PORT).unwrap();
+    let listener = TcpListener::bind(any_port()).unwrap();
     let address = listener.local_addr().unwrap();
     let client = {
         let net = net.clone();
@@ -174,7 +173,7 @@ fn a_server_that_leaves_while_clients_wait_to_be_taken_is_waited_for() {
     assert_eq!(client.join().unwrap(), b"THERE");
     served.end();
     // One that closes every time is none.
-    let listener = TcpListener::bind(ANY_PORT).unwrap();
+    let listener = TcpListener::bind(any_port()).unwrap();
     let address = listener.local_addr().unwrap();
     thread::spawn(move || listener.incoming().for_each(drop));
     let options = ClientOptions { connect_timeout: Duration::from_millis(200), ..net.client_options() };
@@ -184,7 +183,7 @@ fn a_server_that_leaves_while_clients_wait_to_be_taken_is_waited_for() {
 #[test]
 fn a_client_of_a_server_that_went_connects_to_the_next_one() {
     let net = Net::new();
-    let served = net.serve(ANY_PORT, upper_case);
+    let served = net.serve(&any_port(), upper_case);
     let mut client = net.client(served.address);
     for round in 0..3 {
         assert_eq!(client.call(b"here").unwrap(), b"HERE", "round {round}");
@@ -207,7 +206,7 @@ fn a_client_of_a_server_that_went_connects_to_the_next_one() {
 #[test]
 fn a_call_ends_in_time_and_its_late_reply_is_not_the_next_ones() {
     let net = Net::new();
-    let served = net.serve(ANY_PORT, |server| {
+    let served = net.serve(&any_port(), |server| {
         let mut held = VecDeque::new();
         let stop = server.stop_handle();
         let mut answered = 0;
@@ -241,7 +240,7 @@ fn strangers_that_say_nothing_or_anything_keep_nobody_waiting_and_take_no_place(
     let options = ServerOptions { clients: 2, ..net.server_options() };
     let (told, tell) = mpsc::channel();
     let server = thread::spawn(move || {
-        let mut server = Server::with_options(ANY_PORT, &options).unwrap();
+        let mut server = Server::with_options(any_port(), &options).unwrap();
         told.send((server.local_addr().unwrap(), server.stop_handle())).unwrap();
         upper_case(&mut server);
     });
@@ -275,7 +274,7 @@ fn clients_above_the_limit_are_told_so_and_find_room_when_others_leave() {
     let options = ServerOptions { clients: 3, ..net.server_options() };
     let (told, tell) = mpsc::channel();
     let server = thread::spawn(move || {
-        let mut server = Server::with_options(ANY_PORT, &options).unwrap();
+        let mut server = Server::with_options(any_port(), &options).unwrap();
         told.send((server.local_addr().unwrap(), server.stop_handle())).unwrap();
         upper_case(&mut server);
     });
@@ -307,7 +306,7 @@ fn clients_above_the_limit_are_told_so_and_find_room_when_others_leave() {
 #[test]
 fn what_is_too_long_is_refused_and_the_connection_goes_on() {
     let net = Net::new();
-    let served = net.serve(ANY_PORT, |server| {
+    let served = net.serve(&any_port(), |server| {
         server.serve(|request| vec![7; u32::from_le_bytes(request.to_vec()[..4].try_into().unwrap()) as usize]).unwrap();
     });
     let mut client = net.client(served.address);
@@ -344,7 +343,7 @@ impl Call for Misunderstood {
 #[test]
 fn typed_calls_take_replies_of_their_type_only() {
     let net = Net::new();
-    let served = net.serve(ANY_PORT, |server| {
+    let served = net.serve(&any_port(), |server| {
         server.serve_typed(|Number(number)| (u64::from_le_bytes(number) * 2).to_le_bytes()).unwrap();
     });
     let mut client = net.client(served.address);
@@ -376,7 +375,7 @@ fn descriptors_of(process: u32) -> usize {
 fn clients_that_are_killed_and_stopped_at_random_leave_nothing_at_a_server_and_disturb_nobody() {
     let scale = limits::scale_of("COPYRPC_TEST_SCALE");
     limits::watchdog(WATCHDOG * (1 + scale));
-    let (mut server, address) = start_server(ANY_PORT);
+    let (mut server, address) = start_server(&any_port());
     let before = descriptors_of(server.id());
     let start = || {
         let mut command = Command::new(std::env::current_exe().unwrap());
@@ -446,7 +445,7 @@ fn thread_client(address: String) -> JoinHandle<()> {
 fn a_server_has_what_it_had_when_clients_connected_called_and_vanished() {
     let scale = limits::scale_of("COPYRPC_TEST_SCALE");
     limits::watchdog(WATCHDOG * (1 + scale));
-    let (mut server, address) = start_server(ANY_PORT);
+    let (mut server, address) = start_server(&any_port());
     let before = (descriptors_of(server.id()), memory_of(server.id()));
     for _ in 0..5 * scale {
         let mut leaving = Command::new(std::env::current_exe().unwrap());
@@ -492,7 +491,7 @@ fn a_thousand_strangers_at_once_delay_nobody_and_leave_nothing() {
         files.rlim_cur = files.rlim_max.min(8_192);
         assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const files), 0);
     }
-    let (mut server, address) = start_server(ANY_PORT);
+    let (mut server, address) = start_server(&any_port());
     let before = descriptors_of(server.id());
     let mut strangers: Vec<_> = (0..STRANGERS).map(|_| TcpStream::connect(&*address).unwrap()).collect();
     for (number, stranger) in strangers.iter_mut().enumerate() {
@@ -551,7 +550,7 @@ fn start_server(address: &str) -> (Child, String) {
 #[test]
 fn a_server_process_that_is_killed_ends_the_call_and_its_successor_takes_the_next() {
     limits::watchdog(WATCHDOG);
-    let (mut server, address) = start_server(ANY_PORT);
+    let (mut server, address) = start_server(&any_port());
     let mut client = Client::connect(&*address).unwrap();
     for _ in 0..4 {
         assert_eq!(&client.call(b"ping").unwrap()[..], b"PING");

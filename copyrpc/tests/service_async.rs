@@ -13,13 +13,12 @@ use std::time::{Duration, Instant};
 use copyrpc::mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use copyrpc::typed::Call;
 use copyrpc::{AsyncCall, AsyncClient, AsyncServer, ClientError, ClientOptions, EndpointConfig, ServerOptions, ServerRequest};
-use shm_testing::limits;
+use shm_testing::limits::{self, any_port};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use zerocopy::{Immutable, IntoBytes};
 
 const WATCHDOG: Duration = Duration::from_secs(60);
-const ANY_PORT: &str = "127.0.0.1:0";
 
 /// All of it goes to other threads.
 const _: () = {
@@ -90,7 +89,7 @@ fn tasks_of_a_runtime_share_a_connection_and_get_each_their_own_replies() {
     const TASKS: u32 = 200;
     let net = Net::new();
     Runtime::new().unwrap().block_on(async {
-        let server = net.server(ANY_PORT).await;
+        let server = net.server(&any_port()).await;
         let (address, stop) = (server.local_addr(), server.stop_handle());
         let serving = tokio::spawn(async move {
             let mut answers = JoinSet::new();
@@ -147,7 +146,7 @@ impl Call for Misunderstood {
 #[test]
 fn a_plain_loop_that_sleeps_is_woken_for_every_request_and_reply() {
     let net = Net::new();
-    let server = block_on(net.server(ANY_PORT));
+    let server = block_on(net.server(&any_port()));
     let (address, stop) = (server.local_addr(), server.stop_handle());
     let serving = thread::spawn(move || {
         while let Some(request) = block_on(server.recv()).unwrap() {
@@ -172,7 +171,7 @@ fn a_plain_loop_that_sleeps_is_woken_for_every_request_and_reply() {
 #[test]
 fn every_way_in_which_a_call_ends_is_told_apart() {
     let net = Net::new();
-    let server = block_on(net.server(ANY_PORT));
+    let server = block_on(net.server(&any_port()));
     let client = block_on(net.client(server.local_addr()));
     let end = |client: &AsyncClient, act: fn(ServerRequest)| {
         let mut call = pin!(client.call(b"x"));
@@ -212,7 +211,7 @@ fn every_way_in_which_a_call_ends_is_told_apart() {
 #[test]
 fn a_call_that_is_given_up_leaves_room_for_others() {
     let net = Net::new();
-    let server = block_on(net.server(ANY_PORT));
+    let server = block_on(net.server(&any_port()));
     let client = block_on(net.client(server.local_addr()));
     // More than the ring and its credit take: some are under way, others wait.
     let request = vec![7; 4 << 10];
@@ -245,7 +244,7 @@ fn a_call_that_is_given_up_leaves_room_for_others() {
 #[test]
 fn a_call_ends_at_its_time_behind_others_that_the_ring_has_no_room_for() {
     let net = Net::new();
-    let server = block_on(net.server(ANY_PORT));
+    let server = block_on(net.server(&any_port()));
     let client = block_on(net.client(server.local_addr()));
     // Nobody answers, and these are more than the ring holds.
     let mut patient: Vec<_> = (0..100).map(|_| Box::pin(client.call_within(vec![0; 1_900], WATCHDOG * 2))).collect();
@@ -273,7 +272,7 @@ fn serve(server: AsyncServer) -> thread::JoinHandle<()> {
 #[test]
 fn a_server_that_comes_back_is_connected_to_again() {
     let net = Net::new();
-    let server = block_on(net.server(ANY_PORT));
+    let server = block_on(net.server(&any_port()));
     let address = server.local_addr();
     let client = block_on(net.client(address));
     let (mut stop, mut serving) = (server.stop_handle(), serve(server));
@@ -304,7 +303,7 @@ fn a_server_that_comes_back_is_connected_to_again() {
 #[test]
 fn calls_end_in_their_time_also_while_their_connection_is_made_again() {
     let net = Net::new();
-    let server = block_on(net.server(ANY_PORT));
+    let server = block_on(net.server(&any_port()));
     let address = server.local_addr();
     let client = block_on(net.client(address));
     let (stop, serving) = (server.stop_handle(), serve(server));
@@ -337,7 +336,7 @@ fn calls_end_in_their_time_also_while_their_connection_is_made_again() {
 #[test]
 fn a_connection_that_nobody_waits_for_is_given_up() {
     let net = Net::new();
-    let address = TcpListener::bind(ANY_PORT).unwrap().local_addr().unwrap();
+    let address = TcpListener::bind(any_port()).unwrap().local_addr().unwrap();
     let options = net.client_options();
     let mut connecting = Box::pin(AsyncClient::with_options(address, &options));
     block_on(std::future::poll_fn(|task| {
@@ -347,7 +346,7 @@ fn a_connection_that_nobody_waits_for_is_given_up() {
     drop(connecting);
     let none = ClientOptions { connect_timeout: Duration::from_millis(50), ..net.client_options() };
     assert!(matches!(block_on(AsyncClient::with_options(address, &none)), Err(ClientError::Unreachable { .. })));
-    let bound = TcpListener::bind(ANY_PORT).unwrap();
+    let bound = TcpListener::bind(any_port()).unwrap();
     let taken = block_on(AsyncServer::bind(bound.local_addr().unwrap()));
     assert!(taken.unwrap_err().to_string().contains("listening"));
 }
@@ -360,7 +359,7 @@ fn idle_process() {
         return;
     }
     let net = Net::new();
-    let server = block_on(net.server(ANY_PORT));
+    let server = block_on(net.server(&any_port()));
     let client = block_on(net.client(server.local_addr()));
     let answering = thread::spawn(move || {
         while let Some(request) = block_on(server.recv()).unwrap() {

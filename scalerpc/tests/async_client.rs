@@ -20,7 +20,7 @@ use scalerpc::{
     AsyncCall, AsyncClient, CallFailure, ClientError, ClientOptions, Handlers, HeldRequest, ReplyMode, Server, ServerConfig, ServerOptions,
     StopHandle,
 };
-use shm_testing::limits;
+use shm_testing::limits::{self, any_port};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
@@ -135,7 +135,7 @@ fn config() -> ServerConfig {
 fn tasks_of_a_runtime_share_connections_and_get_each_their_own_responses() {
     const TASKS: u32 = 100;
     let net = Net::new();
-    let server = start(&net, "127.0.0.1:0", config());
+    let server = start(&net, &any_port(), config());
     Runtime::new().unwrap().block_on(async {
         // There are more clients than a group has, so they take turns, and are told of every slice.
         let mut clients = Vec::new();
@@ -165,7 +165,7 @@ fn tasks_of_a_runtime_share_connections_and_get_each_their_own_responses() {
 #[test]
 fn a_client_that_waits_uses_no_core_and_is_woken_by_its_response() {
     let net = Net::new();
-    let server = start(&net, "127.0.0.1:0", config());
+    let server = start(&net, &any_port(), config());
     block_on(async {
         let client = net.client(server.address).await;
         assert_eq!(client.call(b"ping").await.unwrap(), b"PING");
@@ -195,7 +195,7 @@ fn a_client_that_waits_uses_no_core_and_is_woken_by_its_response() {
 #[test]
 fn more_calls_than_slots_wait_for_slots_and_one_that_is_given_up_keeps_nobody_waiting() {
     let net = Net::new();
-    let server = start(&net, "127.0.0.1:0", ServerConfig { depth: 2, ..config() });
+    let server = start(&net, &any_port(), ServerConfig { depth: 2, ..config() });
     block_on(async {
         let client = net.client(server.address).await;
         let mut task = Context::from_waker(Waker::noop());
@@ -220,7 +220,7 @@ fn more_calls_than_slots_wait_for_slots_and_one_that_is_given_up_keeps_nobody_wa
 #[test]
 fn a_call_ends_at_its_time_with_a_slot_and_without() {
     let net = Net::new();
-    let server = start(&net, "127.0.0.1:0", ServerConfig { depth: 1, ..config() });
+    let server = start(&net, &any_port(), ServerConfig { depth: 1, ..config() });
     block_on(async {
         let client = net.client(server.address).await;
         let late = |error| matches!(error, ClientError::Call(SyncCallError::Failure(CallFailure::DeadlineExceeded)));
@@ -250,7 +250,7 @@ fn a_call_ends_at_its_time_with_a_slot_and_without() {
 #[test]
 fn a_server_that_returns_is_connected_to_again_and_one_that_does_not_is_told() {
     let net = Net::new();
-    let server = start(&net, "127.0.0.1:0", config());
+    let server = start(&net, &any_port(), config());
     let address = server.address;
     block_on(async {
         let client = net.client(address).await;
@@ -275,7 +275,7 @@ fn a_server_that_returns_is_connected_to_again_and_one_that_does_not_is_told() {
 #[test]
 fn a_server_whose_clients_read_their_responses_cannot_wake_any_and_says_so() {
     let net = Net::new();
-    let server = start(&net, "127.0.0.1:0", ServerConfig { reply_mode: ReplyMode::ClientReads, ..config() });
+    let server = start(&net, &any_port(), ServerConfig { reply_mode: ReplyMode::ClientReads, ..config() });
     let refused = block_on(AsyncClient::with_options(server.address, &net.options())).unwrap_err();
     assert!(matches!(refused, ClientError::Connect(MeetError::Setup(SetupError::CannotWake))), "{refused}");
     server.end();

@@ -21,6 +21,7 @@ use scalerpc::{
     CallFailure, Client, ClientError, ClientOptions, DEFAULT_TYPE, Handlers, HeldRequest, Server, ServerConfig, ServerOptions, ServerStats,
     State, StopHandle,
 };
+use shm_testing::limits::any_port;
 
 const WATCHDOG: Duration = Duration::from_secs(60);
 
@@ -68,7 +69,7 @@ impl Running {
 
 #[test]
 fn many_clients_get_their_own_responses() {
-    let server = start("127.0.0.1:0", options(32));
+    let server = start(&any_port(), options(32));
     let address = server.address;
     let client = |name: u8| {
         let mut client = Client::connect(address).unwrap();
@@ -89,7 +90,7 @@ fn many_clients_get_their_own_responses() {
 
 #[test]
 fn a_server_that_comes_late_is_waited_for_and_one_that_never_comes_is_named() {
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = TcpListener::bind(any_port()).unwrap().local_addr().unwrap();
     let client = thread::spawn(move || Client::connect(address).unwrap().call(&[1, 2, 3]).unwrap());
     thread::sleep(Duration::from_millis(200));
     let server = start(&address.to_string(), options(4));
@@ -104,7 +105,7 @@ fn a_server_that_comes_late_is_waited_for_and_one_that_never_comes_is_named() {
 /// The call that was under way may fail. The first call after the end is known connects again.
 #[test]
 fn a_client_goes_on_with_the_next_server_at_the_address() {
-    let server = start("127.0.0.1:0", options(4));
+    let server = start(&any_port(), options(4));
     let address = server.address.to_string();
     let mut client = Client::connect(address.clone()).unwrap();
     assert_eq!(client.call(&[1, 9]).unwrap(), [9, 1]);
@@ -130,7 +131,7 @@ fn a_client_goes_on_with_the_next_server_at_the_address() {
 #[test]
 fn a_call_ends_when_its_time_is_over_and_a_late_response_is_nobody_elses() {
     let (tell, held) = mpsc::channel::<HeldRequest>();
-    let server = start_with("127.0.0.1:0", options(4), move |server| {
+    let server = start_with(&any_port(), options(4), move |server| {
         let mut handlers = Handlers::new(server.max_payload());
         handlers.insert_held(DEFAULT_TYPE, |request| tell.send(request).unwrap());
         handlers.insert(1, |request: &[u8], response: &mut [u8]| {
@@ -159,7 +160,7 @@ fn a_call_ends_when_its_time_is_over_and_a_late_response_is_nobody_elses() {
 /// The server has the request, and vanishes silently.
 #[test]
 fn a_client_that_waits_notices_that_its_server_is_gone() {
-    let server = start_with("127.0.0.1:0", options(4), |server| {
+    let server = start_with(&any_port(), options(4), |server| {
         let held = RefCell::new(Vec::new());
         let mut handlers = Handlers::new(server.max_payload());
         handlers.insert_held(DEFAULT_TYPE, |request| held.borrow_mut().push(request));
@@ -178,7 +179,7 @@ fn a_client_that_waits_notices_that_its_server_is_gone() {
 /// Workers answer in any order, while groups take turns.
 #[test]
 fn workers_answer_all_requests_of_all_groups() {
-    let server = start_with("127.0.0.1:0", options(32), |server| {
+    let server = start_with(&any_port(), options(32), |server| {
         let (queue, requests) = mpsc::channel::<HeldRequest>();
         let worker = thread::spawn(move || {
             let mut rng = fastrand::Rng::with_seed(1);
@@ -242,7 +243,7 @@ impl Call for Mistaken {
 
 #[test]
 fn typed_calls_have_the_types_of_both_and_other_sizes_are_refused() {
-    let server = start_with("127.0.0.1:0", options(4), |server| {
+    let server = start_with(&any_port(), options(4), |server| {
         let mut handlers = Handlers::new(server.max_payload());
         handlers.insert_typed(|pair: Pair| pair.first.wrapping_sub(pair.second));
         server.serve_types(&mut handlers);
@@ -262,7 +263,7 @@ fn typed_calls_have_the_types_of_both_and_other_sizes_are_refused() {
 fn a_server_that_is_stopped_ends_although_each_of_its_steps_has_a_request() {
     // Many times the number that fits into the time that a stopped server takes.
     const MOST: u64 = 300_000;
-    let mut server = Server::with_options("127.0.0.1:0", &options(1)).unwrap();
+    let mut server = Server::with_options(any_port(), &options(1)).unwrap();
     let stop = server.stop_handle();
     let device = server.rdma().device().clone();
     let offered = server.rdma().offer().unwrap();
@@ -314,7 +315,7 @@ fn servers_that_share_an_address_share_the_clients() {
     const CLIENTS: u8 = 24;
     let (tell, told) = mpsc::channel();
     let (is_ready, ready) = mpsc::channel();
-    let server = start_with("127.0.0.1:0", options(32), move |server| {
+    let server = start_with(&any_port(), options(32), move |server| {
         (0..2).for_each(|_| tell.send(server.share().unwrap()).unwrap());
         server.serve(|request| [request, &[0]].concat());
     });
@@ -361,7 +362,7 @@ fn descriptors() -> usize {
 /// Strangers send nothing, garbage, or half of a record, or have another version; some accept an offer and go no further.
 #[test]
 fn strangers_keep_no_client_waiting_and_leave_nothing_behind() {
-    let server = start("127.0.0.1:0", options(64));
+    let server = start(&any_port(), options(64));
     let address = server.address;
     let mut client = Client::connect(address).unwrap();
     let before = descriptors();
@@ -410,7 +411,7 @@ fn strangers_keep_no_client_waiting_and_leave_nothing_behind() {
 
 #[test]
 fn a_full_server_says_so_and_takes_the_next_when_one_has_left() {
-    let server = start("127.0.0.1:0", options(1));
+    let server = start(&any_port(), options(1));
     let first = Client::connect(server.address).unwrap();
     let full = Client::connect(server.address).unwrap_err();
     assert!(matches!(full, ClientError::Connect(MeetError::Record(RecordError::Refused(Refusal::Full)))), "{full}");
@@ -432,7 +433,7 @@ fn a_full_server_says_so_and_takes_the_next_when_one_has_left() {
 /// Clients vanish in the middle of calls, too.
 #[test]
 fn clients_that_connect_call_and_vanish_leave_the_server_as_it_was() {
-    let server = start_with("127.0.0.1:0", options(16), |server| {
+    let server = start_with(&any_port(), options(16), |server| {
         let mut handlers = Handlers::new(server.max_payload());
         handlers.insert(DEFAULT_TYPE, |_: &[u8], _: &mut [u8]| Ok(0));
         let (stop, start) = (server.stop_handle(), Instant::now());

@@ -4,7 +4,7 @@
 //! A test file has a type for its RPC, which implements [`conformance::Rpc`], and makes the tests of a suite with the macro of that
 //! suite's name.
 //!
-//! - `limits`: watchdogs, and the scale of tests.
+//! - `limits`: watchdogs, the scale of tests, and addresses that no other test listens at.
 //! - `helpers`: scratch directories, and processes that execute the test binary again in a role.
 //! - `tracee`: a process that is single-stepped from one of its markers to the next.
 //! - `conformance`: the promises of every such RPC. `facade`: binding, connecting, serving and asking. `bad_input`: refusals.

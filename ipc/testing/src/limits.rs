@@ -1,5 +1,6 @@
-//! Duration of tests with several processes.
+//! Duration of tests with several processes, and addresses of their own.
 
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 /// Ends the test process, and so the test, if it hangs.
@@ -14,4 +15,14 @@ pub fn watchdog(limit: Duration) {
 /// Returns the factor by which the tests run longer than by default: the number in the environment variable, or 1.
 pub fn scale_of(variable: &str) -> u32 {
     std::env::var(variable).map_or(1, |s| s.parse().unwrap())
+}
+
+/// Returns an address of the loopback network, with any free port, that is given out once: `127.N.P.P:0`, of a counter and the process's number.
+///
+/// A port of `127.0.0.1` that a server leaves may be given to a server of another test at once; its clients would find that one.
+pub fn any_port() -> String {
+    static CALLS: AtomicU8 = AtomicU8::new(0);
+    let (call, [high, low, ..]) = (CALLS.fetch_add(1, Ordering::Relaxed), (std::process::id() as u16).to_be_bytes());
+    assert!(call < 254, "a test process has at most 254 addresses");
+    format!("127.{}.{high}.{low}:0", call + 1)
 }

@@ -73,8 +73,9 @@ mod tests {
 
     use super::*;
 
+    /// At a loopback address that no other test uses: a port that is left may be given to another listener at once.
     fn free_address() -> SocketAddr {
-        TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+        TcpListener::bind("127.18.0.1:0").unwrap().local_addr().unwrap()
     }
 
     #[test]

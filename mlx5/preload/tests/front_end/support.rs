@@ -167,8 +167,12 @@ impl Finished {
     }
 }
 
+/// Returns a port that nobody listens at, once: below the ports that the system gives to connections (32768 and more, by default).
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("0.0.0.0:0").unwrap().local_addr().unwrap().port()
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id().wrapping_mul(64);
+    let port = || (20_000 + first.wrapping_add(CALLS.fetch_add(1, Ordering::Relaxed)) % 12_000) as u16;
+    std::iter::repeat_with(port).find(|port| TcpListener::bind(("0.0.0.0", *port)).is_ok()).unwrap()
 }
 
 /// Without connecting, which a server takes for its client.
