@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-const CONTESTANTS: [&str; 5] = ["scalerpc", "scalerpc-read", "copyrpc", "rc-send", "ud-send"];
+const CONTESTANTS: [&str; 6] = ["scalerpc", "scalerpc-read", "scalerpc-off", "copyrpc", "rc-send", "ud-send"];
 /// Maximum time to wait for a state of a job.
 const WATCHDOG: Duration = Duration::from_secs(60);
 /// Clock ticks that the clients use before they count as under load: several times the ticks of their set-up.
@@ -92,7 +92,10 @@ fn each_contestant_executes_every_call_once_and_is_put_beside_scalerpc() {
         assert_sound(&result, load);
         let ratios = result["ratios"][load].as_object().unwrap();
         assert!(ratios.values().all(|ratio| ratio["median"].as_f64() > Some(0.0)), "{ratios:?}");
-        assert_eq!(ratios.keys().map(String::as_str).collect::<Vec<_>>(), ["copyrpc", "rc-send", "scalerpc-read", "ud-send"]);
+        assert_eq!(
+            ratios.keys().map(String::as_str).collect::<Vec<_>>(),
+            ["copyrpc", "rc-send", "scalerpc-off", "scalerpc-read", "ud-send"]
+        );
     }
     for contestant in ["scalerpc", "scalerpc-read"] {
         let count = |load: &str, counter: &str| result["figures"][load][contestant]["counters"][counter].as_u64().unwrap();
@@ -147,7 +150,7 @@ fn a_wrong_bit_in_a_request_or_a_reply_is_noticed() {
 fn options_that_cannot_be_honoured_are_refused_before_anything_starts() {
     for (args, legal) in [
         ("--depth 33", "1 to 32"),
-        ("--clients 8,200", "1 to 112"),
+        ("--clients 8,200", "1 to 112 with ud-send"),
         ("compare --group 51", "1..=50"),
         ("--json /nowhere/x", "--json"),
         ("--contestants erpc", "ud-send"),

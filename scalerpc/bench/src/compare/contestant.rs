@@ -8,7 +8,7 @@ use std::fmt;
 use clap::ValueEnum;
 use harness::load::Failure;
 use harness::pattern::{self, Tag};
-use mlx5::{DeviceInfo, DeviceSpec};
+use mlx5::{Device, DeviceInfo, DeviceSpec};
 use serde::Serialize;
 
 use super::options::Fault;
@@ -20,6 +20,8 @@ pub(crate) enum Kind {
     Scalerpc,
     /// ScaleRPC; clients READ replies.
     ScalerpcRead,
+    /// ScaleRPC without groups: all clients at once.
+    ScalerpcOff,
     /// WRITE with immediate into a ring for each client, several messages in one.
     Copyrpc,
     /// A SEND for each message, a reliable connection for each client, one shared receive queue.
@@ -29,7 +31,18 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 5] = [Self::Scalerpc, Self::ScalerpcRead, Self::Copyrpc, Self::RcSend, Self::UdSend];
+    pub(crate) const ALL: [Self; 6] = [Self::Scalerpc, Self::ScalerpcRead, Self::ScalerpcOff, Self::Copyrpc, Self::RcSend, Self::UdSend];
+
+    /// Returns the maximum number of clients. All clients share a device, but for `ud-send`: the software HCA keeps the datagrams of only one
+    /// session from one device to another without loss. A device takes 8 descriptors of the usual limit of 1,024 for a process.
+    pub(crate) const fn max_clients(self) -> usize {
+        if self.has_devices() { 112 } else { 1000 }
+    }
+
+    /// Returns whether each client has a device of its own.
+    pub(crate) const fn has_devices(self) -> bool {
+        matches!(self, Self::UdSend)
+    }
 
     /// Returns the description, for the reader of a table.
     pub(crate) fn what(self) -> String {
@@ -84,13 +97,13 @@ pub(crate) trait Server: Sized {
     }
 }
 
-/// One client, with a device of its own.
+/// One client.
 pub(crate) trait Client: Sized {
     /// A client before it is admitted.
     type Pending;
 
     /// Makes everything for client `number`, with the server's `offer`. Returns the record for the server.
-    fn open(case: &Case, device: &DeviceSpec, number: usize, offer: &[u8]) -> Result<(Self::Pending, Vec<u8>), Failure>;
+    fn open(case: &Case, device: &Device, number: usize, offer: &[u8]) -> Result<(Self::Pending, Vec<u8>), Failure>;
     /// Completes the client with the server's admission.
     fn admitted(pending: Self::Pending, admission: &[u8]) -> Result<Self, Failure>;
     /// Makes a call from `slot`, below the depth, which has no unanswered call. The call is sent with the next poll. Returns `false` if
@@ -155,7 +168,7 @@ mod tests {
 
     #[test]
     fn each_contestant_has_a_name_and_says_what_it_is() {
-        assert_eq!(Kind::ALL.map(|kind| kind.to_string()), ["scalerpc", "scalerpc-read", "copyrpc", "rc-send", "ud-send"]);
+        assert_eq!(Kind::ALL.map(|kind| kind.to_string()), ["scalerpc", "scalerpc-read", "scalerpc-off", "copyrpc", "rc-send", "ud-send"]);
         assert!(Kind::ALL.iter().all(|kind| !kind.what().is_empty()));
         assert!(Kind::UdSend.what().ends_with("not eRPC"));
     }

@@ -6,7 +6,7 @@ use copyrpc::{
 };
 use harness::load::Failure;
 use harness::pattern;
-use mlx5::{DeviceInfo, DeviceSpec};
+use mlx5::{Device, DeviceInfo, DeviceSpec};
 
 use super::contestant::{Answers, Case, Client, Server, record};
 
@@ -14,24 +14,28 @@ use super::contestant::{Answers, Case, Client, Server, record};
 const LEAST_RING_BYTES: usize = 64 << 10;
 /// Maximum bytes of a ring that a message takes beside its payload.
 const OVERHEAD_BYTES: usize = 44;
+/// Maximum receives of a device's queue.
+const MOST_RECEIVES: u32 = (1 << 15) - 1;
 /// Entries of a completion queue for each endpoint, beside those of its batches.
 const COMPLETIONS_BESIDE_BATCHES: u32 = 8;
 
 /// Returns a configuration with rings of four times the unanswered bytes of one client, so that the size of rings does not affect the
-/// result.
+/// result. Both ends have as many batches in flight as the server's receives permit.
 fn endpoint_config(case: &Case) -> EndpointConfig {
     let unanswered = case.depth * (case.payload_bytes + OVERHEAD_BYTES);
     let ring_size = (4 * unanswered).next_power_of_two().max(LEAST_RING_BYTES) as u64;
-    EndpointConfig { ring_size, raw_operations: 0, ..EndpointConfig::default() }
+    let default = EndpointConfig::default();
+    // Two thirds of the receives are for batches in flight.
+    let batches_in_flight = default.batches_in_flight.min(MOST_RECEIVES * 2 / 3 / case.clients as u32);
+    EndpointConfig { ring_size, batches_in_flight, raw_operations: 0, ..default }
 }
 
-/// Makes a context for that many endpoints.
-fn context<U>(device: &DeviceSpec, config: &EndpointConfig, endpoints: usize) -> Result<Context<U>, Failure> {
+/// Makes a context for that many endpoints on a device.
+fn context<U>(device: &Device, config: &EndpointConfig, endpoints: usize) -> Result<Context<U>, Failure> {
     let (endpoints, batches) = (endpoints as u32, config.batches_in_flight);
-    // Two thirds of the receives are for batches in flight.
     let receives = (endpoints * batches * 3).div_ceil(2).max(DEFAULT_SRQ_SIZE);
     let completions = (endpoints * (batches + COMPLETIONS_BESIDE_BATCHES)).max((receives + 1).next_power_of_two());
-    Ok(ContextBuilder::new(device.clone()).srq_size(receives).cq_size(completions.max(DEFAULT_CQ_SIZE)).build()?)
+    Ok(ContextBuilder::new(DeviceSpec::default()).srq_size(receives).cq_size(completions.max(DEFAULT_CQ_SIZE)).build_on(device.clone())?)
 }
 
 fn connect<U>(endpoint: PendingEndpoint<U>, said: &[u8]) -> Result<Endpoint<U>, Failure> {
@@ -52,7 +56,7 @@ pub(crate) struct CopyServer {
 impl Server for CopyServer {
     fn open(case: &Case, device: &DeviceSpec, answers: Answers) -> Result<(Self, Vec<Vec<u8>>), Failure> {
         let config = endpoint_config(case);
-        let context = context(device, &config, case.clients)?;
+        let context = context(&Device::open(device)?, &config, case.clients)?;
         let pending = (0..case.clients).map(|_| context.create_endpoint(&config)).collect::<Result<Vec<_>, _>>()?;
         let offers = pending.iter().map(|endpoint| endpoint.local_info().encode().to_vec()).collect();
         let bytes = answers.payload_bytes();
@@ -102,7 +106,7 @@ pub(crate) struct CopyClient {
 impl Client for CopyClient {
     type Pending = (Context<u32>, PendingEndpoint<u32>, Vec<u8>, usize);
 
-    fn open(case: &Case, device: &DeviceSpec, _: usize, offer: &[u8]) -> Result<(Self::Pending, Vec<u8>), Failure> {
+    fn open(case: &Case, device: &Device, _: usize, offer: &[u8]) -> Result<(Self::Pending, Vec<u8>), Failure> {
         let config = endpoint_config(case);
         let context = context(device, &config, 1)?;
         let endpoint = context.create_endpoint(&config)?;

@@ -200,7 +200,7 @@ pub(crate) fn run<C: Client>(
 mod tests {
     use std::collections::VecDeque;
 
-    use mlx5::DeviceSpec;
+    use mlx5::Device;
 
     use super::super::contestant::Kind;
     use super::*;
@@ -226,7 +226,7 @@ mod tests {
     impl Client for Fake {
         type Pending = ();
 
-        fn open(_: &Case, _: &DeviceSpec, _: usize, _: &[u8]) -> Result<((), Vec<u8>), Failure> {
+        fn open(_: &Case, _: &Device, _: usize, _: &[u8]) -> Result<((), Vec<u8>), Failure> {
             Ok(((), Vec::new()))
         }
 

@@ -19,8 +19,6 @@ use super::scale_rpc;
 /// The two processes: rank 0 has the clients, rank 1 the server.
 pub(crate) const RANKS: usize = 2;
 
-/// Maximum number of clients: each has a device of its own, which takes 8 descriptors of the usual limit of 1,024 for a process.
-const MAX_CLIENTS: usize = 112;
 /// Maximum number of loads of one run.
 const MAX_LOADS: usize = 8;
 /// Maximum number of calls that a client keeps unanswered: one software device keeps that many datagrams of another one without loss.
@@ -39,7 +37,7 @@ pub(crate) struct Options {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME,...", default_values_t = Kind::ALL)]
     contestants: Vec<Kind>,
 
-    /// Numbers of clients for rates, 1 to 112 each, at most 8 of them: up to 1.5 times the group size are one group of ScaleRPC, more are
+    /// Numbers of clients for rates, 1 to 1000 each, 112 with ud-send, at most 8 of them: up to 1.5 times the group size are one group of ScaleRPC, more are
     /// several.
     #[arg(long, value_delimiter = ',', value_name = "N,...", default_values_t = [8, 64])]
     clients: Vec<usize>,
@@ -184,7 +182,10 @@ impl Job {
         in_range("--clients", clients.len(), (1, MAX_LOADS)).map_err(|_| range("--clients", clients.len(), "1 to 8 numbers of clients"))?;
         let mut loads = vec![Load { name: "round_trip".to_owned(), clients: 1, depth: 1 }];
         for &clients in clients {
-            in_range("--clients", clients, (1, MAX_CLIENTS))?;
+            for kind in contestants {
+                let legal = format!("1 to {} with {kind}", kind.max_clients());
+                in_range("--clients", clients, (1, kind.max_clients())).map_err(|_| range("--clients", clients, &legal))?;
+            }
             loads.push(Load { name: format!("rate_{clients}x{depth}"), clients, depth: *depth });
         }
         if let Some(twice) = first_twice(contestants) {
@@ -286,8 +287,9 @@ mod tests {
     #[test]
     fn numbers_out_of_range_are_refused_with_the_legal_ones() {
         for (args, legal) in [
-            ("--clients 0", "1 to 112"),
-            ("--clients 8,113", "1 to 112"),
+            ("--clients 0", "1 to 1000 with scalerpc"),
+            ("--clients 8,113", "1 to 112 with ud-send"),
+            ("--contestants copyrpc --clients 8,1001", "1 to 1000 with copyrpc"),
             ("--clients 1,2,3,4,5,6,7,8,9", "1 to 8 numbers"),
             ("--clients 8,8", "each once"),
             ("--contestants copyrpc,copyrpc", "each once"),

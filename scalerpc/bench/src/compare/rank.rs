@@ -12,6 +12,7 @@ use harness::affinity::pin_current_thread;
 use harness::clock::Clock;
 use harness::exchange::{Exchange, ExchangeError};
 use harness::load::Failure;
+use mlx5::Device;
 use serde::{Deserialize, Serialize};
 
 use super::contestant::{Answers, Case, Client, Counters, Kind, Server};
@@ -59,7 +60,7 @@ pub(crate) fn call_all(
     for (load, kind) in job.measurements() {
         let case = job.case(kind, load);
         let outcome = match kind {
-            Kind::Scalerpc | Kind::ScalerpcRead => call::<ScaleClient>(job, &case, &pace, exchange),
+            Kind::Scalerpc | Kind::ScalerpcRead | Kind::ScalerpcOff => call::<ScaleClient>(job, &case, &pace, exchange),
             Kind::Copyrpc => call::<CopyClient>(job, &case, &pace, exchange),
             Kind::RcSend => call::<SendClient<RcPort>>(job, &case, &pace, exchange),
             Kind::UdSend => call::<SendClient<UdPort>>(job, &case, &pace, exchange),
@@ -74,7 +75,7 @@ pub(crate) fn serve_all(job: &Job, exchange: &mut dyn Exchange) -> Result<(), Fa
     for (load, kind) in job.measurements() {
         let case = job.case(kind, load);
         let served = match kind {
-            Kind::Scalerpc | Kind::ScalerpcRead => serve::<ScaleServer>(job, &case, exchange),
+            Kind::Scalerpc | Kind::ScalerpcRead | Kind::ScalerpcOff => serve::<ScaleServer>(job, &case, exchange),
             Kind::Copyrpc => serve::<CopyServer>(job, &case, exchange),
             Kind::RcSend => serve::<SendServer<RcPort>>(job, &case, exchange),
             Kind::UdSend => serve::<SendServer<UdPort>>(job, &case, exchange),
@@ -108,9 +109,13 @@ fn split(records: &[u8], clients: usize) -> Result<Vec<&[u8]>, Failure> {
 }
 
 fn call<C: Client>(job: &Job, case: &Case, pace: &Pace, exchange: &mut dyn Exchange) -> Result<Outcome, Failure> {
-    let device = job.device.spec(job.shm_dir.as_deref());
+    let spec = job.device.spec(job.shm_dir.as_deref());
     let offers = swap(exchange, &[], SETUP_LIMIT, &never)?;
-    let open = |(number, offer)| C::open(case, &device, number, offer);
+    let shared = if case.kind.has_devices() { None } else { Some(Device::open(&spec)?) };
+    let open = |(number, offer)| match &shared {
+        Some(device) => C::open(case, device, number, offer),
+        None => C::open(case, &Device::open(&spec)?, number, offer),
+    };
     let pending = split(&offers, case.clients)?.into_iter().enumerate().map(open).collect::<Result<Vec<_>, _>>()?;
     let (pending, said): (Vec<_>, Vec<_>) = pending.into_iter().unzip();
     let _nothing = swap(exchange, &said.concat(), SETUP_LIMIT, &never)?;

@@ -3,11 +3,11 @@
 use std::rc::Rc;
 
 use harness::load::Failure;
-use mlx5::{DeviceInfo, DeviceSpec};
+use mlx5::{Device, DeviceInfo, DeviceSpec};
 use scalerpc::protocol::wire::{HEADER_BYTES, TRAILER_BYTES};
 use scalerpc::rdma::exchange::{Accept, Admission, Offer};
-use scalerpc::rdma::{PendingClient, PendingPeer};
-use scalerpc::{CallHandle, Handlers, RdmaClient, RdmaServer, ReplyMode, ServerConfig};
+use scalerpc::rdma::{PendingClient, PendingPeer, RdmaOptions};
+use scalerpc::{CallHandle, Grouping, Handlers, RdmaClient, RdmaServer, ReplyMode, ServerConfig};
 
 use super::contestant::{Answers, Case, Client, Counters, Kind, Server, record};
 
@@ -25,6 +25,7 @@ pub(crate) fn config(case: &Case) -> ServerConfig {
         slot_bytes: (HEADER_BYTES + case.payload_bytes + TRAILER_BYTES).next_multiple_of(64).max(128) as u32,
         group_size: case.group_size,
         reply_mode,
+        grouping: if case.kind == Kind::ScalerpcOff { Grouping::Off } else { Grouping::On },
         ..ServerConfig::default()
     }
 }
@@ -96,8 +97,8 @@ pub(crate) struct ScaleClient {
 impl Client for ScaleClient {
     type Pending = PendingClient;
 
-    fn open(_: &Case, device: &DeviceSpec, _: usize, offer: &[u8]) -> Result<(Self::Pending, Vec<u8>), Failure> {
-        let pending = PendingClient::new(device, &Offer::decode(record(offer)?)?)?;
+    fn open(_: &Case, device: &Device, _: usize, offer: &[u8]) -> Result<(Self::Pending, Vec<u8>), Failure> {
+        let pending = PendingClient::on(device, &Offer::decode(record(offer)?)?, &RdmaOptions::default())?;
         let accept = pending.record().encode().to_vec();
         Ok((pending, accept))
     }

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use harness::load::Failure;
-use mlx5::{Access, DeviceInfo, DeviceSpec, Inline, Mr, Payload, Pd, Sge};
+use mlx5::{Access, Device, DeviceInfo, DeviceSpec, Inline, Mr, Payload, Pd, Sge};
 pub(crate) use rc::RcPort;
 pub(crate) use ud::UdPort;
 
@@ -70,8 +70,8 @@ pub(crate) trait Port: Sized {
     /// Bytes in a receive before the message.
     const HEADROOM_BYTES: usize;
 
-    /// Opens a device of its own.
-    fn open(device: &DeviceSpec, shape: &Shape) -> Result<Self, Failure>;
+    /// Makes the queue pairs on a device.
+    fn open(device: &Device, shape: &Shape) -> Result<Self, Failure>;
     fn pd(&self) -> &Pd;
     fn device_info(&self) -> DeviceInfo;
     /// Returns the record with which that peer reaches this end.
@@ -128,7 +128,7 @@ struct End<P> {
 }
 
 impl<P: Port> End<P> {
-    fn open(device: &DeviceSpec, shape: Shape, first_session: usize) -> Result<Self, Failure> {
+    fn open(device: &Device, shape: Shape, first_session: usize) -> Result<Self, Failure> {
         let mut port = P::open(device, &shape)?;
         let message_bytes = P::HEADROOM_BYTES + shape.message_bytes;
         let receives = port.pd().alloc(shape.messages() * Self::receive_bytes(&shape), Access::LOCAL_WRITE)?;
@@ -208,7 +208,7 @@ pub(crate) struct SendServer<P> {
 
 impl<P: Port> Server for SendServer<P> {
     fn open(case: &Case, device: &DeviceSpec, answers: Answers) -> Result<(Self, Vec<Vec<u8>>), Failure> {
-        let end = End::<P>::open(device, Shape::new(case, case.clients), 0)?;
+        let end = End::<P>::open(&Device::open(device)?, Shape::new(case, case.clients), 0)?;
         let offers = (0..case.clients).map(|peer| end.port.record(peer)).collect();
         let reply = vec![0; answers.payload_bytes()];
         Ok((Self { end, answers, reply }, offers))
@@ -262,7 +262,7 @@ pub(crate) struct SendClient<P> {
 impl<P: Port> Client for SendClient<P> {
     type Pending = Self;
 
-    fn open(case: &Case, device: &DeviceSpec, number: usize, offer: &[u8]) -> Result<(Self::Pending, Vec<u8>), Failure> {
+    fn open(case: &Case, device: &Device, number: usize, offer: &[u8]) -> Result<(Self::Pending, Vec<u8>), Failure> {
         let mut end = End::<P>::open(device, Shape::new(case, 1), number)?;
         let said = end.port.record(0);
         end.port.connect(0, offer)?;
@@ -326,7 +326,8 @@ mod tests {
         let device = DeviceSpec::Soft(SoftOptions { fabric, arena_bytes: 1 << 30, ..SoftOptions::default() });
         let case = Case { kind: Kind::RcSend, clients: 2, depth: 2, payload_bytes: 16, group_size: 1, fault: None };
         let (mut server, offers) = SendServer::<P>::open(&case, &device, Answers::new(&case)).unwrap();
-        let clients: Vec<_> = (0..2).map(|number| SendClient::<P>::open(&case, &device, number, &offers[number]).unwrap()).collect();
+        let clients: Vec<_> =
+            (0..2).map(|number| SendClient::<P>::open(&case, &Device::open(&device).unwrap(), number, &offers[number]).unwrap()).collect();
         server.admit(&clients.iter().map(|(_, said)| &said[..]).collect::<Vec<_>>()).unwrap();
         (server, clients.into_iter().nth(1).unwrap().0)
     }

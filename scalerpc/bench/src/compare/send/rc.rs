@@ -2,8 +2,7 @@
 
 use harness::load::Failure;
 use mlx5::{
-    ConnectOptions, Cq, Cqe, Device, DeviceInfo, DeviceSpec, MonoCq, Payload, Pd, PostError, QpAddress, QpConfig, RcQp, Send, Sge, Signal,
-    Srq,
+    ConnectOptions, Cq, Cqe, Device, DeviceInfo, MonoCq, Payload, Pd, PostError, QpAddress, QpConfig, RcQp, Send, Sge, Signal, Srq,
 };
 
 use super::super::contestant::record;
@@ -32,8 +31,7 @@ struct Link {
 impl Port for RcPort {
     const HEADROOM_BYTES: usize = 0;
 
-    fn open(device: &DeviceSpec, shape: &Shape) -> Result<Self, Failure> {
-        let device = Device::open(device)?;
+    fn open(device: &Device, shape: &Shape) -> Result<Self, Failure> {
         let pd = device.alloc_pd()?;
         // Room for messages whose completions have not been taken: those of a quarter of the queue are not signalled.
         let wqebbs = (4 * WQEBBS * shape.depth) as u32;
@@ -47,7 +45,7 @@ impl Port for RcPort {
             recv_cq.register(qp.qpn(), peer);
             links.push(Link { qp, is_unrung: false });
         }
-        Ok(Self { links, srq, send_cq, recv_cq, pd, device, unrung: Vec::with_capacity(shape.peers) })
+        Ok(Self { links, srq, send_cq, recv_cq, pd, device: device.clone(), unrung: Vec::with_capacity(shape.peers) })
     }
 
     fn pd(&self) -> &Pd {

@@ -2,8 +2,8 @@
 
 use harness::load::Failure;
 use mlx5::{
-    Cq, Cqe, Destination, Device, DeviceInfo, DeviceSpec, GRH_BYTES, Payload, Pd, PostError, QpAddress, QpConfig, ReceiveSource, Sge,
-    Signal, UdQp, UdSend,
+    Cq, Cqe, Destination, Device, DeviceInfo, GRH_BYTES, Payload, Pd, PostError, QpAddress, QpConfig, ReceiveSource, Sge, Signal, UdQp,
+    UdSend,
 };
 
 use super::super::contestant::record;
@@ -28,8 +28,7 @@ pub(crate) struct UdPort {
 impl Port for UdPort {
     const HEADROOM_BYTES: usize = GRH_BYTES;
 
-    fn open(device: &DeviceSpec, shape: &Shape) -> Result<Self, Failure> {
-        let device = Device::open(device)?;
+    fn open(device: &Device, shape: &Shape) -> Result<Self, Failure> {
         let pd = device.alloc_pd()?;
         let wqebbs = (4 * WQEBBS * shape.messages()).min(MAX_WQEBBS) as u32;
         let messages = shape.messages() as u32;
@@ -38,7 +37,7 @@ impl Port for UdPort {
         let config = QpConfig { max_send_wr: wqebbs, max_inline_data: MAX_INLINE_BYTES, ..QpConfig::default() };
         let mut qp = pd.create_ud_qp(&send_cq, &recv_cq, own, &config)?;
         qp.activate(QKEY)?;
-        Ok(Self { qp, send_cq, recv_cq, destinations: Vec::with_capacity(shape.peers), pd, device })
+        Ok(Self { qp, send_cq, recv_cq, destinations: Vec::with_capacity(shape.peers), pd, device: device.clone() })
     }
 
     fn pd(&self) -> &Pd {
