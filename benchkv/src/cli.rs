@@ -266,6 +266,7 @@ mod tests {
             "--value-size 1KB",
             "--duration soon",
             "--warmup 1day",
+            "--report-interval often",
             "--ranks two",
             "--ranks -1",
             "--nonsense",

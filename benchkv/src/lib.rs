@@ -7,7 +7,8 @@
 //!   it.
 //! - [`launcher`]: the launcher of the ranks, and their hosts; [`agreement`]: the check that all ranks run the same job.
 //! - [`memory`]: the expected memory of a job.
-//! - [`control`], [`orchestrate`]: the threads of one rank and the order of a run; [`progress`]: its progress on a terminal.
+//! - [`control`], [`orchestrate`]: the threads of one rank and the order of a run; [`progress`]: its progress on a terminal;
+//!   [`interval`]: its lines of `--report-interval`.
 //! - [`result`]: the measurements of all ranks, as a table, as JSON and flat; [`output`]: the flat form as CSV and Parquet; [`trace`]:
 //!   the files of a daemon's time series; [`report`]: a page with plots of many results.
 //! - [`sim`]: a job in virtual time.
@@ -17,6 +18,7 @@ pub mod agreement;
 pub mod cli;
 pub mod control;
 pub mod doctor;
+pub mod interval;
 pub mod launcher;
 pub mod memory;
 pub mod options;

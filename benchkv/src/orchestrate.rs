@@ -15,6 +15,7 @@ mod records;
 mod seat;
 
 use std::any::Any;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -32,6 +33,7 @@ use thiserror::Error;
 
 use crate::cli::ClientKind;
 use crate::control::Control;
+use crate::interval::{Reporter, Tallies};
 use crate::options::Options;
 use crate::progress::Progress;
 use crate::result::{Course, RankReport};
@@ -141,6 +143,8 @@ struct Rank<'a, B> {
     clock: Clock,
     progress: &'a Progress,
     control: Control<RankError>,
+    /// With `--report-interval`, on rank 0.
+    tallies: Option<Tallies>,
     rank: usize,
 }
 
@@ -192,7 +196,10 @@ pub fn run_rank<B: Backend>(
     clock: Clock,
     progress: &Progress,
 ) -> Result<RankReport, RankError> {
-    let rank = Rank { options, backend, clock, progress, control: Control::new()?, rank: exchange.rank() };
+    let rank = exchange.rank();
+    let reports = rank == 0 && options.asked.report_interval.is_some();
+    let tallies = reports.then(Tallies::create).transpose()?;
+    let rank = Rank { options, backend, clock, progress, control: Control::new()?, tallies, rank };
     let outcome = std::thread::scope(|scope| {
         let outcome = rank.conduct(scope, exchange);
         // On success every thread has ended already; on failure this ends them, and the scope waits for them.
@@ -235,7 +242,7 @@ impl<B: Backend> Rank<'_, B> {
 
         let mut course = self.load(&clients, exchange)?;
         self.enter(Phase::Drain);
-        let end = self.drain(&clients, exchange, drain::LONGEST)?;
+        let end = self.drain(&clients, exchange, drain::LONGEST, &|| ())?;
         course.is_cut = end == End::Cut;
         if end != End::Drained {
             self.enter(Phase::GiveUp);
@@ -256,9 +263,18 @@ impl<B: Backend> Rank<'_, B> {
     /// Runs warm-up and windows, until the user interrupts.
     fn load(&self, clients: &[Thread<'_, ClientReport>], exchange: &mut dyn Exchange) -> Result<Course, RankError> {
         let (control, options, load_ns) = (&self.control, self.options, self.clock.now_ns());
-        // Called repeatedly, so it also advances the progress line.
+        let reporter = RefCell::new(self.reporter(load_ns));
+        // Called repeatedly by all waits.
+        let watch = || {
+            let now_ns = self.clock.now_ns();
+            self.progress.advance(Duration::from_nanos(now_ns - load_ns));
+            let interval = reporter.borrow_mut().as_mut().and_then(|reporter| reporter.look(now_ns, control.steering().phase()));
+            if let Some(interval) = interval {
+                self.progress.print(&interval.line(options.job.runs, options.job.workload.ranks).to_string());
+            }
+        };
         let give_up = || {
-            self.progress.advance(Duration::from_nanos(self.clock.now_ns() - load_ns));
+            watch();
             control.is_stopped()
         };
         let mut course = Course::default();
@@ -279,7 +295,7 @@ impl<B: Backend> Rank<'_, B> {
             self.enter(Phase::Window(run as u16));
             match options.job.ops {
                 // Losses are counted when the job drains.
-                Some(_) => _ = self.drain(clients, exchange, options.duration())?,
+                Some(_) => _ = self.drain(clients, exchange, options.duration(), &watch)?,
                 None => exchange.sleep(options.duration(), &give_up)?,
             }
             course.windows_s.push((self.clock.now_ns() - begin_ns) as f64 / 1e9);
@@ -292,13 +308,25 @@ impl<B: Backend> Rank<'_, B> {
         Ok(course)
     }
 
-    /// Waits for clients to end, together with the other ranks, at most for `longest` plus the delay of policies. When this returns, they
-    /// have ended, or no rank waits for them any more.
-    fn drain(&self, clients: &[Thread<'_, ClientReport>], exchange: &mut dyn Exchange, longest: Duration) -> Result<End, RankError> {
+    /// Returns the reporter of `--report-interval`, on rank 0.
+    fn reporter(&self, now_ns: u64) -> Option<Reporter<'_>> {
+        let (tallies, seconds) = (self.tallies.as_ref()?, self.options.asked.report_interval?);
+        Some(Reporter::new(tallies, self.options.job.workload.clients, Duration::from_secs_f64(seconds), now_ns))
+    }
+
+    /// Waits for clients to end, together with the other ranks, at most for `longest` plus the delay of policies; calls `watch` meanwhile.
+    /// When this returns, they have ended, or no rank waits for them any more.
+    fn drain(
+        &self,
+        clients: &[Thread<'_, ClientReport>],
+        exchange: &mut dyn Exchange,
+        longest: Duration,
+        watch: &dyn Fn(),
+    ) -> Result<End, RankError> {
         let give_up = || self.control.is_stopped();
         let mut drain = Drain::new(self.clock.now_ns(), self.options.longest_hold(), longest);
         loop {
-            let has_drained = self.await_end(clients, LOOK_INTERVAL);
+            let has_drained = self.await_end(clients, LOOK_INTERVAL, watch);
             let daemons = self.control.drain_progress(self.options.job.topology.daemons);
             let is_interrupted = exchange.is_interrupted();
             let view = drain.look(self.clock.now_ns(), has_drained, is_interrupted, &daemons);
@@ -314,10 +342,11 @@ impl<B: Backend> Rank<'_, B> {
         }
     }
 
-    /// Waits for the end of `clients`, or for `time`. Returns whether all have ended.
-    fn await_end(&self, clients: &[Thread<'_, ClientReport>], time: Duration) -> bool {
+    /// Waits for the end of `clients`, or for `time`; calls `watch` meanwhile. Returns whether all have ended.
+    fn await_end(&self, clients: &[Thread<'_, ClientReport>], time: Duration, watch: &dyn Fn()) -> bool {
         let end_ns = self.clock.now_ns() + time.as_nanos() as u64;
         loop {
+            watch();
             let have_ended = clients.iter().all(Thread::is_finished);
             if have_ended || self.control.is_stopped() || self.clock.now_ns() >= end_ns {
                 return have_ended;
@@ -461,7 +490,8 @@ impl<B: Backend> Rank<'_, B> {
 
     /// Returns the state that the clients of this rank need, in any process.
     fn seat(&self) -> Seat<'_, B> {
-        Seat { options: self.options, backend: self.backend, clock: self.clock, rank: self.rank, steering: self.control.steering() }
+        let (steering, tallies) = (self.control.steering(), self.tallies.as_ref());
+        Seat { options: self.options, backend: self.backend, clock: self.clock, rank: self.rank, steering, tallies }
     }
 
     fn client_thread(&self, number: usize, post: &Post) -> Result<ClientReport, RankError> {
@@ -471,7 +501,7 @@ impl<B: Backend> Rank<'_, B> {
     /// Runs the thread that represents a client process: forwards its messages, records and report.
     fn client_process(&self, number: usize, post: &Post) -> Result<ClientReport, RankError> {
         let worker = Worker::Client(number);
-        let mut process = ClientProcess::start(self.rank, number, self.options, self.control.steering())?;
+        let mut process = ClientProcess::start(&self.seat(), number)?;
         loop {
             match process.next_news(&|| self.control.is_stopped())? {
                 ClientNews::Open(records) => {

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use harness::report::plural;
+use harness::report::{plural, say};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use engine::phase::Phase;
@@ -37,14 +37,15 @@ impl Progress {
 
     /// Shows the beginning of a phase.
     pub fn enter(&self, phase: Phase) {
-        self.bar.set_message(match phase {
-            Phase::Ready => "setting up".to_owned(),
-            Phase::WarmUp => "warming up".to_owned(),
-            Phase::Window(run) => format!("run {} of {}", run + 1, self.runs),
-            // Too short to be shown.
-            Phase::Between => return,
-            Phase::Drain | Phase::GiveUp => "draining".to_owned(),
-        });
+        // The time between runs is too short to be shown.
+        if let Some(name) = name_of(phase, self.runs) {
+            self.bar.set_message(name);
+        }
+    }
+
+    /// Prints a line on standard error, above the progress line.
+    pub fn print(&self, line: &str) {
+        self.bar.suspend(|| say(line));
     }
 
     /// Shows the time since load began.
@@ -64,6 +65,17 @@ impl Drop for Progress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
+}
+
+/// Returns the name of a phase in a job of `runs`; `None`: between two runs.
+pub(crate) fn name_of(phase: Phase, runs: usize) -> Option<String> {
+    Some(match phase {
+        Phase::Ready => "setting up".to_owned(),
+        Phase::WarmUp => "warming up".to_owned(),
+        Phase::Window(run) => format!("run {} of {runs}", run + 1),
+        Phase::Between => return None,
+        Phase::Drain | Phase::GiveUp => "draining".to_owned(),
+    })
 }
 
 fn millis(time: Duration) -> u64 {

@@ -55,6 +55,7 @@ fn check(job: &JobArgs) -> Result<(), RangeError> {
         _ if job.wait != WaitChoice::Auto => refused("--wait", job.wait.to_string()),
         _ if job.clients != ClientKind::Threads => refused("--clients", job.clients.to_string()),
         _ if job.shm_dir.is_some() => refused("--shm-dir", job.shm_dir.iter().map(|dir| dir.display().to_string()).collect()),
+        JobArgs { report_interval: Some(seconds), .. } => refused("--report-interval", seconds.to_string()),
         _ if !TIMES_S.contains(&job.duration) => Err(range("--duration", job.duration, "outside the supported range", legal_times())),
         _ if !TIMES_S.contains(&job.warmup) => Err(range("--warmup", job.warmup, "outside the supported range", legal_times())),
         _ => Ok(()),

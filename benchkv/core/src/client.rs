@@ -180,6 +180,15 @@ pub struct Client<P> {
     book: Book,
 }
 
+/// The counts of a client while it runs: differences of two looks are those of the time between.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Operations that have ended, errors included.
+    pub ended: u64,
+    /// Sum over time of the operations outstanding, in operations times nanoseconds.
+    pub outstanding_ns: u64,
+}
+
 /// All state but the paths: a poll borrows both.
 #[derive(Debug)]
 struct Book {
@@ -199,7 +208,11 @@ struct Book {
     alike: [Alike; 4],
     windows: Vec<Window>,
     phase: Phase,
+    /// Sum over time of the operations outstanding, up to [`counted_to_ns`](Self::counted_to_ns).
+    outstanding_ns: u64,
     counted_to_ns: u64,
+    /// The sum when the window began.
+    window_from_ns: u64,
 }
 
 /// Consecutive round trips of one kind and equal length: operations issued in one step and ended in another are recorded together.
@@ -269,7 +282,9 @@ impl<P: Paths> Client<P> {
             alike: [Alike::default(); 4],
             windows: vec![window; spec.runs],
             phase: Phase::Ready,
+            outstanding_ns: 0,
             counted_to_ns: 0,
+            window_from_ns: 0,
             spec,
         };
         Self { paths, book }
@@ -311,6 +326,13 @@ impl<P: Paths> Client<P> {
         }
         let next = spec.schedule.as_ref().filter(|_| phase.is_loading() && !free.is_empty());
         next.map_or(Duration::MAX, |schedule| schedule.until_next(now_ns))
+    }
+
+    /// Returns its counts up to its last step.
+    #[must_use]
+    pub const fn tally(&self) -> Tally {
+        let Book { counts, outstanding_ns, .. } = &self.book;
+        Tally { ended: counts.completed + counts.errors, outstanding_ns: *outstanding_ns }
     }
 
     /// Returns the paths of its requests.
@@ -358,10 +380,13 @@ impl Book {
             return;
         }
         let age_ns = self.outstanding.iter().flatten().map(|outstanding| i128::from(outstanding.age_ns(now_ns))).sum::<i128>();
+        let (from_ns, to_ns) = (self.window_from_ns, self.outstanding_ns);
         if let Some(window) = self.window() {
             window.ended_ns = now_ns;
             window.carried_ns += age_ns;
+            window.outstanding_ns = u128::from(to_ns.wrapping_sub(from_ns));
         }
+        self.window_from_ns = to_ns;
         self.turn_open_loop(now_ns, |open_loop, due, backlog| {
             open_loop.due = due - open_loop.due;
             open_loop.backlog = backlog;
@@ -395,12 +420,10 @@ impl Book {
     }
 
     fn count_outstanding(&mut self, now_ns: u64) {
-        let in_flight = self.in_flight();
+        // 4096 operations are outstanding for 52 days before the sum begins again, and only differences are used.
         let elapsed_ns = now_ns.saturating_sub(self.counted_to_ns);
+        self.outstanding_ns = self.outstanding_ns.wrapping_add(self.in_flight().wrapping_mul(elapsed_ns));
         self.counted_to_ns = now_ns;
-        if let Some(window) = self.window() {
-            window.outstanding_ns += u128::from(in_flight) * u128::from(elapsed_ns);
-        }
     }
 
     fn issue_all<P: Paths>(&mut self, paths: &mut P, now_ns: u64) -> Result<(), BackendError> {

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use shm::wait::WaitStrategy;
 
 use crate::control::MAX_DAEMONS;
+use crate::interval::MAX_CLIENTS;
 use crate::output::file::OutputArgs;
 use crate::pace::PaceArgs;
 use crate::port::PortOptions;
@@ -30,6 +31,8 @@ use engine::workload::{Distribution, Workload};
 pub(crate) const SHORTEST_RUN_S: f64 = 0.01;
 /// Maximum length of a window, in seconds; with `--ops` all have it.
 const LONGEST_RUN_S: f64 = 3600.0;
+/// Minimum interval of lines, in seconds: the main thread looks a hundred times a second.
+const SHORTEST_INTERVAL_S: f64 = 0.1;
 /// Maximum length of a verified run, in seconds: a client would otherwise run out of 32-bit sequence numbers (at 7 million writes per
 /// second).
 const MAX_VERIFIED_SECONDS: f64 = 600.0;
@@ -195,6 +198,13 @@ pub struct JobArgs {
     #[serde(skip)]
     pub hgrm: Option<PathBuf>,
 
+    /// Print a line on standard error for each interval of this length while the job runs, 100ms to 1h [default: none]: the time since
+    /// load began, the operations that ended in it on rank 0, their rate, and their mean time from issue to end. Other ranks print none:
+    /// they would have to send their counts during the measurement.
+    #[arg(long, value_name = "TIME", value_parser = units::seconds)]
+    #[serde(skip)]
+    pub report_interval: Option<f64>,
+
     /// Skip the Unix-socket echo before the job, which takes half a second. The result then has no baseline.
     #[arg(long, hide_short_help = true)]
     #[serde(skip)]
@@ -244,7 +254,7 @@ impl JobArgs {
     pub fn check(&self, ranks: usize) -> Result<(), RangeError> {
         amount("--ranks", ranks, 1..=Launch::MAX_RANKS, "a job needs a rank", "")?;
         amount("--server-threads", self.server_threads, 1..=MAX_DAEMONS, "a rank needs a daemon to hold its keys", "")?;
-        amount("--client-threads", self.client_threads, 1..=256, "a rank needs a client to make requests", "")?;
+        amount("--client-threads", self.client_threads, 1..=MAX_CLIENTS, "a rank needs a client to make requests", "")?;
         amount("--queue-depth", self.queue_depth, 1..=4096, "a client needs an operation outstanding", "")?;
         amount("--runs", self.runs, 1..=32, "a result needs a run", "")?;
         amount("--ops", self.ops.unwrap_or(1), 1..=u32::MAX.into(), "a client needs an operation to issue", "")?;
@@ -257,6 +267,8 @@ impl JobArgs {
     }
 
     fn check_times(&self) -> Result<(), RangeError> {
+        let interval = self.report_interval.unwrap_or(SHORTEST_INTERVAL_S);
+        within("--report-interval", interval, SHORTEST_INTERVAL_S..=LONGEST_RUN_S, "outside the supported range", " seconds")?;
         if self.ops.is_some() {
             return Ok(());
         }

@@ -18,6 +18,7 @@ use super::RankError;
 use super::seat::Seat;
 use crate::cli::Cli;
 use crate::control::Steering;
+use crate::interval::Tallies;
 use crate::options::Options;
 use engine::backend::composed::Composed;
 use engine::backend::{Backend, Endpoints, Records};
@@ -38,8 +39,20 @@ struct Task {
     hosts: Hosts,
     /// The MPI library, if the rank has one.
     library: Option<String>,
-    /// A [`MemfdId`].
-    steering: (u64, u64, u32, u32),
+    steering: MemfdWords,
+    tallies: Option<MemfdWords>,
+}
+
+/// A [`MemfdId`].
+type MemfdWords = (u64, u64, u32, u32);
+
+fn words_of(id: MemfdId) -> MemfdWords {
+    let MemfdId { token, bytes, pid, fd } = id;
+    (token, bytes, pid, fd)
+}
+
+fn id_of((token, bytes, pid, fd): MemfdWords) -> MemfdId {
+    MemfdId { token, bytes, pid, fd }
 }
 
 /// The messages of a client process, in this order. The second and last message to it is the records of the other ends of its endpoints.
@@ -74,14 +87,20 @@ pub(super) struct ClientProcess {
 }
 
 impl ClientProcess {
-    /// Starts a client process. It is killed when the calling thread ends.
-    pub(super) fn start(rank: usize, client: usize, options: &Options, steering: &Steering) -> Result<Self, RankError> {
+    /// Starts a process for client `client` of a seat. It is killed when the calling thread ends.
+    pub(super) fn start<B>(seat: &Seat<'_, B>, client: usize) -> Result<Self, RankError> {
         let args: Vec<_> = std::env::args_os().skip(1).collect();
         let helper = Helper::start(&args).map_err(|source| RankError::ClientStart { client, source })?;
         let mut process = Self { helper, client };
-        let MemfdId { token, bytes, pid, fd } = steering.id();
-        let (hosts, library) = (options.hosts.clone(), options.launcher.library.clone());
-        process.send(&Task { rank, client, process: std::process::id(), hosts, library, steering: (token, bytes, pid, fd) })?;
+        process.send(&Task {
+            rank: seat.rank,
+            client,
+            process: std::process::id(),
+            hosts: seat.options.hosts.clone(),
+            library: seat.options.launcher.library.clone(),
+            steering: words_of(seat.steering.id()),
+            tallies: seat.tallies.map(|tallies| words_of(tallies.id())),
+        })?;
         Ok(process)
     }
 
@@ -139,11 +158,18 @@ fn say(owner: &mut Owner, news: &Result<ClientNews, Failure>) -> Result<(), Help
 
 fn work(cli: Cli, owner: &mut Owner) -> Result<ClientReport, Failure> {
     let task: Task = serde_json::from_slice(&owner.receive()?)?;
-    let (token, bytes, pid, fd) = task.steering;
-    let steering = Steering::attach(&MemfdId { token, bytes, pid, fd })?;
+    let steering = Steering::attach(&id_of(task.steering))?;
+    let tallies = task.tallies.map(|words| Tallies::attach(&id_of(words))).transpose()?;
     let options = Options::resolve_on(cli, &task.hosts, task.library)?;
     let backend = Composed::for_clients(&options.job, options.site(task.rank, task.process)?)?;
-    let seat = Seat { options: &options, backend: &backend, clock: Clock::detect(), rank: task.rank, steering: &steering };
+    let seat = Seat {
+        options: &options,
+        backend: &backend,
+        clock: Clock::detect(),
+        rank: task.rank,
+        steering: &steering,
+        tallies: tallies.as_ref(),
+    };
     let connect = |paths: &mut <Composed as Backend>::Paths| {
         let lost = |error: HelperError| ExchangeError::Protocol(error.to_string());
         say(owner, &Ok(ClientNews::Open(paths.records()))).map_err(lost)?;

@@ -7,6 +7,7 @@ use shm::wait::Waiter;
 
 use super::RankError;
 use crate::control::Steering;
+use crate::interval::Tallies;
 use crate::options::Options;
 use engine::activity::ActivityLog;
 use engine::backend::{Backend, Paths};
@@ -21,6 +22,8 @@ pub(super) struct Seat<'a, B> {
     pub(super) clock: Clock,
     pub(super) rank: usize,
     pub(super) steering: &'a Steering,
+    /// With `--report-interval`, on rank 0.
+    pub(super) tallies: Option<&'a Tallies>,
 }
 
 impl<B: Backend> Seat<'_, B> {
@@ -42,14 +45,21 @@ impl<B: Backend> Seat<'_, B> {
         let mut client = Client::new(spec, paths);
         let mut log = ActivityLog::new(options.job.runs, self.clock.now_ns());
         let mut waiter = options.wait.waiter();
+        let mut desk = self.tallies.and_then(|tallies| tallies.desk(number));
         while is_wanted && !self.steering.is_stopped() {
             let phase = self.steering.phase();
             let is_given_up = phase == Phase::GiveUp;
             // Answers that have arrived by then still count.
             let step = self.step(&mut client, if is_given_up { Phase::Drain } else { phase }, &mut log, &mut waiter)?;
+            if let Some(desk) = &mut desk {
+                desk.look(|| client.tally());
+            }
             if step == Step::Drained || is_given_up {
                 break;
             }
+        }
+        if let Some(desk) = desk {
+            desk.leave(client.tally());
         }
         let worker = log.report(self.clock.now_ns(), client.paths_mut());
         Ok(client.report(worker))

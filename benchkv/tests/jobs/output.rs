@@ -121,6 +121,29 @@ fn progress_is_shown_on_a_terminal_and_gone_before_the_table() {
     assert!(table.rsplit('\u{1b}').next().unwrap().trim_start_matches("[2K").starts_with("benchkv delegation by copyrpc:"), "{table:?}");
 }
 
+/// The number of operations in a line of `--report-interval`, of rank 0 of two.
+fn operations_in(line: &str) -> Option<u64> {
+    let (before, after) = line.split_once(" operations ")?;
+    let is_whole = after.contains("/s") && after.ends_with("(rank 0 of 2)") && before.contains(" s  ");
+    before.rsplit(' ').next().filter(|_| is_whole)?.parse().ok()
+}
+
+#[test]
+fn lines_of_intervals_are_printed_if_they_are_asked_for_and_count_the_operations_of_rank_0() {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    for clients in ["threads", "processes"] {
+        let args = ["--clients", clients, "--client-threads", "2", "--duration", "0.6", "--json", "-"];
+        let ended = run(&dir, &[&args[..], &["--report-interval", "100ms"]].concat());
+        let issued = ended.result()["per_rank"][0]["issued"].as_u64().unwrap();
+        let counts: Vec<u64> = ended.stderr.lines().filter_map(operations_in).collect();
+        let sum: u64 = counts.iter().sum();
+        assert!(sum > 0 && sum <= issued, "{counts:?} of {issued}: {}", ended.stderr);
+        let without = run(&dir, &args);
+        assert!(without.status.success() && !without.stderr.lines().any(|line| operations_in(line).is_some()), "{}", without.stderr);
+    }
+    dir.assert_empty();
+}
+
 #[test]
 fn json_to_a_file_replaces_it_and_leaves_the_table_where_it_was() {
     let (_turn, dir, files) = (turn(), Scratch::in_memory(), Scratch::on_disk());

@@ -52,6 +52,7 @@ fn what_has_no_meaning_in_virtual_time_or_no_room_is_refused_by_name() {
         (&["--backend", "ucx-am"], "--carrier ucx-am: it has no meaning"),
         (&["--shm-dir", "/dev/shm"], "--shm-dir /dev/shm: it has no meaning"),
         (&["--port", "2"], "--port and others"),
+        (&["--report-interval", "1s"], "--report-interval 1: it has no meaning in virtual time; legal is none; leave it out"),
         (&["--clients", "processes"], "--clients processes: it has no meaning"),
         (&["--duration", "2m"], "--duration 120: outside the supported range; legal is 0.000001 to 60 seconds of virtual time"),
         (&["--cpu", "messages=1"], "messages is unknown; known are round, poll, message,"),
