@@ -125,7 +125,8 @@ fn facts(options: &Options) -> Facts {
     add("--client-threads", &workload.clients);
     add("--queue-depth", &options.job.queue_depth);
     add("--seed", &workload.seed);
-    for (key, value) in fields(&options.asked) {
+    // Reasons affect nothing.
+    for (key, value) in fields(&options.asked).into_iter().filter(|(key, _)| key != "device_by_auto") {
         let flag = format!("--{}", key.trim_end_matches("_s").replace('_', "-"));
         add(&flag, &value.as_str().map_or_else(|| value.to_string(), str::to_owned));
     }
@@ -148,7 +149,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::cli::Cli;
+    use crate::cli::{Cli, JobArgs};
 
     /// Scripted parts of the other ranks, for each all-gather.
     struct Scripted {
@@ -177,7 +178,7 @@ mod tests {
     }
 
     fn runs(args: &str) -> Statement {
-        let cli = Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).unwrap();
+        let cli = Cli::try_parse_from(["benchkv", "--device", "soft"].into_iter().chain(args.split_whitespace())).unwrap();
         Statement::Runs(facts(&Options::resolve(cli).unwrap()))
     }
 
@@ -224,6 +225,12 @@ mod tests {
             assert!(complaints.iter().any(|it| it.starts_with(&format!("the ranks disagree on {complaint}"))), "{complaints:?}");
         }
         assert_eq!(compare(&[runs("--seed 3"), runs("--seed 3")]), [""; 0]);
+        // The rule by which a rank got its device does not matter.
+        let cli = Cli::try_parse_from(["benchkv"]).unwrap();
+        let by_auto = Options::resolve(cli).unwrap();
+        let named =
+            Options::resolve(JobArgs { device: by_auto.asked.device.clone(), ..JobArgs::from(Cli::try_parse_from(["benchkv"]).unwrap()) });
+        assert_eq!(facts(&by_auto), facts(&named.unwrap()));
     }
 
     #[test]

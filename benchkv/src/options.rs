@@ -56,6 +56,9 @@ pub enum OptionError {
         /// Number of ranks that were started.
         started: usize,
     },
+    /// The environment does not name a device for `auto`.
+    #[error("--device auto: {0}")]
+    Device(String),
     /// The software device does not connect hosts.
     #[error(
         "--device {device}: it connects the processes of one host, and the ranks are on {}: {}; name a device, such as mlx5_0, or start all \
@@ -121,9 +124,12 @@ impl Options {
             return Err(range("--fault", fault, "nothing would notice it", "only with --verify".to_owned()).into());
         }
         asked.ucx_errors = asked.ucx.resolve(transport, &asked.device, &asked.port, launcher.hosts.len())?;
-        asked.device = asked.device.resolve();
-        asked.port.check(&asked.device)?;
         let own_choice = transport.traits().library;
+        if asked.device == DeviceChoice::Auto && own_choice.is_none() {
+            let (device, why) = DeviceChoice::detect().map_err(OptionError::Device)?;
+            (asked.device, asked.device_by_auto) = (device, Some(why));
+        }
+        asked.port.check(&asked.device)?;
         if own_choice.is_none() && asked.device.is_soft() && launcher.hosts.len() > 1 {
             return Err(OptionError::SeveralHosts { device: asked.device, hosts: launcher.hosts });
         }
@@ -212,6 +218,9 @@ impl fmt::Display for Options {
             report::plural(workload.clients, "client"),
             queue_depth
         )?;
+        if let Some(why) = &self.asked.device_by_auto {
+            writeln!(f, "--device auto is {}: {why}", self.asked.device)?;
+        }
         writeln!(
             f,
             "keys {} per rank ({}){}, values of {} B, {}, {:.0} % reads, {:.0} % remote, seed {}, verify {}",

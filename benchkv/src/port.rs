@@ -127,7 +127,10 @@ mod tests {
     #[test]
     fn a_device_without_such_a_port_is_refused_with_what_to_do() {
         for (args, said) in [
-            ("--gid-index 0", "--gid-index 0: the software device has no port; legal is none without a hardware --device, such as mlx5_0"),
+            (
+                "--device soft --gid-index 0",
+                "--gid-index 0: the software device has no port; legal is none without a hardware --device, such as mlx5_0",
+            ),
             ("--device soft --mtu 256", "--mtu 256: "),
             ("--device mlx5_0:1 --port 2", "--port 2: --device names another port; legal is 1"),
         ] {

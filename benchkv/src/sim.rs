@@ -3,7 +3,7 @@
 use engine::drive::simulated::{Simulated, SimulationError, World};
 use harness::affinity::PinPolicy;
 use harness::clock::ClockSource;
-use harness::device::DeviceChoice;
+use harness::device::{DeviceChoice, SoftDevice};
 use harness::environment::Environment;
 use harness::range::{RangeError, range};
 use shm::wait::WaitStrategy;
@@ -47,6 +47,10 @@ pub enum SimError {
 
 /// Refuses options that have no meaning in virtual time.
 fn check(job: &JobArgs) -> Result<(), RangeError> {
+    let (_, carrier) = job.axes()?;
+    if carrier.traits().library.is_some() {
+        return Err(range("--carrier", carrier, "it has no meaning in virtual time", "copyrpc or rc-send".to_owned()));
+    }
     let refused = |flag, given: String| Err(range(flag, given, "it has no meaning in virtual time", "none; leave it out".to_owned()));
     match job {
         _ if job.device != DeviceChoice::Auto => refused("--device", job.device.to_string()),
@@ -74,19 +78,15 @@ pub fn resolve(args: &SimArgs) -> Result<Options, SimError> {
     check(&args.job)?;
     let limit = MemoryLimit::new(args.job.memory_limit);
     // The checks of `Options::resolve` are for real time, and the memory of processes.
-    let mut options = Options::resolve(JobArgs { memory_limit: Some(u64::MAX), duration: 1.0, warmup: 0.0, ..args.job.clone() })?;
+    let device = DeviceChoice::Soft(SoftDevice::default());
+    let mut options = Options::resolve(JobArgs { memory_limit: Some(u64::MAX), duration: 1.0, warmup: 0.0, device, ..args.job.clone() })?;
     let JobArgs { duration, warmup, ops, .. } = args.job;
     if ops.is_none() {
         (options.asked.duration, options.asked.warmup) = (duration, warmup);
     }
     (options.asked.wait, options.wait, options.job.workload.accesses) = (WaitChoice::Busy, WaitStrategy::Busy, ACCESSES);
     options.job.is_frugal = true;
-    let job = &options.job;
-    if job.topology.transport.traits().library.is_some() {
-        let given = job.topology.transport;
-        return Err(range("--carrier", given, "it has no meaning in virtual time", "copyrpc or rc-send".to_owned()).into());
-    }
-    options.memory = Memory::of_rank(job).times(options.job.topology.ranks);
+    options.memory = Memory::of_rank(&options.job).times(options.job.topology.ranks);
     options.memory.check(limit).map_err(OptionError::from)?;
     Ok(options)
 }

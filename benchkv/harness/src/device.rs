@@ -2,17 +2,21 @@
 
 mod soft;
 
+use std::env::VarError;
 use std::path::Path;
 
-use mlx5::verbs::{VerbsError, VerbsOptions};
+use mlx5::verbs::{DeviceEntry, PortState, VerbsError, VerbsOptions};
 use mlx5::{DeviceSpec, FabricSpec, SoftOptions};
 pub use soft::SoftDevice;
+
+/// Environment variable that names the device `auto` takes, as it names the device of copyrpc's servers and clients.
+pub const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";
 
 /// The value of `--device`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
     #[default]
-    /// The software device: hardware is used only if it is named.
+    /// The device that [`detect`](Self::detect) finds.
     Auto,
     /// The software device.
     Soft(SoftDevice),
@@ -74,7 +78,45 @@ impl std::fmt::Display for DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// Replaces `auto` by its meaning: hardware is used if it is named, and never by default.
+    /// Returns the device that `auto` takes, and why: the device that [`DEVICE_VARIABLE`] names; without it the first mlx5 device with an
+    /// active port; otherwise the software device. Opens the mlx5 devices for the states of their ports, and closes them.
+    ///
+    /// # Errors
+    /// The variable names no device.
+    pub fn detect() -> Result<(Self, String), String> {
+        match std::env::var(DEVICE_VARIABLE) {
+            Ok(name) => Self::by_variable(&name),
+            Err(VarError::NotPresent) => Ok(Self::first_active(&DeviceEntry::all())),
+            Err(VarError::NotUnicode(name)) => Err(format!("{DEVICE_VARIABLE} is {}, which names no device", name.to_string_lossy())),
+        }
+    }
+
+    fn by_variable(name: &str) -> Result<(Self, String), String> {
+        match name.parse() {
+            Ok(Self::Auto) => Err(format!("{DEVICE_VARIABLE} is auto, which names no device")),
+            Ok(device) => Ok((device, format!("{DEVICE_VARIABLE} names it"))),
+            Err(why) => Err(format!("{DEVICE_VARIABLE} is {name:?}: {why}")),
+        }
+    }
+
+    fn first_active(found: &Result<Vec<DeviceEntry>, VerbsError>) -> (Self, String) {
+        let why = match found {
+            Err(VerbsError::NotInstalled { library, .. }) => format!("{library} is not installed"),
+            Err(VerbsError::NoDevice { .. }) => "there is no RDMA device".to_owned(),
+            Err(other) => other.to_string(),
+            Ok(devices) => match devices.iter().find(|device| is_active(device)) {
+                Some(DeviceEntry { name, .. }) => {
+                    let why = format!("{name} is the first mlx5 device with an active port");
+                    return (Self::Verbs { name: Some(name.clone()), port: None }, why);
+                }
+                None if devices.is_empty() => "no RDMA device is an mlx5 device".to_owned(),
+                None => format!("no mlx5 device has an active port: {}", list(devices.iter().map(fault_of))),
+            },
+        };
+        (Self::Soft(SoftDevice::default()), why)
+    }
+
+    /// Replaces `auto` by the software device.
     #[must_use]
     pub fn resolve(self) -> Self {
         if self == Self::Auto { Self::Soft(SoftDevice::default()) } else { self }
@@ -107,6 +149,91 @@ impl DeviceChoice {
                 DeviceSpec::Soft(SoftOptions { fabric, timing: options.timing(), faults: options.faults(), ..SoftOptions::default() })
             }
             Self::Verbs { name, port } => DeviceSpec::Verbs(VerbsOptions { device: name.clone(), port: *port, ..VerbsOptions::default() }),
+        }
+    }
+}
+
+fn list(parts: impl Iterator<Item = String>) -> String {
+    parts.collect::<Vec<_>>().join("; ")
+}
+
+fn is_active(device: &DeviceEntry) -> bool {
+    device.ports.as_ref().is_ok_and(|ports| ports.iter().any(|port| port.state == PortState::Active))
+}
+
+/// Returns why a device without an active port is not usable.
+fn fault_of(DeviceEntry { name, ports, .. }: &DeviceEntry) -> String {
+    match ports {
+        Err(error) => error.to_string(),
+        Ok(ports) if ports.is_empty() => format!("{name} has no port"),
+        Ok(ports) => list(ports.iter().map(|port| format!("port {} of {name} is {}", port.number, port.state))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mlx5::verbs::{LinkLayer, PortEntry};
+
+    use super::*;
+
+    fn entry(name: &str, ports: Result<&[PortState], VerbsError>) -> DeviceEntry {
+        let port = |(index, state): (usize, &PortState)| PortEntry {
+            number: index as u8 + 1,
+            state: *state,
+            link_layer: LinkLayer::Ethernet,
+            lid: 0,
+            mtu: 1024,
+        };
+        let ports = ports.map(|states| states.iter().enumerate().map(port).collect());
+        DeviceEntry { name: name.to_owned(), node_guid: 7, numa_node: None, ports }
+    }
+
+    #[test]
+    fn a_variable_names_the_device_of_auto_or_is_refused() {
+        let (taken, why) = DeviceChoice::by_variable("soft:rtt_us=6").unwrap();
+        assert_eq!((taken.to_string().as_str(), why.as_str()), ("soft:rtt_us=6", "COPYRPC_DEVICE names it"));
+        for (name, said) in
+            [("auto", "is auto, which names no device"), ("eth0", "is \"eth0\": use auto, soft"), ("mlx5_0:0", "0 is not a port")]
+        {
+            let refused = DeviceChoice::by_variable(name).unwrap_err();
+            assert!(refused.starts_with("COPYRPC_DEVICE is ") && refused.contains(said), "{refused}");
+        }
+    }
+
+    #[test]
+    fn auto_takes_the_first_mlx5_device_with_an_active_port_and_else_software_and_gives_the_reason() {
+        use PortState::{Active, Down, Initialize};
+        let forbidden = || VerbsError::Permission { name: "mlx5_0".to_owned(), path: "/dev/infiniband/uverbs0".to_owned() };
+        let missing = |library| VerbsError::NotInstalled { library, reason: "no such file".to_owned() };
+        for (found, device, why) in [
+            (Ok(vec![entry("mlx5_0", Ok(&[Active]))]), "mlx5_0", "mlx5_0 is the first mlx5 device with an active port"),
+            (
+                Ok(vec![
+                    entry("mlx5_0", Err(forbidden())),
+                    entry("mlx5_1", Ok(&[Down])),
+                    entry("rocep3s0", Ok(&[Down, Active])),
+                    entry("mlx5_3", Ok(&[Active])),
+                ]),
+                "verbs:rocep3s0",
+                "rocep3s0 is the first mlx5 device with an active port",
+            ),
+            (
+                Ok(vec![entry("mlx5_0", Ok(&[Down, Initialize])), entry("mlx5_1", Ok(&[]))]),
+                "soft",
+                "no mlx5 device has an active port: port 1 of mlx5_0 is down; port 2 of mlx5_0 is initializing; mlx5_1 has no port",
+            ),
+            (
+                Ok(vec![entry("mlx5_0", Err(forbidden()))]),
+                "soft",
+                "no mlx5 device has an active port: no permission to open /dev/infiniband/uverbs0 of",
+            ),
+            (Ok(Vec::new()), "soft", "no RDMA device is an mlx5 device"),
+            (Err(missing("libmlx5.so.1")), "soft", "libmlx5.so.1 is not installed"),
+            (Err(VerbsError::NoDevice { hint: "no NIC".to_owned() }), "soft", "there is no RDMA device"),
+            (Err(VerbsError::OldCqes { name: "mlx5_0".to_owned() }), "soft", "mlx5_0 has CQEs of version 0"),
+        ] {
+            let (taken, reason) = DeviceChoice::first_active(&found);
+            assert!(taken.to_string() == device && reason.starts_with(why), "{found:?}: {taken}, {reason}");
         }
     }
 }

@@ -55,8 +55,10 @@ pub struct JobArgs {
     #[serde(skip)]
     pub ranks: Option<usize>,
 
-    /// RDMA device: soft, which auto takes; or hardware, by the name of the device with an optional port (mlx5_0, mlx5_0:1, verbs:NAME
-    /// for other names), or verbs for the first device with an active port. Keys of soft: rtt_us=US (0 to 100000 [default: 0]), of a
+    /// RDMA device: soft, the software device; or hardware, by the name of the device with an optional port (mlx5_0, mlx5_0:1, verbs:NAME
+    /// for other names), or verbs for the first mlx5 device with an active port on each host. auto takes the first mlx5 device with an
+    /// active port, otherwise soft, or the device that the environment variable COPYRPC_DEVICE names; the plan and the result say which,
+    /// and why. Keys of soft: rtt_us=US (0 to 100000 [default: 0]), of a
     /// request and its response; jitter_us=US (the same), the extra delay of every second operation; seed=N [default: 1];
     /// fault=rnr:PERMILLE, fault=reorder:PERMILLE, fault=drop:OPERATION.
     #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
@@ -68,6 +70,11 @@ pub struct JobArgs {
     #[serde(rename = "device")]
     #[allow(missing_docs, reason = "clap would show it as help of all options")]
     pub carried_by: String,
+
+    // Why `auto` took the device; null if the device was named.
+    #[arg(skip)]
+    #[allow(missing_docs, reason = "likewise")]
+    pub device_by_auto: Option<String>,
 
     #[command(flatten)]
     #[serde(flatten)]

@@ -57,10 +57,8 @@ fn a_launcher_that_started_another_number_is_contradicted() {
 
 #[test]
 fn the_software_device_does_not_connect_hosts() {
-    for device in ["auto", "soft"] {
-        let refused = resolve_on(&["a", "b", "a"], &format!("--device {device}")).unwrap_err().to_string();
-        assert!(refused.starts_with("--device soft: ") && refused.contains("on 2: a, b; name a device"), "{refused}");
-    }
+    let refused = resolve_on(&["a", "b", "a"], "--device soft").unwrap_err().to_string();
+    assert!(refused.starts_with("--device soft: ") && refused.contains("on 2: a, b; name a device"), "{refused}");
     resolve_on(&["a", "b", "a"], "--device mlx5_0").unwrap();
 }
 
@@ -248,9 +246,25 @@ fn more_threads_than_cores_yield() {
     assert_eq!(resolve("--ranks 256 --wait busy").unwrap().wait, WaitStrategy::Busy);
 }
 
+/// The machine decides which device that is.
+#[test]
+fn the_device_of_auto_and_its_reason_are_in_the_plan_and_in_the_record() {
+    let (device, why) = DeviceChoice::detect().unwrap();
+    let options = resolve("").unwrap();
+    assert_eq!((&options.asked.device, options.asked.device_by_auto.as_ref()), (&device, Some(&why)));
+    assert!(options.to_string().contains(&format!("\n--device auto is {device}: {why}\n")), "{options}");
+    let record = serde_json::to_value(options.asked.recorded().unwrap()).unwrap();
+    assert_eq!((&record["device"], &record["device_by_auto"]), (&device.to_string().into(), &why.into()));
+    let named = resolve("--device soft").unwrap();
+    assert!(named.asked.device_by_auto.is_none() && !named.to_string().contains("auto is"), "{named}");
+    // UCX chooses for itself.
+    let ucx = resolve("--backend ucx-am").unwrap();
+    assert!(ucx.asked.device_by_auto.is_none() && !ucx.to_string().contains("auto is"), "{ucx}");
+}
+
 #[test]
 fn the_plan_names_every_computed_value() {
-    let text = resolve("--ranks 2").unwrap().to_string();
+    let text = resolve("--device soft --ranks 2").unwrap().to_string();
     for part in ["soft device", "ring 8.0 KiB", "delegation ring 8 slots", "flux 256 in flight", "wait ", "usable cores", "seed 1"] {
         assert!(text.contains(part), "{part} is missing: {text}");
     }

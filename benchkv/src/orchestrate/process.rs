@@ -37,6 +37,8 @@ struct Task {
     /// Process id of its rank.
     process: u32,
     hosts: Hosts,
+    /// The device of the rank, as it is typed: `auto` is resolved once.
+    device: String,
     /// The MPI library, if the rank has one.
     library: Option<String>,
     steering: MemfdWords,
@@ -97,6 +99,7 @@ impl ClientProcess {
             client,
             process: std::process::id(),
             hosts: seat.options.hosts.clone(),
+            device: seat.options.asked.device.to_string(),
             library: seat.options.launcher.library.clone(),
             steering: words_of(seat.steering.id()),
             tallies: seat.tallies.map(|tallies| words_of(tallies.id())),
@@ -156,10 +159,11 @@ fn say(owner: &mut Owner, news: &Result<ClientNews, Failure>) -> Result<(), Help
     owner.send(serde_json::to_vec(news).map_err(|error| HelperError::Protocol(error.to_string()))?)
 }
 
-fn work(cli: Cli, owner: &mut Owner) -> Result<ClientReport, Failure> {
+fn work(mut cli: Cli, owner: &mut Owner) -> Result<ClientReport, Failure> {
     let task: Task = serde_json::from_slice(&owner.receive()?)?;
     let steering = Steering::attach(&id_of(task.steering))?;
     let tallies = task.tallies.map(|words| Tallies::attach(&id_of(words))).transpose()?;
+    cli.job.device = task.device.parse().map_err(|how| Failure { how, follows: false })?;
     let options = Options::resolve_on(cli, &task.hosts, task.library)?;
     let backend = Composed::for_clients(&options.job, options.site(task.rank, task.process)?)?;
     let seat = Seat {

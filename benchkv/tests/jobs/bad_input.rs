@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use benchkv::doctor::DEFAULT_SHM_BYTES;
+use harness::device::DEVICE_VARIABLE;
 
 use crate::job::{Ended, Job, SHORT, Scratch, benchkv, turn};
 
@@ -34,6 +35,8 @@ fn illegal_options_are_refused_with_the_legal_ones() {
     for flag in ["--ranks", "--server-threads", "--client-threads", "--queue-depth", "--runs", "--key-range"] {
         refused(&[flag, "0"], &[flag, "legal is 1 to"]);
     }
+    let ended = Job::start(benchkv(&[]).env(DEVICE_VARIABLE, "eth0")).end();
+    ended.assert_failed(2, &["--device auto: COPYRPC_DEVICE is \"eth0\": use auto, soft"]);
     refused(&["--ring-size", "1024"], &["too small", "power of two from 4096"]);
     refused(&["--ring-size", "536870912"], &["more than is supported", "from 4096 to 268435456"]);
     refused(&["--ring-size", "5000"], &["not a power of two", "power of two from 4096"]);

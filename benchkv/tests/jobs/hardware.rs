@@ -3,7 +3,9 @@
 //! `mlx5-run cargo test -p benchkv --test jobs -- --ignored hardware`; on a NIC without `mlx5-run`, and with `BENCHKV_TEST_DEVICE` if it
 //! is not mlx5_0.
 
-use crate::job::{BACKENDS, Job, SHORT, Scratch, benchkv, turn};
+use harness::device::DEVICE_VARIABLE;
+
+use crate::job::{BACKENDS, Job, SHORT, Scratch, benchkv, run, turn};
 use crate::measurement::{assert_sound, list, transports};
 
 fn device() -> String {
@@ -34,6 +36,27 @@ fn every_backend_is_sound_on_hardware() {
         assert!(way.starts_with(&device), "{backend}: {way}");
         measure(&[], &["--backend", backend, "--device", &device, "--wait", "event"]);
     }
+}
+
+/// `auto` takes hardware where there is some, and the result says why. A variable can name another device.
+#[test]
+#[ignore = "needs an mlx5 device, or mlx5-run"]
+fn auto_takes_the_hardware() {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    for clients in ["threads", "processes"] {
+        let args = ["--backend", "direct", "--clients", clients, "--device", "auto", "--json", "-"];
+        let mut command = benchkv(&args);
+        let ended = Job::start(command.args(SHORT).arg("--shm-dir").arg(dir.path()).env_remove(DEVICE_VARIABLE)).end();
+        let result = ended.result();
+        let taken = result["options"]["device"].as_str().unwrap();
+        let why = format!("{taken} is the first mlx5 device with an active port");
+        assert_eq!((&result["device"], &result["options"]["device_by_auto"]), (&taken.into(), &why.as_str().into()));
+        assert!(taken != "soft" && ended.stderr.contains(&format!("--device auto is {taken}: {why}")), "{}", ended.stderr);
+    }
+    let by_variable = run(&dir, &["--json", "-"]).result();
+    let device = ["device", "device_by_auto"].map(|member| by_variable["options"][member].as_str().unwrap());
+    assert_eq!(device, ["soft", "COPYRPC_DEVICE names it"]);
+    dir.assert_empty();
 }
 
 /// Options that name the port's own values, and a smaller MTU, reach the device.

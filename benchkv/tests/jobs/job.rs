@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use harness::device::DEVICE_VARIABLE;
 use serde_json::Value;
 
 /// Backends that need nothing but this build; `ucx-am` has tests of its own.
@@ -45,7 +46,8 @@ pub(crate) fn turn() -> MutexGuard<'static, ()> {
 /// Returns the command of the binary, to which a test adds options.
 pub(crate) fn benchkv(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_benchkv"));
-    command.args(args);
+    // Whatever devices the machine has; a test that names one gets that.
+    command.args(args).env(DEVICE_VARIABLE, "soft");
     command
 }
 

@@ -6,6 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use harness::device::DEVICE_VARIABLE;
+
 use crate::job::{Ended, Job, Scratch, turn};
 
 /// The script, with a stand-in for benchkv that records each job before it becomes benchkv.
@@ -35,6 +37,7 @@ impl Sweep {
     fn start(&self, flags: &[&str]) -> Job {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/sweep");
         let mut command = Command::new(script);
+        command.env(DEVICE_VARIABLE, "soft");
         command.args(["--name", "test", "--backends", "meta delegation direct", "--depths", "1", "--benchkv"]).arg(&self.noting);
         command.arg("--results").arg(self.files.path()).args(flags);
         command.args(["--", "--no-echo", "--duration", "0.1", "--runs", "1", "--warmup", "0", "--shm-dir"]).arg(self.shm.path());

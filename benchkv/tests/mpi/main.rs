@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use benchkv::trace::TraceFile;
+use harness::device::DEVICE_VARIABLE;
 use job::{BACKENDS, Ended, Job, Process, SHORT, Scratch, TICKS_OF_LOAD, TICKS_OF_RUN, run, turn};
 use serde_json::Value;
 
@@ -31,6 +32,7 @@ impl Dirs {
     /// Returns the command of an mpirun with these parts.
     fn mpirun(&self, parts: &[Part<'_>]) -> Command {
         let mut command = Command::new("mpirun");
+        command.env(DEVICE_VARIABLE, "soft");
         for variable in ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"] {
             command.env(variable, "1");
         }
