@@ -97,6 +97,19 @@ pub struct LaneTx<T> {
     limit: u64,
 }
 
+/// A message that is in its slot, and not published yet.
+#[must_use]
+pub struct Filled<'a, T> {
+    slot: &'a Slot<T>,
+    next: &'a mut u64,
+}
+
+impl<T> fmt::Debug for Filled<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Filled").field("next", &self.next).finish_non_exhaustive()
+    }
+}
+
 /// A message that was taken, and whose payload still lies in its slot. The producer of another process may write there all the same.
 pub struct Unread<'a, T> {
     slot: &'a Slot<Tagged<T>>,
@@ -192,14 +205,29 @@ impl<T: Copy> LaneTx<T> {
     /// Writes and publishes one message. There must be room, see [`new`](Self::new).
     #[inline(always)]
     pub fn publish(&mut self, body: T) {
-        let slot = self.slots.at(self.next);
+        self.fill(body).publish();
+    }
+
+    /// Writes one message. There must be room, as for [`publish`](Self::publish). If the result is dropped, the next message takes its place.
+    #[inline(always)]
+    pub fn fill(&mut self, body: T) -> Filled<'_, T> {
+        let Self { slots, next, .. } = self;
+        let slot = slots.at(*next);
         slot.body.with_mut(|p| {
             // SAFETY: the slot is consumed and this is its only producer (contract of `new`), so nobody else accesses the body.
             unsafe { (*p).write(body) };
         });
-        self.next = self.next.wrapping_add(1);
+        Filled { slot, next }
+    }
+}
+
+impl<T> Filled<'_, T> {
+    /// Publishes the message.
+    #[inline(always)]
+    pub fn publish(self) {
+        *self.next = self.next.wrapping_add(1);
         // L1
-        slot.seq.store(self.next, Ordering::Release);
+        self.slot.seq.store(*self.next, Ordering::Release);
     }
 }
 
@@ -342,6 +370,19 @@ mod tests {
                 consumed.store(rx.position(), Ordering::Release);
             }
         }
+    }
+
+    #[cfg(not(loom))]
+    #[test]
+    fn a_message_that_is_only_filled_in_is_none_and_the_next_takes_its_place() {
+        let mut s = slots(2);
+        let base = NonNull::from(&mut *s).cast();
+        // SAFETY: one producer and one consumer over two slots that outlive both.
+        let (mut tx, mut rx) = unsafe { (LaneTx::new(base, 2, 0), LaneRx::new(base, 2, 0)) };
+        let _unpublished = tx.fill(1);
+        assert_eq!((tx.position(), rx.pop()), (0, None));
+        tx.fill(2).publish();
+        assert_eq!((tx.position(), rx.pop(), rx.pop()), (1, Some(2), None));
     }
 
     #[cfg(not(loom))]

@@ -91,9 +91,11 @@ impl ReadyWords {
     #[must_use]
     #[inline(always)]
     pub fn any(&self) -> bool {
-        let is_set = |summary| self.word(summary).load(Ordering::Acquire) != 0;
-        // There is one at least, and nearly never another.
-        is_set(0) || self.summaries > 1 && (1..self.summaries).any(is_set)
+        let load = |summary| self.word(summary).load(Ordering::Acquire);
+        // There is one at least, and nearly never one that is set: all of them take one branch.
+        let first = load(0);
+        let all = if self.summaries > 1 { (1..self.summaries).fold(first, |all, summary| all | load(summary)) } else { first };
+        all != 0
     }
 
     #[cold]

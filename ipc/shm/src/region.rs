@@ -18,10 +18,12 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 pub use error::{CreateError, OpenError};
 use fresh::{Fresh, Temporary};
+
+pub use crate::robust::owner_may_be_gone;
 
 use crate::clock::Clock;
 use crate::dir::{Dir, InMemory, Memory, NAME_BYTES_MAX, Removal};
@@ -279,6 +281,13 @@ impl Region {
         self.header().may_be_ownerless()
     }
 
+    /// Returns the word that [`owner_hint`](Self::owner_hint) reads, for users that look at it with every operation: [`owner_may_be_gone`] of its
+    /// value is the hint. It is mapped as long as this value lives.
+    #[must_use]
+    pub fn owner_word(&self) -> NonNull<AtomicU32> {
+        NonNull::from(self.header().robust.word())
+    }
+
     /// Returns the proven state of the owner. No system call as long as [`owner_hint`](Self::owner_hint) is false, otherwise about 200 ns.
     #[must_use]
     pub fn owner_state(&self) -> OwnerState {
@@ -522,9 +531,11 @@ mod tests {
         let dir = scratch("closing");
         let region = Region::create(&dir, "r", 1, 64, |_| {}).unwrap();
         let peer = Region::open(&dir, "r", 1, 64).unwrap();
-        assert!(!peer.owner_hint());
+        // SAFETY: an atomic of the region, which is mapped.
+        let word_hints = || owner_may_be_gone(unsafe { peer.owner_word().as_ref() }.load(Ordering::Relaxed));
+        assert!(!peer.owner_hint() && !word_hints());
         region.header().close();
-        assert!(peer.owner_hint());
+        assert!(peer.owner_hint() && word_hints());
         // Its owner may be killed here: what unlocking writes must not take the hint away.
         // SAFETY: it is locked by this thread, and never unlocked again.
         assert!(unsafe { region.header().robust.unlock() });

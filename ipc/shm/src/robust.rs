@@ -37,13 +37,23 @@ pub(crate) fn owner_died_in(bytes: &[u8; ROBUST_BYTES]) -> bool {
     word.is_some_and(|word| owner_died(u32::from_ne_bytes(word)))
 }
 
+/// Returns whether the owner of a region may be gone whose [`owner_word`](crate::region::Region::owner_word) has the value `word`: it is 0, or
+/// marked.
+#[must_use]
+#[inline(always)]
+pub const fn owner_may_be_gone(word: u32) -> bool {
+    // Without the uppermost bit, that of waiters, a word is positive if it is a thread's without the mark: neither the mark, then the sign, nor
+    // zero.
+    (word << 1) as i32 <= 0
+}
+
 /// Died, and nobody took the mutex over.
 fn owner_died(word: u32) -> bool {
     word & OWNER_DIED != 0 && word & TID_MASK == 0
 }
 
 impl RobustWord {
-    fn word(&self) -> &AtomicU32 {
+    pub(crate) fn word(&self) -> &AtomicU32 {
         // SAFETY: the offset lies inside the bytes and is aligned to 4; an atomic may be shared.
         unsafe { &*self.0.get().cast::<u8>().add(WORD_OFFSET).cast::<AtomicU32>() }
     }
@@ -103,9 +113,8 @@ impl RobustWord {
     /// Returns whether the thread that locked it may have ended, or unlocked it, or the word is [marked](Self::mark). One load.
     #[inline(always)]
     pub(crate) fn owner_may_have_died(&self) -> bool {
-        // Nothing is read on the strength of this, so it needs no ordering. Without the uppermost bit, that of waiters, a word is positive
-        // if it is a thread's without the mark: neither the mark, then the sign, nor zero.
-        (self.word().load(Ordering::Relaxed) << 1) as i32 <= 0
+        // Nothing is read on the strength of this, so it needs no ordering.
+        owner_may_be_gone(self.word().load(Ordering::Relaxed))
     }
 
     /// Returns whether it ended, and nobody took the mutex over. One load.

@@ -25,12 +25,12 @@ pub(crate) fn told_every(slots: u32) -> u64 {
     u64::from((slots / 4).min(CONSUMED_EVERY) - 1)
 }
 
-/// One bounded pass over the lanes with traffic. Returns the number of messages taken.
+/// One bounded pass over the lanes with traffic. Returns the number of messages taken. `IS_PLAIN` is as in [`Arrivals::take`].
 #[inline(always)]
-pub(crate) fn pass(hca: &Hca, state: &mut State) -> usize {
+pub(crate) fn pass<const IS_PLAIN: bool>(hca: &Hca, state: &mut State) -> usize {
     let State { qps, cqs, hot, injector, .. } = state;
     let mut ready = ready_words(&hca.memory);
-    hot.pass(&mut ready, &mut Arrivals { hca, qps, cqs, injector }, Arrivals::take::<false>, || hca.clock.now_ns())
+    hot.pass(&mut ready, &mut Arrivals { hca, qps, cqs, injector }, Arrivals::take::<IS_PLAIN>, || hca.clock.now_ns())
 }
 
 /// Everything in the lanes whose ready bits are set, in the order of the lanes. They stay armed, so that every message sets one.
@@ -41,7 +41,7 @@ pub(crate) fn exact_pass(hca: &Hca, state: &mut State) -> usize {
     let mut arrivals = Arrivals { hca, qps, cqs, injector };
     let mut taken = 0;
     ready.drain(|lane| {
-        taken += arrivals.take::<true>(lane, LANE_SLOTS);
+        taken += arrivals.take::<false>(lane, LANE_SLOTS);
         if arrivals.is_ready(lane) {
             // It was passed over on purpose.
             ready.notify(lane);
@@ -70,17 +70,17 @@ pub(crate) struct Arrivals<'a> {
 }
 
 impl Arrivals<'_> {
-    /// Takes up to `budget` messages of a lane.
+    /// Takes up to `budget` messages of a lane. With `IS_PLAIN` there is neither a trace nor a fault to make.
     #[inline(always)]
-    fn take<const IS_EXACT: bool>(&mut self, lane: usize, budget: usize) -> usize {
+    fn take<const IS_PLAIN: bool>(&mut self, lane: usize, budget: usize) -> usize {
         let Some(Some(qp)) = self.qps.get_mut(lane) else { return 0 };
-        if self.injector.as_mut().is_some_and(|injector| injector.passes_over()) {
+        if !IS_PLAIN && self.injector.as_mut().is_some_and(|injector| injector.passes_over()) {
             // It counts as seen, so that the lane stays hot.
             return usize::from(qp.lane.is_ready());
         }
-        let Some(Some(cq)) = self.cqs.get_mut(qp.recv_cq as usize) else { return 0 };
         let qp = &mut **qp;
-        if cq.compresses() | qp.scatters {
+        let Some(Some(cq)) = self.cqs.get_mut(qp.recv_cq as usize) else { return 0 };
+        if qp.is_compact {
             return compact::visit(self.hca, qp, cq, budget);
         }
         let mut taken = 0;
@@ -94,7 +94,7 @@ impl Arrivals<'_> {
                 break;
             };
             qp.next_payload = message.payload.wrapping_add(message.byte_count.into());
-            if IS_EXACT {
+            if !IS_PLAIN {
                 trace(self.hca, qp, &message);
             }
             deliver(self.hca, qp, cq, message, Sender::Connected);

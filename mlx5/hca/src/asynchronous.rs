@@ -3,7 +3,7 @@
 use mlx5_wire::AsyncEvent;
 
 use super::cq::Overrun;
-use super::queues::SoftQp;
+use super::queues::{Mode, SoftQp};
 use super::{Hca, State};
 
 /// The only port.
@@ -31,7 +31,7 @@ impl Hca {
         if self.is_port_up.replace(is_up) == is_up {
             return;
         }
-        self.state.borrow_mut().qps.iter_mut().flatten().for_each(|qp| qp.is_odd = true);
+        self.state.borrow_mut().qps.iter_mut().flatten().for_each(|qp| qp.mode = Mode::Odd);
         self.report(if is_up { AsyncEvent::PortActive { port: PORT } } else { AsyncEvent::PortError { port: PORT } });
     }
 

@@ -41,8 +41,12 @@ impl Clock {
         }
     }
 
+    /// Returns whether [`polled`](Self::polled) does something.
+    pub(crate) fn steps(&self) -> bool {
+        matches!(self, Self::Stepping { .. })
+    }
+
     /// A CQ was found empty.
-    #[inline(always)]
     pub(crate) fn polled(&self) {
         if let Self::Stepping { now_ns, poll_ns } = self {
             now_ns.fetch_add(*poll_ns, Ordering::Relaxed);

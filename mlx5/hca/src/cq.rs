@@ -26,8 +26,8 @@ pub struct SoftCq {
     log_stride: u32,
     compression: bool,
     producer: u32,
-    /// Entries that were free when the consumer was last read, less those written since; none once the queue has overrun.
-    room: u32,
+    /// Producer up to which entries were free when the consumer was last read: not beyond the producer once the queue has overrun.
+    limit: u32,
     /// Producer behind the last CQE that was solicited or an error.
     solicited: u32,
     /// Producer when the last event was sent to another driver.
@@ -62,7 +62,7 @@ impl SoftCq {
             log_stride: memory.cqe_bytes.trailing_zeros(),
             compression: memory.compression,
             producer: 0,
-            room: 0,
+            limit: 0,
             solicited: 0,
             announced: 0,
             overrun: false,
@@ -75,7 +75,7 @@ impl SoftCq {
     /// Makes it as if `counter` CQEs had been written already.
     #[cfg(any(test, feature = "testing"))]
     pub fn start_at(&mut self, counter: u32) {
-        (self.producer, self.solicited) = (counter, counter);
+        (self.producer, self.solicited, self.limit) = (counter, counter, counter);
     }
 
     /// It gets no more CQEs, as after an overrun, but by no fault of its driver.
@@ -133,14 +133,10 @@ impl SoftCq {
         self.producer.wrapping_sub(consumed) & 0xff_ffff
     }
 
-    /// Takes `count` free entries; if there are fewer, this was the last attempt.
+    /// Finds `count` free entries at the producer; if there are fewer, this was the last attempt.
     #[inline(always)]
     fn reserve(&mut self, count: u32) -> Result<(), Overrun> {
-        if self.room < count {
-            self.find_room(count)?;
-        }
-        self.room -= count;
-        Ok(())
+        if self.limit.wrapping_sub(self.producer) < count { self.find_room(count) } else { Ok(()) }
     }
 
     /// Looks how many entries are free by now.
@@ -153,13 +149,13 @@ impl SoftCq {
             self.stop();
             return Err(Overrun { is_first });
         };
-        self.room = free;
+        self.limit = self.producer.wrapping_add(free);
         Ok(())
     }
 
     /// Writes no more.
     fn stop(&mut self) {
-        (self.overrun, self.room) = (true, 0);
+        (self.overrun, self.limit) = (true, self.producer);
     }
 
     /// Writes the CQE at the producer: body first, then the 8 bytes that end with the owner bit.

@@ -23,6 +23,7 @@ use super::memory::{DeviceMemory, Fault, commit};
 use super::options::GidKind;
 use super::outcome::{Limit, Malformed, Outcome, WaitFor};
 use super::queues::Transport;
+use super::receive::Receives;
 use super::rqs::RqSlot;
 use super::{Hca, Links, State};
 
@@ -129,9 +130,8 @@ pub(crate) fn send(hca: &Hca, links: &mut Links, from: &Sender, opcode: Opcode, 
         source_qpn: from.qpn,
         byte_count: length as u32,
         imm: if opcode == Opcode::SendImm { ctrl.imm() } else { 0 },
-        opcode: cqe_opcode as u8,
+        opcode: cqe_opcode as u32,
         flags: if ctrl.solicited() { SOLICITED } else { 0 } | if grh.is_some() { GRH } else { 0 },
-        _zero: 0,
     };
     let lid = hca.lid_of(to.qpn, &to.vector);
     let Some(out) = lid.and_then(|lid| outgoing(hca, links, lid)) else { return Outcome::Done(0) };
@@ -265,14 +265,14 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
         let payload = NonNull::from(&lane.payloads[position % DATAGRAM_SLOTS]).cast::<u8>();
         let qp = qps.get_mut(qp_index(header.qpn)).and_then(Option::as_deref_mut).filter(|qp| qp.qpn == header.qpn && !qp.failed);
         // The sender wrote this. What no SEND leaves is dropped, like anything else that is not for this device.
-        let is_send = [CqeOpcode::ResponderSend as u8, CqeOpcode::ResponderSendImm as u8].contains(&header.opcode);
+        let is_send = [CqeOpcode::ResponderSend as u32, CqeOpcode::ResponderSendImm as u32].contains(&header.opcode);
         let Some(qp) = qp.filter(|_| is_send) else { continue };
         let is_for = matches!(qp.transport, Transport::Datagram { qkey } if qkey == header.qkey);
         if !is_for || !hca.memory.receives(qp.index) || header.byte_count as usize > MAX_MTU {
             continue;
         }
         let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { continue };
-        let pop = || qp.receives.pop(&AtomicU64::new(0), &mut 0);
+        let pop = || qp.receives.pop(&AtomicU64::new(0), &mut { Receives::NONE_KNOWN });
         // Another driver's receive that was posted before the datagram was sent, but after the last look at its queue, is there all the same.
         let refreshed = || rqs.get_mut(qp.rqn as usize).and_then(Option::as_mut).is_some_and(RqSlot::refresh).then(pop).flatten();
         let Some(taking) = pop().or_else(refreshed) else { continue };
@@ -282,7 +282,7 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
         let result = unsafe { scatter(&hca.memory, &qp.receives, taking.index(), GRH_BYTES - grh, &data) };
         let (opcode, imm) = match result {
             Ok(()) => (header.opcode, header.imm),
-            Err((syndrome, vendor)) => (CqeOpcode::ResponderError as u8, Message::error(syndrome, vendor)),
+            Err((syndrome, vendor)) => (CqeOpcode::ResponderError as u32, Message::error(syndrome, vendor)),
         };
         let message = Message {
             payload: 0,

@@ -34,7 +34,8 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Mess
     prefetch(message.payload as usize);
     let Some(opcode) = receive_opcode(&message) else {
         // A copy, so that the message itself need not be in memory.
-        return deliver_other(hca, qp, cq, &Message { ..message });
+        let copy = message;
+        return deliver_other(hca, qp, cq, &copy);
     };
     // The peer wrote this. A wrong opcode or index makes no CQE: the connection ends instead.
     if !qp.taken.account(message.taking) {
@@ -61,9 +62,9 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Mess
 /// Returns the CQE opcode of a message that arrived well.
 #[inline(always)]
 pub(crate) fn receive_opcode(message: &Message) -> Option<CqeOpcode> {
-    const WRITE_IMM: u8 = CqeOpcode::ResponderWriteImm as u8;
-    const SEND: u8 = CqeOpcode::ResponderSend as u8;
-    const SEND_IMM: u8 = CqeOpcode::ResponderSendImm as u8;
+    const WRITE_IMM: u32 = CqeOpcode::ResponderWriteImm as u32;
+    const SEND: u32 = CqeOpcode::ResponderSend as u32;
+    const SEND_IMM: u32 = CqeOpcode::ResponderSendImm as u32;
     match message.opcode {
         WRITE_IMM => Some(CqeOpcode::ResponderWriteImm),
         SEND => Some(CqeOpcode::ResponderSend),
@@ -80,7 +81,7 @@ fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message)
         qp.answered = qp.answered.wrapping_add(1);
         return atomics::answer(hca, qp, message.imm);
     }
-    if message.opcode != CqeOpcode::ResponderError as u8 || !qp.taken.account(message.taking) {
+    if message.opcode != CqeOpcode::ResponderError as u32 || !qp.taken.account(message.taking) {
         return qp.break_down(hca);
     }
     let [raw_syndrome, vendor_syndrome, ..] = message.imm.to_le_bytes();

@@ -14,7 +14,7 @@ use super::faults::{Fate, Injector};
 use super::layout::qp_index;
 use super::links::Links;
 use super::outcome::{Limit, Malformed, Outcome, WaitFor};
-use super::queues::{REGISTER_BYTES, Remote, SoftQp, Waiting, blocks};
+use super::queues::{Mode, REGISTER_BYTES, Remote, SoftQp, Waiting, blocks};
 use super::requester::execute;
 use super::rule::VENDOR;
 use super::timing::Timing;
@@ -30,10 +30,15 @@ const MAX_WQE: usize = 16 * WQEBB;
 /// A BlueFlame register was written. It belongs to one queue pair, whose number its first 8 bytes repeat.
 #[inline(always)]
 pub(crate) fn doorbell(hca: &Hca, state: &mut State, uar_offset: usize) {
-    let index = uar_offset / REGISTER_BYTES;
-    if hca.is_plain && plain::rung(hca, state, index) {
-        return;
+    if !plain::rung(hca, state, uar_offset / REGISTER_BYTES) {
+        ring(hca, state, uar_offset);
     }
+}
+
+/// Does the rest of [`doorbell`], or all of it.
+#[inline(never)]
+fn ring(hca: &Hca, state: &mut State, uar_offset: usize) {
+    let index = uar_offset / REGISTER_BYTES;
     if hca.strict && !strict::doorbell(hca, state, index, uar_offset % REGISTER_BYTES) {
         return announce_all(hca, state, index);
     }
@@ -153,7 +158,7 @@ fn run(hca: &Hca, state: &mut State, index: usize, begin: impl FnOnce(&mut SoftQ
         // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
         let head = unsafe { at.cast::<[u8; SEGMENT]>().read() };
         let ctrl = CtrlWords::parse(&head);
-        let outcome = match if qp.is_odd { odd(hca, qp, injector, ctrl) } else { None } {
+        let outcome = match if qp.mode == Mode::Odd { odd(hca, qp, injector, ctrl) } else { None } {
             None => match wqe_bytes(qp, at, ctrl) {
                 Ok(Some(wqe)) => {
                     // SAFETY: the WQE is in the SQ's memory, which `qp` holds and the driver does not touch until completion.

@@ -1,13 +1,14 @@
 //! How devices find each other: a directory of control files, or a table in this process.
 
+use core::ptr::NonNull;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use shm::dir::Dir;
-use shm::region::{CreateError, OwnerState, Region};
+use shm::region::{CreateError, OwnerState, Region, owner_may_be_gone};
 
 use super::error::{ConnectError, OpenError};
 use super::layout::{Publication, REGION_KIND};
@@ -27,8 +28,11 @@ pub struct LocalFabric {
 struct LocalDevice {
     epoch: u64,
     memory: DeviceMemory,
-    gone: Arc<AtomicBool>,
+    life: Arc<AtomicU32>,
 }
+
+/// The word of a living device of a local fabric, as [`owner_may_be_gone`] reads it.
+const LIVES: u32 = 1;
 
 /// A device's own entry in its fabric; dropping it withdraws the device.
 pub(crate) enum Membership {
@@ -40,7 +44,7 @@ pub(crate) enum Membership {
 pub(crate) struct LocalDeviceRef {
     lid: u16,
     epoch: u64,
-    gone: Arc<AtomicBool>,
+    life: Arc<AtomicU32>,
 }
 
 impl Membership {
@@ -111,7 +115,8 @@ impl Membership {
                 // SAFETY: valid and aligned; written once before the file got its name. Any bytes are a valid `Publication`.
                 let publication = unsafe { at.read() };
                 let memory = DeviceMemory::attach(&publication.segments).map_err(|e| missing(e.to_string()))?;
-                Ok(Peer { lid, epoch: region.epoch(), memory, life: Life::Shared(region), noticed: Cell::new(false) })
+                let word = region.owner_word();
+                Ok(Peer { lid, epoch: region.epoch(), memory, word, life: Life::Shared(region), noticed: Cell::new(false) })
             }
             Self::Local { fabric, .. } => {
                 let devices = fabric.devices();
@@ -119,8 +124,9 @@ impl Membership {
                 if epoch.is_some_and(|epoch| device.epoch != epoch) {
                     return Err(ConnectError::StaleDevice { lid });
                 }
-                let (memory, life) = (device.memory.share(), Life::Local(Arc::clone(&device.gone)));
-                Ok(Peer { lid, epoch: device.epoch, memory, life, noticed: Cell::new(false) })
+                let (memory, life) = (device.memory.share(), Arc::clone(&device.life));
+                let word = NonNull::from(&*life);
+                Ok(Peer { lid, epoch: device.epoch, memory, word, life: Life::Local(life), noticed: Cell::new(false) })
             }
         }
     }
@@ -141,10 +147,10 @@ impl LocalFabric {
         let mut devices = self.devices();
         for lid in 1..=max_lid {
             if let Entry::Vacant(slot) = devices.entry(lid) {
-                let gone = Arc::new(AtomicBool::new(false));
+                let life = Arc::new(AtomicU32::new(LIVES));
                 let epoch = memory.ids()[0].token;
-                slot.insert(LocalDevice { epoch, memory: memory.share(), gone: Arc::clone(&gone) });
-                let device = LocalDeviceRef { lid, epoch, gone };
+                slot.insert(LocalDevice { epoch, memory: memory.share(), life: Arc::clone(&life) });
+                let device = LocalDeviceRef { lid, epoch, life };
                 return Ok(Membership::Local { fabric: self.clone(), device });
             }
         }
@@ -160,7 +166,7 @@ impl Membership {
     /// Withdraws a device of a local fabric, for good; another one may have its LID then.
     pub(crate) fn leave(&self) {
         if let Self::Local { fabric, device } = self {
-            if !device.gone.swap(true, Ordering::AcqRel) {
+            if device.life.swap(0, Ordering::AcqRel) == LIVES {
                 fabric.devices().remove(&device.lid);
             }
         }
@@ -175,7 +181,7 @@ impl Drop for Membership {
 
 enum Life {
     Shared(Region),
-    Local(Arc<AtomicBool>),
+    Local(Arc<AtomicU32>),
 }
 
 /// Another device (or this one, for loopback), mapped.
@@ -183,6 +189,8 @@ pub(crate) struct Peer {
     pub(crate) lid: u16,
     pub(crate) epoch: u64,
     pub(crate) memory: DeviceMemory,
+    /// [`owner_may_be_gone`] of its value: whether to look. In what `life` holds.
+    word: NonNull<AtomicU32>,
     life: Life,
     /// The receives that it took with it have been looked for.
     noticed: Cell<bool>,
@@ -204,12 +212,24 @@ impl Peer {
         self.memory.control().header.executing.load(Ordering::Acquire)
     }
 
-    /// Returns whether its process is proven to be gone, or closed the device. One or two loads while it is well.
+    /// Returns the word that says whether it may be gone ([`owner_may_be_gone`]). Valid as long as this value.
+    pub(crate) fn life_word(&self) -> NonNull<AtomicU32> {
+        self.word
+    }
+
+    /// Returns whether its process is proven to be gone, or closed the device. One load while it is well.
     #[inline(always)]
     pub(crate) fn is_gone(&self) -> bool {
+        // SAFETY: an atomic that `life` keeps.
+        let word = unsafe { self.word.as_ref() }.load(Ordering::Acquire);
+        owner_may_be_gone(word) && self.is_proven_to_be_gone()
+    }
+
+    #[cold]
+    fn is_proven_to_be_gone(&self) -> bool {
         match &self.life {
-            Life::Shared(region) => region.owner_hint() && region.owner_state() != OwnerState::Alive,
-            Life::Local(gone) => gone.load(Ordering::Acquire),
+            Life::Shared(region) => region.owner_state() != OwnerState::Alive,
+            Life::Local(life) => life.load(Ordering::Acquire) != LIVES,
         }
     }
 }

@@ -35,7 +35,7 @@ use shm::sleep::Sleep;
 use shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 
 /// The control file's `kind`. Its last digits change with any change of this file.
-pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC09");
+pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC10");
 
 /// Bits of a QPN that index the table; the upper 10 are a generation, so numbers are sparse and a stale one names nothing.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
@@ -200,7 +200,7 @@ impl Pop {
 
     /// Returns the word after the receive it names was taken, `next` being its successor.
     pub(crate) const fn taken(word: u64, next: u16) -> u64 {
-        (word | 0xffff).wrapping_add(1) | next as u64
+        word.wrapping_add(Self::ONE) & !0xffff | next as u64
     }
 
     /// Returns the word with the same count, and another receive at the head.
@@ -244,18 +244,18 @@ pub(crate) struct Message {
     pub(crate) imm: u32,
     /// The receive this message took.
     pub(crate) taking: Taking,
-    /// CQE opcode.
-    pub(crate) opcode: u8,
+    /// CQE opcode. As long as the flags, so that a message has no padding, which would be copied too.
+    pub(crate) opcode: u32,
     /// [`SOLICITED`].
-    pub(crate) flags: u8,
+    pub(crate) flags: u32,
 }
 
 /// Flag of a message: the sender asked for an event.
-pub(crate) const SOLICITED: u8 = 1;
+pub(crate) const SOLICITED: u32 = 1;
 /// Flag of a datagram: its payload begins with a GRH.
-pub(crate) const GRH: u8 = 2;
+pub(crate) const GRH: u32 = 2;
 /// Opcode of a message that takes no receive: the lane's [`AtomicRequest`] is to be executed.
-pub(crate) const ATOMIC: u8 = 0x80;
+pub(crate) const ATOMIC: u32 = 0x80;
 
 /// An atomic on memory that only its owner can reach. One at a time: the requester's send queue waits for the answer.
 #[repr(C)]
@@ -286,10 +286,9 @@ pub(crate) struct DatagramHeader {
     /// Host order.
     pub(crate) imm: u32,
     /// CQE opcode.
-    pub(crate) opcode: u8,
-    /// [`SOLICITED`].
-    pub(crate) flags: u8,
-    pub(crate) _zero: u16,
+    pub(crate) opcode: u32,
+    /// [`SOLICITED`], [`GRH`].
+    pub(crate) flags: u32,
 }
 
 /// Datagrams from the owner of this memory to one other device, which reads them here.

@@ -135,7 +135,7 @@ use self::layout::{ALL_LANE_SLOTS, MAX_QPS, QUEUE_BYTES};
 use self::links::Links;
 use self::memory::DeviceMemory;
 use self::objects::LANE_SLOT_BYTES;
-use self::queues::SoftQp;
+use self::queues::{Mode, SoftQp};
 use self::trace::Trace;
 
 /// Empty polls between two looks at whether a peer has died with a receive of this device.
@@ -183,15 +183,15 @@ pub struct Hca {
     timing: Timing,
     strict: bool,
     barrier: LightBarrier,
-    /// Immediate, not strict and not traced: [`plain`] WQEs are executed as such.
-    is_plain: bool,
+    /// The mode of a queue pair without faults.
+    mode: Mode,
     trace: Option<Trace>,
     /// Not immediate, or traced: the results of a WQE that succeeded are recorded.
     is_watched: bool,
     /// Lanes are visited when their ready bits say so and never otherwise, so that what arrives when is exact, and the same in every run.
     has_exact_lanes: bool,
-    /// Strict, or with exact lanes: an empty poll has more to do.
-    has_extras: bool,
+    /// Not plain, with faults to make, with datagrams, or by a clock that steps: an empty poll has more to do.
+    has_extras: Cell<bool>,
     /// The port that it is one seat of.
     port: Option<Port>,
     /// A queue pair failed since the last flush, or one with a receive queue of its own did at any time.
@@ -294,6 +294,23 @@ impl Hca {
 
     #[inline(always)]
     fn progress(&self, state: &mut State) -> bool {
+        let mut progress = if self.has_extras.get() || !state.deferred.is_empty() {
+            self.progress_with_extras(state)
+        } else {
+            self.count_to_patrol(state);
+            arrive::pass::<true>(self, state) > 0
+        };
+        // Last: what came before may have failed a queue pair, and nobody promises another poll.
+        if self.has_failed.get() {
+            progress |= flush::flush_failed(self, state);
+        }
+        progress
+    }
+
+    /// Does the same where there is more to do than to take in messages.
+    #[cold]
+    #[inline(never)]
+    fn progress_with_extras(&self, state: &mut State) -> bool {
         self.clock.polled();
         let mut progress = false;
         if !state.deferred.is_empty() {
@@ -302,16 +319,20 @@ impl Hca {
         if state.links.has_datagrams {
             progress |= datagram::receive(self, state) > 0;
         }
+        self.count_to_patrol(state);
+        if self.strict {
+            self.check_strictly(state);
+        }
+        let taken = if self.has_exact_lanes { arrive::exact_pass(self, state) } else { arrive::pass::<false>(self, state) };
+        progress | (taken > 0)
+    }
+
+    #[inline(always)]
+    fn count_to_patrol(&self, state: &mut State) {
         state.polls_to_patrol -= 1;
         if state.polls_to_patrol == 0 {
             self.patrol(state);
         }
-        progress |= if self.has_extras { self.extras(state) } else { arrive::pass(self, state) } > 0;
-        // Last: what came before may have failed a queue pair, and nobody promises another poll.
-        if self.has_failed.get() {
-            progress |= flush::flush_failed(self, state);
-        }
-        progress
     }
 
     /// Reports WQEs that were not announced, and mistakes in other queues.
@@ -332,16 +353,6 @@ impl Hca {
             self.check_strictly(state);
         }
         core::mem::take(&mut state.violations)
-    }
-
-    /// Does the additional work of a strict device, or of one with exact lanes, and the pass over its lanes. Returns the number of
-    /// messages taken.
-    #[cold]
-    fn extras(&self, state: &mut State) -> usize {
-        if self.strict {
-            self.check_strictly(state);
-        }
-        if self.has_exact_lanes { arrive::exact_pass(self, state) } else { arrive::pass(self, state) }
     }
 
     /// For a stepper: does what is due, and adds to `touched` the LIDs of the devices that were changed by this one since the last call;

@@ -53,7 +53,7 @@ impl Hca {
     /// was sent or received its connection is to whatever the other end becomes, as that of a NIC, which knows its peer by its number alone.
     fn follow(&self, qp: &mut SoftQp) {
         let own = QpEntry::pack_peer(self.lid(), qp.qpn, qp.generation);
-        let Transport::Connected(Some(remote)) = &mut qp.transport else { return };
+        let Transport::Connected(remote) = &mut qp.transport else { return };
         // An atomic that was asked for is still the WQE at the head, and may have been executed.
         if remote.lane.position() != 0 || !remote.was_reset() {
             return;
@@ -145,10 +145,10 @@ impl Hca {
         qp.lane = unsafe { self.clear_lane(index, qp.lane_place) };
         qp.generation = qp_generations[index];
         (qp.sq_consumer, qp.sq_limit, qp.flushed, qp.answered) = (0, 0, 0, 0);
-        (qp.failed, qp.is_odd, qp.is_watched) = (false, state.injector.is_some() || !self.is_port_up.get(), false);
+        (qp.failed, qp.mode, qp.is_watched) = (false, self.first_mode(state.injector.as_deref()), false);
         qp.waiting = None;
         qp.under_way = UnderWay::with_capacity(0, false);
-        qp.transport = if qp.is_datagram() { Transport::Datagram { qkey: 0 } } else { Transport::Connected(None) };
+        qp.transport = if qp.is_datagram() { Transport::Datagram { qkey: 0 } } else { Transport::Unconnected };
         if let (true, Some(Some(rq))) = (qp.owns_rq, rqs.get_mut(qp.rqn as usize)) {
             rq.receives.reset();
             rq.taken.reset();

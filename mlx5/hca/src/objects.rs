@@ -7,6 +7,7 @@ use std::io;
 
 use mlx5_wire::{
     Access, AsyncEvent, CQE_BYTES, CQE128_BYTES, ConnectOptions, MAX_CQE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR, SEGMENT, Service, WQEBB,
+    Writes,
 };
 use shm::lane::{LaneRx, Slot};
 use shm::ready::ARMED;
@@ -17,12 +18,12 @@ use super::cq::SoftCq;
 use super::deferred::LANE_RETRY_NS;
 use super::error::{ConnectError, CreateError, OpenError, check};
 use super::fabric::{MAX_LID, Membership};
-use super::faults;
+use super::faults::{self, Injector};
 use super::layout::{DATAGRAM, LANE_SLOTS, LanePlace, MAX_QPS, MIN_LANE_SLOTS, Message, QP_INDEX_BITS, QpEntry, RECEIVES, qp_index};
 use super::memory::{DeviceMemory, commit, memory_error, ready_words};
 use super::mirror::Mirror;
 use super::options::SoftOptions;
-use super::queues::{Remote, SoftQp, SqPlace, Transport};
+use super::queues::{Mode, Remote, SoftQp, SqPlace, Transport};
 use super::reach::Reach;
 use super::receive::Receives;
 use super::request::{Address, CqMemory, QpMemory, Receives as Source, RqMemory, SqMemory};
@@ -96,6 +97,8 @@ impl Hca {
         // The first one in a process registers it with the kernel, which in a process of several threads waits for all CPUs: up to seconds on
         // a busy machine. Not in the first doorbell, then, where a peer would take this process for a stopped one.
         let barrier = LightBarrier::of_process();
+        let state = State::new(arena_bytes, &options.faults);
+        let is_plain = options.timing.is_immediate() && !options.strict && !options.trace;
         let membership = Membership::join(&options.fabric, &memory, if options.port.is_some() { MAX_SEAT } else { MAX_LID })?;
         Ok(Self {
             membership,
@@ -105,11 +108,11 @@ impl Hca {
             timing: options.timing.clone(),
             strict: options.strict,
             barrier,
-            is_plain: options.timing.is_immediate() && !options.strict && !options.trace,
+            mode: if is_plain { Mode::Plain } else { Mode::Ordinary },
             trace: options.trace.then(|| Trace::new(options.clock.clone())),
             is_watched: options.trace || !options.timing.is_immediate(),
             has_exact_lanes: options.trace || options.timing.is_model(),
-            has_extras: options.strict || options.trace || options.timing.is_model(),
+            has_extras: Cell::new(!is_plain || options.clock.steps() || state.injector.is_some()),
             port: options.port,
             has_failed: Cell::new(false),
             is_port_up: Cell::new(true),
@@ -117,7 +120,7 @@ impl Hca {
             rnr_naks: Cell::new(0),
             sends: Cell::new(0),
             registrations: Cell::new(0),
-            state: RefCell::new(State::new(arena_bytes, &options.faults)),
+            state: RefCell::new(state),
         })
     }
 
@@ -300,6 +303,14 @@ impl Hca {
         result
     }
 
+    /// Returns the mode of a queue pair that nothing has happened to.
+    pub(crate) fn first_mode(&self, injector: Option<&Injector>) -> Mode {
+        match (injector, self.is_port_up.get()) {
+            (None, true) => self.mode,
+            _ => Mode::Odd,
+        }
+    }
+
     /// Returns the number of queue pair `index`. Generations start at 1, so that no QPN is 0.
     fn qpn(&self, index: usize, generation: u16) -> u32 {
         let upper = if self.port.is_some() { self.lid() } else { generation + 1 };
@@ -335,8 +346,12 @@ impl Hca {
         let count = state.qps.len();
         state.deferred.reserve(count);
         let later = if self.timing.is_immediate() { 0 } else { sq.capacity() as usize };
+        let qpn = self.qpn(index, generation);
+        let scatters = memory.scatter_to_cqe && !is_datagram;
+        let is_compact = scatters || matches!(state.cqs.get(memory.recv_cq as usize), Some(Some(cq)) if cq.compresses());
         let qp = state.qps[index].insert(Box::new(SoftQp {
-            qpn: self.qpn(index, generation),
+            qpn,
+            writes: Writes::of(qpn),
             index,
             generation,
             connections: 0,
@@ -345,7 +360,8 @@ impl Hca {
             recv_cq: memory.recv_cq,
             rqn,
             owns_rq: !matches!(memory.receives, Source::Shared(_)),
-            scatters: memory.scatter_to_cqe && !is_datagram,
+            scatters,
+            is_compact,
             flushed: 0,
             answered: 0,
             receives,
@@ -356,12 +372,12 @@ impl Hca {
             sq_consumer: 0,
             sq_limit: 0,
             failed: false,
-            is_odd: state.injector.is_some() || !self.is_port_up.get(),
+            mode: self.first_mode(state.injector.as_deref()),
             waiting: None,
             lane,
             lane_place,
             told_every: arrive::told_every(lane_place.slots),
-            transport: if is_datagram { Transport::Datagram { qkey: 0 } } else { Transport::Connected(None) },
+            transport: if is_datagram { Transport::Datagram { qkey: 0 } } else { Transport::Unconnected },
             access: Access::empty(),
             options: ConnectOptions::default(),
             is_watched: false,
@@ -401,7 +417,7 @@ impl Hca {
         qp.connections = qp.connections.wrapping_add(1);
         let entry = self.memory.qp(qp.index);
         entry.peer.store(QpEntry::pack_peer(remote.lid, remote.qpn, connection.generation()), Ordering::Relaxed);
-        qp.transport = Transport::Connected(Some(Box::new(connection)));
+        qp.transport = Transport::Connected(Box::new(connection));
         entry.peer_epoch.store(remote.epoch, Ordering::Relaxed);
         // H1
         entry.identity.store(qp.connected_identity(), Ordering::Release);
@@ -412,6 +428,7 @@ impl Hca {
     pub fn activate_datagrams(&self, qpn: u32, qkey: u32) {
         let State { qps, links, .. } = &mut *self.state.borrow_mut();
         links.has_datagrams = true;
+        self.has_extras.set(true);
         if let Some(Some(qp)) = qps.get_mut(qp_index(qpn)) {
             qp.transport = Transport::Datagram { qkey };
             self.memory.qp(qp.index).identity.store(qp.identity(DATAGRAM | RECEIVES), Ordering::Release);

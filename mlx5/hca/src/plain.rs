@@ -8,13 +8,13 @@
 
 use core::ptr::NonNull;
 
-use mlx5_wire::{Access, CqeOpcode, CtrlWords, DataWords, InlineHeader, MAX_MESSAGE_BYTES, RaddrSegment, SEGMENT};
+use mlx5_wire::{Access, CqeOpcode, CtrlWords, DataSegment, DataWords, InlineHeader, MAX_MESSAGE_BYTES, RaddrSegment, SEGMENT};
 use shm::cache::copy;
 
 use super::complete;
 use super::layout::{Message, SOLICITED};
 use super::memory::place;
-use super::queues::{Remote, SqPlace, Transport, blocks};
+use super::queues::{Mode, SqPlace, Transport, blocks};
 use super::reach::Reach;
 use super::requester::allows;
 use super::{Hca, State};
@@ -23,29 +23,91 @@ use super::{Hca, State};
 const RADDR: usize = SEGMENT;
 const DATA: usize = 2 * SEGMENT;
 
+/// Regions looked up anew within one doorbell. A peer that changes its own without end has its WQEs executed by the other path.
+const LOOKS: u32 = 128;
+
 /// Executes the new WQEs of queue pair `index` up to the first that is not plain. Returns whether there was none. To be called while the device
 /// is marked as executing (H3), so that all results hold until the end of the doorbell.
 #[inline(always)]
 pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> bool {
     let State { qps, cqs, .. } = state;
-    let Some(Some(qp)) = qps.get_mut(index) else { return true };
+    let Some(Some(qp)) = qps.get_mut(index) else { return false };
     let qp = &mut **qp;
-    if qp.is_odd || qp.waiting.is_some() {
+    if qp.mode != Mode::Plain || qp.waiting.is_some() {
         return false;
     }
-    let Transport::Connected(Some(remote)) = &mut qp.transport else { return false };
+    let Transport::Connected(remote) = &mut qp.transport else { return false };
     let remote = &mut **remote;
     if !allows(remote.granted(), Access::REMOTE_WRITE) {
         return false;
     }
-    let end = qp.sq.producer();
-    qp.sq_limit = end;
-    let mut at = qp.sq_consumer;
-    while at != end {
-        let head = Head { sq: &qp.sq, at, end, qpn: qp.qpn, pd: qp.pd };
-        let Some(ctrl) = head.execute(hca, &mut qp.source, remote) else { return false };
-        at = at.wrapping_add(blocks(ctrl));
-        qp.sq_consumer = at;
+    qp.sq_limit = qp.sq.producer();
+    let mut looks = LOOKS;
+    while qp.sq_consumer != qp.sq_limit {
+        let (at, wqe) = (qp.sq_consumer, qp.sq.wqebb(qp.sq_consumer));
+        // SAFETY: inside a WQEBB of the SQ, which the driver does not touch between the doorbell and the completion.
+        let segment = |at: usize| unsafe { wqe.add(at).cast::<[u8; SEGMENT]>().read() };
+        let (ctrl, data) = (CtrlWords::parse(&segment(0)), DataWords::parse(&segment(DATA)));
+        if !ctrl.is_one_of(qp.writes, at) {
+            return false;
+        }
+        let len = data.byte_count();
+        let from = if data.is_inline() {
+            if !carries(&qp.sq, at, qp.sq_limit, ctrl, len) {
+                return false;
+            }
+            // SAFETY: inside the WQE.
+            unsafe { wqe.add(DATA + InlineHeader::LEN) }
+        } else {
+            if usize::from(ctrl.ds()) * SEGMENT != DATA + SEGMENT || len.wrapping_sub(1) >= MAX_MESSAGE_BYTES as u32 {
+                return false;
+            }
+            let Some(from) = qp.source.find(data.lkey(), data.addr(), len) else {
+                looks -= 1;
+                // The WQE is read again, so that nothing of it has to be kept over the call.
+                if looks > 0 && look_for_source(hca, &mut qp.source, wqe, qp.pd) {
+                    continue;
+                }
+                return false;
+            };
+            from
+        };
+        let RaddrSegment { addr, rkey } = RaddrSegment::parse(&segment(RADDR));
+        let Some(to) = remote.find_target(rkey, addr, len) else {
+            looks -= 1;
+            if looks > 0 && remote.look_for_target(rkey, addr, len) {
+                continue;
+            }
+            return false;
+        };
+        if ctrl.has_imm() {
+            if !remote.has_room() {
+                return false;
+            }
+            let Some(taking) = remote.take_known_receive() else { return false };
+            // Nothing can fail from here on. The exchange that takes a receive waits for all earlier stores, so it comes before the copy: the
+            // lines of payload and message, both last used by the peer, are then fetched at the same time. What is needed of the WQE is read
+            // again: that costs less than to keep it.
+            let ctrl = CtrlWords::parse(&segment(0));
+            let message = Message {
+                payload: addr,
+                byte_count: len,
+                imm: ctrl.imm(),
+                taking,
+                opcode: CqeOpcode::ResponderWriteImm as u32,
+                flags: if ctrl.solicited() { SOLICITED } else { 0 },
+            };
+            let filled = remote.lane.fill(message);
+            // SAFETY: both were found to be `len` bytes, or the source lies in the WQE; as in `Span::write`.
+            unsafe { copy(to.as_ptr(), from.as_ptr(), len as usize) };
+            filled.publish();
+            remote.note_published();
+        } else {
+            // SAFETY: as above.
+            unsafe { place(to.as_ptr(), from.as_ptr(), len as usize) };
+        }
+        let ctrl = CtrlWords::parse(&segment(0));
+        qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl));
         if ctrl.signaled() {
             if let Err(overrun) = complete::write_success(cqs, qp.send_cq, qp.user_index, ctrl, 0) {
                 qp.overran(hca, qp.send_cq, overrun);
@@ -57,80 +119,20 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> bool {
     true
 }
 
-/// A WQE that is not executed yet.
-struct Head<'a> {
-    sq: &'a SqPlace,
-    at: u16,
-    /// Behind the last one that may be executed.
-    end: u16,
-    qpn: u32,
-    pd: u32,
+/// Whether the WQE at `at` consists of `len` inline bytes, at least one, does not wrap, and ends before `end`.
+#[inline(always)]
+fn carries(sq: &SqPlace, at: u16, end: u16, ctrl: CtrlWords, len: u32) -> bool {
+    let segments = DATA / SEGMENT + InlineHeader::segments(len as usize);
+    let room = sq.to_end(at).min(end.wrapping_sub(at));
+    segments == usize::from(ctrl.ds()) && len > 0 && blocks(ctrl) <= room
 }
 
-impl Head<'_> {
-    /// Executes it and returns its control segment. `None`, and nothing has happened, if it is not plain or cannot run now.
-    #[inline(always)]
-    fn execute(&self, hca: &Hca, source: &mut Reach, remote: &mut Remote) -> Option<CtrlWords> {
-        let wqe = self.sq.wqebb(self.at);
-        // SAFETY: inside a WQEBB of the SQ, which the driver does not touch between the doorbell and the completion.
-        let segment = |at: usize| unsafe { wqe.add(at).cast::<[u8; SEGMENT]>().read() };
-        let (ctrl, data) = (CtrlWords::parse(&segment(0)), DataWords::parse(&segment(DATA)));
-        if !ctrl.is_write(self.at, self.qpn) {
-            return None;
-        }
-        let len = data.byte_count();
-        let from = if data.is_inline() {
-            // SAFETY: inside the WQE.
-            self.carries(ctrl, len).then(|| unsafe { wqe.add(DATA + InlineHeader::LEN) })?
-        } else {
-            if usize::from(ctrl.ds()) * SEGMENT != DATA + SEGMENT || len.wrapping_sub(1) >= MAX_MESSAGE_BYTES as u32 {
-                return None;
-            }
-            match source.find(data.lkey(), data.addr(), len) {
-                Some(from) => from,
-                None => self.look_for_source(hca, source, data.lkey(), data.addr(), len)?,
-            }
-        };
-        let RaddrSegment { addr, rkey } = RaddrSegment::parse(&segment(RADDR));
-        let to = remote.target(rkey, addr, len)?;
-        if !ctrl.has_imm() {
-            // SAFETY: both were found to be `len` bytes, or the source lies in the WQE; as in `Span::write`.
-            unsafe { place(to.as_ptr(), from.as_ptr(), len as usize) };
-            return Some(ctrl);
-        }
-        if !remote.has_room() {
-            return None;
-        }
-        let taking = remote.take_known_receive()?;
-        // Nothing can fail from here on. The exchange that takes a receive waits for all earlier stores, so it comes before the copy: the lines
-        // of payload and message, both last used by the peer, are then fetched at the same time.
-        // SAFETY: as above.
-        unsafe { copy(to.as_ptr(), from.as_ptr(), len as usize) };
-        // Read again: that costs less than to keep it over the copy.
-        let ctrl = CtrlWords::parse(&segment(0));
-        remote.publish(Message {
-            payload: addr,
-            byte_count: len,
-            imm: ctrl.imm(),
-            taking,
-            opcode: CqeOpcode::ResponderWriteImm as u8,
-            flags: if ctrl.solicited() { SOLICITED } else { 0 },
-        });
-        Some(ctrl)
-    }
-
-    /// Whether the WQE consists of `len` inline bytes, at least one, and does not wrap.
-    #[inline(always)]
-    fn carries(&self, ctrl: CtrlWords, len: u32) -> bool {
-        let segments = DATA / SEGMENT + InlineHeader::segments(len as usize);
-        let room = self.sq.to_end(self.at).min(self.end.wrapping_sub(self.at));
-        segments == usize::from(ctrl.ds()) && len > 0 && blocks(ctrl) <= room
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn look_for_source(&self, hca: &Hca, source: &mut Reach, lkey: u32, addr: u64, len: u32) -> Option<NonNull<u8>> {
-        *source = Reach::of_own(&hca.memory, lkey, addr, len, self.pd).ok()?;
-        source.find(lkey, addr, len)
-    }
+/// Looks up the region that the WQE at `wqe` reads from. Returns whether it may.
+#[cold]
+#[inline(never)]
+fn look_for_source(hca: &Hca, source: &mut Reach, wqe: NonNull<u8>, pd: u32) -> bool {
+    // SAFETY: inside a WQEBB of the SQ, as in `rung`.
+    let data = DataSegment::parse(&unsafe { wqe.add(DATA).cast::<[u8; SEGMENT]>().read() });
+    let found = Reach::of_own(&hca.memory, data.lkey, data.addr, data.byte_count, pd).ok();
+    found.map(|found| *source = found).is_some()
 }

@@ -5,9 +5,10 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::cell::Cell;
 use std::rc::Rc;
 
-use mlx5_wire::{Access, BLUEFLAME_BYTES, ConnectOptions, CtrlWords, SEGMENT, WQEBB, queue_record_index};
+use mlx5_wire::{Access, BLUEFLAME_BYTES, ConnectOptions, CtrlWords, SEGMENT, WQEBB, Writes, queue_record_index};
 use shm::lane::{LaneRx, LaneTx};
 use shm::ready::ReadyWords;
+use shm::region::owner_may_be_gone;
 use shm::sync::LightBarrier;
 
 use super::Hca;
@@ -28,8 +29,8 @@ pub const REGISTER_BYTES: usize = 2 * BLUEFLAME_BYTES;
 pub(crate) struct SqPlace {
     buffer: NonNull<u8>,
     record: NonNull<AtomicU32>,
-    /// WQEBBs - 1.
-    mask: u16,
+    /// Bytes, less those of the last WQEBB.
+    mask: usize,
     /// The BlueFlame register, where it can be read.
     pub(crate) register: Option<NonNull<u8>>,
 }
@@ -41,7 +42,7 @@ impl SqPlace {
     /// All of it is valid as long as the result.
     pub(crate) unsafe fn new(memory: &SqMemory) -> Self {
         let SqMemory { buffer, wqe_cnt, record, register } = *memory;
-        Self { buffer, record, mask: (wqe_cnt - 1) as u16, register }
+        Self { buffer, record, mask: (wqe_cnt as usize - 1) * WQEBB, register }
     }
 
     /// The producer counter in the doorbell record.
@@ -55,25 +56,27 @@ impl SqPlace {
     /// The WQEBB of a counter.
     #[inline(always)]
     pub(crate) fn wqebb(&self, counter: u16) -> NonNull<u8> {
-        // SAFETY: the buffer holds `mask + 1` WQEBBs.
-        unsafe { self.buffer.add(usize::from(counter & self.mask) * WQEBB) }
+        // SAFETY: inside the buffer, where a WQEBB begins.
+        unsafe { self.buffer.add((usize::from(counter) * WQEBB) & self.mask) }
     }
 
     /// WQEBBs from that of `counter` to the end of the buffer.
     #[inline(always)]
     pub(crate) fn to_end(&self, counter: u16) -> u16 {
-        self.mask - (counter & self.mask) + 1
+        ((!(usize::from(counter) * WQEBB) & self.mask) / WQEBB) as u16 + 1
     }
 
     /// WQEBBs.
     pub(crate) fn capacity(&self) -> u32 {
-        u32::from(self.mask) + 1
+        (self.mask / WQEBB) as u32 + 1
     }
 }
 
 /// A queue pair, as the device sees it.
 pub(crate) struct SoftQp {
     pub(crate) qpn: u32,
+    /// Its WRITEs.
+    pub(crate) writes: Writes,
     pub(crate) index: usize,
     /// Tells it apart from others that had its number.
     pub(crate) generation: u16,
@@ -91,6 +94,8 @@ pub(crate) struct SoftQp {
     pub(crate) answered: u32,
     /// Short received data goes into the CQE.
     pub(crate) scatters: bool,
+    /// It does, or its receive CQ has compressed sessions.
+    pub(crate) is_compact: bool,
     pub(crate) receives: Receives,
     pub(crate) taken: Taken,
     pub(crate) sq: SqPlace,
@@ -103,8 +108,7 @@ pub(crate) struct SoftQp {
     /// WQEBBs that may be executed by now: those of the doorbells whose time has come.
     pub(crate) sq_limit: u16,
     pub(crate) failed: bool,
-    /// WQEs are not simply run: it failed, broke a rule, or there are faults to make.
-    pub(crate) is_odd: bool,
+    pub(crate) mode: Mode,
     pub(crate) waiting: Option<Waiting>,
     pub(crate) lane: LaneRx<Message>,
     pub(crate) lane_place: LanePlace,
@@ -126,10 +130,23 @@ pub(crate) struct SoftQp {
     pub(crate) watch: QpWatch,
 }
 
+/// How the WQEs of a send queue are run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// In immediate time, neither strict nor traced: those that are [`plain`](super::plain) as such.
+    Plain,
+    /// All in the same way.
+    Ordinary,
+    /// It failed, broke a rule, or there are faults to make.
+    Odd,
+}
+
 /// The target of a queue pair's messages.
 pub(crate) enum Transport {
-    /// Reliable connection; `None` before it is connected.
-    Connected(Option<Box<Remote>>),
+    /// Reliable connection.
+    Connected(Box<Remote>),
+    /// The same, before it is connected.
+    Unconnected,
     /// Connected to a queue pair that does not exist.
     Nowhere,
     /// Unreliable datagrams; receives those that bring this Q_Key.
@@ -154,6 +171,8 @@ pub(crate) struct Remote {
     entry: NonNull<QpEntry>,
     intent: NonNull<AtomicU64>,
     atomic: NonNull<AtomicRequest>,
+    /// [`Peer::life_word`], at hand.
+    life: NonNull<AtomicU32>,
     /// Atomics that the peer was asked to execute.
     pub(crate) atomics: u32,
     /// The last of them is the WQE at the head of the SQ, and not known to be answered.
@@ -199,11 +218,12 @@ impl Remote {
             entry: NonNull::from(entry),
             intent: NonNull::from(&lane.intent),
             receives,
-            known_receives: 0,
+            known_receives: Receives::NONE_KNOWN,
             target: Reach::none(),
             verified: Cell::new(0),
             identity,
             atomic: NonNull::from(&lane.atomic),
+            life: peer.life_word(),
             atomics: 0,
             is_asking: false,
             own,
@@ -247,7 +267,9 @@ impl Remote {
     pub(crate) fn granted(&self) -> u64 {
         // H1. While this word is the same, so are the words beside it.
         let identity = self.entry().identity.load(Ordering::Acquire);
-        if self.peer.is_gone() {
+        // SAFETY: `peer` keeps it.
+        let life = unsafe { self.life.as_ref() }.load(Ordering::Acquire);
+        if owner_may_be_gone(life) && self.peer.is_gone() {
             return 0;
         }
         if identity == self.verified.get() { identity } else { self.verify(identity) }
@@ -294,26 +316,23 @@ impl Remote {
         unsafe { self.atomic.as_ref() }
     }
 
-    /// Returns where a WRITE of `len` bytes, at least one, to `addr` under `rkey` goes; `None` if it is refused, or not mapped here.
+    /// Returns where a WRITE of `len` bytes, at least one, to `addr` under `rkey` goes; `None` unless it is inside the region of the last one.
     #[inline(always)]
-    pub(crate) fn target(&mut self, rkey: u32, addr: u64, len: u32) -> Option<NonNull<u8>> {
-        match self.target.find(rkey, addr, len) {
-            Some(to) => Some(to),
-            None => self.aim(rkey, addr, len),
-        }
+    pub(crate) fn find_target(&self, rkey: u32, addr: u64, len: u32) -> Option<NonNull<u8>> {
+        self.target.find(rkey, addr, len)
     }
 
-    /// Does [`target`](Self::target) for another region than the last one.
+    /// Looks up another region than that of the last one. Returns `false` if the WRITE is refused, or the region is not mapped here.
     #[cold]
     #[inline(never)]
-    fn aim(&mut self, rkey: u32, addr: u64, len: u32) -> Option<NonNull<u8>> {
-        self.target = Reach::of_peer(&self.peer.memory, rkey, addr, len, Access::REMOTE_WRITE, self.pd).ok()?;
-        self.target.find(rkey, addr, len)
+    pub(crate) fn look_for_target(&mut self, rkey: u32, addr: u64, len: u32) -> bool {
+        let found = Reach::of_peer(&self.peer.memory, rkey, addr, len, Access::REMOTE_WRITE, self.pd).ok();
+        found.map(|found| self.target = found).is_some()
     }
 
     /// Takes the next receive of the peer. `None` if none is posted. To be followed by [`publish`](Self::publish).
     pub(crate) fn take_receive(&self) -> Option<Taking> {
-        self.receives.pop(self.intent(), &mut 0)
+        self.receives.pop(self.intent(), &mut { Receives::NONE_KNOWN })
     }
 
     /// Does the same without a look at the peer's record as long as receives are left that the last look found.
@@ -328,6 +347,12 @@ impl Remote {
     #[inline(always)]
     pub(crate) fn publish(&mut self, message: Message) {
         self.lane.publish(message);
+        self.note_published();
+    }
+
+    /// Notes that the message that took the last receive was published.
+    #[inline(always)]
+    pub(crate) fn note_published(&mut self) {
         // H5
         self.intent().store(0, Ordering::Release);
         self.published = true;
@@ -364,8 +389,8 @@ impl SoftQp {
     #[inline(always)]
     pub(crate) fn remote(&self) -> Option<&Remote> {
         match &self.transport {
-            Transport::Connected(remote) => remote.as_deref(),
-            Transport::Datagram { .. } | Transport::Nowhere => None,
+            Transport::Connected(remote) => Some(remote),
+            Transport::Unconnected | Transport::Datagram { .. } | Transport::Nowhere => None,
         }
     }
 
@@ -373,8 +398,8 @@ impl SoftQp {
     #[inline(always)]
     pub(crate) fn remote_mut(&mut self) -> Option<&mut Remote> {
         match &mut self.transport {
-            Transport::Connected(remote) => remote.as_deref_mut(),
-            Transport::Datagram { .. } | Transport::Nowhere => None,
+            Transport::Connected(remote) => Some(remote),
+            Transport::Unconnected | Transport::Datagram { .. } | Transport::Nowhere => None,
         }
     }
 
@@ -393,7 +418,7 @@ impl SoftQp {
     #[cold]
     pub(crate) fn fail(&mut self, hca: &Hca) {
         self.failed = true;
-        self.is_odd = true;
+        self.mode = Mode::Odd;
         hca.has_failed.set(true);
         hca.memory.qp(self.index).identity.store(self.identity(0), Ordering::Release);
     }

@@ -59,6 +59,9 @@ pub(crate) struct Receives {
 }
 
 impl Receives {
+    /// No receive is known to be posted: no pop word is that high.
+    pub(crate) const NONE_KNOWN: u64 = u64::MAX;
+
     /// Receive queue `rqn` of the device that owns `memory`; everything is checked here, once. The result is valid as long as `memory`.
     pub(crate) fn of(memory: &DeviceMemory, rqn: u32) -> Option<Self> {
         let (entry, pop) = memory.rq(rqn)?;
@@ -90,9 +93,9 @@ impl Receives {
 
     /// Takes the next receive. `None` if none is posted.
     ///
-    /// `intent` says meanwhile, and until its owner clears it, which receive is being taken (H5). `known` is the taker's alone, and begins as 0:
-    /// the pop word, without its index, of the first receive that was not posted when the record was last read. Receives stay posted until they
-    /// are taken, so the record is read again only when those are used up.
+    /// `intent` says meanwhile, and until its owner clears it, which receive is being taken (H5). `known` is the taker's alone, and begins as
+    /// [`NONE_KNOWN`](Self::NONE_KNOWN): the highest pop word of the last receive that was posted when the record was last read. Receives stay
+    /// posted until they are taken, so the record is read again only when those are used up.
     #[inline(always)]
     pub(crate) fn pop(&self, intent: &AtomicU64, known: &mut u64) -> Option<Taking> {
         let (_, pop) = self.words();
@@ -117,11 +120,11 @@ impl Receives {
         }
     }
 
-    /// Whether the receive that pop word `word` names is posted, given that those before `known` are.
+    /// Whether the receive that pop word `word` names is posted, given that those up to `known` are.
     #[inline(always)]
     fn is_posted(&self, word: u64, known: u64) -> bool {
-        // Neither 0 nor more than there are WQEs.
-        known.wrapping_sub(word).wrapping_sub(1) < self.span
+        // One at least, and no more than there are WQEs.
+        known.wrapping_sub(word) < self.span
     }
 
     /// Returns `known` as of now; `word` is the pop word, or was.
@@ -133,7 +136,7 @@ impl Receives {
         // H6. What is seen as returned is in the list of a pop word that was there before, so the exchange of an earlier one fails.
         let returned = entry.returned.load(Ordering::Acquire) as u16;
         let available = posted.wrapping_add(returned).wrapping_sub(Pop::unpack(word).0 as u16);
-        (word & !0xffff).wrapping_add(u64::from(available) * Pop::ONE)
+        (word & !0xffff).wrapping_add(u64::from(available) * Pop::ONE).wrapping_sub(1)
     }
 
     /// Returns the pop word if it is not `word` any more, under which no receive was posted. Otherwise none is posted: clears the intent.

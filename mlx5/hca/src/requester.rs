@@ -34,8 +34,8 @@ fn attempt(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: 
         return Outcome::Done(0);
     }
     let remote = match &mut qp.transport {
-        Transport::Connected(Some(remote)) => remote.as_mut(),
-        Transport::Connected(None) => return Malformed::NotConnected.into(),
+        Transport::Connected(remote) => remote.as_mut(),
+        Transport::Unconnected => return Malformed::NotConnected.into(),
         Transport::Nowhere => return Outcome::Wait(WaitFor::Peer),
         Transport::Datagram { qkey } => {
             let since_ns = qp.waiting.as_ref().map(|waiting| waiting.since_ns);
@@ -148,7 +148,7 @@ fn write_imm(remote: &mut Remote, span: Option<Span>, data: &Data<'_>, addr: u64
         byte_count,
         imm: ctrl.imm(),
         taking,
-        opcode: CqeOpcode::ResponderWriteImm as u8,
+        opcode: CqeOpcode::ResponderWriteImm as u32,
         flags: if ctrl.solicited() { SOLICITED } else { 0 },
     });
     Outcome::Done(0)
@@ -173,7 +173,7 @@ fn send(remote: &mut Remote, data: &Data<'_>, byte_count: u32, opcode: Opcode, c
         Ok(()) => (arrived, if has_imm { ctrl.imm() } else { 0 }, if ctrl.solicited() { SOLICITED } else { 0 }),
         Err((syndrome, vendor)) => (CqeOpcode::ResponderError, Message::error(syndrome, vendor), 0),
     };
-    remote.publish(Message { payload, byte_count, imm, taking, opcode: opcode as u8, flags });
+    remote.publish(Message { payload, byte_count, imm, taking, opcode: opcode as u32, flags });
     match result {
         Ok(()) => Ok(()),
         // InfiniBand specification, "Responder error behavior": NAK invalid request, NAK remote operational error.

@@ -10,7 +10,7 @@ use mlx5_wire::{
 };
 
 use super::cq::SoftCq;
-use super::queues::{REGISTER_BYTES, SoftQp, blocks, bytes_of, head};
+use super::queues::{Mode, REGISTER_BYTES, SoftQp, blocks, bytes_of, head};
 use super::rqs::RqSlot;
 use super::rule::{Queue, Rule, Violation};
 use super::watch::QpWatch;
@@ -58,7 +58,7 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize, offset: usize
 fn break_rule(hca: &Hca, qp: &mut SoftQp, violations: &mut Vec<Violation>, violation: Violation) {
     violations.push(violation);
     qp.watch.broken = Some(violation.rule);
-    qp.is_odd = true;
+    qp.mode = Mode::Odd;
     if qp.sq_producer() == qp.sq_limit {
         // Nothing is posted that could fail.
         qp.break_down(hca);

@@ -67,8 +67,8 @@ impl Hca {
     /// Sends, to datagram queue pair `qpn` of the device that it sent its first datagram to, what no datagram is.
     pub fn forge_datagrams(&self, qpn: u32, qkey: u32) {
         let out = &mut self.state.borrow_mut().links.outgoing[0];
-        let good = DatagramHeader { qpn, qkey, source_qpn: 1, byte_count: 0, imm: 0, opcode: 0, flags: 0, _zero: 0 };
-        for opcode in [CqeOpcode::ResponderError as u8, CqeOpcode::ResponderWriteImm as u8, 0, 0xff] {
+        let good = DatagramHeader { qpn, qkey, source_qpn: 1, byte_count: 0, imm: 0, opcode: 0, flags: 0 };
+        for opcode in [CqeOpcode::ResponderError as u32, CqeOpcode::ResponderWriteImm as u32, 0, 0xff] {
             out.forge(DatagramHeader { opcode, imm: u32::MAX, ..good });
         }
     }

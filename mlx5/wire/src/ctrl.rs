@@ -154,14 +154,28 @@ impl CtrlSegment {
     }
 }
 
-/// A control segment as it lies in the queue, in two words. Its fields are decoded where they are used; the requester of a software device
+/// A control segment as it lies in the queue, in three words. Its fields are decoded where they are used; the requester of a software device
 /// uses them one by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CtrlWords {
     /// Bytes 0..8.
     first: u64,
-    /// Bytes 8..16.
-    second: u64,
+    /// Bytes 8..12.
+    flags: u32,
+    /// Bytes 12..16.
+    imm: u32,
+}
+
+/// The WRITEs of one queue pair, with immediate or without: the bits that their control segments have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Writes(u64);
+
+impl Writes {
+    /// Returns the WRITEs of queue pair `qpn`, which has 24 bits.
+    #[must_use]
+    pub const fn of(qpn: u32) -> Self {
+        Self((Opcode::RdmaWrite as u64) << 32 | (qpn as u64) << 8)
+    }
 }
 
 impl CtrlWords {
@@ -169,7 +183,7 @@ impl CtrlWords {
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; CtrlSegment::LEN]) -> Self {
-        Self { first: be64(b, 0), second: be64(b, 8) }
+        Self { first: be64(b, 0), flags: be32(b, 8), imm: be32(b, 12) }
     }
 
     /// Decodes all fields.
@@ -177,7 +191,8 @@ impl CtrlWords {
     pub fn segment(self) -> CtrlSegment {
         let mut b = [0; CtrlSegment::LEN];
         b[..8].copy_from_slice(&self.first.to_be_bytes());
-        b[8..].copy_from_slice(&self.second.to_be_bytes());
+        b[8..12].copy_from_slice(&self.flags.to_be_bytes());
+        b[12..].copy_from_slice(&self.imm.to_be_bytes());
         CtrlSegment::parse(&b)
     }
 
@@ -188,12 +203,11 @@ impl CtrlWords {
         self.first & 0x00ff_ff00_ffff_ff00 == (wqe_index as u64) << 40 | (qpn as u64) << 8
     }
 
-    /// The same, and whether that WQE is a WRITE, with immediate or without.
+    /// Returns whether it is that of WQE `wqe_index` of `writes`.
     #[must_use]
     #[inline(always)]
-    pub const fn is_write(self, wqe_index: u16, qpn: u32) -> bool {
-        const WRITES: u64 = (Opcode::RdmaWrite as u64) << 32;
-        self.first & 0x00ff_fffe_ffff_ff00 == (wqe_index as u64) << 40 | WRITES | (qpn as u64) << 8
+    pub const fn is_one_of(self, writes: Writes, wqe_index: u16) -> bool {
+        self.first & 0x00ff_fffe_ffff_ff00 == (wqe_index as u64) << 40 | writes.0
     }
 
     /// Of a WRITE or a SEND: whether it has an immediate.
@@ -235,21 +249,21 @@ impl CtrlWords {
     #[must_use]
     #[inline(always)]
     pub const fn signaled(self) -> bool {
-        self.second & 0b1100 << 32 == (CompletionMode::Always as u64) << 34
+        self.flags & 0b1100 == (CompletionMode::Always as u32) << 2
     }
 
     /// Returns [`CtrlSegment::solicited`].
     #[must_use]
     #[inline(always)]
     pub const fn solicited(self) -> bool {
-        self.second & 2 << 32 != 0
+        self.flags & 2 != 0
     }
 
     /// Returns [`CtrlSegment::imm`].
     #[must_use]
     #[inline(always)]
     pub const fn imm(self) -> u32 {
-        self.second as u32
+        self.imm
     }
 }
 
@@ -271,9 +285,10 @@ mod tests {
             assert_eq!((words.ds(), words.signaled()), (segment.ds, segment.signaled));
             assert_eq!((words.solicited(), words.imm()), (segment.solicited, segment.imm));
             let is_write = [Some(Opcode::RdmaWrite), Some(Opcode::RdmaWriteImm)].contains(&Opcode::from_wire(segment.opcode));
-            assert_eq!(words.is_write(segment.wqe_index, segment.qpn), is_write);
+            let writes = Writes::of(segment.qpn);
+            assert_eq!(words.is_one_of(writes, segment.wqe_index), is_write);
             assert_eq!(words.has_imm() && is_write, segment.opcode == Opcode::RdmaWriteImm as u8);
-            assert!(!words.is_write(segment.wqe_index ^ 1, segment.qpn) && !words.is_write(segment.wqe_index, segment.qpn ^ 1));
+            assert!(!words.is_one_of(writes, segment.wqe_index ^ 1) && !words.is_one_of(Writes::of(segment.qpn ^ 1), segment.wqe_index));
             assert!(words.names(segment.wqe_index, segment.qpn) && !words.names(segment.wqe_index ^ 1, segment.qpn));
         }
     }

@@ -36,7 +36,7 @@ pub use cqe::{
     CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqeFormat, CqeOpcode, ErrorCqe, NO_QPN, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, QPN_OFFSET,
     RequesterCqe, ResponderCqe, Syndrome, is_solicited, op_own, op_own_with,
 };
-pub use ctrl::{CompletionMode, CtrlSegment, CtrlWords, FenceMode, Opcode};
+pub use ctrl::{CompletionMode, CtrlSegment, CtrlWords, FenceMode, Opcode, Writes};
 pub use data::{DataSegment, DataWords, INVALID_LKEY, InlineHeader};
 pub use datagram::{AddressVector, DatagramSegment};
 pub use doorbell::{

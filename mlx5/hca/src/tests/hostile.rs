@@ -45,7 +45,7 @@ fn spoil_lanes(end: &End, random: &mut Random) {
             lane.atomic.kind_key.store(key, Ordering::Relaxed);
             lane.atomic.compare.store(nonsense(random), Ordering::Relaxed);
             lane.atomic.swap.store(nonsense(random), Ordering::Relaxed);
-            let opcode = if random.below(2) == 0 { ATOMIC } else { random.next() as u8 };
+            let opcode = if random.below(2) == 0 { ATOMIC } else { random.next() as u32 & [0xff, u32::MAX][random.below(2) as usize] };
             publish(
                 hca,
                 index,
@@ -58,7 +58,7 @@ fn spoil_lanes(end: &End, random: &mut Random) {
                         if random.below(4) == 0 { nonsense(random) } else { random.below(16) } as u16,
                     ),
                     opcode,
-                    flags: random.next() as u8 | GRH,
+                    flags: random.next() as u32 | GRH,
                 },
             );
         }
@@ -142,9 +142,8 @@ fn spoil_datagrams(from: &End, to: &End, random: &mut Random) {
         source_qpn: nonsense(random) as u32,
         byte_count: [0, 1, 4096, 4097, u32::MAX, u32::MAX - 39, 64][random.below(7) as usize],
         imm: 0,
-        opcode: [CqeOpcode::ResponderSend as u8, CqeOpcode::ResponderSendImm as u8, ATOMIC, 0xff][random.below(4) as usize],
-        flags: random.next() as u8,
-        _zero: 0,
+        opcode: [CqeOpcode::ResponderSend as u32, CqeOpcode::ResponderSendImm as u32, ATOMIC, 0xff][random.below(4) as usize],
+        flags: random.next() as u32,
     };
     let device = &from.hca;
     if let Some(out) = device.state.borrow_mut().links.outgoing.first_mut() {
