@@ -3,14 +3,14 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use shm::cache::prefetch;
-use shm::ready::Lanes;
+use shm::ready::{Lanes, Wakes};
 
 use super::compact;
 use super::cq::SoftCq;
 use super::deliver::{Sender, deliver, trace};
 use super::faults::Injector;
 use super::layout::LANE_SLOTS;
-use super::memory::ready_words;
+use super::memory::{DeviceMemory, ready_words};
 use super::queues::SoftQp;
 use super::{Hca, State};
 
@@ -29,8 +29,22 @@ pub(crate) fn told_every(slots: u32) -> u64 {
 #[inline(always)]
 pub(crate) fn pass<const IS_PLAIN: bool>(hca: &Hca, state: &mut State) -> usize {
     let State { qps, cqs, hot, injector, .. } = state;
-    let mut ready = ready_words(&hca.memory);
-    hot.pass(&mut ready, &mut Arrivals { hca, qps, cqs, injector }, Arrivals::take::<IS_PLAIN>, || hca.clock.now_ns())
+    hot.pass(&mut Ready(&hca.memory), &mut Arrivals { hca, qps, cqs, injector }, Arrivals::take::<IS_PLAIN>, || hca.clock.now_ns())
+}
+
+/// The ready words of a device, which are looked for where they are needed.
+struct Ready<'a>(&'a DeviceMemory);
+
+impl Wakes for Ready<'_> {
+    #[inline(always)]
+    fn any(&self) -> bool {
+        ready_words(self.0).any()
+    }
+
+    #[cold]
+    fn drain(&mut self, f: impl FnMut(usize)) {
+        ready_words(self.0).drain(f);
+    }
 }
 
 /// Everything in the lanes whose ready bits are set, in the order of the lanes. They stay armed, so that every message sets one.

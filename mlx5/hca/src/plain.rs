@@ -51,14 +51,16 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> bool {
         if !ctrl.is_one_of(qp.writes, at) {
             return false;
         }
-        let len = data.byte_count();
-        let from = if data.is_inline() {
+        // The length is decoded in both cases, because that of a pointer has no bit to be taken out.
+        let (from, len) = if data.is_inline() {
+            let len = data.byte_count();
             if !carries(&qp.sq, at, qp.sq_limit, ctrl, len) {
                 return false;
             }
             // SAFETY: inside the WQE.
-            unsafe { wqe.add(DATA + InlineHeader::LEN) }
+            (unsafe { wqe.add(DATA + InlineHeader::LEN) }, len)
         } else {
+            let len = data.byte_count();
             if usize::from(ctrl.ds()) * SEGMENT != DATA + SEGMENT || len.wrapping_sub(1) >= MAX_MESSAGE_BYTES as u32 {
                 return false;
             }
@@ -70,7 +72,7 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> bool {
                 }
                 return false;
             };
-            from
+            (from, len)
         };
         let RaddrSegment { addr, rkey } = RaddrSegment::parse(&segment(RADDR));
         let Some(to) = remote.find_target(rkey, addr, len) else {
