@@ -99,6 +99,14 @@ impl Topology {
         self.carrier(rank).filter(|_| self.routing == Routing::Meta)
     }
 
+    /// Returns whether daemons get requests for other ranks from clients, through ipc, and from each other. Otherwise all of these are for
+    /// the shard of the daemon.
+    #[must_use]
+    #[inline]
+    pub const fn daemons_pass_on(&self) -> bool {
+        matches!(self.routing, Routing::Meta) && self.ranks > 1
+    }
+
     /// Returns the daemon of another rank to which rank `rank` sends a request for `key`.
     #[must_use]
     #[inline]

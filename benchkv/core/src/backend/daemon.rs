@@ -227,6 +227,10 @@ impl KvDaemon {
 
     /// Serves requests of clients that arrived through ipc: for this shard, and with meta for other ranks.
     fn serve_clients(&mut self) -> Result<usize, BackendError> {
+        if !self.plan.topology.daemons_pass_on() {
+            let Self { plan, clients, store, .. } = self;
+            return Ok(clients.step(|request| serve(store, plan, request)));
+        }
         self.clients.poll();
         let mut served = 0;
         while served < BUDGET {
@@ -234,8 +238,7 @@ impl KvDaemon {
             served += 1;
             let rank = request.rank() as usize;
             if rank == self.plan.rank || rank >= self.plan.topology.ranks {
-                // The store refuses keys that it does not own.
-                let response = self.store.apply_with(&request, Tail::Place(&self.plan.values, request.place()));
+                let response = serve(&mut self.store, &self.plan, &request);
                 answer_client(&mut self.clients, token, Some(response));
                 continue;
             }
@@ -251,8 +254,8 @@ impl KvDaemon {
 
     /// Passes on answers of the rank's other daemons to their callers, then serves the requests of these daemons.
     fn serve_daemons(&mut self) -> Result<usize, BackendError> {
-        let Self { plan, clients, shards, remote, tail, places, .. } = self;
-        let taken = shards.poll(|waiting, response| match (waiting, remote.as_mut()) {
+        let Self { plan, store, clients, shards, remote, tail, places, .. } = self;
+        let answer = |waiting, response| match (waiting, remote.as_mut()) {
             (Waiting::Ipc(token), _) => answer_client(clients, token, response),
             (Waiting::Remote(incoming, place), Some(remote)) => {
                 if !tail.is_empty() {
@@ -262,7 +265,11 @@ impl KvDaemon {
                 remote.answer(incoming, response, tail);
             }
             (Waiting::Remote(..), None) => {}
-        });
+        };
+        if !plan.topology.daemons_pass_on() {
+            return Ok(shards.step(answer, |request| serve(store, plan, request)));
+        }
+        let taken = shards.poll(answer);
         let mut served = 0;
         while served < BUDGET {
             let Some((_, token, hop)) = self.shards.node.try_recv_raw() else { break };
@@ -273,10 +280,7 @@ impl KvDaemon {
             };
             match self.link_for(&request) {
                 Some((link, remote)) => remote.call(link, request, Caller { whom: Whom::Daemon(token), place: request.place() })?,
-                None => {
-                    let response = self.store.apply_with(&request, Tail::Place(&self.plan.values, request.place()));
-                    answer_daemon(&mut self.shards, token, Hop::Response(response));
-                }
+                None => answer_daemon(&mut self.shards, token, Hop::Response(serve(&mut self.store, &self.plan, &request))),
             }
         }
         Ok(taken + served)
@@ -305,6 +309,15 @@ impl KvDaemon {
         self.backlog_peak = self.backlog_peak.max(self.backlogged());
         Ok(remote + shards)
     }
+}
+
+/// Executes a request whose value's tail is in its place. Refuses one for another rank, and a key that the store does not own.
+#[inline]
+fn serve(store: &mut Shard, plan: &Plan, request: &Request) -> Response {
+    if request.rank() as usize != plan.rank {
+        return Response::new(Outcome::Refused);
+    }
+    store.apply_with(request, Tail::Place(&plan.values, request.place()))
 }
 
 fn open_ring(plan: &Plan, daemon: usize) -> Result<RingServer, BackendError> {

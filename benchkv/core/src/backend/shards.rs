@@ -97,20 +97,43 @@ impl<W> Shards<W> {
 
     /// Takes arrived messages, and gives answers to `answer` with their callers. Returns the number of answers; requests are counted
     /// where they are taken from the node.
-    pub(super) fn poll(&mut self, mut answer: impl FnMut(W, Option<Response>)) -> usize {
+    pub(super) fn poll(&mut self, answer: impl FnMut(W, Option<Response>)) -> usize {
         let Self { node, waiting, .. } = self;
         let mut answers = 0;
-        node.poll(|key, outcome: Result<Hop, CallFailed>| {
-            answers += 1;
-            if let Some(whom) = waiting.try_remove(key) {
-                let response = match outcome {
-                    Ok(Hop::Response(response)) => Some(response),
-                    Ok(Hop::Request(_) | Hop::Failed) | Err(_) => None,
-                };
-                answer(whom, response);
+        node.poll(ending(waiting, &mut answers, answer));
+        answers
+    }
+
+    /// Does the same, and answers requests at once, with the result of `serve`. Returns the number of answers and requests.
+    pub(super) fn step(&mut self, answer: impl FnMut(W, Option<Response>), mut serve: impl FnMut(&Request) -> Response) -> usize {
+        let Self { node, waiting, .. } = self;
+        let (mut answers, mut served) = (0, 0);
+        node.step(ending(waiting, &mut answers, answer), |_, hop| {
+            served += 1;
+            match hop {
+                Hop::Request(request) => Hop::Response(serve(request)),
+                Hop::Response(_) | Hop::Failed => Hop::Failed,
             }
         });
-        answers
+        answers + served
+    }
+}
+
+/// Returns the function that ends the calls of a node: counts each, and gives it to `answer` with its caller.
+fn ending<W>(
+    waiting: &mut Slab<W>,
+    answers: &mut usize,
+    mut answer: impl FnMut(W, Option<Response>),
+) -> impl FnMut(usize, Result<Hop, CallFailed>) {
+    move |key, outcome| {
+        *answers += 1;
+        if let Some(whom) = waiting.try_remove(key) {
+            let response = match outcome {
+                Ok(Hop::Response(response)) => Some(response),
+                Ok(Hop::Request(_) | Hop::Failed) | Err(_) => None,
+            };
+            answer(whom, response);
+        }
     }
 }
 

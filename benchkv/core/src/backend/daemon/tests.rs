@@ -252,3 +252,12 @@ fn the_batch_window_is_that_of_the_connections() {
     assert!(window_stalls > 0 && writes == 1, "{window_stalls} stalls, {writes} writes");
     assert!(job.asking.transport().unwrap().counted.of("window_stalls") > 0);
 }
+
+/// Sound clients send such requests another way.
+#[test]
+fn a_request_for_another_rank_that_nothing_passes_on_is_refused() {
+    let mut job = Job::new(2, "");
+    let KvDaemon { store, plan, .. } = &mut job.asking;
+    let outcomes = [0, 1, 2, u32::MAX].map(|rank| serve(store, plan, &Request::put(rank, 0, 7)).outcome());
+    assert_eq!(outcomes, [Outcome::PutOk, Outcome::Refused, Outcome::Refused, Outcome::Refused].map(Some));
+}
