@@ -186,9 +186,7 @@ impl Wakes for Announced<'_> {
     }
 
     fn rest(&mut self) {
-        if self.cursor.is_quiet() {
-            self.cursor.probe(&self.ring);
-        }
+        self.cursor.probe(&self.ring);
     }
 }
 
@@ -199,12 +197,9 @@ struct Cursor {
     next: u64,
     /// Positions below are free again.
     released: u64,
-    /// Polls that found nothing.
-    quiet_polls: u64,
+    /// Looks for damage.
+    probes: u64,
 }
-
-/// Polls that find nothing between two looks for damage.
-const POLLS_PER_PROBE: u64 = 64;
 
 impl Cursor {
     /// Takes the next announced client. At most a ring's worth can be taken and not released: the word of a further position still is
@@ -239,16 +234,10 @@ impl Cursor {
         ring.tail.store(self.released, Ordering::Release);
     }
 
-    /// Counts a poll that found nothing. Whether it is time to [probe](Self::probe).
-    #[inline(always)]
-    fn is_quiet(&mut self) -> bool {
-        self.quiet_polls = self.quiet_polls.wrapping_add(1);
-        self.quiet_polls % POLLS_PER_PROBE == 0
-    }
-
     /// [Keeps order](Self::keep_order), each time one place further.
     fn probe(&mut self, ring: &Words<'_>) {
-        self.keep_order(ring, self.quiet_polls / POLLS_PER_PROBE % ring.depth);
+        self.probes = self.probes.wrapping_add(1);
+        self.keep_order(ring, self.probes % ring.depth);
     }
 
     /// Puts right what only a broken client can have damaged, so that the others can go on: the next word, `tail`, and a gap before the word that
@@ -340,14 +329,6 @@ impl Ring {
     }
 }
 
-impl Ring {
-    #[cold]
-    fn probe(&mut self) {
-        let Announced { ring, cursor } = self.announced();
-        cursor.probe(&ring);
-    }
-}
-
 impl Wakes for Ring {
     #[inline(always)]
     fn any(&self) -> bool {
@@ -358,11 +339,8 @@ impl Wakes for Ring {
         self.announced().drain(f);
     }
 
-    #[inline(always)]
     fn rest(&mut self) {
-        if self.cursor.is_quiet() {
-            self.probe();
-        }
+        self.announced().rest();
     }
 }
 

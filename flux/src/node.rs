@@ -409,8 +409,8 @@ impl<T: Copy> Drop for Owed<'_, T> {
 
 /// A message that is no call, and no reply to one that waits.
 #[cold]
-fn end_rejected<T, U>(calls: &mut Calls<U>, tag: Tag, note: u8, f: &mut impl FnMut(U, Result<T, CallFailed>)) {
-    if let Some(user_data) = if note == REJECTION { calls.take(tag) } else { None } {
+fn end_rejected<T, U>(calls: &mut Calls<U>, word: u64, f: &mut impl FnMut(U, Result<T, CallFailed>)) {
+    if let Some(user_data) = Tag::with_note(word, REJECTION).and_then(|tag| calls.take(tag)) {
         f(user_data, Err(CallFailed::Rejected));
     }
 }
@@ -444,11 +444,10 @@ impl<T: Copy + Send, U> Ends<T, U> {
                 f(user_data, Ok(*lent()));
                 continue;
             }
-            let (tag, note) = Tag::unpack(word);
-            if note != CALL {
-                end_rejected(&mut peer.calls, tag, note, f);
+            let Some(tag) = Tag::with_note(word, CALL) else {
+                end_rejected(&mut peer.calls, word, f);
                 continue;
-            }
+            };
             let owed = Owed { tx: &mut peer.tx, towards: &peer.towards, tag };
             let answer = handler.handle(from, lent());
             std::mem::forget(owed);

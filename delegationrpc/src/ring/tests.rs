@@ -24,7 +24,7 @@ mod plain {
             }
             memory.head.store(position, Ordering::Relaxed);
             memory.tail.store(position, Ordering::Relaxed);
-            (memory, Cursor { next: position, released: position, quiet_polls: 0 })
+            (memory, Cursor { next: position, released: position, probes: 0 })
         }
 
         fn ring(&self) -> Words<'_> {
@@ -134,7 +134,7 @@ mod plain {
         // What a client led astray by garbage does: position 19, with 16 to 18 free.
         ring.word(19).store(full(ring.lap(19), 9), Ordering::Relaxed);
         memory.head.store(20, Ordering::Relaxed);
-        let found = (0..POLLS_PER_PROBE * 8 + 1).any(|_| {
+        let found = (0..9).any(|_| {
             Announced { ring, cursor: &mut cursor }.rest();
             drain(&mut cursor, &ring) == [9]
         });
@@ -165,7 +165,7 @@ mod plain {
             for _ in 0..64 {
                 let sent = ring.announce(7).is_ok();
                 let seen = drain(&mut cursor, &ring);
-                (0..POLLS_PER_PROBE).for_each(|_| Announced { ring, cursor: &mut cursor }.rest());
+                Announced { ring, cursor: &mut cursor }.rest();
                 if sent && seen.last() == Some(&7) {
                     got = true;
                     break;
@@ -215,7 +215,7 @@ mod model {
         /// The server's place, before it has taken anything.
         fn cursor(&self) -> Cursor {
             let position = self.tail.load(Ordering::Relaxed);
-            Cursor { next: position, released: position, quiet_polls: 0 }
+            Cursor { next: position, released: position, probes: 0 }
         }
 
         fn call(&self, slot: usize) -> Result<(), Full> {

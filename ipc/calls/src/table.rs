@@ -17,8 +17,8 @@ const FIRST_GENERATION: u32 = if cfg!(any(debug_assertions, loom)) { u32::MAX - 
 
 #[derive(Debug)]
 struct Entry<T> {
-    /// Generation of the current use, or of the next one if the entry is free. Odd, and so never 0.
-    generation: u32,
+    /// The tag of the current use, or of the next one if the entry is free. Its generation is odd, and so never 0.
+    tag: Tag,
     /// The next free entry, if this one is free.
     next: u32,
     value: Option<T>,
@@ -43,7 +43,7 @@ impl<T> Calls<T> {
         let capacity = capacity.min(CALLS_MAX) as u32;
         let next = |slot: u32| if slot + 1 == capacity { NONE } else { slot + 1 };
         Self {
-            entries: (0..capacity).map(|slot| Entry { generation: FIRST_GENERATION, next: next(slot), value: None }).collect(),
+            entries: (0..capacity).map(|slot| Entry { tag: Tag::new(slot, FIRST_GENERATION), next: next(slot), value: None }).collect(),
             free: if capacity == 0 { NONE } else { 0 },
             used: 0,
             abandoned: 0,
@@ -90,18 +90,18 @@ impl<T> Calls<T> {
         self.free = entry.next;
         entry.value = Some(value);
         self.used += 1;
-        Ok(Tag::new(slot, entry.generation))
+        Ok(entry.tag)
     }
 
     /// Takes what waits under `tag`; `None` if it was taken before or never was.
     #[inline(always)]
     pub fn take(&mut self, tag: Tag) -> Option<T> {
-        let entry = self.entries.get_mut(tag.slot()).filter(|entry| entry.generation == tag.generation())?;
+        let entry = self.entries.get_mut(tag.slot()).filter(|entry| entry.tag == tag)?;
         let value = entry.value.take();
         if value.is_none() {
             return self.reclaim(tag);
         }
-        entry.generation = entry.generation.wrapping_add(2);
+        entry.tag = tag.of_next_use();
         entry.next = self.free;
         self.free = tag.slot() as u32;
         self.used -= 1;
@@ -112,7 +112,7 @@ impl<T> Calls<T> {
     #[cold]
     fn reclaim(&mut self, tag: Tag) -> Option<T> {
         let entry = self.entries.get_mut(tag.slot()).filter(|entry| entry.next == ABANDONED)?;
-        entry.generation = entry.generation.wrapping_add(2);
+        entry.tag = tag.of_next_use();
         entry.next = self.free;
         self.free = tag.slot() as u32;
         self.used -= 1;
@@ -129,7 +129,7 @@ impl<T> Calls<T> {
 
     /// Takes what waits under `tag`, whose entry stays in use until its answer is here: what goes with it is the peer's until then.
     pub fn abandon(&mut self, tag: Tag) -> Option<T> {
-        let entry = self.entries.get_mut(tag.slot()).filter(|entry| entry.generation == tag.generation())?;
+        let entry = self.entries.get_mut(tag.slot()).filter(|entry| entry.tag == tag)?;
         let value = entry.value.take()?;
         entry.next = ABANDONED;
         self.abandoned += 1;
@@ -171,7 +171,7 @@ impl<T> Calls<T> {
         for slot in 0..self.entries.len() as u32 {
             let Some(entry) = self.entries.get(slot as usize) else { return };
             if entry.value.as_ref().is_some_and(&mut which) {
-                let tag = Tag::new(slot, entry.generation);
+                let tag = entry.tag;
                 self.take(tag).into_iter().for_each(&mut f);
             }
         }
@@ -180,7 +180,7 @@ impl<T> Calls<T> {
 
 /// Returns whether something waits under `tag`.
 fn holds<T>(entries: &[Entry<T>], tag: Tag) -> bool {
-    entries.get(tag.slot()).is_some_and(|entry| entry.value.is_some() && entry.generation == tag.generation())
+    entries.get(tag.slot()).is_some_and(|entry| entry.value.is_some() && entry.tag == tag)
 }
 
 #[cfg(test)]
@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn generation_wraps_past_zero() {
         let mut calls = Calls::new(1);
-        calls.entries[0].generation = u32::MAX;
+        calls.entries[0].tag = Tag::new(0, u32::MAX);
         let last = calls.insert(1).unwrap();
         assert_eq!(calls.take(last), Some(1));
         assert_eq!(calls.insert(2).unwrap().pack(0), 1 << 32);

@@ -6,12 +6,15 @@
 pub struct Tag(u64);
 
 impl Tag {
+    #[inline(always)]
     pub(crate) fn new(slot: u32, generation: u32) -> Self {
         Self(u64::from(generation) << 32 | u64::from(slot))
     }
 
-    pub(crate) fn generation(self) -> u32 {
-        (self.0 >> 32) as u32
+    /// Returns the tag of the next use of its entry: the generation is the next but one, so it stays odd.
+    #[inline(always)]
+    pub(crate) fn of_next_use(self) -> Self {
+        Self(self.0.wrapping_add(2 << 32))
     }
 
     /// As a word for a message: generation in the high 32 bits, then 8 bits for a note (what kind of message it is, how the call
@@ -27,6 +30,13 @@ impl Tag {
     #[inline(always)]
     pub fn unpack(word: u64) -> (Self, u8) {
         (Self(word & !(0xff << 24)), (word >> 24) as u8)
+    }
+
+    /// Returns the tag of a word that came from a peer, if the word has this note.
+    #[must_use]
+    #[inline(always)]
+    pub fn with_note(word: u64, note: u8) -> Option<Self> {
+        if (word >> 24) as u8 == note { Some(Self(word.wrapping_sub(u64::from(note) << 24))) } else { None }
     }
 
     /// Like [`unpack`](Self::unpack), of a word whose note should be 0. With another note it is a tag that names no call: its slot is

@@ -21,11 +21,11 @@ pub const HOT: u32 = 0;
 /// `armed`: the consumer waits for the lane's ready bit.
 pub const ARMED: u32 = 1;
 
-/// One bit per lane, and one summary bit per 64 lanes, in memory shared by the consumer and all producers. Zero bytes are "none ready".
+/// One bit per lane in words of 64, and a summary word, in memory shared by the consumer and all producers. Bit `b` of the summary word stands for
+/// the words `b`, `b + 64`, `b + 128` and so on. Zero bytes are "none ready".
 #[derive(Clone, Copy)]
 pub struct ReadyWords {
     base: NonNull<AtomicU64>,
-    summaries: usize,
     lanes: usize,
 }
 
@@ -39,11 +39,10 @@ impl fmt::Debug for ReadyWords {
 }
 
 impl ReadyWords {
-    /// Returns the number of 64-bit words that `lanes` lanes take: the summary words, then the bit words.
+    /// Returns the number of 64-bit words that `lanes` lanes take: the summary word, then the bit words.
     #[must_use]
     pub const fn words(lanes: usize) -> usize {
-        let bits = lanes.div_ceil(64);
-        bits.div_ceil(64) + bits
+        1 + lanes.div_ceil(64)
     }
 
     /// A view of the words at `base`.
@@ -53,12 +52,19 @@ impl ReadyWords {
     /// There is one lane at least.
     #[must_use]
     pub const unsafe fn new(base: NonNull<AtomicU64>, lanes: usize) -> Self {
-        Self { base, summaries: lanes.div_ceil(64).div_ceil(64), lanes }
+        Self { base, lanes }
     }
 
+    #[inline(always)]
+    fn summary(&self) -> &AtomicU64 {
+        // SAFETY: `new` promises this word.
+        unsafe { self.base.as_ref() }
+    }
+
+    /// Returns the bit word of the lanes from `64 x index` on.
     fn word(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: callers pass an index below `words(lanes)`; `new` promises that many words.
-        unsafe { &*self.base.as_ptr().add(index) }
+        // SAFETY: callers pass an index below `words(lanes) - 1`; `new` promises that many words.
+        unsafe { &*self.base.as_ptr().add(1 + index) }
     }
 
     /// Producer: after publishing to `lane`, tells its consumer if that one is not polling the lane (R1, R2, R3).
@@ -91,11 +97,7 @@ impl ReadyWords {
     #[must_use]
     #[inline(always)]
     pub fn any(&self) -> bool {
-        let load = |summary| self.word(summary).load(Ordering::Acquire);
-        // There is one at least, and nearly never one that is set: all of them take one branch.
-        let first = load(0);
-        let all = if self.summaries > 1 { (1..self.summaries).fold(first, |all, summary| all | load(summary)) } else { first };
-        all != 0
+        self.summary().load(Ordering::Acquire) != 0
     }
 
     #[cold]
@@ -103,30 +105,27 @@ impl ReadyWords {
         debug_assert!(lane < self.lanes);
         let word = lane / 64;
         // R2 then R3: the consumer that drains the summary bit finds the lane's bit.
-        self.word(self.summaries + word).fetch_or(1 << (lane % 64), Ordering::AcqRel);
-        self.word(word / 64).fetch_or(1 << (word % 64), Ordering::AcqRel);
+        self.word(word).fetch_or(1 << (lane % 64), Ordering::AcqRel);
+        self.summary().fetch_or(1 << (word % 64), Ordering::AcqRel);
     }
 
     /// Consumer: takes all set bits and calls `f` with each lane. Bits beyond the number of lanes (a peer's garbage) are dropped.
     #[inline(always)]
     pub fn drain(&self, mut f: impl FnMut(usize)) {
-        // There is one summary word at least, and nearly always nothing in it.
-        if self.word(0).load(Ordering::Relaxed) != 0 {
-            self.drain_summary(0, &mut f);
-        }
-        for summary in 1..self.summaries {
-            if self.word(summary).load(Ordering::Relaxed) != 0 {
-                self.drain_summary(summary, &mut f);
-            }
+        // Nearly always there is nothing.
+        if self.summary().load(Ordering::Relaxed) != 0 {
+            self.drain_words(&mut f);
         }
     }
 
     #[cold]
-    fn drain_summary(&self, summary: usize, f: &mut impl FnMut(usize)) {
+    fn drain_words(&self, f: &mut impl FnMut(usize)) {
         let bit_words = self.lanes.div_ceil(64);
-        for word in bits(self.word(summary).swap(0, Ordering::AcqRel)).map(|b| summary * 64 + b).filter(|&w| w < bit_words) {
-            let set = self.word(self.summaries + word).swap(0, Ordering::AcqRel);
-            bits(set).map(|b| word * 64 + b).filter(|&lane| lane < self.lanes).for_each(&mut *f);
+        for word in bits(self.summary().swap(0, Ordering::AcqRel)).flat_map(|first| (first..bit_words).step_by(64)) {
+            if self.word(word).load(Ordering::Relaxed) != 0 {
+                let set = self.word(word).swap(0, Ordering::AcqRel);
+                bits(set).map(|b| word * 64 + b).filter(|&lane| lane < self.lanes).for_each(&mut *f);
+            }
         }
     }
 }
@@ -146,7 +145,7 @@ pub trait Wakes {
     fn any(&self) -> bool;
     /// Takes all there is and calls `f` with each lane, maybe with one that has nothing.
     fn drain(&mut self, f: impl FnMut(usize));
-    /// Called by a pass that finds nothing to drain.
+    /// Called once in 64 passes, if there is nothing to drain then.
     #[inline(always)]
     fn rest(&mut self) {}
 }
@@ -186,7 +185,8 @@ pub struct HotSet {
     next_flag: usize,
     next_look: usize,
     epoch_start_ns: u64,
-    passes_to_clock: u32,
+    passes_to_rest: u32,
+    rests_to_clock: u32,
 }
 
 impl fmt::Debug for HotSet {
@@ -195,14 +195,16 @@ impl fmt::Debug for HotSet {
     }
 }
 
-/// Hot lanes looked at per pass; they rotate, so each is looked at every `hot / 8` passes.
+/// Maximum number of hot lanes looked at in a pass. If there are more they take turns.
 const LANES_PER_PASS: usize = 8;
 /// Messages taken from one lane per look.
 const MESSAGES_PER_LANE: usize = 16;
 /// A lane idle for one to two epochs goes cold.
 const EPOCH_NS: u64 = 1_000_000;
-/// The clock is read once in this many passes.
-const PASSES_PER_CLOCK: u32 = 256;
+/// Passes between two [rests](Wakes::rest).
+const PASSES_PER_REST: u32 = 64;
+/// The clock is read once in this many rests.
+const RESTS_PER_CLOCK: u32 = 4;
 
 impl HotSet {
     /// A set for lanes `0..lanes`, all cold. Allocates here and never again.
@@ -215,7 +217,8 @@ impl HotSet {
             next_flag: 0,
             next_look: 0,
             epoch_start_ns: 0,
-            passes_to_clock: PASSES_PER_CLOCK,
+            passes_to_rest: PASSES_PER_REST,
+            rests_to_clock: RESTS_PER_CLOCK,
         }
     }
 
@@ -231,30 +234,45 @@ impl HotSet {
         now_ns: impl FnOnce() -> u64,
     ) -> usize {
         if wakes.any() {
-            self.take_up(wakes, lanes)
-        } else {
-            wakes.rest()
+            self.take_up(wakes, lanes);
         }
-        let (mut taken, mut next) = (0, self.next);
-        let all = self.hot.as_mut_slice();
-        let mut looks = all.len().min(LANES_PER_PASS);
-        while looks > 0 {
-            looks -= 1;
-            next = if next < all.len() { next } else { 0 };
-            let Some(hot) = all.get_mut(next) else { break };
-            next += 1;
+        let mut taken = 0;
+        let some = if self.hot.len() <= LANES_PER_PASS { self.hot.as_mut_slice() } else { self.some_of_many() };
+        for hot in some {
             let n = visit(lanes, hot.lane, MESSAGES_PER_LANE);
             if n > 0 {
                 hot.idle_epochs = 0;
                 taken += n;
             }
         }
-        self.next = next;
-        self.passes_to_clock -= 1;
-        if self.passes_to_clock == 0 {
-            self.tick(lanes, now_ns());
+        self.passes_to_rest -= 1;
+        if self.passes_to_rest == 0 {
+            self.rest(wakes, lanes, now_ns);
         }
         taken
+    }
+
+    /// Returns the lanes whose turn it is. A round over all of them ends with two turns of about the same length.
+    #[cold]
+    fn some_of_many(&mut self) -> &mut [Hot] {
+        let begin = if self.next < self.hot.len() { self.next } else { 0 };
+        let left = self.hot.len() - begin;
+        let turn = if left > LANES_PER_PASS { left.div_ceil(2).min(LANES_PER_PASS) } else { left };
+        self.next = begin + turn;
+        self.hot.get_mut(begin..self.next).unwrap_or_default()
+    }
+
+    /// Does the work of one pass in many.
+    #[cold]
+    fn rest(&mut self, wakes: &mut impl Wakes, lanes: &impl Lanes, now_ns: impl FnOnce() -> u64) {
+        self.passes_to_rest = PASSES_PER_REST;
+        if !wakes.any() {
+            wakes.rest();
+        }
+        self.rests_to_clock -= 1;
+        if self.rests_to_clock == 0 {
+            self.tick(lanes, now_ns());
+        }
     }
 
     #[cold]
@@ -334,7 +352,7 @@ impl HotSet {
 
     #[cold]
     fn tick(&mut self, lanes: &impl Lanes, now_ns: u64) {
-        self.passes_to_clock = PASSES_PER_CLOCK;
+        self.rests_to_clock = RESTS_PER_CLOCK;
         if now_ns.wrapping_sub(self.epoch_start_ns) < EPOCH_NS {
             return;
         }
@@ -422,7 +440,7 @@ mod tests {
             }
             let mut clock = 0;
             let mut got = 0;
-            for _ in 0..10 * PASSES_PER_CLOCK {
+            for _ in 0..10 * PASSES_PER_REST * RESTS_PER_CLOCK {
                 clock += 20_000;
                 got += set.pass(&mut ready, &mut lanes, Boxes::visit, || clock);
             }
@@ -468,6 +486,27 @@ mod tests {
             }
             assert!(lanes.visits.iter().all(|&v| v == 10), "{:?}", lanes.visits);
         }
+
+        #[test]
+        fn a_round_over_any_number_of_hot_lanes_takes_the_fewest_passes_and_none_of_them_is_much_shorter() {
+            for n in LANES_PER_PASS + 1..=5 * LANES_PER_PASS {
+                let (mut lanes, words) = boxes(n);
+                // SAFETY: the words outlive the view.
+                let mut ready = unsafe { ReadyWords::new(NonNull::from(&*words).cast(), n) };
+                let mut set = HotSet::new(n);
+                for lane in 0..n {
+                    lanes.waiting[lane] = 1_000;
+                    ready.notify_if_armed(lane, &lanes.armed[lane]);
+                }
+                for round in 1..=3 {
+                    for _ in 0..n.div_ceil(LANES_PER_PASS) {
+                        let looks = set.pass(&mut ready, &mut lanes, Boxes::visit, || 0) / MESSAGES_PER_LANE;
+                        assert!((LANES_PER_PASS / 2..=LANES_PER_PASS).contains(&looks), "{looks} of {n}");
+                    }
+                    assert!(lanes.visits.iter().all(|&visits| visits == round), "{n}: {:?}", lanes.visits);
+                }
+            }
+        }
     }
 
     #[cfg(loom)]
@@ -507,7 +546,7 @@ mod tests {
         #[test]
         fn loom_no_wake_up_is_lost_when_a_lane_goes_cold() {
             loom::model(|| {
-                let (mut ready, mut lanes) = one(HOT);
+                let (ready, mut lanes) = one(HOT);
                 let (m, a) = (lanes.message.clone(), lanes.armed.clone());
                 let producer = loom::thread::spawn(move || {
                     m.store(1, Ordering::Release);

@@ -35,7 +35,7 @@ use shm::sleep::Sleep;
 use shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 
 /// The control file's `kind`. Its last digits change with any change of this file.
-pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC10");
+pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC11");
 
 /// Bits of a QPN that index the table; the upper 10 are a generation, so numbers are sparse and a stale one names nothing.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
