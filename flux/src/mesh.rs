@@ -15,8 +15,8 @@ use shm::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, light_barrier_within
 
 /// Note of a message: the answer to a call.
 pub(crate) const REPLY: u8 = calls::ANSWERED;
-/// Note of a message: a call.
-pub(crate) const CALL: u8 = 2;
+/// Note of a message: a call. The only note with this bit, by which the receiver tells calls from all else.
+pub(crate) const CALL: u8 = Tag::LAST_BIT;
 /// Note of a message: there will be no answer to a call. It has no payload.
 pub(crate) const REJECTION: u8 = calls::REJECTED;
 
@@ -76,39 +76,34 @@ pub(crate) struct Towards {
 unsafe impl Send for Towards {}
 
 impl Towards {
-    /// Returns whether the node was dropped.
+    /// Tells the node of a message that was published, if it must be told. Returns whether it was found dropped.
     ///
     /// # Safety
     /// The mesh is there.
     #[inline(always)]
-    pub(crate) unsafe fn is_closed(&self, order: Ordering) -> bool {
-        // SAFETY: contract of this function.
-        unsafe { self.closed.as_ref() }.load(order)
-    }
-
-    /// Tells the node of what was published, if it must be told.
-    ///
-    /// # Safety
-    /// The mesh is there.
-    #[inline(always)]
-    pub(crate) unsafe fn tell(&self) {
+    pub(crate) unsafe fn tell(&self) -> bool {
         // R1
         light_barrier_within_process();
         // SAFETY: contract of this function.
-        if unsafe { self.armed.as_ref() }.load(Ordering::Relaxed) == ARMED {
-            // SAFETY: as above.
-            unsafe { self.announce() };
-        }
+        let is_armed = unsafe { self.armed.as_ref() }.load(Ordering::Relaxed) == ARMED;
+        // SAFETY: as above.
+        is_armed && unsafe { self.announce() }
     }
 
     /// # Safety
     /// The mesh is there.
     #[cold]
     #[inline(never)]
-    unsafe fn announce(&self) {
-        self.ready.notify(self.from);
+    unsafe fn announce(&self) -> bool {
         // SAFETY: contract of this function.
-        unsafe { self.sleep.as_ref() }.wake();
+        let (closed, sleep) = unsafe { (self.closed.as_ref(), self.sleep.as_ref()) };
+        // M4
+        let is_closed = closed.load(Ordering::Acquire);
+        if !is_closed {
+            self.ready.notify(self.from);
+            sleep.wake();
+        }
+        is_closed
     }
 }
 
@@ -118,7 +113,6 @@ static NETWORKS: Numbered<Weak<Signals>> = Numbered::new();
 /// The shared parts of the network except the lanes.
 pub(crate) struct Signals {
     nodes: Box<[Inbound]>,
-    always: AtomicBool,
 }
 
 /// Everything shared; the last node frees it.
@@ -166,7 +160,7 @@ impl<T> Mesh<T> {
             closed: AtomicBool::new(false),
             sleep: CachePadded::default(),
         };
-        let signals = Arc::new(Signals { nodes: (0..nodes).map(inbound).collect(), always: AtomicBool::new(true) });
+        let signals = Arc::new(Signals { nodes: (0..nodes).map(inbound).collect() });
         let number = NETWORKS.add(Arc::downgrade(&signals));
         Self { lanes: (0..nodes).map(|to| (0..nodes).map(|from| lane(from, to)).collect()).collect(), signals, number }
     }
@@ -194,9 +188,7 @@ impl Signals {
 
     /// Returns the words that `from` looks at with every message to `to`.
     pub(crate) fn towards(&self, from: usize, to: usize) -> Option<Towards> {
-        // For those who call it, a node itself is closed.
-        let closed = if from == to { &self.always } else { self.closed(to)? };
-        let (armed, sleep) = (self.armed(from, to)?, self.sleep(to)?);
+        let (armed, sleep, closed) = (self.armed(from, to)?, self.sleep(to)?, &self.nodes.get(to)?.closed);
         Some(Towards { armed: armed.into(), sleep: sleep.into(), closed: closed.into(), ready: self.ready(to)?, from })
     }
 
@@ -227,8 +219,19 @@ impl Signals {
         }
     }
 
-    #[inline(always)]
-    pub(crate) fn closed(&self, node: usize) -> Option<&AtomicBool> {
-        self.nodes.get(node).map(|inbound| &inbound.closed)
+    /// Says that `node` takes no more messages.
+    pub(crate) fn close(&self, node: usize) {
+        if let Some(inbound) = self.nodes.get(node) {
+            // M4
+            inbound.armed.iter().flat_map(|line| &line.0).for_each(|armed| armed.store(ARMED, Ordering::Relaxed));
+            // M3
+            inbound.closed.store(true, Ordering::Release);
+        }
+    }
+
+    /// Returns whether `node` was closed.
+    pub(crate) fn is_closed(&self, node: usize) -> bool {
+        // M3
+        self.nodes.get(node).is_some_and(|inbound| inbound.closed.load(Ordering::Acquire))
     }
 }

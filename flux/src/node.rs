@@ -9,6 +9,9 @@
 //!   lane's L1 pairing happened after `b` was done with the slot.
 //! - **M3** `closed` is stored (Release) after a node's last message and loaded (Acquire) before its lane is emptied for the last time, so
 //!   what a node answered before it was dropped counts.
+//! - **M4** A node that is dropped arms all its lanes before that store. A caller looks at `armed` behind each message anyway (R1), and if it is
+//!   up at `closed` (Acquire). So a node that has seen `closed` once sees it at each later call, and takes the call back: nobody takes messages any
+//!   more. The slot of that call is never free again, but its lane has no reader that could be overtaken.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,7 +25,7 @@ use shm::dropped::Dropped;
 use shm::lane::{LaneRx, LaneTx};
 use shm::ready::{self, HotSet, ReadyWords};
 use shm::sleep::{self, Sleep, Sleeper, Watch, Word};
-use shm::sync::{AtomicU32, FIRST, Ordering, light_barrier};
+use shm::sync::{AtomicU32, FIRST, light_barrier};
 
 use crate::config::{Config, ConfigError};
 use crate::error::{CallError, ForeignToken};
@@ -59,34 +62,30 @@ struct Ends<T, U> {
     mesh: Arc<Mesh<T>>,
 }
 
-/// The two lanes to and from another node.
+/// Another node.
 struct Peer<T, U> {
-    tx: LaneTx<Message<T>>,
+    out: Outgoing<T>,
     rx: LaneRx<Message<T>>,
-    towards: Towards,
     /// Our unanswered calls to it (M1).
     calls: Calls<U>,
     /// It was dropped, and our calls to it have ended.
     gone: bool,
 }
 
-impl<T: Copy + Send, U> Peer<T, U> {
-    /// Publishes a message to this node; M2 says that there is room. `is_busy`: the publisher has received calls that it has not answered.
-    #[inline(always)]
-    fn publish(&mut self, is_busy: bool, tag: u64, payload: MaybeUninit<T>) {
-        self.tx.publish_tagged(tag, payload);
-        if is_busy || self.calls.len() > 1 {
-            self.tx.fetch_ahead();
-        }
-        // SAFETY: a node keeps the mesh as long as its peers.
-        unsafe { self.towards.tell() };
-    }
+/// The lane to another node.
+struct Outgoing<T> {
+    tx: LaneTx<Message<T>>,
+    towards: Towards,
+}
 
-    /// Returns whether this node was dropped.
+impl<T: Copy + Send> Outgoing<T> {
+    /// Publishes a message; M2 says that there is room, or the other node is gone and nothing is taken any more. `is_one_of_several`: others are
+    /// under way. Returns whether the other node was found dropped, for which only a node that polls another lane, sleeps or is dropped is asked.
     #[inline(always)]
-    fn is_closed(&self, order: Ordering) -> bool {
+    fn publish(&mut self, is_one_of_several: bool, tag: u64, payload: MaybeUninit<T>) -> bool {
+        self.tx.publish_tagged(tag, payload, is_one_of_several);
         // SAFETY: a node keeps the mesh as long as its peers.
-        unsafe { self.towards.is_closed(order) }
+        unsafe { self.towards.tell() }
     }
 }
 
@@ -138,7 +137,10 @@ impl<T: Copy + Send, U> Node<T, U> {
             // SAFETY: the slots live as long as the mesh, which this node keeps. Each lane gets one end of a kind: `network` makes one node
             // per index. All slots are empty. `publish` below has room by M2.
             let (tx, rx) = unsafe { (LaneTx::new(to, capacity, FIRST.into()), LaneRx::new(from, capacity, FIRST.into())) };
-            Some(Peer { tx, rx, towards: mesh.signals().towards(index, other)?, calls: Calls::new(config.in_flight), gone: false })
+            let out = Outgoing { tx, towards: mesh.signals().towards(index, other)? };
+            // A call to itself finds no place.
+            let calls = Calls::new(if index == other { 0 } else { config.in_flight });
+            Some(Peer { out, rx, calls, gone: false })
         };
         let nodes = mesh.len();
         Some(Self {
@@ -176,23 +178,27 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// [`CallError`], with the payload and the user data; nothing was sent.
     #[inline(always)]
     pub fn call(&mut self, to: usize, payload: T, user_data: U) -> Result<CallToken, CallError<T, U>> {
-        let last = self.ends.peers.len() - 1;
-        let Some(peer) = self.ends.peers.get_mut(to) else {
-            return Err(CallError::NoSuchNode { payload, user_data, to, last });
+        let Some(Peer { out, calls, .. }) = self.ends.peers.get_mut(to) else { return Err(self.refusal(to, payload, user_data)) };
+        let tag = match calls.insert(user_data) {
+            Ok(tag) => tag,
+            Err(user_data) => return Err(self.refusal(to, payload, user_data)),
         };
-        if peer.is_closed(Ordering::Relaxed) {
-            return Err(if to == self.ends.index {
-                CallError::NoSuchNode { payload, user_data, to, last }
-            } else {
-                CallError::Disconnected { payload, user_data, to }
-            });
+        // M4
+        if out.publish(calls.len() > 1 || self.ends.held > 0, tag.pack(CALL), MaybeUninit::new(payload))
+            && let Some(user_data) = calls.take(tag)
+        {
+            return Err(self.refusal(to, payload, user_data));
         }
-        match peer.calls.insert(user_data) {
-            Ok(tag) => {
-                peer.publish(self.ends.held > 0, tag.pack(CALL), MaybeUninit::new(payload));
-                Ok(CallToken { to: to as u32, tag })
-            }
-            Err(user_data) => Err(CallError::Full { payload, user_data, to, in_flight: peer.calls.capacity() }),
+        Ok(CallToken { to: to as u32, tag })
+    }
+
+    /// Returns why a call was not made.
+    #[cold]
+    fn refusal(&self, to: usize, payload: T, user_data: U) -> CallError<T, U> {
+        match self.ends.peers.get(to) {
+            Some(_) if self.ends.is_closed(to) => CallError::Disconnected { payload, user_data, to },
+            Some(peer) if to != self.ends.index => CallError::Full { payload, user_data, to, in_flight: peer.calls.capacity() },
+            _ => CallError::NoSuchNode { payload, user_data, to, last: self.ends.peers.len() - 1 },
         }
     }
 
@@ -294,9 +300,8 @@ impl<T: Copy + Send, U> Node<T, U> {
 
     fn is_a_called_node_gone(&self) -> bool {
         // M3
-        let is_closed = |node| self.ends.mesh.signals().closed(node).is_some_and(|closed| closed.load(Ordering::Acquire));
         let is_waited_for = |peer: &Peer<T, U>| !peer.gone && !peer.calls.is_empty();
-        (0..).zip(&self.ends.peers).any(|(node, peer)| is_waited_for(peer) && is_closed(node))
+        (0..).zip(&self.ends.peers).any(|(node, peer)| is_waited_for(peer) && self.ends.is_closed(node))
     }
 
     #[cold]
@@ -305,9 +310,8 @@ impl<T: Copy + Send, U> Node<T, U> {
         let ends = &mut self.ends;
         let mut ended = 0;
         for to in 0..ends.mesh.len() {
-            // M3: Acquire pairs with the Release in `drop`, so what the node sent before is there to be taken.
-            let is_gone = ends.mesh.signals().closed(to).is_some_and(|closed| closed.load(Ordering::Acquire));
-            if !is_gone || ends.peers.get(to).is_none_or(|peer| peer.gone) {
+            // M3
+            if !ends.is_closed(to) || ends.peers.get(to).is_none_or(|peer| peer.gone) {
                 continue;
             }
             ended += ends.take(to, usize::MAX, f, &mut Keep);
@@ -345,8 +349,8 @@ impl<T: Copy + Send, U> Node<T, U> {
         std::mem::forget(token);
         self.ends.held -= 1;
         let is_busy = self.ends.held > 0;
-        if let Some(peer) = self.ends.peer(from) {
-            peer.publish(is_busy, tag.pack(REPLY), MaybeUninit::new(payload));
+        if let Some(Peer { out, calls, .. }) = self.ends.peer(from) {
+            out.publish(is_busy || calls.len() > 1, tag.pack(REPLY), MaybeUninit::new(payload));
         }
         Ok(())
     }
@@ -354,10 +358,7 @@ impl<T: Copy + Send, U> Node<T, U> {
 
 impl<T, U> Drop for Node<T, U> {
     fn drop(&mut self) {
-        if let Some(closed) = self.ends.mesh.signals().closed(self.ends.index) {
-            // M3
-            closed.store(true, Ordering::Release);
-        }
+        self.ends.mesh.signals().close(self.ends.index);
         (0..self.ends.mesh.len()).filter_map(|node| self.ends.mesh.signals().sleep(node)).for_each(Sleep::wake);
     }
 }
@@ -366,6 +367,11 @@ impl<T, U> Ends<T, U> {
     #[inline(always)]
     fn peer(&mut self, node: u32) -> Option<&mut Peer<T, U>> {
         self.peers.get_mut(node as usize)
+    }
+
+    /// Returns whether a node was dropped. Then its last messages are there to be taken (M3).
+    fn is_closed(&self, node: usize) -> bool {
+        self.mesh.signals().is_closed(node)
     }
 }
 
@@ -392,25 +398,23 @@ impl<T, F: FnMut(usize, &T) -> T> Handle<T> for F {
 }
 
 /// The answer to a call whose handler runs. A handler that panics leaves a rejection.
-struct Owed<'a, T: Copy> {
-    tx: &'a mut LaneTx<Message<T>>,
-    towards: &'a Towards,
+struct Owed<'a, T: Copy + Send> {
+    out: &'a mut Outgoing<T>,
     tag: Tag,
 }
 
-impl<T: Copy> Drop for Owed<'_, T> {
+impl<T: Copy + Send> Drop for Owed<'_, T> {
     #[cold]
     fn drop(&mut self) {
-        self.tx.publish_tagged(self.tag.pack(REJECTION), MaybeUninit::uninit());
-        // SAFETY: a node keeps the mesh as long as its peers.
-        unsafe { self.towards.tell() };
+        self.out.publish(false, self.tag.pack(REJECTION), MaybeUninit::uninit());
     }
 }
 
-/// A message that is no call, and no reply to one that waits.
+/// Takes a message that is no call, and no reply to one that waits.
 #[cold]
 fn end_rejected<T, U>(calls: &mut Calls<U>, word: u64, f: &mut impl FnMut(U, Result<T, CallFailed>)) {
-    if let Some(user_data) = Tag::with_note(word, REJECTION).and_then(|tag| calls.take(tag)) {
+    let (tag, note) = Tag::unpack(word);
+    if let Some(user_data) = if note == REJECTION { calls.take(tag) } else { None } {
         f(user_data, Err(CallFailed::Rejected));
     }
 }
@@ -423,8 +427,8 @@ impl<T: Copy + Send, U> Ends<T, U> {
         for &Asked { from, tag, .. } in &dropped {
             self.held -= 1;
             let is_busy = self.held > 0;
-            if let Some(peer) = self.peer(from) {
-                peer.publish(is_busy, tag.pack(REJECTION), MaybeUninit::uninit());
+            if let Some(Peer { out, .. }) = self.peer(from) {
+                out.publish(is_busy, tag.pack(REJECTION), MaybeUninit::uninit());
             }
         }
         dropped.len()
@@ -433,26 +437,26 @@ impl<T: Copy + Send, U> Ends<T, U> {
     /// Takes up to `budget` messages of a node: replies go to `f`, calls to `handler`.
     #[inline(always)]
     fn take(&mut self, from: usize, budget: usize, f: &mut impl FnMut(U, Result<T, CallFailed>), handler: &mut impl Handle<T>) -> usize {
-        let Some(peer) = self.peers.get_mut(from) else { return 0 };
+        let Some(Peer { out, rx, calls, .. }) = self.peers.get_mut(from) else { return 0 };
         let mut taken = 0;
         while taken < budget {
-            let Some((word, payload)) = peer.rx.pop_tagged() else { break };
+            let Some((word, payload)) = rx.pop_tagged() else { break };
             taken += 1;
             // SAFETY: every message but a rejection has a payload, which its sender leaves alone until it knows that this end is past it (M2).
             let lent = || unsafe { (*payload.as_ptr()).assume_init_ref() };
-            if let Some(user_data) = peer.calls.take(Tag::without_note(word)) {
+            if let Some(user_data) = calls.take(Tag::without_note(word)) {
                 f(user_data, Ok(*lent()));
                 continue;
             }
-            let Some(tag) = Tag::with_note(word, CALL) else {
-                end_rejected(&mut peer.calls, word, f);
+            let Some(tag) = Tag::with_last_bit(word) else {
+                end_rejected(calls, word, f);
                 continue;
             };
-            let owed = Owed { tx: &mut peer.tx, towards: &peer.towards, tag };
+            let owed = Owed { out, tag };
             let answer = handler.handle(from, lent());
             std::mem::forget(owed);
             if let Some(answer) = answer {
-                peer.publish(taken > 1, tag.pack(REPLY), MaybeUninit::new(answer));
+                out.publish(taken > 1 || calls.len() > 1, tag.pack(REPLY), MaybeUninit::new(answer));
             } else {
                 self.held += 1;
                 self.inbox.push_back((Asked { tag, from: from as u32, to: self.index as u32 }, *lent()));
@@ -541,6 +545,36 @@ mod model {
             }
         }
         node
+    }
+
+    /// M3, M4: a call to a node that is dropped meanwhile is refused, or it ends, also if the caller has seen the end of that node before.
+    #[test]
+    fn a_call_to_a_node_that_is_dropped_is_refused_or_ends() {
+        loom::model(|| {
+            let mut nodes = network::<u64, ()>(2, Config { capacity: 4, in_flight: 1 }).unwrap();
+            let (mut b, mut a) = (nodes.pop().unwrap(), nodes.pop().unwrap());
+            // Node 1 polls the lane from now on, and is not told of messages there.
+            a.call(1, 0, ()).unwrap();
+            assert_eq!(b.step(|(), _| (), |_, payload| *payload), 1);
+            assert_eq!(a.poll(|(), reply| assert_eq!(reply, Ok(0))), 1);
+            let b = loom::thread::spawn(move || drop(b));
+            let (mut made, mut ended) = (0, 0);
+            let mut look = |a: &mut Node<u64, ()>| {
+                a.polls_to_look = 1;
+                a.poll(|(), outcome| {
+                    assert_eq!(outcome, Err(CallFailed::Disconnected(SessionEnd::PeerGone)));
+                    ended += 1;
+                });
+            };
+            for _ in 0..2 {
+                made += usize::from(a.call(1, 0, ()).is_ok());
+                look(&mut a);
+            }
+            b.join().unwrap();
+            look(&mut a);
+            assert_eq!((made, a.in_flight()), (ended, 0));
+            assert!(matches!(a.call(1, 0, ()), Err(CallError::Disconnected { .. })));
+        });
     }
 
     /// M2: calls and replies of both nodes go round the smallest lanes. Loom sees any slot that is written before its reader is done.

@@ -168,10 +168,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     #[inline(always)]
     fn publish(&mut self, call: CallToken, request: Req) {
         // L3: there is room, as fewer than `depth` earlier calls are unanswered, and requests are taken in order.
-        self.requests.publish_tagged(call.pack(0), request);
-        if self.calls.len() > 1 {
-            self.requests.fetch_ahead();
-        }
+        self.requests.publish_tagged(call.pack(0), request, self.calls.len() > 1);
     }
 
     #[cold]

@@ -325,7 +325,7 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
             *word &= !bit;
         }
         // L3: there is room, as the client has at most `depth` unanswered calls, counting the answers it has not taken yet.
-        session.responses.publish_tagged(to.tag.pack(note), make());
+        session.responses.publish_tagged(to.tag.pack(note), make(), false);
         if session.held > 0 {
             session.responses.fetch_ahead();
         }
@@ -442,44 +442,43 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
         let Some(Some(session)) = self.sessions.get_mut(client) else {
             return if self.begin(client) { self.answer(client, budget, handler) } else { 0 };
         };
-        let (depth, holds_none) = (self.lanes.depth, session.held == 0);
+        let Session { held, holding, requests, responses, in_use, .. } = session;
+        let (depth, holds_none) = (self.lanes.depth, *held == 0);
         let mut answered = 0;
         while answered < budget {
-            let Some((word, request)) = session.requests.pop_tagged() else { break };
+            let Some((word, request)) = requests.pop_tagged() else { break };
             let tag = Tag::without_note(word);
             // C5: it has no such call, or one that is held; or the client is not what it was.
-            let is_held = |slot: usize| session.in_use.get(slot / 64).is_none_or(|word| word >> (slot % 64) & 1 != 0);
-            if tag.slot() >= depth || !holds_none && is_held(tag.slot()) || answered == 0 && !session.holding.lasts() {
+            let is_held = |slot: usize| in_use.get(slot / 64).is_none_or(|word| word >> (slot % 64) & 1 != 0);
+            if tag.slot() >= depth || !holds_none && is_held(tag.slot()) || answered == 0 && !holding.lasts() {
                 disown(&self.seats, client);
                 break;
             }
             let request = request.read();
-            let owed = Owed { session, tag };
+            let owed = Owed { responses, holding, tag };
             let response = handler(&request);
             std::mem::forget(owed);
             // L3: as in `Sessions::answer`.
-            session.responses.publish_tagged(tag.pack(ANSWERED), response);
+            responses.publish_tagged(tag.pack(ANSWERED), response, answered > 0);
             answered += 1;
-            if answered > 1 {
-                session.responses.fetch_ahead();
-            }
-            session.holding.wake();
+            holding.wake();
         }
         answered
     }
 }
 
 /// The answer to a request whose handler runs. A handler that panics leaves a rejection.
-struct Owed<'a, Req, Resp: Plain> {
-    session: &'a mut Session<Req, Resp>,
+struct Owed<'a, Resp: Plain> {
+    responses: &'a mut LaneTx<Tagged<Resp>>,
+    holding: &'a Holding,
     tag: Tag,
 }
 
-impl<Req, Resp: Plain> Drop for Owed<'_, Req, Resp> {
+impl<Resp: Plain> Drop for Owed<'_, Resp> {
     #[cold]
     fn drop(&mut self) {
-        self.session.responses.publish_tagged(self.tag.pack(REJECTED), Resp::new_zeroed());
-        self.session.holding.wake();
+        self.responses.publish_tagged(self.tag.pack(REJECTED), Resp::new_zeroed(), false);
+        self.holding.wake();
     }
 }
 

@@ -32,11 +32,15 @@ impl Tag {
         (Self(word & !(0xff << 24)), (word >> 24) as u8)
     }
 
-    /// Returns the tag of a word that came from a peer, if the word has this note.
+    /// The bit of a note that [`with_last_bit`](Self::with_last_bit) asks for.
+    pub const LAST_BIT: u8 = 0x80;
+
+    /// Returns the tag of a word whose note has the [last bit](Self::LAST_BIT), and no other.
     #[must_use]
     #[inline(always)]
-    pub fn with_note(word: u64, note: u8) -> Option<Self> {
-        if (word >> 24) as u8 == note { Some(Self(word.wrapping_sub(u64::from(note) << 24))) } else { None }
+    pub fn with_last_bit(word: u64) -> Option<Self> {
+        const BIT: u64 = (Tag::LAST_BIT as u64) << 24;
+        if word & BIT == 0 { None } else { Some(Self(word - BIT)) }
     }
 
     /// Like [`unpack`](Self::unpack), of a word whose note should be 0. With another note it is a tag that names no call: its slot is

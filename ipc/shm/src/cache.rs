@@ -14,17 +14,17 @@ pub fn prefetch(addr: usize) {
     let _ = addr;
 }
 
-/// Like [`prefetch`], for a line that this core will write: no other core has it then.
+/// Like [`prefetch`], for the line `offset` bytes after `base` that this core will write: no other core has it then.
 #[inline(always)]
-pub fn prefetch_to_write(addr: usize) {
+pub fn prefetch_to_write(base: usize, offset: usize) {
     // By hand, because the compiler emits the instruction only for processors that are sure to have it; it does nothing on others.
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch of any address has no effect but on the cache.
     unsafe {
-        core::arch::asm!("prefetchw [{}]", in(reg) addr, options(nostack, preserves_flags, readonly));
+        core::arch::asm!("prefetchw [{} + {}]", in(reg) base, in(reg) offset, options(nostack, preserves_flags, readonly));
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = addr;
+    let _ = (base, offset);
 }
 
 /// Copies `len` bytes, which may overlap. 16 to 64 bytes are copied here, all read before any is written: a call costs as much as the copy.

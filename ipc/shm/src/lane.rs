@@ -18,7 +18,7 @@ use calls::Tagged;
 use crate::cache;
 use crate::sync::{AtomicU64, Ordering, UnsafeCell};
 
-/// Number of slots that [`LaneTx::fetch_ahead`] looks ahead.
+/// Number of slots that [`LaneTx::fetch_ahead`] looks ahead of the next.
 const SLOTS_AHEAD: u64 = 3;
 
 /// One slot: the sequence word and the body, a whole number of 64 B lines. All-zero bytes are an empty slot.
@@ -86,6 +86,12 @@ impl<T> Slots<T> {
     fn at(&self, position: u64) -> &Slot<T> {
         // SAFETY: `base` points to `mask + 1` slots that outlive this value (contract of `LaneTx::new` and `LaneRx::new`).
         unsafe { &*self.base.as_ptr().add((position & self.mask) as usize) }
+    }
+
+    /// Fetches the line of message number `position` for writing.
+    #[inline(always)]
+    fn fetch(&self, position: u64) {
+        cache::prefetch_to_write(self.base.addr().get(), (position & self.mask) as usize * size_of::<Slot<T>>());
     }
 }
 
@@ -232,10 +238,11 @@ impl<T> Filled<'_, T> {
 }
 
 impl<T: Copy> LaneTx<Tagged<T>> {
-    /// Like [`publish`](Self::publish), of a message that goes straight to its slot.
+    /// Like [`publish`](Self::publish), of a message that goes straight to its slot. `is_one_of_several`: see [`fetch_ahead`](Self::fetch_ahead).
     #[inline(always)]
-    pub fn publish_tagged(&mut self, tag: u64, payload: T) {
-        let (slot, next) = (self.slots.at(self.next), self.next.wrapping_add(1));
+    pub fn publish_tagged(&mut self, tag: u64, payload: T, is_one_of_several: bool) {
+        let (position, next) = (self.next, self.next.wrapping_add(1));
+        let slot = self.slots.at(position);
         slot.body.with_mut(|p| {
             let p = p.cast::<Tagged<T>>();
             // SAFETY: as in `publish`. The payload goes first: nothing is written between where it comes from and its slot, so the compiler
@@ -248,6 +255,9 @@ impl<T: Copy> LaneTx<Tagged<T>> {
         self.next = next;
         // L1
         slot.seq.store(next, Ordering::Release);
+        if is_one_of_several {
+            self.slots.fetch(position.wrapping_add(1 + SLOTS_AHEAD));
+        }
     }
 }
 
@@ -260,10 +270,10 @@ impl<T> LaneTx<T> {
     }
 
     /// Fetches the line of a message that will be published soon, which the other end has read: for a producer that has several on the way.
-    /// With one at a time it would only add to what the lines have to travel.
+    /// With one at a time it would only add to the travels of the lines.
     #[inline(always)]
     pub fn fetch_ahead(&self) {
-        cache::prefetch_to_write(core::ptr::from_ref(self.slots.at(self.next.wrapping_add(SLOTS_AHEAD))).addr());
+        self.slots.fetch(self.next.wrapping_add(SLOTS_AHEAD));
     }
 }
 
