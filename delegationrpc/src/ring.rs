@@ -19,11 +19,10 @@
 //!   one anything), I1 holds, because the words decide.
 //! - **I3** The lap in a word has 51 bits, so no CAS is fooled by a word of another lap.
 //! - **I4** Garbage that a broken client writes into words, `head` or `tail` is put right by the server as it comes by
-//!   ([`Cursor::keep_order`]). An announcement that is lost to it, or that found the ring full, leaves the flag down, which the server finds
+//!   ([`Ring::keep_order`]). An announcement that is lost to it, or that found the ring full, leaves the flag down, which the server finds
 //!   when it goes round the seats (R4, [`HotSet::mend`](shm::ready::HotSet::mend)): it costs a delay, and no call.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use ipc::{Announce, CLIENTS_MAX, ParameterError};
@@ -72,19 +71,35 @@ fn see(word: u64, lap: u64) -> Seen {
     }
 }
 
-/// The words of a ring in shared memory.
-#[derive(Clone, Copy)]
-struct Words<'a> {
-    head: &'a AtomicU64,
-    tail: &'a AtomicU64,
+/// Maximum number of words of a ring.
+const RING_DEPTH_MAX: usize = 1 << 27;
+const LINE: usize = 64;
+/// The region's header takes 128 bytes. Behind it `head` lies @128 and `tail` @192, each alone on its line, and the words begin @256.
+const WORDS: usize = 2 * LINE;
+
+const _: () = assert!(cfg!(loom) || size_of::<AtomicU64>() == 8);
+
+/// The ring of names of a server and its clients, in their region. A name says that the client has begun to call.
+pub struct Ring {
+    head: NonNull<AtomicU64>,
+    tail: NonNull<AtomicU64>,
     words: NonNull<AtomicU64>,
     depth: u64,
-    _words: PhantomData<&'a [AtomicU64]>,
+    /// The server's next position to take.
+    next: u64,
+    /// The server has freed the positions below it.
+    released: u64,
+    /// The server's looks for damage.
+    probes: u64,
 }
 
-impl fmt::Debug for Words<'_> {
+// SAFETY: a view of atomics in shared memory, and numbers of its owner's.
+unsafe impl Send for Ring {}
+
+impl fmt::Debug for Ring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Words").field("depth", &self.depth).finish_non_exhaustive()
+        let Self { depth, next, released, .. } = self;
+        f.debug_struct("Ring").field("depth", depth).field("next", next).field("released", released).finish_non_exhaustive()
     }
 }
 
@@ -92,15 +107,20 @@ impl fmt::Debug for Words<'_> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Full;
 
-impl<'a> Words<'a> {
-    fn new(head: &'a AtomicU64, tail: &'a AtomicU64, words: &'a [AtomicU64]) -> Self {
-        debug_assert!(words.len().is_power_of_two());
-        Self { head, tail, words: NonNull::from(words).cast(), depth: words.len() as u64, _words: PhantomData }
+impl Ring {
+    fn head(&self) -> &AtomicU64 {
+        // SAFETY: contract of `new`.
+        unsafe { self.head.as_ref() }
+    }
+
+    fn tail(&self) -> &AtomicU64 {
+        // SAFETY: contract of `new`.
+        unsafe { self.tail.as_ref() }
     }
 
     #[inline(always)]
-    fn word(&self, position: u64) -> &'a AtomicU64 {
-        // SAFETY: `words` had `depth` elements, a power of two, for the lifetime 'a.
+    fn word(&self, position: u64) -> &AtomicU64 {
+        // SAFETY: contract of `new`; there are `depth` words, a power of two.
         unsafe { self.words.add((position & (self.depth - 1)) as usize).as_ref() }
     }
 
@@ -115,23 +135,26 @@ impl<'a> Words<'a> {
         let word = self.word(position).load(Ordering::Acquire);
         (word, see(word, self.lap(position)))
     }
+}
 
-    /// Client: tells a server that does not poll its lane.
+/// The client's side.
+impl Ring {
+    /// Tells a server that does not poll the client's lane.
     fn notify(&self, client: usize, armed: &AtomicU32) {
         // Once is enough. If this client is stopped here, or the ring is full, the server finds the flag down (I4).
         armed.store(HOT, Ordering::Relaxed);
         // A full ring does not matter: see above.
-        let _ = self.announce(client);
+        let _ = self.push(client);
     }
 
     /// Announces `client` at the first free position. What it has to say must be published.
-    fn announce(&self, client: usize) -> Result<(), Full> {
-        let mut position = self.head.load(Ordering::Relaxed);
+    fn push(&self, client: usize) -> Result<(), Full> {
+        let mut position = self.head().load(Ordering::Relaxed);
         // I1: the position before it must be announced or taken, or the hint is wrong. (That of position 0 is as free in lap 0 as if it
         // had been taken in the lap before.)
         if matches!(self.look(position.wrapping_sub(1)).1, Seen::Free | Seen::Earlier) {
             // D3
-            position = self.tail.load(Ordering::Acquire);
+            position = self.tail().load(Ordering::Acquire);
         }
         // From `tail` to the end of the ring, and as many CASes lost to others.
         for _ in 0..2 * self.depth {
@@ -140,7 +163,7 @@ impl<'a> Words<'a> {
                     let ours = full(self.lap(position), client);
                     // D1; on failure somebody was faster, and the word says what to do.
                     if self.word(position).compare_exchange(seen, ours, Ordering::Release, Ordering::Relaxed).is_ok() {
-                        self.head.store(position.wrapping_add(1), Ordering::Relaxed);
+                        self.head().store(position.wrapping_add(1), Ordering::Relaxed);
                         return Ok(());
                     }
                 }
@@ -148,13 +171,13 @@ impl<'a> Words<'a> {
                 (_, Seen::Later) => {
                     // The server went past it. It frees words before it moves `tail`, so `tail` may be behind for a moment, and then the
                     // next position is the one; otherwise the hint was old, or wrong.
-                    let tail = self.tail.load(Ordering::Acquire);
+                    let tail = self.tail().load(Ordering::Acquire);
                     let is_near = position.wrapping_sub(tail) < self.depth;
                     position = if is_near { position.wrapping_add(1) } else { tail };
                 }
                 (_, Seen::Earlier) => {
                     // Full; unless a broken client has led `head` astray and left a gap, which is the next the server waits for (I1).
-                    let tail = self.tail.load(Ordering::Acquire);
+                    let tail = self.tail().load(Ordering::Acquire);
                     if tail == position || self.look(tail).1 != Seen::Free {
                         return Err(Full);
                     }
@@ -166,181 +189,85 @@ impl<'a> Words<'a> {
     }
 }
 
-/// The announcements as a server takes them.
-struct Announced<'a> {
-    ring: Words<'a>,
-    cursor: &'a mut Cursor,
-}
-
-impl Wakes for Announced<'_> {
-    #[inline(always)]
-    fn any(&self) -> bool {
-        self.cursor.any(&self.ring)
-    }
-
-    fn drain(&mut self, f: impl FnMut(usize)) {
-        let Self { ring, cursor } = self;
-        // At most a ring's worth: nothing is released meanwhile.
-        std::iter::from_fn(|| cursor.take(ring)).for_each(f);
-        cursor.release(ring);
-    }
-
-    fn rest(&mut self) {
-        self.cursor.probe(&self.ring);
-    }
-}
-
-/// The server's place in the ring.
-#[derive(Debug, Default)]
-struct Cursor {
-    /// The next position to take.
-    next: u64,
-    /// Positions below are free again.
-    released: u64,
-    /// Looks for damage.
-    probes: u64,
-}
-
-impl Cursor {
+/// The server's side.
+impl Ring {
     /// Takes the next announced client. At most a ring's worth can be taken and not released: the word of a further position still is
     /// that of the lap before.
     #[inline]
-    fn take(&mut self, ring: &Words<'_>) -> Option<usize> {
-        let (_, Seen::Full(client)) = ring.look(self.next) else { return None };
+    fn take(&mut self) -> Option<usize> {
+        let (_, Seen::Full(client)) = self.look(self.next) else { return None };
         self.next = self.next.wrapping_add(1);
         Some(client)
     }
 
-    /// Returns whether a client is announced.
-    #[inline(always)]
-    fn any(&self, ring: &Words<'_>) -> bool {
-        let word = ring.word(self.next).load(Ordering::Relaxed);
-        word & FULL != 0 && matches!(see(word, ring.lap(self.next)), Seen::Full(_))
-    }
-
     /// Frees what was taken for the clients' next lap.
     #[inline]
-    fn release(&mut self, ring: &Words<'_>) {
+    fn release(&mut self) {
         if self.released == self.next {
             return;
         }
         while self.released != self.next {
-            let next_lap = ring.lap(self.released).wrapping_add(1);
+            let next_lap = self.lap(self.released).wrapping_add(1);
             // D2
-            ring.word(self.released).store(free(next_lap), Ordering::Release);
+            self.word(self.released).store(free(next_lap), Ordering::Release);
             self.released = self.released.wrapping_add(1);
         }
         // D3
-        ring.tail.store(self.released, Ordering::Release);
-    }
-
-    /// [Keeps order](Self::keep_order), each time one place further.
-    fn probe(&mut self, ring: &Words<'_>) {
-        self.probes = self.probes.wrapping_add(1);
-        self.keep_order(ring, self.probes % ring.depth);
+        self.tail().store(self.released, Ordering::Release);
     }
 
     /// Puts right what only a broken client can have damaged, so that the others can go on: the next word, `tail`, and a gap before the word that
     /// many places `ahead`. For when everything taken is released.
-    fn keep_order(&mut self, ring: &Words<'_>, ahead: u64) {
-        if let (garbage, Seen::Earlier | Seen::Later) = ring.look(self.next) {
+    fn keep_order(&mut self, ahead: u64) {
+        if let (garbage, Seen::Earlier | Seen::Later) = self.look(self.next) {
             // Whether it succeeds or the word has changed meanwhile: a later poll looks again.
-            let free = free(ring.lap(self.next));
-            let _ = ring.word(self.next).compare_exchange(garbage, free, Ordering::AcqRel, Ordering::Relaxed);
+            let free = free(self.lap(self.next));
+            let _ = self.word(self.next).compare_exchange(garbage, free, Ordering::AcqRel, Ordering::Relaxed);
         }
-        if ring.tail.load(Ordering::Relaxed) != self.released {
-            ring.tail.store(self.released, Ordering::Release);
+        if self.tail().load(Ordering::Relaxed) != self.released {
+            self.tail().store(self.released, Ordering::Release);
         }
-        self.close_gap(ring, ahead);
+        self.close_gap(ahead);
     }
 
     /// Skips free positions before one that is announced `ahead` of the next. By I1 there are none, unless garbage in the words made a client
     /// announce itself too far ahead. (Seeing it announced makes everything before it visible.)
-    fn close_gap(&mut self, ring: &Words<'_>, ahead: u64) {
+    fn close_gap(&mut self, ahead: u64) {
         let announced = self.next.wrapping_add(ahead);
-        if self.next != self.released || !matches!(ring.look(announced).1, Seen::Full(_)) {
+        if self.next != self.released || !matches!(self.look(announced).1, Seen::Full(_)) {
             return;
         }
         while self.next != announced {
-            let lap = ring.lap(self.next);
+            let lap = self.lap(self.next);
             let (skipped, taken) = (free(lap), free(lap.wrapping_add(1)));
             // D2; it fails where the position is announced after all.
-            if ring.word(self.next).compare_exchange(skipped, taken, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            if self.word(self.next).compare_exchange(skipped, taken, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 break;
             }
             self.next = self.next.wrapping_add(1);
         }
         self.released = self.next;
-        ring.tail.store(self.released, Ordering::Release);
-    }
-}
-
-/// Maximum number of words of a ring.
-const RING_DEPTH_MAX: usize = 1 << 27;
-const LINE: usize = 64;
-
-/// One position hint, alone on its line.
-#[derive(Debug)]
-#[repr(C, align(64))]
-struct Hint(AtomicU64);
-
-/// The 128 bytes before the words.
-#[derive(Debug)]
-#[repr(C)]
-struct Control {
-    head: Hint,
-    tail: Hint,
-}
-
-/// Behind the region's header, which takes 128 bytes too, `head` lies @128, `tail` @192 and the first word @256.
-#[cfg(not(loom))]
-const _: () = {
-    assert!(size_of::<Control>() == 128);
-    assert!(std::mem::offset_of!(Control, head) == 0);
-    assert!(std::mem::offset_of!(Control, tail) == 64);
-    assert!(size_of::<AtomicU64>() == 8);
-};
-
-/// The ring of names of a server and its clients, in their region. A name says that the client has begun to call.
-#[derive(Debug)]
-pub struct Ring {
-    control: NonNull<Control>,
-    words: NonNull<[AtomicU64]>,
-    /// The server's.
-    cursor: Cursor,
-}
-
-// SAFETY: a view of atomics in shared memory, and a cursor of its owner's.
-unsafe impl Send for Ring {}
-
-impl Ring {
-    #[inline(always)]
-    fn words(&self) -> Words<'_> {
-        // SAFETY: inside the region (contract of `new`), and atomics only.
-        let (control, words) = unsafe { (self.control.as_ref(), self.words.as_ref()) };
-        Words::new(&control.head.0, &control.tail.0, words)
-    }
-
-    #[inline(always)]
-    fn announced(&mut self) -> Announced<'_> {
-        // SAFETY: as in `words`; the cursor is no part of it.
-        let (control, words) = unsafe { (self.control.as_ref(), self.words.as_ref()) };
-        Announced { ring: Words::new(&control.head.0, &control.tail.0, words), cursor: &mut self.cursor }
+        self.tail().store(self.released, Ordering::Release);
     }
 }
 
 impl Wakes for Ring {
     #[inline(always)]
     fn any(&self) -> bool {
-        self.cursor.any(&self.words())
+        let word = self.word(self.next).load(Ordering::Relaxed);
+        word & FULL != 0 && matches!(see(word, self.lap(self.next)), Seen::Full(_))
     }
 
     fn drain(&mut self, f: impl FnMut(usize)) {
-        self.announced().drain(f);
+        // At most a ring's worth: nothing is released meanwhile.
+        std::iter::from_fn(|| self.take()).for_each(f);
+        self.release();
     }
 
+    /// Keeps order, each time one place further.
     fn rest(&mut self) {
-        self.announced().rest();
+        self.probes = self.probes.wrapping_add(1);
+        self.keep_order(self.probes % self.depth);
     }
 }
 
@@ -356,17 +283,17 @@ impl Announce for Ring {
 
     fn bytes(_: usize, words: usize) -> Result<usize, ParameterError> {
         let is_legal = words.is_power_of_two() && words <= RING_DEPTH_MAX;
-        if is_legal { Ok(size_of::<Control>() + (8 * words).next_multiple_of(LINE)) } else { Err(ParameterError::Words(words)) }
+        if is_legal { Ok(WORDS + (8 * words).next_multiple_of(LINE)) } else { Err(ParameterError::Words(words)) }
     }
 
     unsafe fn new(base: NonNull<u8>, _: usize, words: usize) -> Self {
-        // SAFETY: contract of this function; the words lie behind the control words.
-        let first = unsafe { base.add(size_of::<Control>()) };
-        Self { control: base.cast(), words: NonNull::slice_from_raw_parts(first.cast(), words), cursor: Cursor::default() }
+        // SAFETY: contract of this function: the two hints and the words lie behind `base`.
+        let (tail, first) = unsafe { (base.add(LINE).cast(), base.add(WORDS).cast()) };
+        Self { head: base.cast(), tail, words: first, depth: words as u64, next: 0, released: 0, probes: 0 }
     }
 
     fn announce(&self, client: usize, armed: &AtomicU32) {
-        self.words().notify(client, armed);
+        self.notify(client, armed);
     }
 }
 

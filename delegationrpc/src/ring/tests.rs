@@ -1,22 +1,27 @@
 use super::*;
 
+fn view(head: &AtomicU64, tail: &AtomicU64, words: &[AtomicU64]) -> Ring {
+    let depth = words.len() as u64;
+    Ring { head: head.into(), tail: tail.into(), words: NonNull::from(words).cast(), depth, next: 0, released: 0, probes: 0 }
+}
+
 #[cfg(not(loom))]
 mod plain {
     use super::*;
 
     struct Memory {
-        head: AtomicU64,
-        tail: AtomicU64,
+        head: Box<AtomicU64>,
+        tail: Box<AtomicU64>,
         words: Box<[AtomicU64]>,
     }
 
     impl Memory {
         fn new(depth: usize) -> Self {
-            Self { head: AtomicU64::new(0), tail: AtomicU64::new(0), words: (0..depth).map(|_| AtomicU64::new(0)).collect() }
+            Self { head: Box::default(), tail: Box::default(), words: (0..depth).map(|_| AtomicU64::new(0)).collect() }
         }
 
         /// A ring that has been in use until `position`.
-        fn at(depth: usize, position: u64) -> (Self, Cursor) {
+        fn at(depth: usize, position: u64) -> (Self, Ring) {
             let memory = Self::new(depth);
             let ring = memory.ring();
             for p in position..position + depth as u64 {
@@ -24,17 +29,18 @@ mod plain {
             }
             memory.head.store(position, Ordering::Relaxed);
             memory.tail.store(position, Ordering::Relaxed);
-            (memory, Cursor { next: position, released: position, probes: 0 })
+            (memory, Ring { next: position, released: position, ..ring })
         }
 
-        fn ring(&self) -> Words<'_> {
-            Words::new(&self.head, &self.tail, &self.words)
+        /// A view of the ring, which must not outlive it.
+        fn ring(&self) -> Ring {
+            view(&self.head, &self.tail, &self.words)
         }
     }
 
-    fn drain(cursor: &mut Cursor, ring: &Words<'_>) -> Vec<usize> {
-        let clients = std::iter::from_fn(|| cursor.take(ring)).collect();
-        cursor.release(ring);
+    fn drain(server: &mut Ring) -> Vec<usize> {
+        let mut clients = vec![];
+        server.drain(|client| clients.push(client));
         clients
     }
 
@@ -59,89 +65,89 @@ mod plain {
     fn announced_names_come_out_in_order_at_any_start_and_the_ring_fills_exactly() {
         let lap_wrap = (LAP_MASK + 1) * 8;
         for start in [0, 5, 8, lap_wrap - 3, lap_wrap - 8] {
-            let (memory, mut cursor) = Memory::at(8, start);
+            let (memory, mut server) = Memory::at(8, start);
             let ring = memory.ring();
             for round in 0..6 {
                 for slot in 0..8 {
-                    assert_eq!(ring.announce(round * 8 + slot), Ok(()), "start {start} round {round}");
+                    assert_eq!(ring.push(round * 8 + slot), Ok(()), "start {start} round {round}");
                 }
-                assert_eq!(ring.announce(0), Err(Full));
-                assert!(cursor.any(&ring));
-                assert_eq!(drain(&mut cursor, &ring), (round * 8..round * 8 + 8).collect::<Vec<_>>());
+                assert_eq!(ring.push(0), Err(Full));
+                assert!(server.any());
+                assert_eq!(drain(&mut server), (round * 8..round * 8 + 8).collect::<Vec<_>>());
             }
         }
     }
 
     #[test]
     fn what_is_taken_and_not_released_is_not_taken_again() {
-        let (memory, mut cursor) = Memory::at(2, 0);
+        let (memory, mut server) = Memory::at(2, 0);
         let ring = memory.ring();
-        ring.announce(1).unwrap();
-        ring.announce(2).unwrap();
-        assert_eq!((cursor.take(&ring), cursor.take(&ring)), (Some(1), Some(2)));
-        assert_eq!((cursor.take(&ring), cursor.any(&ring)), (None, false));
-        assert_eq!(ring.announce(3), Err(Full));
-        cursor.release(&ring);
-        ring.announce(3).unwrap();
-        assert_eq!(drain(&mut cursor, &ring), [3]);
+        ring.push(1).unwrap();
+        ring.push(2).unwrap();
+        assert_eq!((server.take(), server.take()), (Some(1), Some(2)));
+        assert_eq!((server.take(), server.any()), (None, false));
+        assert_eq!(ring.push(3), Err(Full));
+        server.release();
+        ring.push(3).unwrap();
+        assert_eq!(drain(&mut server), [3]);
     }
 
     #[test]
     fn wrong_head_leaves_no_gap() {
         for wrong in [0, 1, 3, 6, 7, 8, 9, 15, 16, 100, 8 << 24, u64::MAX, 1 << 63] {
             for taken in [0u64, 3, 8, 11] {
-                let (memory, mut cursor) = Memory::at(8, taken);
+                let (memory, mut server) = Memory::at(8, taken);
                 let ring = memory.ring();
-                ring.announce(0).unwrap();
-                ring.announce(1).unwrap();
+                ring.push(0).unwrap();
+                ring.push(1).unwrap();
                 memory.head.store(wrong, Ordering::Relaxed);
-                ring.announce(2).unwrap();
-                assert_eq!(drain(&mut cursor, &ring), [0, 1, 2], "head {wrong} after {taken}");
+                ring.push(2).unwrap();
+                assert_eq!(drain(&mut server), [0, 1, 2], "head {wrong} after {taken}");
             }
         }
     }
 
     #[test]
     fn stale_head_of_a_stopped_client_costs_nobody_a_request() {
-        let (memory, mut cursor) = Memory::at(4, 0);
+        let (memory, mut server) = Memory::at(4, 0);
         let ring = memory.ring();
         for slot in 0..1000 {
-            ring.announce(slot).unwrap();
+            ring.push(slot).unwrap();
             if slot % 7 == 0 {
                 memory.head.store(slot as u64 / 2, Ordering::Relaxed);
             }
-            assert_eq!(drain(&mut cursor, &ring), [slot]);
+            assert_eq!(drain(&mut server), [slot]);
         }
     }
 
     #[test]
     fn garbage_in_the_next_word_is_put_right() {
         for garbage in [1, FULL - 1, full(3, 0), free(77), u64::MAX] {
-            let (memory, mut cursor) = Memory::at(4, 0);
+            let (memory, mut server) = Memory::at(4, 0);
             let ring = memory.ring();
             memory.words[0].store(garbage, Ordering::Relaxed);
-            assert_eq!(cursor.take(&ring), None);
-            cursor.keep_order(&ring, 0);
-            ring.announce(9).unwrap();
-            assert_eq!(drain(&mut cursor, &ring), [9], "{garbage:#x}");
+            assert_eq!(server.take(), None);
+            server.keep_order(0);
+            ring.push(9).unwrap();
+            assert_eq!(drain(&mut server), [9], "{garbage:#x}");
         }
     }
 
     #[test]
     fn announcement_beyond_a_gap_is_found() {
-        let (memory, mut cursor) = Memory::at(8, 16);
+        let (memory, mut server) = Memory::at(8, 16);
         let ring = memory.ring();
         // What a client led astray by garbage does: position 19, with 16 to 18 free.
         ring.word(19).store(full(ring.lap(19), 9), Ordering::Relaxed);
         memory.head.store(20, Ordering::Relaxed);
         let found = (0..9).any(|_| {
-            Announced { ring, cursor: &mut cursor }.rest();
-            drain(&mut cursor, &ring) == [9]
+            server.rest();
+            drain(&mut server) == [9]
         });
         assert!(found);
         for slot in 0..20 {
-            ring.announce(slot).unwrap();
-            assert_eq!(drain(&mut cursor, &ring), [slot]);
+            ring.push(slot).unwrap();
+            assert_eq!(drain(&mut server), [slot]);
         }
     }
 
@@ -150,7 +156,7 @@ mod plain {
         let seed = 0x5eed_0001;
         let mut random = fastrand::Rng::with_seed(seed);
         for round in 0..2000 {
-            let (memory, mut cursor) = Memory::at(4, ((LAP_MASK + 1) * 4).wrapping_add(random.u64(..100)).wrapping_sub(50));
+            let (memory, mut server) = Memory::at(4, ((LAP_MASK + 1) * 4).wrapping_add(random.u64(..100)).wrapping_sub(50));
             let ring = memory.ring();
             memory.head.store(random.u64(..), Ordering::Relaxed);
             memory.tail.store(random.u64(..), Ordering::Relaxed);
@@ -163,15 +169,15 @@ mod plain {
             // Some names may be made up, and some polls empty; but a client gets through soon, in order.
             let mut got = false;
             for _ in 0..64 {
-                let sent = ring.announce(7).is_ok();
-                let seen = drain(&mut cursor, &ring);
-                Announced { ring, cursor: &mut cursor }.rest();
+                let sent = ring.push(7).is_ok();
+                let seen = drain(&mut server);
+                server.rest();
                 if sent && seen.last() == Some(&7) {
                     got = true;
                     break;
                 }
             }
-            assert!(got, "seed {seed:#x} round {round}: {ring:?} {cursor:?}");
+            assert!(got, "seed {seed:#x} round {round}: {server:?}");
         }
     }
 }
@@ -208,25 +214,26 @@ mod model {
     }
 
     impl Memory {
-        fn ring(&self) -> Words<'_> {
-            Words::new(&self.head, &self.tail, &self.words)
+        /// A view of the ring, which must not outlive it.
+        fn ring(&self) -> Ring {
+            view(&self.head, &self.tail, &self.words)
         }
 
-        /// The server's place, before it has taken anything.
-        fn cursor(&self) -> Cursor {
+        /// The server's view, before it has taken anything.
+        fn server(&self) -> Ring {
             let position = self.tail.load(Ordering::Relaxed);
-            Cursor { next: position, released: position, probes: 0 }
+            Ring { next: position, released: position, ..self.ring() }
         }
 
         fn call(&self, slot: usize) -> Result<(), Full> {
             // SAFETY: the slot is this client's alone until it is announced; loom checks.
             self.requests[slot].with_mut(|p| unsafe { *p = 100 + slot as u64 });
-            self.ring().announce(slot)
+            self.ring().push(slot)
         }
 
         /// Takes one request.
-        fn serve(&self, cursor: &mut Cursor) -> Option<usize> {
-            let client = cursor.take(&self.ring())?;
+        fn serve(&self, server: &mut Ring) -> Option<usize> {
+            let client = server.take()?;
             // SAFETY: announced (D1); loom checks.
             let payload = self.requests[client].with(|p| unsafe { *p });
             assert_eq!(payload, 100 + client as u64, "announced before it was written");
@@ -244,10 +251,10 @@ mod model {
                     loom::thread::spawn(move || memory.call(slot).unwrap())
                 })
                 .collect();
-            let mut cursor = memory.cursor();
-            let mut taken: Vec<usize> = memory.serve(&mut cursor).into_iter().collect();
+            let mut server = memory.server();
+            let mut taken: Vec<usize> = memory.serve(&mut server).into_iter().collect();
             clients.into_iter().for_each(|c| c.join().unwrap());
-            taken.extend(std::iter::from_fn(|| memory.serve(&mut cursor)));
+            taken.extend(std::iter::from_fn(|| memory.serve(&mut server)));
             taken.sort_unstable();
             assert_eq!(taken, [0, 1]);
         });
@@ -276,10 +283,6 @@ mod model {
                 self.server.wake();
             }
         }
-
-        fn announced<'a>(&'a self, cursor: &'a mut Cursor) -> Announced<'a> {
-            Announced { ring: self.ring.ring(), cursor }
-        }
     }
 
     fn visit(lanes: &mut &Counted, client: usize, _: usize) -> usize {
@@ -298,7 +301,7 @@ mod model {
     struct Idle<'a> {
         set: &'a mut HotSet,
         lanes: &'a Counted,
-        cursor: &'a mut Cursor,
+        server: &'a mut Ring,
     }
 
     impl Watch for Idle<'_> {
@@ -309,7 +312,7 @@ mod model {
             self.set.arm(&self.lanes);
         }
         fn look(&mut self, is_told: bool) -> bool {
-            !self.set.cool(&self.lanes, is_told) || self.lanes.announced(self.cursor).any()
+            !self.set.cool(&self.lanes, is_told) || self.server.any()
         }
     }
 
@@ -324,13 +327,13 @@ mod model {
                 let shared = Counted::new([armed, ARMED], 2);
                 let calls = shared.clone();
                 let client = loom::thread::spawn(move || (0..2).for_each(|_| calls.call(0)));
-                let (mut set, mut cursor, mut taken) = (HotSet::new(2), shared.ring.cursor(), 0);
+                let (mut set, mut server, mut taken) = (HotSet::new(2), shared.ring.server(), 0);
                 // A lane whose flag is down is one that the server polls.
                 set.mend(&&*shared, usize::MAX, 0);
                 while taken < 2 {
-                    let mut idle = Idle { set: &mut set, lanes: &shared, cursor: &mut cursor };
+                    let mut idle = Idle { set: &mut set, lanes: &shared, server: &mut server };
                     assert!(wait([&mut idle as &mut dyn Sleeper], None));
-                    taken += set.pass(&mut shared.announced(&mut cursor), &mut &*shared, visit, || 0);
+                    taken += set.pass(&mut server, &mut &*shared, visit, || 0);
                 }
                 client.join().unwrap();
                 assert_eq!(taken, 2);
@@ -348,9 +351,9 @@ mod model {
             shared.call(0);
             let calls = shared.clone();
             let client = loom::thread::spawn(move || calls.call(1));
-            let (mut set, mut cursor, mut taken) = (HotSet::new(2), shared.ring.cursor(), 0);
+            let (mut set, mut server, mut taken) = (HotSet::new(2), shared.ring.server(), 0);
             while taken < 2 {
-                let now = set.pass(&mut shared.announced(&mut cursor), &mut &*shared, visit, || 0);
+                let now = set.pass(&mut server, &mut &*shared, visit, || 0);
                 taken += now;
                 set.mend(&&*shared, usize::MAX, 0);
                 if now == 0 {
@@ -377,14 +380,14 @@ mod model {
                     })
                 })
                 .collect();
-            let mut cursor = memory.cursor();
+            let mut server = memory.server();
             let mut taken = vec![];
             while taken.len() < 2 {
-                match memory.serve(&mut cursor) {
+                match memory.serve(&mut server) {
                     Some(slot) => taken.push(slot),
                     None => yield_now(),
                 }
-                cursor.release(&memory.ring());
+                server.release();
             }
             clients.into_iter().for_each(|c| c.join().unwrap());
             taken.sort_unstable();
