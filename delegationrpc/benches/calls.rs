@@ -4,20 +4,20 @@
 
 #[path = "../../benchkv/harness/criterion/calls.rs"]
 mod calls;
+#[path = "../../ipc/benches/ends/mod.rs"]
 mod ends;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use delegationrpc::Dir;
-
-use ends::{DelegationClient, DelegationServer};
+use delegationrpc::{Dir, Ring};
+use ends::{RpcClient, RpcServer};
 
 /// Unanswered calls.
 const DEPTHS: [u32; 4] = [1, 4, 16, 32];
 
 fn bench(c: &mut Criterion) {
     let (dir, name) = (Dir::open(None).unwrap(), format!("bench-calls-{}", std::process::id()));
-    let server = || DelegationServer::create(&dir, &name, 1, DEPTHS[3]);
-    calls::bench_calls(c, "delegationrpc", &DEPTHS, server, || DelegationClient::connect(&dir, &name));
+    let server = || RpcServer::<Ring>::create(&dir, &name, 1, DEPTHS[3]);
+    calls::bench_calls(c, "delegationrpc", &DEPTHS, server, || RpcClient::<Ring>::connect(&dir, &name));
 }
 
 criterion_group!(benches, bench);

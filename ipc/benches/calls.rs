@@ -7,17 +7,16 @@ mod calls;
 mod ends;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use ipc::Dir;
-
-use ends::{IpcClient, IpcServer};
+use ends::{RpcClient, RpcServer};
+use ipc::{Dir, ReadyWords};
 
 /// Unanswered calls.
 const DEPTHS: [u32; 4] = [1, 4, 16, 32];
 
 fn bench(c: &mut Criterion) {
     let (dir, name) = (Dir::open(None).unwrap(), format!("bench-calls-{}", std::process::id()));
-    let server = || IpcServer::create(&dir, &name, 1, DEPTHS[3]);
-    calls::bench_calls(c, "ipc", &DEPTHS, server, || IpcClient::connect(&dir, &name));
+    let server = || RpcServer::<ReadyWords>::create(&dir, &name, 1, DEPTHS[3]);
+    calls::bench_calls(c, "ipc", &DEPTHS, server, || RpcClient::<ReadyWords>::connect(&dir, &name));
 }
 
 criterion_group!(benches, bench);

@@ -13,8 +13,7 @@ use harness::load::{Answerer, Caller, Failure, Load, Wait, serve};
 
 use crate::Job;
 use crate::measures::{CHECKED, DEPTH, MEET_LIMIT, Names, meet};
-use crate::ours::delegation::{DelegationClient, DelegationServer};
-use crate::ours::ipc::{IpcClient, IpcServer};
+use crate::ours::{DelegationClient, DelegationServer, IpcClient, IpcServer};
 use crate::result::Crowds;
 
 const CLIENTS: [usize; 4] = [1, 2, 4, 8];

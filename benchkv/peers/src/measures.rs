@@ -13,9 +13,8 @@ use ipc::Dir;
 
 use crate::Job;
 use crate::crowd;
-use crate::ours::delegation::{DelegationClient, DelegationServer};
 use crate::ours::flux::Network;
-use crate::ours::ipc::{IpcClient, IpcServer};
+use crate::ours::{DelegationClient, DelegationServer, IpcClient, IpcServer};
 use crate::result::{Comparison, Figures};
 use crate::rivals::array_queue::{QueueAnswerer, QueueCaller, Queues};
 use crate::rivals::iceoryx::{IceoryxClient, IceoryxServer};

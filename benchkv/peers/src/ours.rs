@@ -1,8 +1,15 @@
 //! The crates of this repository: the ends that their own benchmarks use.
 
-#[path = "../../../delegationrpc/benches/ends/mod.rs"]
-pub(crate) mod delegation;
 #[path = "../../../flux/benches/ends/mod.rs"]
 pub(crate) mod flux;
 #[path = "../../../ipc/benches/ends/mod.rs"]
-pub(crate) mod ipc;
+mod rpc;
+
+use delegationrpc::Ring;
+use ipc::ReadyWords;
+use rpc::{RpcClient, RpcServer};
+
+pub(crate) type IpcServer = RpcServer<ReadyWords>;
+pub(crate) type IpcClient = RpcClient<ReadyWords>;
+pub(crate) type DelegationServer = RpcServer<Ring>;
+pub(crate) type DelegationClient = RpcClient<Ring>;

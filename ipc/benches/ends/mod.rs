@@ -1,15 +1,15 @@
-//! ipc below the load of `harness`, for the benchmarks here and in `benchkv/peers`.
+//! ipc below the load of `harness`, for the benchmarks here and in `benchkv/peers`, and delegationrpc, which has another `W`.
 
 use harness::load::{Answerer, Caller, Failure, Payload};
-use ipc::{CallError, Client, Dir, Server};
+use ipc::{Announce, CallError, Client, Dir, Server};
 
 /// The tag that both ends must have in common.
 const TAG: u64 = 0x7065_6572;
 
-pub(crate) struct IpcServer(Server<Payload, Payload>);
-pub(crate) struct IpcClient(Client<Payload, Payload, u32>);
+pub(crate) struct RpcServer<W>(Server<Payload, Payload, W>);
+pub(crate) struct RpcClient<W>(Client<Payload, Payload, u32, W>);
 
-impl IpcServer {
+impl<W: Announce> RpcServer<W> {
     pub(crate) fn create(dir: &Dir, name: &str, clients: usize, depth: u32) -> Result<Self, Failure> {
         Ok(Self(Server::bind_in(dir, name, clients, depth as usize, TAG)?))
     }
@@ -20,13 +20,13 @@ impl IpcServer {
     }
 }
 
-impl IpcClient {
+impl<W: Announce> RpcClient<W> {
     pub(crate) fn connect(dir: &Dir, name: &str) -> Result<Self, Failure> {
         Ok(Self(Client::connect_in(dir, name, TAG)?))
     }
 }
 
-impl Answerer for IpcServer {
+impl<W: Announce> Answerer for RpcServer<W> {
     #[inline]
     fn step(&mut self, mut f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure> {
         let waiting = self.0.poll();
@@ -37,7 +37,7 @@ impl Answerer for IpcServer {
     }
 }
 
-impl Caller for IpcClient {
+impl<W: Announce> Caller for RpcClient<W> {
     #[inline]
     fn call(&mut self, slot: u32, request: Payload) -> Result<bool, Failure> {
         match self.0.call(request, slot) {
