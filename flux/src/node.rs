@@ -184,10 +184,10 @@ impl<T: Copy + Send, U> Node<T, U> {
             Err(user_data) => return Err(self.refusal(to, payload, user_data)),
         };
         // M4
-        if out.publish(calls.len() > 1 || self.ends.held > 0, tag.pack(CALL), MaybeUninit::new(payload))
-            && let Some(user_data) = calls.take(tag)
-        {
-            return Err(self.refusal(to, payload, user_data));
+        if out.publish(calls.len() > 1 || self.ends.held > 0, tag.pack(CALL), MaybeUninit::new(payload)) {
+            if let Some(user_data) = calls.take(tag) {
+                return Err(self.refusal(to, payload, user_data));
+            }
         }
         Ok(CallToken { to: to as u32, tag })
     }
