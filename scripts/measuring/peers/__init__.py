@@ -70,7 +70,7 @@ def value_of(value, digits):
 
 def row(what, value="", target="", more="", verdict="", on_page=True):
     """Prints a row of the table. A value other than a ratio or a count differs from machine to machine, and is not for the page."""
-    if what and on_page:
+    if what and value != "" and on_page:
         ROWS.append((what, value, target, verdict))
     print(f"{what:58} {value!s:>24} {target!s:>10}   {'; '.join(part for part in (verdict, more) if part)}")
 

@@ -175,7 +175,7 @@ def table(result):
         f"benchkv on cores {conditions['cores']}; rounds: {conditions['rounds']}; in brackets least and most; "
         f"load average before: {conditions['load_average_before']:.2f}"
     )
-    print(f"{conditions['cpu']}, Linux {conditions['kernel']}, commit {conditions['commit']}; Redis {conditions['redis']}")
+    print(f"{conditions['cpu']}, {conditions['kernel']}, commit {conditions['commit']}; Redis {conditions['redis']}")
     row("", "value", "target")
     target(
         "one rank: operations/s / Redis, pipeline of 64", raw["benchkv_local_vs_redis"], ">=", 5, 2,

@@ -27,7 +27,7 @@ def measure(bench):
             f"scalerpc_{load}_vs_{rival.replace('-', '_')}": at(run, f"ratios.{load}.{rival}.median") for load in LOADS for rival in RIVALS
         },
         **{
-            f"{name.replace('-', '_')}_bytes_per_further_client": at(run, f"server_registered_bytes_per_further_client.{name}.median")
+            f"{name.replace('-', '_')}_bytes_per_further_client": at(run, f"server_registered_bytes_per_further_client.{name}")
             for name in ["scalerpc", *RIVALS]
         },
         "conditions": {"rounds": bench.rounds, "cores": bench.pin},

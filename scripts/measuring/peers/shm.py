@@ -81,7 +81,7 @@ def table(result):
         "ours / theirs; in brackets least and most"
     )
     environment = raw["environment"]
-    print(f"{environment['cpu_model']}, Linux {environment['kernel']}, commit {environment['git_commit']}; load average before: {result['load_average_before']:.2f}")
+    print(f"{environment['cpu_model']}, {environment['kernel']}, commit {environment['git_commit']}; load average before: {result['load_average_before']:.2f}")
     row("", "value", "target")
     of("ipc: round trip / bare cache line", "ipc_rtt_vs_raw_cacheline", "<=", 1.15, f"{ns('ipc_rtt_ns')} / {ns('raw_cacheline_rtt_ns')}")
     of("ipc: round trip / iceoryx2", "ipc_rtt_vs_iceoryx2", "<=", 0.33, ns("iceoryx2_rtt_ns"))
