@@ -157,7 +157,9 @@ impl Options {
             Memory::of_rank(&job).with_clients(asked.clients, &topology).with_traces(asked.traced.is_some(), &topology).times(ranks_here);
         memory.check(MemoryLimit::new(asked.memory_limit))?;
         let threads = Threads { ranks: ranks_here, daemons: asked.server_threads, clients: asked.client_threads };
-        let plan = Plan::new(&asked.pin, hosts.cores_here(asked.server_threads + asked.client_threads), threads)?;
+        let near = asked.device.cores();
+        let cores = hosts.cores_here(asked.server_threads + asked.client_threads, &near);
+        let plan = Plan::new(&asked.pin, cores, threads)?.beside_device(&near);
         let wait = asked.wait.strategy(WaitStrategy::auto(threads.total(), plan.usable_cores.len()));
         asked.wait = wait.into();
         Ok(Self { asked, job, memory, wait, launcher, hosts: hosts.clone(), plan })

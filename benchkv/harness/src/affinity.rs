@@ -168,10 +168,14 @@ pub fn allowed_cores() -> Result<usize, AffinityError> {
 
 /// Returns the cores of each NUMA node; nothing if the kernel does not tell.
 fn numa_nodes() -> Vec<Vec<usize>> {
-    (0..)
-        .map_while(|node| std::fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist")).ok())
-        .map(|list| parse_core_list(&list).unwrap_or_default())
-        .collect()
+    (0..).map_while(cores_of_node).collect()
+}
+
+/// Returns the cores of a NUMA node; `None` if the kernel has no such node.
+#[must_use]
+pub fn cores_of_node(node: u32) -> Option<Vec<usize>> {
+    let list = std::fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist")).ok()?;
+    Some(parse_core_list(&list).unwrap_or_default())
 }
 
 /// Pins the calling thread to one core.
@@ -204,8 +208,11 @@ impl Threads {
 /// The placement of every thread of this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Cores this process may use.
+    /// Cores this process may use, in the order of assignment.
     pub usable_cores: Vec<usize>,
+    /// The usable cores of the device's NUMA node, which come first; empty where the host has one node, or does not tell the device's.
+    #[serde(default)]
+    pub device_cores: Vec<usize>,
     /// Polling threads of all ranks on this host.
     pub threads: usize,
     /// One entry per node-local rank; empty when nothing is pinned.
@@ -247,7 +254,14 @@ impl Plan {
             .map(|chunk| chunk.split_at(threads.daemons))
             .map(|(daemons, clients)| RankCores { daemons: daemons.to_vec(), clients: clients.to_vec() })
             .collect();
-        Ok(Self { threads: threads.total(), pinned, usable_cores: usable })
+        Ok(Self { threads: threads.total(), pinned, usable_cores: usable, device_cores: Vec::new() })
+    }
+
+    /// Records which cores were put first because they are beside the device; none if all usable ones are.
+    #[must_use]
+    pub fn beside_device(self, near: &[usize]) -> Self {
+        let (device_cores, others): (Vec<usize>, Vec<usize>) = self.usable_cores.iter().partition(|core| near.contains(core));
+        Self { device_cores: if others.is_empty() { Vec::new() } else { device_cores }, ..self }
     }
 
     /// Returns the core of a daemon thread, if it is pinned.
@@ -265,7 +279,11 @@ impl Plan {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} threads, usable cores {}: ", self.threads, CoreList(&self.usable_cores))?;
+        write!(f, "{} threads, usable cores {}", self.threads, CoreList(&self.usable_cores))?;
+        if !self.device_cores.is_empty() {
+            write!(f, ", first those beside the device, {}", CoreList(&self.device_cores))?;
+        }
+        f.write_str(": ")?;
         if self.pinned.is_empty() {
             return f.write_str("not pinned");
         }
@@ -334,6 +352,18 @@ mod tests {
         assert_eq!((plan.client_core(0, 0), plan.client_core(0, 1)), (Some(1), Some(2)));
         assert_eq!((plan.daemon_core(1, 0), plan.client_core(1, 1)), (Some(3), Some(5)));
         assert_eq!((plan.daemon_core(2, 0), plan.client_core(0, 2)), (None, None));
+    }
+
+    #[test]
+    fn a_plan_names_the_cores_beside_the_device() {
+        let one_rank = Threads { ranks: 1, daemons: 1, clients: 1 };
+        let plan = |near: &[usize]| Plan::new(&PinPolicy::Auto, vec![2, 3, 0, 1], one_rank).unwrap().beside_device(near);
+        assert_eq!(plan(&[2, 3, 9]).device_cores, [2, 3]);
+        let text = plan(&[2, 3]).to_string();
+        assert!(text.starts_with("2 threads, usable cores 2-3,0-1, first those beside the device, 2-3: pinned"), "{text}");
+        for near in [&[][..], &[0, 1, 2, 3], &[8]] {
+            assert_eq!(plan(near).device_cores, [0; 0], "{near:?} distinguishes no core");
+        }
     }
 
     #[test]

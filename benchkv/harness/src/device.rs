@@ -5,6 +5,7 @@ mod soft;
 use std::env::VarError;
 use std::path::Path;
 
+use crate::affinity::cores_of_node;
 use mlx5::verbs::{DeviceEntry, PortState, VerbsError, VerbsOptions};
 use mlx5::{DeviceSpec, FabricSpec, SoftOptions};
 pub use soft::SoftDevice;
@@ -128,6 +129,14 @@ impl DeviceChoice {
         matches!(self, Self::Auto | Self::Soft(_))
     }
 
+    /// Returns the cores of the NUMA node that the device is attached to; none for a software device, or if the host does not tell.
+    #[must_use]
+    pub fn cores(&self) -> Vec<usize> {
+        let Self::Verbs { name, .. } = self else { return Vec::new() };
+        let node = DeviceEntry::all().ok().and_then(|devices| node_of(&devices, name.as_deref()));
+        node.and_then(cores_of_node).unwrap_or_default()
+    }
+
     /// Checks before a long run whether the device exists. Opens nothing; the software device always exists.
     ///
     /// # Errors
@@ -151,6 +160,11 @@ impl DeviceChoice {
             Self::Verbs { name, port } => DeviceSpec::Verbs(VerbsOptions { device: name.clone(), port: *port, ..VerbsOptions::default() }),
         }
     }
+}
+
+/// Returns the NUMA node of the device of that name, or of the first with an active port.
+fn node_of(devices: &[DeviceEntry], name: Option<&str>) -> Option<u32> {
+    devices.iter().find(|device| name.map_or_else(|| is_active(device), |name| device.name == name))?.numa_node
 }
 
 fn list(parts: impl Iterator<Item = String>) -> String {
@@ -186,6 +200,18 @@ mod tests {
         };
         let ports = ports.map(|states| states.iter().enumerate().map(port).collect());
         DeviceEntry { name: name.to_owned(), node_guid: 7, numa_node: None, ports }
+    }
+
+    #[test]
+    fn the_numa_node_is_that_of_the_named_device_or_of_the_first_with_an_active_port() {
+        use PortState::{Active, Down};
+        let at = |node, entry| DeviceEntry { numa_node: node, ..entry };
+        let devices =
+            [at(Some(0), entry("mlx5_0", Ok(&[Down]))), at(Some(1), entry("mlx5_1", Ok(&[Active]))), entry("mlx5_2", Ok(&[Active]))];
+        for (name, node) in [(Some("mlx5_0"), Some(0)), (None, Some(1)), (Some("mlx5_2"), None), (Some("mlx5_3"), None)] {
+            assert_eq!(node_of(&devices, name), node, "{name:?}");
+        }
+        assert_eq!(DeviceChoice::default().cores(), [0; 0], "software is beside no core");
     }
 
     #[test]

@@ -120,10 +120,11 @@ impl Hosts {
     /// Returns the cores that the ranks of this host may use together, in the order of assignment: the first `threads` to the first rank,
     /// and so on.
     ///
-    /// If the launcher gave each rank enough cores of its own, each gets those; otherwise they are one pool.
+    /// If the launcher gave each rank enough cores of its own, each gets those; otherwise they are one pool. In both cases those of `near`
+    /// come first: the cores beside the device.
     #[must_use]
-    pub fn cores_here(&self, threads: usize) -> Vec<usize> {
-        let masks: Vec<&[usize]> = self.here().map(|(_, place)| place.cores.as_slice()).collect();
+    pub fn cores_here(&self, threads: usize, near: &[usize]) -> Vec<usize> {
+        let masks: Vec<Vec<usize>> = self.here().map(|(_, place)| near_first(&place.cores, near)).collect();
         share_out(&masks, threads)
     }
 
@@ -142,10 +143,16 @@ impl Hosts {
     }
 }
 
-fn share_out(masks: &[&[usize]], threads: usize) -> Vec<usize> {
+fn near_first(cores: &[usize], near: &[usize]) -> Vec<usize> {
+    let (mut first, others): (Vec<usize>, Vec<usize>) = cores.iter().partition(|core| near.contains(core));
+    first.extend(others);
+    first
+}
+
+fn share_out(masks: &[Vec<usize>], threads: usize) -> Vec<usize> {
     let own: Vec<usize> = masks.iter().filter_map(|mask| mask.get(..threads)).flatten().copied().collect();
     let is_split = own.len() == masks.len() * threads && unique(own.iter().copied()).len() == own.len();
-    unique(own.into_iter().filter(|_| is_split).chain(masks.iter().copied().flatten().copied()))
+    unique(own.into_iter().filter(|_| is_split).chain(masks.iter().flatten().copied()))
 }
 
 /// Returns each core once, in the order of first appearance.
@@ -168,7 +175,7 @@ mod tests {
         let hosts = |rank| Hosts { places: places.clone(), rank };
         assert_eq!(hosts(0).names(), ["a", "b", "b"]);
         assert_eq!((hosts(0).ranks_here(), hosts(2).ranks_here(), hosts(3).ranks_here()), (vec![0, 2], vec![0, 2], vec![3]));
-        assert_eq!((hosts(2).cores_here(2), hosts(1).cores_here(2)), ((0..4).collect(), (0..8).collect()));
+        assert_eq!((hosts(2).cores_here(2, &[]), hosts(1).cores_here(2, &[])), ((0..4).collect(), (0..8).collect()));
         assert!(hosts(0).is_bound(1) && !hosts(1).is_bound(8));
     }
 
@@ -184,17 +191,28 @@ mod tests {
 
     #[test]
     fn ranks_keep_the_cores_they_were_bound_to_where_those_are_enough() {
-        assert_eq!(share_out(&[&[0, 1, 2, 3], &[4, 5, 6, 7]], 3), [0, 1, 2, 4, 5, 6, 3, 7]);
+        let shared = |masks: &[&[usize]], threads| share_out(&masks.iter().map(|mask| mask.to_vec()).collect::<Vec<_>>(), threads);
+        assert_eq!(shared(&[&[0, 1, 2, 3], &[4, 5, 6, 7]], 3), [0, 1, 2, 4, 5, 6, 3, 7]);
         // One core each, two threads each: one pool. Also for masks that overlap.
-        assert_eq!(share_out(&[&[3], &[1]], 2), [3, 1]);
-        assert_eq!(share_out(&[&[0, 1, 2, 3], &[0, 1, 2, 3]], 2), [0, 1, 2, 3]);
-        assert_eq!(share_out(&[&[2, 3, 0], &[0, 2, 1]], 1), [2, 0, 3, 1]);
+        assert_eq!(shared(&[&[3], &[1]], 2), [3, 1]);
+        assert_eq!(shared(&[&[0, 1, 2, 3], &[0, 1, 2, 3]], 2), [0, 1, 2, 3]);
+        assert_eq!(shared(&[&[2, 3, 0], &[0, 2, 1]], 1), [2, 0, 3, 1]);
+    }
+
+    #[test]
+    fn cores_beside_the_device_come_first_within_those_of_each_rank() {
+        let near: Vec<usize> = (4..8).collect();
+        let pool = Hosts { places: vec![place("x", "a", 0..8); 2], rank: 0 };
+        assert_eq!(pool.cores_here(2, &near), [4, 5, 6, 7, 0, 1, 2, 3]);
+        let bound = Hosts { places: vec![place("x", "a", 0..6), place("x", "a", 6..9)], rank: 0 };
+        assert_eq!(bound.cores_here(3, &near), [4, 5, 0, 6, 7, 8, 1, 2, 3], "a rank keeps its own");
+        assert_eq!(pool.cores_here(2, &[64, 65]), (0..8).collect::<Vec<_>>());
     }
 
     #[test]
     fn ranks_started_here_are_all_here() {
         let hosts = Hosts::one(3).unwrap();
         assert_eq!((hosts.ranks(), hosts.ranks_here(), hosts.names()), (3, vec![0, 1, 2], vec![host_name().unwrap()]));
-        assert_eq!((hosts.cores_here(1), hosts.is_bound(1)), (usable_cores().unwrap(), false));
+        assert_eq!((hosts.cores_here(1, &[]), hosts.is_bound(1)), (usable_cores().unwrap(), false));
     }
 }

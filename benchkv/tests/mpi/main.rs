@@ -6,6 +6,8 @@
 #[allow(dead_code, reason = "the other tests use more of it")]
 mod job;
 
+mod hosts;
+
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
@@ -29,18 +31,28 @@ impl Dirs {
         Self { shm: Scratch::in_memory(), mpi: Scratch::in_memory() }
     }
 
-    /// Returns the command of an mpirun with these parts.
-    fn mpirun(&self, parts: &[Part<'_>]) -> Command {
-        let mut command = Command::new("mpirun");
+    /// Returns the command of a program that runs MPI's processes.
+    fn launcher(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
         command.env(DEVICE_VARIABLE, "soft");
         for variable in ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"] {
             command.env(variable, "1");
         }
         command.env("TMPDIR", self.mpi.path()).env("OMPI_MCA_btl_vader_backing_directory", self.mpi.path());
+        command
+    }
+
+    /// Appends the binary with its options.
+    fn benchkv(&self, command: &mut Command, args: &[&str]) {
+        command.args([env!("CARGO_BIN_EXE_benchkv"), "--shm-dir"]).arg(self.shm.path()).args(args);
+    }
+
+    /// Returns the command of an mpirun with these parts.
+    fn mpirun(&self, parts: &[Part<'_>]) -> Command {
+        let mut command = self.launcher("mpirun");
         for (number, (ranks, args)) in parts.iter().enumerate() {
-            command.args((number > 0).then_some(":"));
-            command.args(["-n", &ranks.to_string(), env!("CARGO_BIN_EXE_benchkv"), "--shm-dir"]).arg(self.shm.path());
-            command.args(*args);
+            command.args((number > 0).then_some(":")).args(["-n", &ranks.to_string()]);
+            self.benchkv(&mut command, args);
         }
         command
     }
