@@ -89,7 +89,7 @@ fn job(args: &str, operations: u64) {
 fn run(args: &str, operations: u64) -> (Cluster, Moved) {
     let cli = Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).unwrap();
     let options = Options::resolve(cli).unwrap();
-    let site = |rank| options.site(rank, std::process::id()).map(|site| Site { device: small_device(site.dir.path()), ..site });
+    let site = |rank| options.site(rank, std::process::id()).map(|site| Site { devices: vec![small_device(site.dir.path())], ..site });
     let mut cluster = Cluster::new(&options.job, site).unwrap();
     let clock = Clock::detect();
     let moved = cluster.run(2 * operations, || clock.now_ns()).unwrap();

@@ -235,7 +235,7 @@ mod tests {
             ("verbs:rocep3s0f1", verbs(Some("rocep3s0f1"), None)),
             ("verbs:ibp1s0:1", verbs(Some("ibp1s0"), Some(1))),
         ] {
-            assert_eq!(parse(&format!("--device {text}")).unwrap().job.device, device);
+            assert_eq!(parse(&format!("--device {text}")).unwrap().job.device, device.clone().into());
             assert_eq!(device.to_string(), text);
         }
         for text in ["mlx5", "mlx5_0:", "mlx5_0:one", "verbs:", "mlx5_0:0", "mlx5_0:256"] {

@@ -17,6 +17,7 @@
 pub mod agreement;
 pub mod cli;
 pub mod control;
+pub mod devices;
 pub mod doctor;
 pub mod interval;
 pub mod launcher;

@@ -206,7 +206,7 @@ fn check_library(options: &Options) -> Result<(), String> {
 /// Checks whether the device that ranks will open exists.
 fn check_device(options: &Options) -> Result<(), String> {
     let is_opened = options.job.workload.ranks > 1 && options.job.topology.transport.traits().library.is_none();
-    let checked = if is_opened { options.asked.device.check() } else { Ok(()) };
+    let checked = if is_opened { options.asked.device.exist() } else { Ok(()) };
     checked.map_err(|error| format!("--device {}: {error}", options.asked.device))
 }
 

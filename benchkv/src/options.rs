@@ -23,6 +23,7 @@ use shm::wait::WaitStrategy;
 use thiserror::Error;
 
 use crate::cli::{ClientKind, JobArgs, RingChoice};
+use crate::devices::Devices;
 use crate::launcher::Launcher;
 use crate::memory::{Memory, MemoryLimit, OverLimit};
 use crate::port::PortOptions;
@@ -67,7 +68,7 @@ pub enum OptionError {
     )]
     SeveralHosts {
         /// The device.
-        device: DeviceChoice,
+        device: Devices,
         /// The hosts' names.
         hosts: Vec<String>,
     },
@@ -125,9 +126,9 @@ impl Options {
         }
         asked.ucx_errors = asked.ucx.resolve(transport, &asked.device, &asked.port, launcher.hosts.len())?;
         let own_choice = transport.traits().library;
-        if asked.device == DeviceChoice::Auto && own_choice.is_none() {
+        if asked.device.is_auto() && own_choice.is_none() {
             let (device, why) = DeviceChoice::detect().map_err(OptionError::Device)?;
-            (asked.device, asked.device_by_auto) = (device, Some(why));
+            (asked.device, asked.device_by_auto) = (device.into(), Some(why));
         }
         asked.port.check(&asked.device)?;
         if own_choice.is_none() && asked.device.is_soft() && launcher.hosts.len() > 1 {
@@ -135,6 +136,7 @@ impl Options {
         }
         asked.carried_by = own_choice.map_or_else(|| asked.device.to_string(), |library| library.name.to_owned());
         let topology = Topology { routing, transport, ranks, daemons: asked.server_threads, clients: asked.client_threads };
+        asked.device.check(&topology)?;
         asked.policies.check(&topology)?;
         asked.trace.check()?;
         let workload = asked.workload;
@@ -177,10 +179,10 @@ impl Options {
         Duration::from_secs_f64(self.asked.warmup)
     }
 
-    /// Returns the device to open; software devices connect through `shm_dir`.
+    /// Returns the devices to open; software devices connect through `shm_dir`.
     #[must_use]
-    pub fn device_spec(&self, shm_dir: &Path) -> DeviceSpec {
-        self.asked.port.on(self.asked.device.spec(Some(shm_dir)))
+    pub fn device_specs(&self, shm_dir: &Path) -> Vec<DeviceSpec> {
+        self.asked.device.specs(shm_dir).into_iter().map(|device| self.asked.port.on(device)).collect()
     }
 
     /// Returns the site of `rank`, whose daemons are in process `process`. Opens the shared-memory directory.
@@ -189,7 +191,7 @@ impl Options {
     /// [`BackendError::Setup`] with the directory's reason.
     pub fn site(&self, rank: usize, process: u32) -> Result<Site, BackendError> {
         let dir = Dir::open(self.asked.shm_dir.as_deref()).map_err(|e| BackendError::setup("the shared-memory directory", e))?;
-        Ok(Site { rank, process, device: self.device_spec(dir.path()), dir })
+        Ok(Site { rank, process, devices: self.device_specs(dir.path()), dir })
     }
 
     /// Returns the maximum time of the job: its measurements, and ample time to set up and tear down on a loaded machine.
@@ -245,7 +247,7 @@ impl fmt::Display for Options {
             "{connection}, delegation ring {} slots, flux {} in flight, wait {}",
             sizes.ring_slots, sizes.flux_in_flight, self.wait
         )?;
-        let is_hardware = matches!(self.asked.device, DeviceChoice::Verbs { .. });
+        let is_hardware = !self.asked.device.is_soft();
         if self.wait == WaitStrategy::Event && (is_hardware || topology.transport.traits().library.is_some()) {
             writeln!(f, "threads with connections sleep for {POLL_SLICE:?} at most: what other ranks send does not wake them")?;
         }

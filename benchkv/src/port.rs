@@ -6,6 +6,8 @@ use harness::range::{RangeError, range};
 use mlx5::DeviceSpec;
 use serde::{Deserialize, Serialize};
 
+use crate::devices::Devices;
+
 /// The options of the port; an option that is left out keeps the driver's default. Recorded in results.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 #[group(skip)]
@@ -45,11 +47,15 @@ impl PortOptions {
             .filter_map(|(flag, value)| Some((flag, value?)))
     }
 
-    /// Refuses options of a port for a software `device`, and a port that differs from the port in the name of the device.
+    /// Refuses options of a port for a software device, and a port that differs from the port in the name of a device.
     ///
     /// # Errors
     /// The first such option.
-    pub fn check(&self, device: &DeviceChoice) -> Result<(), RangeError> {
+    pub fn check(&self, devices: &Devices) -> Result<(), RangeError> {
+        devices.iter().try_for_each(|device| self.check_one(device))
+    }
+
+    fn check_one(&self, device: &DeviceChoice) -> Result<(), RangeError> {
         match (device, self.given().next()) {
             (DeviceChoice::Auto | DeviceChoice::Soft(_), Some((flag, value))) => {
                 Err(range(flag, value, "the software device has no port", "none without a hardware --device, such as mlx5_0".to_owned()))
@@ -98,9 +104,9 @@ mod tests {
 
     fn spec(args: &str) -> Result<VerbsOptions, String> {
         let options = Options::resolve(parse(args).unwrap()).map_err(|error| error.to_string())?;
-        match options.device_spec(std::path::Path::new("/dev/shm")) {
-            DeviceSpec::Verbs(options) => Ok(options),
-            device => Err(format!("{device:?}")),
+        match &options.device_specs(std::path::Path::new("/dev/shm"))[..] {
+            [DeviceSpec::Verbs(options)] => Ok(options.clone()),
+            devices => Err(format!("{devices:?}")),
         }
     }
 

@@ -53,7 +53,7 @@ fn check(job: &JobArgs) -> Result<(), RangeError> {
     }
     let refused = |flag, given: String| Err(range(flag, given, "it has no meaning in virtual time", "none; leave it out".to_owned()));
     match job {
-        _ if job.device != DeviceChoice::Auto => refused("--device", job.device.to_string()),
+        _ if !job.device.is_auto() => refused("--device", job.device.to_string()),
         _ if job.port != PortOptions::default() => refused("--port and others", job.port.to_string()),
         _ if job.pin != PinPolicy::Auto => refused("--pin", job.pin.to_string()),
         _ if job.wait != WaitChoice::Auto => refused("--wait", job.wait.to_string()),
@@ -78,7 +78,7 @@ pub fn resolve(args: &SimArgs) -> Result<Options, SimError> {
     check(&args.job)?;
     let limit = MemoryLimit::new(args.job.memory_limit);
     // The checks of `Options::resolve` are for real time, and the memory of processes.
-    let device = DeviceChoice::Soft(SoftDevice::default());
+    let device = DeviceChoice::Soft(SoftDevice::default()).into();
     let mut options = Options::resolve(JobArgs { memory_limit: Some(u64::MAX), duration: 1.0, warmup: 0.0, device, ..args.job.clone() })?;
     let JobArgs { duration, warmup, ops, .. } = args.job;
     if ops.is_none() {

@@ -3,9 +3,9 @@
 use clap::{Args, ValueEnum};
 use engine::topology::Transport;
 use engine::ucx::PeerErrors;
-use harness::device::DeviceChoice;
 use harness::range::{RangeError, range};
 
+use crate::devices::Devices;
 use crate::port::PortOptions;
 
 /// Options of `ucx-am`.
@@ -26,12 +26,12 @@ impl UcxArgs {
     pub fn resolve(
         self,
         transport: Transport,
-        device: &DeviceChoice,
+        device: &Devices,
         port: &PortOptions,
         hosts: usize,
     ) -> Result<Option<PeerErrors>, RangeError> {
         match transport {
-            Transport::UcxAm if *device != DeviceChoice::Auto || *port != PortOptions::default() => {
+            Transport::UcxAm if !device.is_auto() || *port != PortOptions::default() => {
                 let (why, what) = ("UCX chooses its transports itself", "none with --carrier ucx-am; UCX_TLS and UCX_NET_DEVICES tell UCX");
                 Err(range("--device", format!("{device} {port}").trim_end(), why, what.to_owned()))
             }

@@ -31,7 +31,7 @@ impl Scratch {
 
     /// Returns the site of a rank in this process, on the software device.
     pub(crate) fn site(&self, rank: usize) -> Site {
-        Site { rank, process: std::process::id(), device: DeviceChoice::Auto.spec(Some(&self.0)), dir: self.dir() }
+        Site { rank, process: std::process::id(), devices: vec![DeviceChoice::Auto.spec(Some(&self.0))], dir: self.dir() }
     }
 }
 

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use harness::affinity::PinPolicy;
-use harness::device::DeviceChoice;
 use harness::launcher::Launch;
 use harness::range::{RangeError, amount, range, within};
 use harness::report::JsonSink;
@@ -16,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use shm::wait::WaitStrategy;
 
 use crate::control::MAX_DAEMONS;
+use crate::devices::Devices;
 use crate::interval::MAX_CLIENTS;
 use crate::output::file::OutputArgs;
 use crate::pace::PaceArgs;
@@ -58,12 +58,12 @@ pub struct JobArgs {
     /// RDMA device: soft, the software device; or hardware, by the name of the device with an optional port (mlx5_0, mlx5_0:1, verbs:NAME
     /// for other names), or verbs for the first mlx5 device with an active port on each host. auto takes the first mlx5 device with an
     /// active port, otherwise soft, or the device that the environment variable COPYRPC_DEVICE names; the plan and the result say which,
-    /// and why. Keys of soft: rtt_us=US (0 to 100000 [default: 0]), of a
+    /// and why. Of a list of named devices, daemon and client number K open device K modulo its length. Keys of soft: rtt_us=US (0 to 100000 [default: 0]), of a
     /// request and its response; jitter_us=US (the same), the extra delay of every second operation; seed=N [default: 1];
     /// fault=rnr:PERMILLE, fault=reorder:PERMILLE, fault=drop:OPERATION.
-    #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
+    #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT],...", default_value_t = Devices::default())]
     #[serde(skip)]
-    pub device: DeviceChoice,
+    pub device: Devices,
 
     // The transport of requests to other ranks, as typed: the device that `auto` stands for, or the library that chooses one.
     #[arg(skip)]

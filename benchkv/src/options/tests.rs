@@ -251,7 +251,7 @@ fn more_threads_than_cores_yield() {
 fn the_device_of_auto_and_its_reason_are_in_the_plan_and_in_the_record() {
     let (device, why) = DeviceChoice::detect().unwrap();
     let options = resolve("").unwrap();
-    assert_eq!((&options.asked.device, options.asked.device_by_auto.as_ref()), (&device, Some(&why)));
+    assert_eq!((&options.asked.device, options.asked.device_by_auto.as_ref()), (&device.clone().into(), Some(&why)));
     assert!(options.to_string().contains(&format!("\n--device auto is {device}: {why}\n")), "{options}");
     let record = serde_json::to_value(options.asked.recorded().unwrap()).unwrap();
     assert_eq!((&record["device"], &record["device_by_auto"]), (&device.to_string().into(), &why.into()));
@@ -279,6 +279,6 @@ fn the_plan_names_every_computed_value() {
 fn clients_in_processes_of_their_own_open_the_same_port_as_their_rank() {
     let options = resolve("--clients processes --device mlx5_1 --port 2 --gid-index 3 --mtu 1024").unwrap();
     let site = options.site(0, 1).unwrap();
-    let DeviceSpec::Verbs(port) = site.device else { panic!("{site:?}") };
+    let [DeviceSpec::Verbs(port)] = &site.devices[..] else { panic!("{site:?}") };
     assert_eq!((port.port, port.gid_index, port.mtu), (Some(2), Some(3), Some(1024)));
 }

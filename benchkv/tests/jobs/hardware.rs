@@ -59,6 +59,18 @@ fn auto_takes_the_hardware() {
     dir.assert_empty();
 }
 
+/// Daemon number k of each rank opens device k of the list, here the same device with two ports, one of which it does not have.
+#[test]
+#[ignore = "needs an mlx5 device, or mlx5-run"]
+fn daemons_are_divided_among_the_devices_of_a_list() {
+    let device = device();
+    let way = measure(&[], &["--backend", "sharded", "--device", &format!("{device},{device}:1")]);
+    assert!(way.starts_with(&device), "{way}");
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    let args = ["--backend", "sharded", "--server-threads", "2", "--device", &format!("{device}:1,{device}:200")];
+    run(&dir, &args).assert_failed(1, &["port 200 was asked for"]);
+}
+
 /// Options that name the port's own values, and a smaller MTU, reach the device.
 #[test]
 #[ignore = "needs an mlx5 device, or mlx5-run"]

@@ -6,7 +6,7 @@ use shm::dir::Dir;
 use super::BackendError;
 use crate::job::Job;
 use crate::policy::PolicyOptions;
-use crate::topology::Topology;
+use crate::topology::{Topology, Worker};
 use crate::ucx::PeerErrors;
 use crate::values::Values;
 
@@ -25,8 +25,8 @@ pub struct Site {
     pub process: u32,
     /// The directory of its shared memory.
     pub dir: Dir,
-    /// The device of each thread with connections.
-    pub device: DeviceSpec,
+    /// The devices of its threads with connections, at least one: that of daemon and client number k is k modulo their number.
+    pub devices: Vec<DeviceSpec>,
 }
 
 /// The parameters that daemons and clients of a rank need.
@@ -50,7 +50,7 @@ pub(super) struct Plan {
     pub(super) window: usize,
     /// Whether UCX detects dead peers.
     pub(super) ucx_errors: PeerErrors,
-    pub(super) device: DeviceSpec,
+    pub(super) devices: Vec<DeviceSpec>,
     pub(super) dir: Dir,
 }
 
@@ -68,7 +68,7 @@ impl Plan {
     }
 
     fn with(job: &Job, site: Site, values: Result<Values, BackendError>) -> Result<Self, BackendError> {
-        let Site { rank, process, dir, device } = site;
+        let Site { rank, process, dir, devices } = site;
         Ok(Self {
             values: values?,
             topology: job.topology,
@@ -82,19 +82,36 @@ impl Plan {
             policies: job.policies.clone(),
             window: job.sizes.window,
             ucx_errors: job.ucx_errors.unwrap_or(PeerErrors::None),
-            device,
+            devices,
             dir,
         })
     }
 
-    /// Returns a device for a thread with connections: `shared`, or one of its own.
-    pub(super) fn open_device(&self, shared: Option<&Device>) -> Result<Device, BackendError> {
-        let open = || Device::open(&self.device).map_err(|e| BackendError::setup("the RDMA device", e));
-        shared.map_or_else(open, |device| Ok(device.clone()))
+    /// Returns the device that a thread with connections may open. `shared` is open already.
+    pub(super) fn device<'a>(&'a self, worker: Worker, shared: Option<&'a Device>) -> Result<ThreadDevice<'a>, BackendError> {
+        let (Worker::Daemon(number) | Worker::Client(number)) = worker;
+        let none = || BackendError::setup("the RDMA device", "there is none");
+        let spec = number.checked_rem(self.devices.len()).and_then(|number| self.devices.get(number)).ok_or_else(none)?;
+        Ok(ThreadDevice { spec, shared })
     }
 
     pub(super) fn server_name(&self, what: &str) -> String {
         name(self.process, self.rank, what)
+    }
+}
+
+/// The device of a thread with connections.
+pub(super) struct ThreadDevice<'a> {
+    pub(super) spec: &'a DeviceSpec,
+    /// Is open already.
+    shared: Option<&'a Device>,
+}
+
+impl ThreadDevice<'_> {
+    /// Opens the device, unless it is shared.
+    pub(super) fn open(&self) -> Result<Device, BackendError> {
+        let open = || Device::open(self.spec).map_err(|e| BackendError::setup("the RDMA device", e));
+        self.shared.map_or_else(open, |device| Ok(device.clone()))
     }
 }
 

@@ -101,7 +101,7 @@ impl Simulated {
             let spec = DeviceSpec::Soft(SoftOptions { faults: world.faults.of_device(rank), ..options.clone() });
             let device = Device::open(&spec).map_err(|e| BackendError::setup("the device of a simulated rank", e))?;
             devices.push(device.clone());
-            Ok((Site { rank, process: 0, dir: dir.clone(), device: spec }, Some(device)))
+            Ok((Site { rank, process: 0, dir: dir.clone(), devices: vec![spec] }, Some(device)))
         };
         let cluster = Cluster::on(job, open).map_err(SimulationError::Setup)?;
         let shared = Rc::new(Shared::new(world));

@@ -6,12 +6,11 @@ use copyrpc::{
     CallError, CallFailure, CloseReason, Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, PendingEndpoint, RecvBytes,
     RecvHandle, Stats,
 };
-use mlx5::Device;
 use shm::sleep::{Due, POLL_SLICE, Sleeper, Watch};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::BackendError;
-use super::super::plan::Plan;
+use super::super::plan::{Plan, ThreadDevice};
 use super::{Carrier, Counter, Polled, SendError};
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
@@ -72,10 +71,9 @@ impl<C> Carrier<C> for Links<C> {
     /// A handle that answers with an error when dropped.
     type Handle = RecvHandle<C>;
 
-    fn open(plan: &Plan, peers: &[Peer], device: Option<&Device>) -> Result<Self, BackendError> {
+    fn open(plan: &Plan, peers: &[Peer], device: &ThreadDevice<'_>) -> Result<Self, BackendError> {
         let config = config(plan, peers.len());
-        let context =
-            ContextBuilder::new(plan.device.clone()).endpoints_with(peers.len() as u32, &config).build_on(plan.open_device(device)?);
+        let context = ContextBuilder::new(device.spec.clone()).endpoints_with(peers.len() as u32, &config).build_on(device.open()?);
         let context: Context<C> = context.map_err(|e| BackendError::setup("the RDMA context", e))?;
         let link = |peer: &Peer| match context.create_endpoint(&config) {
             Ok(pending) => Ok(Link { peer: *peer, end: End::Pending(pending) }),

@@ -21,7 +21,7 @@ use std::time::Duration;
 use mlx5::Device;
 use shm::sleep::{Sleeper, Watch};
 
-use super::plan::Plan;
+use super::plan::{Plan, ThreadDevice};
 use super::{BackendError, Records};
 use crate::counters::{Figures, TransportReport};
 use crate::message::{Request, Response};
@@ -69,8 +69,8 @@ trait Carrier<C>: Sized {
     /// The handle that answers a request of a peer.
     type Handle;
 
-    /// Opens a link for each of `peers`, not yet connected; on `device`, or one of its own, if it uses the job's.
-    fn open(plan: &Plan, peers: &[Peer], device: Option<&Device>) -> Result<Self, BackendError>;
+    /// Opens a link for each of `peers`, not yet connected; on `device`, if it uses the job's.
+    fn open(plan: &Plan, peers: &[Peer], device: &ThreadDevice<'_>) -> Result<Self, BackendError>;
 
     /// Returns the record with which the other end of a link connects; `None` if it is connected.
     fn record(&self, link: usize) -> Option<Vec<u8>>;
@@ -157,7 +157,7 @@ macro_rules! carriers {
         enum Handle<C> { $($kind(<$module::Links<C> as Carrier<C>>::Handle)),+ }
 
         impl<C> Carriers<C> {
-            fn open(plan: &Plan, peers: &[Peer], device: Option<&Device>) -> Result<Self, BackendError> {
+            fn open(plan: &Plan, peers: &[Peer], device: &ThreadDevice<'_>) -> Result<Self, BackendError> {
                 match plan.topology.transport {
                     $(Transport::$kind => Ok(Self::$kind(Box::new($module::Links::open(plan, peers, device)?)))),+
                 }
@@ -260,7 +260,7 @@ impl<C> Remote<C> {
             }
         }
         Ok(Some(Self {
-            carrier: Carriers::open(plan, &peers, device)?,
+            carrier: Carriers::open(plan, &peers, &plan.device(worker, device)?)?,
             topology,
             rank: plan.rank,
             routes,

@@ -13,7 +13,7 @@ use mlx5::{
 use shm::sleep::{self, Due, Look, Sleeper, Watch};
 
 use super::super::BackendError;
-use super::super::plan::Plan;
+use super::super::plan::{Plan, ThreadDevice};
 use super::dialogue::{Arrival, Dialogue};
 use super::frame::{Frame, FrameBytes};
 use super::{Arrived, Carrier, Counter, Polled, SendError, Ticket};
@@ -98,8 +98,8 @@ struct Pulse {
 impl<C> Carrier<C> for Links<C> {
     type Handle = Ticket;
 
-    fn open(plan: &Plan, peers: &[Peer], device: Option<&Device>) -> Result<Self, BackendError> {
-        let device = plan.open_device(device)?;
+    fn open(plan: &Plan, peers: &[Peer], device: &ThreadDevice<'_>) -> Result<Self, BackendError> {
+        let device = device.open()?;
         let pd = device.alloc_pd().map_err(|e| BackendError::setup("a protection domain", e))?;
         let per_link = 2 * plan.window;
         // At most one completion for each WQE, and for each receive; receives that are posted again while a poll takes others need places

@@ -5,11 +5,10 @@
 
 use std::collections::VecDeque;
 
-use mlx5::Device;
 use shm::sleep::{Due, POLL_SLICE, Watch};
 
 use super::super::BackendError;
-use super::super::plan::Plan;
+use super::super::plan::{Plan, ThreadDevice};
 use super::dialogue::{Arrival, Dialogue};
 use super::frame::{Frame, FrameBytes};
 use super::{Arrived, Carrier, Counter, Polled, SendError, Ticket};
@@ -62,7 +61,7 @@ struct End {
 impl<C> Carrier<C> for Links<C> {
     type Handle = Ticket;
 
-    fn open(plan: &Plan, peers: &[Peer], _: Option<&Device>) -> Result<Self, BackendError> {
+    fn open(plan: &Plan, peers: &[Peer], _: &ThreadDevice<'_>) -> Result<Self, BackendError> {
         let failed = |error: UcxError| BackendError::setup("the UCX worker", error);
         let tail_bytes = plan.values.tail_bytes();
         let worker = Worker::open(plan.ucx_errors, Message::SHORT_BYTES + tail_bytes).map_err(failed)?;
