@@ -4,8 +4,9 @@
 //! The count is the work of all threads of a job together for an operation, without the loop around their steps. Reads and writes are
 //! verified. Bounds are about a tenth above the counts.
 //!
-//! `--hand-overs TOPOLOGY` prints, for the job of `kv_remote_TOPOLOGY`, the messages between threads for one operation, and how many of
-//! them stay within a rank. Each message is counted where it is taken.
+//! `--lockstep OPTIONS` runs the job with these options of benchkv, and prints two lines: the messages between threads for one operation, and how many
+//! of them stay within a rank, where each message is counted where it is taken; messages a WRITE, completions a round of a daemon, and completions a
+//! round that took some. `--hand-overs TOPOLOGY` prints the same of the job of `kv_remote_TOPOLOGY`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, reason = "a program for measuring")]
 
 use std::fs::{self, DirBuilder};
@@ -104,21 +105,25 @@ fn small_device(dir: &Path) -> DeviceSpec {
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [option, topology] = &args[..] else { return counted::main(OPERATIONS) };
-    if option != "--hand-overs" {
-        return counted::main(OPERATIONS);
-    }
-    let (mut cluster, moved) = run(&remote(topology), COUNTS.1);
-    let mut between_ranks = 0;
+    let options = match &args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--hand-overs", topology] => remote(topology),
+        ["--lockstep", options] => (*options).to_owned(),
+        _ => return counted::main(OPERATIONS),
+    };
+    let (mut cluster, moved) = run(&options, COUNTS.1);
+    let (mut messages, mut writes) = (0, 0);
     let count = |_, end: &mut dyn Endpoints| {
-        between_ranks += end.transport().map_or(0, |report| report.counted.of("messages"));
+        let counted = end.transport().map(|report| report.counted);
+        messages += counted.as_ref().map_or(0, |counted| counted.of("messages"));
+        writes += counted.as_ref().map_or(0, |counted| counted.of("writes"));
         Ok(())
     };
     cluster.endpoints(count).unwrap();
     // A client takes one message for each operation. No thread of a run waits, so daemons count none twice.
     let operations = moved.by_clients / 2;
-    let per_operation = |messages: u64| messages as f64 / operations as f64;
     let all = moved.by_daemons + operations;
-    println!("{:.3} {:.3}", per_operation(all), per_operation(all - between_ranks));
+    let ratio = |of: u64, to: u64| of as f64 / to as f64;
+    println!("{:.3} {:.3}", ratio(all, operations), ratio(all - messages, operations));
+    println!("{:.3} {:.3} {:.3}", ratio(messages, writes), ratio(moved.cqes, moved.rounds), ratio(moved.cqes, moved.rounds_with_cqes));
     ExitCode::SUCCESS
 }

@@ -291,12 +291,23 @@ def real(program, rounds):
     print("| outstanding | simulated / measured | the same by median latencies |\n|---|---|---|")
     for depth, found in ratios.items():
         print(f"| {depth} | " + " | ".join(f"{statistics.median(column):.2f}" for column in zip(*found)) + " |")
-    print("\n| nodes | messages a WRITE, real | simulated | completions a round, real | simulated |\n|---|---|---|---|---|")
+    lockstep = tools.built("benchkv", "bench", "instructions")
+    print("\n| nodes | | messages a WRITE | completions a round | completions a round that took some |\n|---|---|---|---|---|")
     for ranks in (2, 4):
-        job = ["-n", str(ranks), "--client-threads", "4", "-d", "8", "--no-verify", "--json", "-"]
-        runs = [[program, *job, "-t", "1", "--warmup", "0.2", "--wait", "yield", "--pin", "none"], [program, "sim", *job, "-t", "1ms", "--warmup", "1ms"]]
-        activity = [json.loads(tools.output(run))["activity"] for run in runs]
-        print(f"| {ranks} | " + " | ".join(f"{each[name]:.2f}" for name in ("messages_per_write", "cqes_per_loop") for each in activity) + " |")
+        job = ["-n", str(ranks), "--client-threads", "4", "-d", "8", "--no-verify"]
+        runs = {
+            "real": [program, *job, "--json", "-", "-t", "1", "--warmup", "0.2", "--wait", "yield", "--pin", "none"],
+            "simulated": [program, "sim", *job, "--json", "-", "-t", "1ms", "--warmup", "1ms"],
+        }
+        found = {}
+        for name, run in runs.items():
+            activity = json.loads(tools.output(run))["activity"]
+            with_cqes = 1 - activity["loops_by_cqes"][0]
+            found[name] = [activity["messages_per_write"], activity["cqes_per_loop"], activity["cqes_per_loop"] / with_cqes]
+        _, batches = tools.output([lockstep, "--lockstep", " ".join([*job, "--device", "soft"])]).splitlines()
+        found["lockstep"] = [float(figure) for figure in batches.split()]
+        for name, figures in found.items():
+            print(f"| {ranks} | {name} | " + " | ".join(f"{figure:.2f}" for figure in figures) + " |")
 
 
 # By table: what it is called in the plot of that name, and its lines with their colours; dashed where figures were published.

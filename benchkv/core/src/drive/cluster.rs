@@ -8,6 +8,7 @@ use crate::backend::paths::ClientPaths;
 use crate::backend::plan::Site;
 use crate::backend::{BackendError, Daemon, Endpoints, Records};
 use crate::client::{Client, Step};
+use crate::counters::Round;
 use crate::job::Job;
 use crate::phase::Phase;
 use crate::topology::{Peer, Worker};
@@ -35,6 +36,21 @@ pub struct Moved {
     pub by_clients: u64,
     /// Messages that daemons took in. One that waits is counted again when it goes on.
     pub by_daemons: u64,
+    /// Rounds of the daemons.
+    pub rounds: u64,
+    /// Rounds among them that took completions.
+    pub rounds_with_cqes: u64,
+    /// Completions that the daemons took.
+    pub cqes: u64,
+}
+
+impl Moved {
+    fn note(&mut self, round: Round) {
+        self.by_daemons += round.moved as u64;
+        self.cqes += round.cqes as u64;
+        self.rounds_with_cqes += u64::from(round.cqes > 0);
+        self.rounds += u64::from(!round.is_part);
+    }
 }
 
 impl Cluster {
@@ -112,7 +128,7 @@ impl Cluster {
                     }
                 }
                 for daemon in daemons {
-                    moved.by_daemons += daemon.step(&now_ns)?.moved as u64;
+                    moved.note(daemon.step(&now_ns)?);
                 }
             }
         }
