@@ -160,9 +160,7 @@ impl ContextBuilder {
             control_regions: ControlRegions::default(),
             connections: RefCell::new(Vec::new()),
             used: Rc::default(),
-            recv_cq: RefCell::new(recv_cq),
-            send_cq: RefCell::new(send_cq),
-            srq: RefCell::new(srq),
+            queues: RefCell::new(Queues { recv_cq, send_cq, srq }),
             pd,
             device,
             is_polling: Cell::new(false),
@@ -171,7 +169,7 @@ impl ContextBuilder {
             retired: Cell::new(Stats::default()),
             endings: Cell::new(0),
         };
-        inner.fill(&mut inner.srq.borrow_mut())?;
+        inner.fill(&mut inner.queues.borrow_mut().srq)?;
         Ok(Context { inner: Rc::new(inner) })
     }
 }
@@ -206,9 +204,7 @@ pub(crate) struct Inner<U> {
     worklist: Rc<Worklist<Connection<U>>>,
     connections: RefCell<Vec<Rc<Connection<U>>>>,
     used: Rc<Used>,
-    recv_cq: RefCell<MonoCq<Rc<Connection<U>>>>,
-    send_cq: RefCell<Cq>,
-    srq: RefCell<Srq>,
+    queues: RefCell<Queues<U>>,
     control_regions: ControlRegions,
     pd: Pd,
     device: Device,
@@ -221,6 +217,13 @@ pub(crate) struct Inner<U> {
     retired: Cell<Stats>,
     /// Number of closed connections.
     endings: Cell<u64>,
+}
+
+/// The queues that all connections share.
+struct Queues<U> {
+    recv_cq: MonoCq<Rc<Connection<U>>>,
+    send_cq: Cq,
+    srq: Srq,
 }
 
 /// Why a poll or flush did nothing.
@@ -243,12 +246,16 @@ impl Drop for Polling<'_> {
     }
 }
 
-/// Dropped when a callback panics: flushes report arrivals, so receives must be posted for them (B1).
-struct Unfilled<'a, U>(&'a Inner<U>);
+/// A guard while arrivals are taken. Its drop, also by the panic of a callback, posts receives for them: flushes report arrivals (B1).
+struct Unfilled<'a, U> {
+    context: &'a Inner<U>,
+    srq: &'a mut Srq,
+}
 
 impl<U> Drop for Unfilled<'_, U> {
+    #[inline(always)]
     fn drop(&mut self) {
-        self.0.refill(&mut self.0.srq.borrow_mut());
+        self.context.refill(self.srq);
     }
 }
 
@@ -331,10 +338,8 @@ impl<U> Context<U> {
         let _polling = self.inner.enter()?;
         let mut serving = Serving { on_request, on_response };
         let mut taken = self.inner.drain(&mut serving)?;
-        while let Some((connection, request)) = self.inner.worklist.next_request() {
-            let bytes = connection.recv_view().bytes(request.payload());
-            serving.on_request(&connection, request, bytes);
-            taken += 1;
+        if self.inner.worklist.has_entries() {
+            taken += self.inner.serve_queued(&mut serving);
         }
         self.inner.flush();
         Ok(taken)
@@ -387,12 +392,13 @@ impl<U> Context<U> {
 impl<U> Inner<U> {
     /// Takes a share of the queues for one more endpoint, whose queue pair has `send_capacity` WQEBBs.
     pub(crate) fn share_queues(&self, outstanding: Outstanding, send_capacity: usize) -> Result<QueueShare, CreateEndpointError> {
-        let (receives, completions) = (self.srq.borrow().depth(), self.send_cq.borrow().entries());
-        QueueShare::take(&self.used, outstanding, send_capacity, receives, completions)
+        let Queues { send_cq, srq, .. } = &*self.queues.borrow();
+        QueueShare::take(&self.used, outstanding, send_capacity, srq.depth(), send_cq.entries())
     }
 
     pub(crate) fn create_qp(&self, config: &QpConfig) -> Result<RcQp, CreateError> {
-        self.pd.create_qp(&*self.send_cq.borrow(), &*self.recv_cq.borrow(), &*self.srq.borrow(), config)
+        let Queues { recv_cq, send_cq, srq } = &*self.queues.borrow();
+        self.pd.create_qp(send_cq, recv_cq, srq, config)
     }
 
     pub(crate) const fn pd(&self) -> &Pd {
@@ -419,7 +425,7 @@ impl<U> Inner<U> {
 
     pub(crate) fn register(&self, connection: Rc<Connection<U>>) {
         self.connections.borrow_mut().push(Rc::clone(&connection));
-        self.recv_cq.borrow_mut().register(connection.qpn(), Rc::clone(&connection));
+        self.queues.borrow_mut().recv_cq.register(connection.qpn(), Rc::clone(&connection));
         connection.look_idle(self.worklist.timers().deadline_in(Duration::ZERO));
     }
 
@@ -442,6 +448,19 @@ impl<U> Inner<U> {
             taken += self.look_at_clock(receiver);
         }
         Ok(taken)
+    }
+
+    /// Hands out the requests that drains have queued. Returns their number.
+    #[cold]
+    #[inline(never)]
+    fn serve_queued(&self, receiver: &mut impl Receiver<U>) -> usize {
+        let mut taken = 0;
+        while let Some((connection, request)) = self.worklist.next_request() {
+            let bytes = connection.recv_view().bytes(request.payload());
+            receiver.on_request(&connection, request, bytes);
+            taken += 1;
+        }
+        taken
     }
 
     /// Continues where a callback panicked, and releases the connections that ended.
@@ -489,44 +508,38 @@ impl<U> Inner<U> {
     #[inline(always)]
     fn take_completions(&self, receiver: &mut impl Receiver<U>) -> Result<usize, PollError> {
         let mut taken = 0;
-        let mut recv_cq = self.recv_cq.borrow_mut();
-        if recv_cq.progress() {
-            taken = self.take_received(&mut recv_cq, receiver);
+        let queues = &mut *self.queues.borrow_mut();
+        if queues.recv_cq.progress() {
+            taken = self.take_received(queues, receiver);
         }
-        drop(recv_cq);
         if self.is_short.get() {
-            self.fill(&mut self.srq.borrow_mut())?;
+            self.fill(&mut queues.srq)?;
         }
-        if self.send_cq.borrow_mut().has_completion() {
-            taken += self.take_sent(receiver);
+        if queues.send_cq.has_completion() {
+            taken += Self::take_sent(queues, receiver);
         }
         Ok(taken)
     }
 
     #[inline(never)]
-    fn take_received(&self, recv_cq: &mut MonoCq<Rc<Connection<U>>>, receiver: &mut impl Receiver<U>) -> usize {
-        let interrupted = Unfilled(self);
-        let srq = &mut *self.srq.borrow_mut();
-        let received = recv_cq.take(POLL_BUDGET, |connection, cqe| {
-            srq.complete_receive(&cqe);
+    fn take_received(&self, queues: &mut Queues<U>, receiver: &mut impl Receiver<U>) -> usize {
+        let unfilled = Unfilled { context: self, srq: &mut queues.srq };
+        queues.recv_cq.take(POLL_BUDGET, |connection, cqe| {
+            unfilled.srq.complete_receive(&cqe);
             match (connection, cqe.result()) {
                 (Some(connection), Ok(())) => connection.deliver(Some(cqe.imm()), receiver),
                 (Some(connection), Err(error)) => connection.fail(error),
                 // A late arrival of a closed connection.
                 (None, _) => {}
             }
-        });
-        std::mem::forget(interrupted);
-        self.refill(srq);
-        received
+        })
     }
 
     /// Takes all completions of the send queues, so that a connection retired now leaves none behind that its share has no room for any
     /// more. B2 bounds their number, since nothing is posted meanwhile.
     #[inline(never)]
-    fn take_sent(&self, receiver: &mut impl Receiver<U>) -> usize {
-        let recv_cq = self.recv_cq.borrow();
-        let mut send_cq = self.send_cq.borrow_mut();
+    fn take_sent(queues: &mut Queues<U>, receiver: &mut impl Receiver<U>) -> usize {
+        let Queues { recv_cq, send_cq, .. } = queues;
         let mut sent = 0;
         while send_cq.has_completion() {
             sent += send_cq.poll(POLL_BUDGET, |cqe| {
@@ -574,7 +587,7 @@ impl<U> Inner<U> {
 
     /// Removes a connection that has ended and whose calls have.
     fn retire(&self, connection: &Connection<U>) {
-        if self.recv_cq.borrow_mut().unregister(connection.qpn()).is_some() {
+        if self.queues.borrow_mut().recv_cq.unregister(connection.qpn()).is_some() {
             self.connections.borrow_mut().retain(|other| other.qpn() != connection.qpn());
             let mut stats = self.retired.get();
             stats += connection.with_link(|link| link.stats());

@@ -101,6 +101,12 @@ impl<C: Listed> Worklist<C> {
         }
     }
 
+    /// Returns whether [`Worklist::next_request`] has something to look at.
+    #[inline(always)]
+    pub(crate) fn has_entries(&self) -> bool {
+        !self.requests.borrow().is_empty()
+    }
+
     /// Returns whether there are requests to be received.
     pub(crate) fn has_requests(&self) -> bool {
         // A connection without further requests leaves its entry behind.

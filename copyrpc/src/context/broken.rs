@@ -12,7 +12,10 @@ impl<U> Inner<U> {
         while let Some(event) = self.device.take_async_event() {
             let is_everything = match event {
                 AsyncEvent::DeviceFatal => true,
-                AsyncEvent::CqError { cqn } => [self.send_cq.borrow().cqn(), self.recv_cq.borrow().cqn()].contains(&cqn),
+                AsyncEvent::CqError { cqn } => {
+                    let queues = self.queues.borrow();
+                    [queues.send_cq.cqn(), queues.recv_cq.cqn()].contains(&cqn)
+                }
                 _ => false,
             };
             let is_concerned = |connection: &Connection<U>| is_everything || event == AsyncEvent::QpFatal { qpn: connection.qpn() };

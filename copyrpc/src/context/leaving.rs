@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Inner, POLL_BUDGET};
+use super::{Inner, POLL_BUDGET, Queues};
 use crate::connection::Connection;
 
 /// Maximum time that a context that goes waits for its posted messages. A peer's device takes them without a program, so only a peer that
@@ -45,8 +45,8 @@ impl<U> Inner<U> {
             if leaving == 0 || patience.is_over(Instant::now()) {
                 break;
             }
-            let recv_cq = self.recv_cq.borrow();
-            self.send_cq.borrow_mut().poll(POLL_BUDGET, |cqe| {
+            let Queues { recv_cq, send_cq, .. } = &mut *self.queues.borrow_mut();
+            send_cq.poll(POLL_BUDGET, |cqe| {
                 if let Some(connection) = recv_cq.queues().get(cqe.qpn()) {
                     connection.note_arrival(&cqe);
                 }

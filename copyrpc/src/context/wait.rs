@@ -94,8 +94,9 @@ impl<U> Inner<U> {
         }
         self.device.progress();
         let is_ready = self.has_completions() || {
-            self.recv_cq.borrow_mut().arm(false);
-            self.send_cq.borrow_mut().arm(false);
+            let queues = &mut *self.queues.borrow_mut();
+            queues.recv_cq.arm(false);
+            queues.send_cq.arm(false);
             // Before a sleep there is time to check all connections; otherwise there is not.
             self.device.wait(self.longest_sleep(timeout))
         };
@@ -108,7 +109,8 @@ impl<U> Inner<U> {
     }
 
     fn has_completions(&self) -> bool {
-        self.recv_cq.borrow().has_completion() || self.send_cq.borrow().has_completion()
+        let queues = &*self.queues.borrow();
+        queues.recv_cq.has_completion() || queues.send_cq.has_completion()
     }
 
     /// Flushes twice, also the connections that the first flush skipped: there is no further flush while this end sleeps.
