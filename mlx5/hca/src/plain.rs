@@ -24,7 +24,7 @@ const RADDR: usize = SEGMENT;
 const DATA: usize = 2 * SEGMENT;
 
 /// Regions looked up anew within one doorbell. A peer that changes its own without end has its WQEs executed by the other path.
-const LOOKS: u32 = 128;
+pub(crate) const LOOKS: u32 = 128;
 
 /// Executes the new WQEs of queue pair `index` up to the first that is not plain. Returns whether there was none. To be called while the device
 /// is marked as executing (H3), so that all results hold until the end of the doorbell.

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use mlx5_wire::Syndrome;
 
-use super::hand::{Hand, READ, REGION, RQ, WRITE, WRITE_IMM, counter, opcode, pointer, raddr, syndrome};
+use super::hand::{Hand, READ, REGION, RQ, SQ, WRITE, WRITE_IMM, counter, opcode, pointer, raddr, syndrome};
 use crate::layout::{Pop, Taking, qp_index};
 use crate::random::Random;
 use crate::receive::Receives;
@@ -198,6 +198,41 @@ fn a_key_that_names_another_region_by_now_is_that_one_s() {
         assert_eq!(a.reap(), (2, 0));
         assert!(!is_plain(&mut a, kind, &[raddr(&to, 0), pointer(source, 0, 64)]));
         assert_eq!(error(&mut a), Some(Syndrome::LocalProtection as u8));
+    }
+}
+
+#[test]
+fn a_doorbell_looks_so_many_regions_up_and_leaves_the_rest_to_the_other_path() {
+    // Each WRITE needs another source and another target than the one before it, so 64 of them need 128 look-ups, of which one doorbell makes
+    // 127; and 127 if the source of the first is known.
+    assert_eq!(plain::LOOKS, 2 * u32::from(SQ));
+    for is_first_known in [true, false] {
+        let [mut a, b] = pair(true);
+        let [from, to] = [(&a, Access::empty()), (&b, ALL)].map(|(end, access)| [(); 2].map(|()| region(end, 4096, access)));
+        for (byte, source) in from.iter().enumerate() {
+            fill(source, byte as u8 + 1);
+        }
+        if is_first_known {
+            assert!(is_plain(&mut a, WRITE, &[raddr(&to[1], 0), pointer(&from[0], 0, 4)]));
+            assert_eq!(a.reap(), (1, 0));
+        }
+        let first = a.producer;
+        for nth in 0..SQ {
+            let (side, at) = (usize::from(nth % 2), usize::from(nth) * 4);
+            let wqe = a.wqe(WRITE, nth == SQ - 1, &[raddr(&to[side], at), pointer(&from[side], at, 4)]);
+            a.push(&wqe);
+        }
+        assert_eq!(a.producer.wrapping_sub(first), SQ);
+        let is_written = |nth: u16| {
+            let side = usize::from(nth % 2);
+            bytes(&to[side], usize::from(nth) * 4, 4) == [side as u8 + 1; 4]
+        };
+        assert_eq!(ring_plainly(&mut a), is_first_known);
+        assert!((0..SQ - 1).all(is_written));
+        assert_eq!(is_written(SQ - 1), is_first_known);
+        a.notify();
+        assert_eq!(a.reap(), (1, 0));
+        assert!((0..SQ).all(is_written));
     }
 }
 
