@@ -491,6 +491,9 @@ impl<U> Connection<U> {
         }
         if !link.is_quiet() {
             self.mark_dirty();
+            if link.puts_read_off() {
+                self.worklist.note_count();
+            }
         }
         if link.closed().is_some() {
             self.worklist.mark_unfinished(self);

@@ -36,6 +36,8 @@ pub(crate) struct Worklist<C> {
     /// The first of the connections that flushes serve, each once; the next is in its [`Listing`].
     first: Cell<Option<Rc<C>>>,
     has_listed: Cell<bool>,
+    /// A flush found that a connection counts polls until its next READ. Such a connection asks for the next flush, too.
+    counts_polls: Cell<bool>,
     /// Connections that are closed, or whose callback panicked: the next drain continues them. Each once.
     unfinished: RefCell<Vec<Rc<C>>>,
     has_unfinished: Cell<bool>,
@@ -57,6 +59,7 @@ impl<C: Listed> Worklist<C> {
         Self {
             first: Cell::new(None),
             has_listed: Cell::new(false),
+            counts_polls: Cell::new(false),
             unfinished: RefCell::default(),
             has_unfinished: Cell::new(false),
             requests: RefCell::default(),
@@ -124,6 +127,20 @@ impl<C: Listed> Worklist<C> {
     #[inline(always)]
     pub(crate) fn has_listed(&self) -> bool {
         self.has_listed.get()
+    }
+
+    /// Returns whether a connection has counted polls until its next READ in a flush since [`Worklist::forget_counts`].
+    pub(crate) fn counts_polls(&self) -> bool {
+        self.counts_polls.get()
+    }
+
+    /// Notes that a flush left a connection that counts polls.
+    pub(crate) fn note_count(&self) {
+        self.counts_polls.set(true);
+    }
+
+    pub(crate) fn forget_counts(&self) {
+        self.counts_polls.set(false);
     }
 
     #[inline(never)]

@@ -45,7 +45,7 @@ impl<U> Context<U> {
     pub fn idle_for(&self) -> Option<Duration> {
         self.inner.flush_all();
         self.inner.worklist.timers().look_next();
-        (!self.has_work() && !self.inner.counts_polls()).then(|| self.inner.longest_sleep(None).unwrap_or(Duration::MAX))
+        (!self.has_work() && !self.inner.worklist.counts_polls()).then(|| self.inner.longest_sleep(None).unwrap_or(Duration::MAX))
     }
 
     /// Returns whether a poll, [`Context::recv`] or a flush has work, except for work that is due by the clock.
@@ -113,16 +113,12 @@ impl<U> Inner<U> {
         queues.recv_cq.has_completion() || queues.send_cq.has_completion()
     }
 
-    /// Flushes twice, also the connections that the first flush skipped: there is no further flush while this end sleeps.
+    /// Flushes twice, also the connections that the first flush skipped: there is no further flush while this end sleeps. The second flush
+    /// serves every listed connection.
     fn flush_all(&self) {
         self.flush();
+        self.worklist.forget_counts();
         self.flush();
-    }
-
-    /// Returns whether a connection waits for further polls before its next READ. It visits all connections if one is listed, so it is for a thread
-    /// that is about to rest.
-    fn counts_polls(&self) -> bool {
-        self.worklist.has_listed() && self.connections.borrow().iter().any(|connection| connection.with_link(|link| link.puts_read_off()))
     }
 
     fn longest_sleep(&self, timeout: Option<Duration>) -> Option<Duration> {
@@ -144,6 +140,41 @@ mod tests {
 
     use super::*;
     use crate::{ContextBuilder, EndpointConfig};
+
+    #[test]
+    fn a_context_does_not_rest_while_a_connection_counts_polls_until_its_next_read() {
+        let fabric = LocalFabric::new();
+        let context = || -> Context<()> {
+            let fabric = FabricSpec::Local(fabric.clone());
+            ContextBuilder::new(DeviceSpec::Soft(SoftOptions { fabric, ..SoftOptions::default() })).build().unwrap()
+        };
+        let (caller, answerer) = (context(), context());
+        let config = EndpointConfig { batches_in_flight: 1, ..EndpointConfig::default() };
+        let (a, b) = (caller.create_endpoint(&config).unwrap(), answerer.create_endpoint(&config).unwrap());
+        let (of_a, of_b) = (a.local_info(), b.local_info());
+        let (endpoint, _peer) = (a.connect(&of_b).unwrap(), b.connect(&of_a).unwrap());
+        assert!(caller.idle_for().is_some());
+        // The second call cannot be posted, and no READ finds that the peer has done anything.
+        for _ in 0..2 {
+            endpoint.call(b"", (), 0).unwrap();
+            caller.poll(|(), _| ()).unwrap();
+        }
+        for _ in 0..1_000 {
+            caller.poll(|(), _| ()).unwrap();
+            assert_eq!(caller.idle_for(), None);
+        }
+        let reads = endpoint.stats().reads;
+        assert!(reads > 2 && reads < 500, "{reads} READs, with polls in between");
+        while endpoint.outstanding_calls() > 0 {
+            answerer.poll(|(), _| ()).unwrap();
+            while let Some(request) = answerer.recv() {
+                request.reply(b"").unwrap();
+            }
+            caller.poll(|(), _| ()).unwrap();
+        }
+        caller.poll(|(), _| ()).unwrap();
+        assert!(caller.idle_for().is_some());
+    }
 
     /// Only the lengths of sleeps differ, which tests from outside could only time.
     #[test]
