@@ -91,7 +91,7 @@ pub struct QpConfig {
     /// ([`Cqe::inline_data`](crate::Cqe::inline_data)); that buffer is then not written. Reliable connections only.
     pub scatter_to_cqe: bool,
     /// Number of the peer's messages that may wait on the software HCA until this end polls, 1..=128; rounded up to a power of two, minimum
-    /// 16. Each takes 64 bytes. The peer's operations wait for room; the depth of its queue pair need not be the same. Hardware ignores it.
+    /// 8. Each takes 64 bytes. The peer's operations wait for room; the depth of its queue pair need not be the same. Hardware ignores it.
     pub lane_slots: u32,
 }
 

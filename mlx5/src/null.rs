@@ -1,7 +1,7 @@
 //! The provider that creates queues without a device, and [`NullDevice`], the device's side of them. A test or benchmark plays that side:
 //! it reads the bytes that the driver wrote, and writes CQEs.
 
-use core::cell::{Cell, RefCell};
+use core::cell::RefCell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ use crate::address::{DeviceKind, QpAddress};
 use crate::alarm::Alarm;
 use crate::config::{CqConfig, DeviceInfo, NullOptions, Pages};
 use crate::error::{ConnectError, CreateError, RegisterError, check, check_region};
-use crate::parts::{ConnectParts, CqParts, MrParts, QpParts, QpRequest, Receives, RqParts, SrqParts, UarParts};
+use crate::parts::{ConnectParts, CqParts, MrParts, QpParts, QpRequest, Receives, RqParts, SrqParts};
 use crate::private::{COMP_VECTORS, CqPlace, PrivateMemory, SqPlace};
 use crate::provider::Provider;
 use crate::wire::{
@@ -228,7 +228,7 @@ impl Provider for Null {
     }
 
     fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
-        let place = SqPlace::new(request.config)?;
+        let place = SqPlace::new(request.config, self.options.register)?;
         let (rqn, rq) = match request.receives {
             Receives::Shared(srqn) => (srqn, None),
             Receives::Own { depth, max_sge } => {
@@ -238,8 +238,7 @@ impl Provider for Null {
         };
         let objects = &mut *self.objects.borrow_mut();
         let qpn = (FIRST_QPN..).find(|qpn| !objects.qps.contains_key(qpn)).unwrap_or(FIRST_QPN);
-        let half = Rc::new(Cell::new(place.register.as_ptr()));
-        let sq = place.parts(qpn, request.config, UarParts { half, kind: self.options.register, uar_offset: 0 });
+        let sq = place.parts(qpn, request.config, self.options.register, 0);
         objects.qps.insert(qpn, NullQp { sq: place, rqn, owns_rq: rq.is_some() });
         Ok(QpParts { sq, rq })
     }
@@ -335,11 +334,12 @@ impl NullDevice {
     }
 
     /// Returns the bytes of the BlueFlame register of queue pair `qpn`, and fills the register with `fill`: bytes that differ from `fill`
-    /// at the next call were stored in between. Returns `None` if there is no such queue pair.
+    /// at the next call were stored in between. Returns `None` if there is no such queue pair, or it has no register.
     #[must_use]
     pub fn take_register(&self, qpn: u32, fill: u8) -> Option<[u8; REGISTER_BYTES]> {
+        let register = self.with_qp(qpn, |qp| qp.sq.register)??;
         // SAFETY: the register, both halves, in the queue's own memory; the driver is this thread and not writing now.
-        self.with_qp(qpn, |qp| unsafe { qp.sq.register.cast::<[u8; REGISTER_BYTES]>().replace([fill; REGISTER_BYTES]) })
+        Some(unsafe { register.cast::<[u8; REGISTER_BYTES]>().replace([fill; REGISTER_BYTES]) })
     }
 
     /// Returns the counter in the doorbell record of the receive queue of queue pair `qpn`, its own or a shared one, and the bytes of WQE

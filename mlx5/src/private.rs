@@ -1,11 +1,14 @@
 //! Memory of queues that only their own process accesses: send queues, completion queues, BlueFlame registers.
 
+use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::rc::Rc;
 
 use crate::config::{CqConfig, QpConfig};
 use crate::error::{CreateError, check};
+use crate::mmio::RegisterKind;
 use crate::parts::{SqParts, UarParts};
 use crate::wire::{BLUEFLAME_BYTES, CQE_BYTES, CQE128_BYTES, MAX_CQE, MAX_INLINE, MAX_SEND_WR, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, WQEBB};
 
@@ -86,30 +89,36 @@ impl CqPlace {
     }
 }
 
-/// A send queue's memory: the BlueFlame register, aligned to its size, the doorbell record, the WQEBBs.
+/// A send queue's memory: the doorbell record, the WQEBBs, and before them the BlueFlame register, aligned to its size.
 pub(crate) struct SqPlace {
     _memory: PrivateMemory,
-    pub(crate) register: NonNull<u8>,
+    /// `None` for a device that reads no register.
+    pub(crate) register: Option<NonNull<u8>>,
     pub(crate) record: NonNull<AtomicU32>,
     pub(crate) buffer: NonNull<u8>,
     pub(crate) wqe_cnt: u16,
 }
 
 impl SqPlace {
-    pub(crate) fn new(config: &QpConfig) -> Result<Self, CreateError> {
-        const RECORD: usize = 2 * BLUEFLAME_BYTES;
-        const BUFFER: usize = RECORD + WQEBB;
+    /// Makes the memory for a device with this kind of registers.
+    pub(crate) fn new(config: &QpConfig, kind: RegisterKind) -> Result<Self, CreateError> {
         check("max_send_wr", config.max_send_wr.into(), 1, MAX_SEND_WR.into())?;
         check("max_inline_data", config.max_inline_data as u64, 0, MAX_INLINE as u64)?;
         // The longest WQE, 220 B inline and an SGE, takes 5 WQEBBs; with the NOPs before the ring's end it may need 9.
         let wqe_cnt = config.max_send_wr.next_power_of_two().max(16);
-        let memory = PrivateMemory::new("a send queue", BUFFER + wqe_cnt as usize * WQEBB, 2 * BLUEFLAME_BYTES)?;
-        let (register, record, buffer) = (memory.at(0), memory.at(RECORD), memory.at(BUFFER));
+        let register_bytes = if kind == RegisterKind::Unread { 0 } else { 2 * BLUEFLAME_BYTES };
+        let bytes = register_bytes + WQEBB + wqe_cnt as usize * WQEBB;
+        let memory = PrivateMemory::new("a send queue", bytes, register_bytes.max(WQEBB))?;
+        let register = (register_bytes > 0).then(|| memory.at(0));
+        let (record, buffer) = (memory.at(register_bytes), memory.at(register_bytes + WQEBB));
         Ok(Self { _memory: memory, register, record, buffer, wqe_cnt: wqe_cnt as u16 })
     }
 
-    pub(crate) fn parts(&self, qpn: u32, config: &QpConfig, uar: UarParts) -> SqParts {
-        let &Self { buffer, wqe_cnt, record, .. } = self;
+    /// Describes the queue. The register's place among those of the device is `uar_offset`.
+    pub(crate) fn parts(&self, qpn: u32, config: &QpConfig, kind: RegisterKind, uar_offset: usize) -> SqParts {
+        let &Self { register, buffer, wqe_cnt, record, .. } = self;
+        let half = Rc::new(Cell::new(register.map_or(core::ptr::null_mut(), NonNull::as_ptr)));
+        let uar = UarParts { half, kind, uar_offset };
         SqParts { qpn, buffer, wqe_cnt, max_inline: config.max_inline_data, has_atomics: true, record, uar }
     }
 }

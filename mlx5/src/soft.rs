@@ -1,6 +1,6 @@
 //! The provider on the software HCA, which takes queues by address. This module allocates and keeps their memory.
 
-use core::cell::{Cell, RefCell};
+use core::cell::RefCell;
 use core::ptr::NonNull;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use crate::alarm::Alarm;
 use crate::config::{CqConfig, DeviceInfo, Pages};
 use crate::error::{ConnectError, CreateError, OpenError, RegisterError, check, check_region};
 use crate::mmio::RegisterKind;
-use crate::parts::{ConnectParts, CqParts, MrParts, QpParts, QpRequest, Receives, RqParts, SrqParts, UarParts};
+use crate::parts::{ConnectParts, CqParts, MrParts, QpParts, QpRequest, Receives, RqParts, SrqParts};
 use crate::private::{COMP_VECTORS, CqPlace, SqPlace};
 use crate::provider::Provider;
 use crate::wire::{Access, AddressVector, AsyncEvent, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR};
@@ -156,7 +156,7 @@ impl Provider for Soft {
                 (From::OwnInReach(srqn), Some((srqn, RqParts { buffer, wqe_cnt, stride, record })))
             }
         };
-        let created = SqPlace::new(config).and_then(|place| {
+        let created = SqPlace::new(config, self.register).and_then(|place| {
             check("lane_slots", config.lane_slots.into(), 1, mlx5_hca::MAX_LANE_SLOTS.into())?;
             let memory = QpMemory {
                 service: request.service,
@@ -164,7 +164,7 @@ impl Provider for Soft {
                 send_cq: request.send_cq,
                 recv_cq: request.recv_cq,
                 receives,
-                sq: SqMemory { buffer: place.buffer, wqe_cnt: place.wqe_cnt.into(), record: place.record, register: Some(place.register) },
+                sq: SqMemory { buffer: place.buffer, wqe_cnt: place.wqe_cnt.into(), record: place.record, register: place.register },
                 user_index: None,
                 scatter_to_cqe: config.scatter_to_cqe,
                 lane_slots: config.lane_slots,
@@ -173,9 +173,7 @@ impl Provider for Soft {
             Ok((unsafe { self.hca.create_qp(&memory) }?, place))
         });
         let (qpn, place) = created.inspect_err(|_| rq.iter().for_each(|(rqn, _)| self.hca.destroy_srq(*rqn)))?;
-        let half = Rc::new(Cell::new(place.register.as_ptr()));
-        let uar = UarParts { half, kind: self.register, uar_offset: Hca::register_offset(qpn) };
-        let sq = place.parts(qpn, config, uar);
+        let sq = place.parts(qpn, config, self.register, Hca::register_offset(qpn));
         self.sqs.borrow_mut().insert(qpn, place);
         Ok(QpParts { sq, rq: rq.map(|(_, parts)| parts) })
     }

@@ -463,7 +463,7 @@ fn short_lanes_hold_senders_up_and_neither_lose_nor_mix_anything() {
     let world = world();
     let (mut a, mut b) = (world.end(1023, 1023, 16), world.end(1023, 1023, 16));
     let mut pairs = Vec::new();
-    for lane_slots in [1, 128, 17, 16] {
+    for lane_slots in [1, 128, 17, 16, 8] {
         let config = QpConfig { max_send_wr: 512, max_inline_data: 4, lane_slots, ..QpConfig::default() };
         let [mut from, mut to] = [&a, &b].map(|end| end.pd.create_qp(&end.send_cq, &end.recv_cq, &end.srq, &config).unwrap());
         let addresses = [from.address(), to.address()];

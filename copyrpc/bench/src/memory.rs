@@ -40,7 +40,7 @@ const RING_BYTES: u64 = 16 << 10;
 const CONTROL_BYTES: usize = 64;
 const CONTROL_PLACES: usize = 64;
 /// Slots of its lane on the software HCA.
-const LANE_SLOTS: u32 = 16;
+const LANE_SLOTS: u32 = 8;
 /// Inline bytes that copyrpc asks of its queue pairs.
 const INLINE_BYTES: usize = 220;
 

@@ -35,7 +35,7 @@ use shm::sleep::Sleep;
 use shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 
 /// The control file's `kind`. Its last digits change with any change of this file.
-pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC11");
+pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC12");
 
 /// Bits of a QPN that index the table; the upper 10 are a generation, so numbers are sparse and a stale one names nothing.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
@@ -54,7 +54,7 @@ pub(crate) const MAX_LIDS: usize = 1 << 16;
 /// Maximum number of slots of a lane, which is the number of messages that may wait there: a power of two.
 pub(crate) const LANE_SLOTS: usize = 128;
 /// Minimum number of slots of a lane.
-pub(crate) const MIN_LANE_SLOTS: usize = 16;
+pub(crate) const MIN_LANE_SLOTS: usize = 8;
 /// Address space for receive rings.
 pub(crate) const QUEUE_BYTES: usize = 256 << 20;
 
