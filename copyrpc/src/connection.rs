@@ -67,11 +67,9 @@ pub(crate) struct Resources {
 pub(crate) struct Connection<U> {
     qpn: u32,
     serial: u64,
-    /// `None` once retired: from then on the peer can write nothing.
-    resources: RefCell<Option<Resources>>,
+    core: RefCell<Core<U>>,
     /// The receive ring of a retired connection, while the application has requests in it.
     kept_ring: RefCell<Option<Mr>>,
-    link: RefCell<Link<U>>,
     /// Declared after the queue pair, which READs into it.
     control: ControlMemory,
     recv_view: RingView,
@@ -84,6 +82,21 @@ pub(crate) struct Connection<U> {
     /// Number of [`Endpoint`](crate::Endpoint)s that name it.
     handles: Cell<usize>,
     leaving: Cell<Leaving>,
+}
+
+/// The parts that a flush changes.
+#[derive(Debug)]
+struct Core<U> {
+    /// `None` once retired: from then on the peer can write nothing.
+    resources: Option<Resources>,
+    link: Link<U>,
+}
+
+impl<U> Core<U> {
+    /// Takes a completion of the send queue. Returns the word that was posted with the operation.
+    fn complete(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
+        self.resources.as_mut().and_then(|resources| resources.qp.complete(cqe))
+    }
 }
 
 /// The progress of a connection whose context is about to go.
@@ -173,9 +186,8 @@ impl<U> Connection<U> {
             serial: CONNECTIONS.fetch_add(1, Ordering::Relaxed),
             inline_limit: INLINE_MAX.min(resources.qp.max_inline_data() as u64),
             raw: RawOperations::new(resources.share.raw_operations()),
-            resources: RefCell::new(Some(resources)),
             kept_ring: RefCell::new(None),
-            link: RefCell::new(link),
+            core: RefCell::new(Core { resources: Some(resources), link }),
             control,
             recv_view,
             remote,
@@ -207,13 +219,13 @@ impl<U> Connection<U> {
     /// Borrows the core, for a call or an answer. No user code runs while it is borrowed.
     #[inline(always)]
     pub(crate) fn link(&self) -> RefMut<'_, Link<U>> {
-        self.link.borrow_mut()
+        RefMut::map(self.core.borrow_mut(), |core| &mut core.link)
     }
 
     /// Reads or changes the core. `f` runs no user code.
     #[inline(always)]
     pub(crate) fn with_link<R>(&self, f: impl FnOnce(&mut Link<U>) -> R) -> R {
-        f(&mut self.link.borrow_mut())
+        f(&mut self.core.borrow_mut().link)
     }
 
     /// Lists this connection for the next flush.
@@ -336,7 +348,7 @@ impl<U> Connection<U> {
 
     /// Takes a completion of the send queue.
     pub(crate) fn complete(self: &Rc<Self>, cqe: &Cqe<'_>, receiver: &mut impl Receiver<U>) {
-        let user = self.resources.borrow_mut().as_mut().and_then(|resources| resources.qp.complete(cqe));
+        let user = self.core.borrow_mut().complete(cqe);
         match cqe.result() {
             Err(error) => self.fail(error),
             Ok(()) if user == Some(READ) => {
@@ -398,7 +410,7 @@ impl<U> Connection<U> {
             if self.is_closed() {
                 self.leaving.set(Leaving::No);
             } else if self.with_link(|link| link.has_told_all()) {
-                let mut resources = self.resources.borrow_mut();
+                let resources = &mut self.core.borrow_mut().resources;
                 let posted = resources.as_mut().map(|Resources { qp, .. }| self.post_read(qp, LAST).map(|()| qp.ring()));
                 self.leaving.set(match posted {
                     Some(Ok(())) => Leaving::AllPosted,
@@ -412,7 +424,7 @@ impl<U> Connection<U> {
 
     /// Takes a completion of the send queue of a connection that leaves: everything before its last READ has arrived, or never will.
     pub(crate) fn note_arrival(&self, cqe: &Cqe<'_>) {
-        let user = self.resources.borrow_mut().as_mut().and_then(|resources| resources.qp.complete(cqe));
+        let user = self.core.borrow_mut().complete(cqe);
         if user == Some(LAST) || cqe.result().is_err() {
             self.leaving.set(Leaving::No);
         }
@@ -454,9 +466,8 @@ impl<U> Connection<U> {
     /// Posts at once if the only work is one batch. Returns whether that was the case.
     #[inline(always)]
     fn serve_easily(&self, now_ns: u64) -> bool {
-        let mut resources = self.resources.borrow_mut();
-        let Some(Resources { qp, send_ring, .. }) = resources.as_mut() else { return true };
-        let mut link = self.link.borrow_mut();
+        let Core { resources, link } = &mut *self.core.borrow_mut();
+        let Some(Resources { qp, send_ring, .. }) = resources else { return true };
         let Ok(Some(words)) = link.flush_easy(&mut Batches { qp, send_ring, remote: &self.remote, inline_limit: self.inline_limit }) else {
             return false;
         };
@@ -468,9 +479,8 @@ impl<U> Connection<U> {
     /// Does all other work of a flush; or all work, if that is not one batch that can be posted at once.
     #[inline(never)]
     fn serve_anyhow(self: &Rc<Self>, now_ns: u64) {
-        let mut resources = self.resources.borrow_mut();
-        let Some(Resources { qp, send_ring, .. }) = resources.as_mut() else { return };
-        let link = &mut *self.link.borrow_mut();
+        let Core { resources, link } = &mut *self.core.borrow_mut();
+        let Some(Resources { qp, send_ring, .. }) = resources else { return };
         let mut batches = Batches { qp, send_ring, remote: &self.remote, inline_limit: self.inline_limit };
         let mut outcome = link.flush_any(&mut |emit| batches.post(emit));
         let qp = batches.qp;
@@ -517,9 +527,9 @@ impl<U> Connection<U> {
         user_data: U,
         post: impl FnOnce(&mut RcQp, u64) -> Result<(), PostError>,
     ) -> Result<(), RdmaError<U>> {
-        let closed = self.with_link(|link| link.closed());
-        let mut resources = self.resources.borrow_mut();
-        let (Some(Resources { qp, .. }), None) = (resources.as_mut(), closed) else {
+        let Core { resources, link } = &mut *self.core.borrow_mut();
+        let closed = link.closed();
+        let (Some(Resources { qp, .. }), None) = (resources, closed) else {
             return Err(RdmaError::Closed { user_data, reason: closed.unwrap_or(CloseReason::Disconnected) });
         };
         self.raw.post(qp, memory, user_data, |qp| post(qp, RAW))?;
@@ -536,7 +546,7 @@ impl<U> Connection<U> {
     /// Takes a connection that has ended off the device, and frees its resources. The receive ring stays while the application has
     /// requests in it.
     pub(crate) fn retire(&self) {
-        let Some(Resources { qp, send_ring, recv_ring, share }) = self.resources.take() else { return };
+        let Some(Resources { qp, send_ring, recv_ring, share }) = self.core.borrow_mut().resources.take() else { return };
         drop((qp, send_ring, share));
         if self.with_link(|link| link.has_taken_requests()) {
             self.kept_ring.replace(Some(recv_ring));
