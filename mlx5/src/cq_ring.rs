@@ -169,6 +169,12 @@ impl CqRing {
         taken as usize
     }
 
+    #[cold]
+    #[inline(never)]
+    fn take_rare_session<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
+        self.take_session(max, find, f)
+    }
+
     /// Leaves the open session after its CQEs `from..next` were handed out: closes it after its last CQE, or keeps the data that is still
     /// needed. Marks the entries of the handed-out CQEs as untouched.
     #[inline(never)]
@@ -316,15 +322,15 @@ impl CqRing {
     }
 
     /// Hands out up to `max` CQEs that are in the queue, each with the result of `find` for its QPN. `find` is called once for the CQEs of
-    /// a session, which have one QPN.
+    /// a session, which have one QPN. With `IS_PLAIN` sessions are rare: the code for plain CQEs is without theirs.
     #[inline(always)]
-    pub(crate) fn take<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
+    pub(crate) fn take<const IS_PLAIN: bool, L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
         let mut n = 0;
         let before = self.handed_out();
         let mut taking = Taking { ring: self, before, is_unwinding: true };
         loop {
             if taking.ring.session.count != 0 {
-                n += taking.ring.take_session(max - n, find, f);
+                n += if IS_PLAIN { taking.ring.take_rare_session(max - n, find, f) } else { taking.ring.take_session(max - n, find, f) };
             }
             match taking.ring.take_plain(max, &mut n, find, f) {
                 Some(title) => taking.ring.open_session(title),
@@ -377,7 +383,7 @@ impl CqRing {
     /// Gives a soft device time to run if the queue is empty, then hands out CQEs as [`take`](Self::take) does.
     #[inline(always)]
     pub(crate) fn poll<L: Copy>(&mut self, max: usize, find: impl Fn(u32) -> L, mut f: impl FnMut(L, Cqe<'_>)) -> usize {
-        if self.progress() { self.take(max, &find, &mut f) } else { 0 }
+        if self.progress() { self.take::<false, L>(max, &find, &mut f) } else { 0 }
     }
 }
 

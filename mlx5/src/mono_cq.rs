@@ -103,10 +103,11 @@ impl<Q> MonoCq<Q> {
         self.ring.poll(max, |qpn| queues.get(qpn), f)
     }
 
-    /// Hands out the completions that are already in the queue: the second half of a [`poll`](Self::poll).
+    /// Hands out the completions that are already in the queue: the second half of a [`poll`](Self::poll). Costs less than that with a queue
+    /// that is not compressed, and more with one that is.
     #[inline(always)]
     pub fn take(&mut self, max: usize, mut f: impl FnMut(Option<&Q>, Cqe<'_>)) -> usize {
         let queues = &self.queues;
-        self.ring.take(max, &|qpn| queues.get(qpn), &mut f)
+        self.ring.take::<true, _>(max, &|qpn| queues.get(qpn), &mut f)
     }
 }
