@@ -164,7 +164,6 @@ impl ContextBuilder {
             pd,
             device,
             is_polling: Cell::new(false),
-            is_short: Cell::new(false),
             broken: Cell::new(None),
             retired: Cell::new(Stats::default()),
             endings: Cell::new(0),
@@ -209,8 +208,6 @@ pub(crate) struct Inner<U> {
     pd: Pd,
     device: Device,
     is_polling: Cell<bool>,
-    /// The receive queue could not be refilled; the next drain tries again.
-    is_short: Cell<bool>,
     /// The event by which its device, or one of its queues, broke down.
     broken: Cell<Option<AsyncEvent>>,
     /// Counters of closed connections.
@@ -439,9 +436,9 @@ impl<U> Inner<U> {
     /// Takes arrivals and completions, releases the connections that ended, and ends the calls that are out of time.
     #[inline]
     fn drain(&self, receiver: &mut impl Receiver<U>) -> Result<usize, PollError> {
-        let mut taken = self.take_completions(receiver)?;
+        let mut taken = self.take_completions(receiver);
         if self.worklist.has_unfinished() {
-            self.finish(receiver);
+            self.finish(receiver)?;
         }
         // After the arrivals of the same drain, so that a response that arrived in time wins.
         if self.worklist.timers().tick(taken == 0) {
@@ -463,10 +460,13 @@ impl<U> Inner<U> {
         taken
     }
 
-    /// Continues where a callback panicked, and releases the connections that ended.
+    /// Refills the receive queue if that failed before. Continues where a callback panicked, and releases the connections that ended.
     #[cold]
     #[inline(never)]
-    fn finish(&self, receiver: &mut impl Receiver<U>) {
+    fn finish(&self, receiver: &mut impl Receiver<U>) -> Result<(), PollError> {
+        if self.worklist.is_short() {
+            self.fill(&mut self.queues.borrow_mut().srq)?;
+        }
         while let Some(connection) = self.worklist.unfinished() {
             connection.deliver(None, receiver);
             if connection.is_closed() {
@@ -475,6 +475,7 @@ impl<U> Inner<U> {
             }
             self.worklist.finish(&connection);
         }
+        Ok(())
     }
 
     /// Reads the clock. Returns the number of calls it ended.
@@ -506,31 +507,28 @@ impl<U> Inner<U> {
     }
 
     #[inline(always)]
-    fn take_completions(&self, receiver: &mut impl Receiver<U>) -> Result<usize, PollError> {
+    fn take_completions(&self, receiver: &mut impl Receiver<U>) -> usize {
         let mut taken = 0;
         let queues = &mut *self.queues.borrow_mut();
         if queues.recv_cq.progress() {
             taken = self.take_received(queues, receiver);
         }
-        if self.is_short.get() {
-            self.fill(&mut queues.srq)?;
-        }
         if queues.send_cq.has_completion() {
             taken += Self::take_sent(queues, receiver);
         }
-        Ok(taken)
+        taken
     }
 
-    #[inline(never)]
+    #[inline(always)]
     fn take_received(&self, queues: &mut Queues<U>, receiver: &mut impl Receiver<U>) -> usize {
         let unfilled = Unfilled { context: self, srq: &mut queues.srq };
         queues.recv_cq.take(POLL_BUDGET, |connection, cqe| {
             unfilled.srq.complete_receive(&cqe);
-            match (connection, cqe.result()) {
-                (Some(connection), Ok(())) => connection.deliver(Some(cqe.imm()), receiver),
-                (Some(connection), Err(error)) => connection.fail(error),
-                // A late arrival of a closed connection.
-                (None, _) => {}
+            // Without a connection, it is a late arrival of one that has ended.
+            let Some(connection) = connection else { return };
+            match cqe.result() {
+                Ok(()) => connection.deliver(Some(cqe.imm()), receiver),
+                Err(error) => connection.fail(error),
             }
         })
     }
@@ -562,12 +560,12 @@ impl<U> Inner<U> {
 
     #[inline(never)]
     fn fill(&self, srq: &mut Srq) -> Result<(), PostReceiveError> {
-        self.is_short.set(true);
+        self.worklist.set_short(true);
         while srq.free() > 0 {
             srq.post(&[], 0)?;
         }
         srq.ring();
-        self.is_short.set(false);
+        self.worklist.set_short(false);
         Ok(())
     }
 
