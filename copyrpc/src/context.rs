@@ -10,10 +10,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
-use mlx5::{
-    AsyncEvent, Cq, CreateError, Device, DeviceInfo, DeviceSpec, MonoCq, OpenError, Pd, PostReceiveError, QpConfig, RcQp, RegisterError,
-    Srq,
-};
+use mlx5::{AsyncEvent, Cq, CreateError, Device, DeviceInfo, DeviceSpec, MonoCq, OpenError, Pd, QpConfig, RcQp, RegisterError, Srq};
 use thiserror::Error;
 
 use crate::config::{CreateEndpointError, EndpointConfig};
@@ -64,9 +61,6 @@ pub enum BuildError {
     /// A queue could not be created.
     #[error("creating a queue: {0}")]
     Queue(#[from] CreateError),
-    /// The receive queue could not be filled.
-    #[error("filling the receive queue: {0}")]
-    Receive(#[from] PostReceiveError),
     /// The receive CQ could overrun.
     #[error(
         "completion queues of {cq_size} entries cannot hold the completions of {srq_depth} receives: leave cq_size out, or ask for \
@@ -168,7 +162,7 @@ impl ContextBuilder {
             retired: Cell::new(Stats::default()),
             endings: Cell::new(0),
         };
-        inner.fill(&mut inner.queues.borrow_mut().srq)?;
+        fill(&mut inner.queues.borrow_mut().srq);
         Ok(Context { inner: Rc::new(inner) })
     }
 }
@@ -229,9 +223,6 @@ pub enum PollError {
     /// Called from inside a callback of a poll of the same context.
     #[error("poll, drain and flush cannot be called from inside a poll's callback")]
     Reentrant,
-    /// The receive queue could not be refilled.
-    #[error("refilling the receive queue: {0}")]
-    Receive(#[from] PostReceiveError),
 }
 
 /// Marks a poll as running until it is dropped, even if a callback panics.
@@ -244,16 +235,22 @@ impl Drop for Polling<'_> {
 }
 
 /// A guard while arrivals are taken. Its drop, also by the panic of a callback, posts receives for them: flushes report arrivals (B1).
-struct Unfilled<'a, U> {
-    context: &'a Inner<U>,
-    srq: &'a mut Srq,
-}
+struct Unfilled<'a>(&'a mut Srq);
 
-impl<U> Drop for Unfilled<'_, U> {
+impl Drop for Unfilled<'_> {
+    /// Posts receives again once a third are used, in one go.
     #[inline(always)]
     fn drop(&mut self) {
-        self.context.refill(self.srq);
+        if self.0.free() * 3 > self.0.depth() {
+            fill(self.0);
+        }
     }
+}
+
+#[inline(never)]
+fn fill(srq: &mut Srq) {
+    srq.fill(0);
+    srq.ring();
 }
 
 /// The callbacks of [`Context::serve`].
@@ -299,7 +296,7 @@ impl<U> Context<U> {
     /// [`PollError`].
     pub fn poll(&self, mut on_response: impl FnMut(U, Outcome<'_>)) -> Result<usize, PollError> {
         let _polling = self.inner.enter()?;
-        let taken = self.inner.drain(&mut on_response)?;
+        let taken = self.inner.drain(&mut on_response);
         self.inner.flush();
         Ok(taken)
     }
@@ -334,7 +331,7 @@ impl<U> Context<U> {
     ) -> Result<usize, PollError> {
         let _polling = self.inner.enter()?;
         let mut serving = Serving { on_request, on_response };
-        let mut taken = self.inner.drain(&mut serving)?;
+        let mut taken = self.inner.drain(&mut serving);
         if self.inner.worklist.has_entries() {
             taken += self.inner.serve_queued(&mut serving);
         }
@@ -348,7 +345,7 @@ impl<U> Context<U> {
     /// [`PollError`].
     pub fn drain(&self, mut on_response: impl FnMut(U, Outcome<'_>)) -> Result<usize, PollError> {
         let _polling = self.inner.enter()?;
-        self.inner.drain(&mut on_response)
+        Ok(self.inner.drain(&mut on_response))
     }
 
     /// Does the second half of [`Context::poll`]: posts gathered messages, and probes peers that have been silent for long. Takes no
@@ -435,16 +432,16 @@ impl<U> Inner<U> {
 
     /// Takes arrivals and completions, releases the connections that ended, and ends the calls that are out of time.
     #[inline]
-    fn drain(&self, receiver: &mut impl Receiver<U>) -> Result<usize, PollError> {
+    fn drain(&self, receiver: &mut impl Receiver<U>) -> usize {
         let mut taken = self.take_completions(receiver);
         if self.worklist.has_unfinished() {
-            self.finish(receiver)?;
+            self.finish(receiver);
         }
         // After the arrivals of the same drain, so that a response that arrived in time wins.
         if self.worklist.timers().tick(taken == 0) {
             taken += self.look_at_clock(receiver);
         }
-        Ok(taken)
+        taken
     }
 
     /// Hands out the requests that drains have queued. Returns their number.
@@ -460,13 +457,10 @@ impl<U> Inner<U> {
         taken
     }
 
-    /// Refills the receive queue if that failed before. Continues where a callback panicked, and releases the connections that ended.
+    /// Continues where a callback panicked, and releases the connections that ended.
     #[cold]
     #[inline(never)]
-    fn finish(&self, receiver: &mut impl Receiver<U>) -> Result<(), PollError> {
-        if self.worklist.is_short() {
-            self.fill(&mut self.queues.borrow_mut().srq)?;
-        }
+    fn finish(&self, receiver: &mut impl Receiver<U>) {
         while let Some(connection) = self.worklist.unfinished() {
             connection.deliver(None, receiver);
             if connection.is_closed() {
@@ -475,7 +469,6 @@ impl<U> Inner<U> {
             }
             self.worklist.finish(&connection);
         }
-        Ok(())
     }
 
     /// Reads the clock. Returns the number of calls it ended.
@@ -511,7 +504,7 @@ impl<U> Inner<U> {
         let mut taken = 0;
         let queues = &mut *self.queues.borrow_mut();
         if queues.recv_cq.progress() {
-            taken = self.take_received(queues, receiver);
+            taken = Self::take_received(queues, receiver);
         }
         if queues.send_cq.has_completion() {
             taken += Self::take_sent(queues, receiver);
@@ -520,10 +513,10 @@ impl<U> Inner<U> {
     }
 
     #[inline(always)]
-    fn take_received(&self, queues: &mut Queues<U>, receiver: &mut impl Receiver<U>) -> usize {
-        let unfilled = Unfilled { context: self, srq: &mut queues.srq };
+    fn take_received(queues: &mut Queues<U>, receiver: &mut impl Receiver<U>) -> usize {
+        let unfilled = Unfilled(&mut queues.srq);
         queues.recv_cq.take(POLL_BUDGET, |connection, cqe| {
-            unfilled.srq.complete_receive(&cqe);
+            unfilled.0.complete_receive(&cqe);
             // Without a connection, it is a late arrival of one that has ended.
             let Some(connection) = connection else { return };
             match cqe.result() {
@@ -547,26 +540,6 @@ impl<U> Inner<U> {
             });
         }
         sent
-    }
-
-    /// Posts receives again once a third are used, in one go.
-    #[inline]
-    fn refill(&self, srq: &mut Srq) {
-        if srq.free() * 3 > srq.depth() {
-            // The drain reports a failure: it finds that the queue is short.
-            let _filled = self.fill(srq);
-        }
-    }
-
-    #[inline(never)]
-    fn fill(&self, srq: &mut Srq) -> Result<(), PostReceiveError> {
-        self.worklist.set_short(true);
-        while srq.free() > 0 {
-            srq.post(&[], 0)?;
-        }
-        srq.ring();
-        self.worklist.set_short(false);
-        Ok(())
     }
 
     /// Serves every connection that has something to post, READ or publish. Runs no user code.

@@ -40,9 +40,6 @@ pub(crate) struct Worklist<C> {
     counts_polls: Cell<bool>,
     /// Connections that are closed, or whose callback panicked: the next drain continues them. Each once.
     unfinished: RefCell<Vec<Rc<C>>>,
-    /// The receive queue could not be refilled; the next drain tries again.
-    is_short: Cell<bool>,
-    /// There are such connections, or the queue is short.
     has_unfinished: Cell<bool>,
     /// Connections whose requests are next for the application, and the number of these: in the order of arrival, over all connections.
     requests: RefCell<VecDeque<(Rc<C>, usize)>>,
@@ -64,7 +61,6 @@ impl<C: Listed> Worklist<C> {
             has_listed: Cell::new(false),
             counts_polls: Cell::new(false),
             unfinished: RefCell::default(),
-            is_short: Cell::new(false),
             has_unfinished: Cell::new(false),
             requests: RefCell::default(),
             swept: RefCell::default(),
@@ -121,17 +117,7 @@ impl<C: Listed> Worklist<C> {
         self.requests.borrow().iter().any(is_request)
     }
 
-    /// Returns whether the receive queue is to be refilled.
-    pub(crate) fn is_short(&self) -> bool {
-        self.is_short.get()
-    }
-
-    pub(crate) fn set_short(&self, is_short: bool) {
-        self.is_short.set(is_short);
-        self.has_unfinished.set(is_short || !self.unfinished.borrow().is_empty());
-    }
-
-    /// Returns whether a drain has to continue connections, or to refill the receive queue.
+    /// Returns whether there are connections that a drain has to continue.
     #[inline]
     pub(crate) fn has_unfinished(&self) -> bool {
         self.has_unfinished.get()
@@ -244,7 +230,7 @@ impl<C: Listed> Worklist<C> {
     pub(crate) fn finish(&self, connection: &C) {
         let mut unfinished = self.unfinished.borrow_mut();
         unfinished.retain(|other| other.qpn() != connection.qpn());
-        self.has_unfinished.set(self.is_short.get() || !unfinished.is_empty());
+        self.has_unfinished.set(!unfinished.is_empty());
         connection.listing().is_unfinished.set(false);
     }
 

@@ -324,7 +324,12 @@ impl CqRing {
     /// Hands out up to `max` CQEs that are in the queue, each with the result of `find` for its QPN. `find` is called once for the CQEs of
     /// a session, which have one QPN. With `IS_PLAIN` sessions are rare: the code for plain CQEs is without theirs.
     #[inline(always)]
-    pub(crate) fn take<const IS_PLAIN: bool, L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
+    pub(crate) fn take<const IS_PLAIN: bool, L: Copy>(
+        &mut self,
+        max: usize,
+        find: &impl Fn(u32) -> L,
+        f: &mut impl FnMut(L, Cqe<'_>),
+    ) -> usize {
         let mut n = 0;
         let before = self.handed_out();
         let mut taking = Taking { ring: self, before, is_unwinding: true };

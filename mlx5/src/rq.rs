@@ -74,6 +74,18 @@ impl Scatter {
         }
         Ok(())
     }
+
+    /// Writes a receive without buffers to `at`.
+    ///
+    /// # Safety
+    /// See [`write`](Self::write).
+    #[inline(always)]
+    pub(crate) unsafe fn write_none(self, at: *mut u8) {
+        if self.segments > 0 {
+            // SAFETY: one segment (caller).
+            unsafe { Segments::new(at) }.put(&DataSegment::TERMINATOR.emit());
+        }
+    }
 }
 
 /// The receive queue of one queue pair: a ring of receives that the device consumes, and completes, in posting order.

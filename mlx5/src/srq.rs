@@ -150,6 +150,24 @@ impl Srq {
         Ok(())
     }
 
+    /// Posts receives without buffers until the queue is full. [`complete_receive`](Self::complete_receive) returns `user` for each. The device
+    /// sees them at the next [`ring`](Self::ring).
+    #[inline]
+    pub fn fill(&mut self, user: u64) {
+        let mut index = self.head;
+        for _ in 0..self.free {
+            // SAFETY: as in `post`; as many WQEs are free as `free` says.
+            unsafe { self.scatter.write_none(self.wqe(index).add(SEGMENT)) };
+            if let Some(place) = self.users.get_mut(usize::from(index)) {
+                *place = Some(user);
+            }
+            index = self.next(index);
+        }
+        self.head = index;
+        self.counter = self.counter.wrapping_add(self.free as u16);
+        self.free = 0;
+    }
+
     /// Makes the receives posted so far visible to the device (its doorbell record; there is no register to write).
     #[inline]
     pub fn ring(&mut self) {

@@ -138,6 +138,13 @@ fn receives_of_an_srq_come_back_once_in_any_order_over_the_counter_wrap() {
                 posted.push_back((number, wanted));
                 number += 1;
             }
+            if random.one_in(4) {
+                let added = srq.free();
+                srq.fill(number);
+                posted.extend(std::iter::repeat_n((number, vec![]), added));
+                number += 1;
+                assert_eq!((posted.len() + taken.len(), srq.free()), (real_depth, 0));
+            }
             assert_eq!(ring.posted(), popped, "told before `ring`");
             srq.ring();
             while ring.posted() != popped {
