@@ -192,16 +192,19 @@ impl<'h> Handlers<'h> {
     /// Answers at most `budget` requests of the pool. Returns their number, with held requests that are answered now. `clock` returns the
     /// time in ns. A handler that takes longer than a slice [`LONG_RUNS`] times in a row has its type marked; later requests of that type
     /// are for [`step_legacy`](Self::step_legacy), until as many of them in a row took less.
-    pub fn step<M: Memory>(
+    #[inline]
+    pub fn step<M: Memory>(&mut self, server: &mut Server<M>, budget: usize, clock: impl FnMut() -> u64, out: &mut Vec<ServerOp>) -> usize {
+        if self.held == 0 && server.queued() == 0 { 0 } else { self.answer_some(server, budget, clock, out) }
+    }
+
+    #[inline(never)]
+    fn answer_some<M: Memory>(
         &mut self,
         server: &mut Server<M>,
         budget: usize,
         mut clock: impl FnMut() -> u64,
         out: &mut Vec<ServerOp>,
     ) -> usize {
-        if self.held == 0 && server.queued() == 0 {
-            return 0;
-        }
         let mut now_ns = clock();
         let answered = if self.held > 0 { self.answer_held(server, now_ns, out) } else { 0 };
         for done in answered..budget {
@@ -229,7 +232,13 @@ impl<'h> Handlers<'h> {
     }
 
     /// Answers one request of the legacy lane. Returns whether there was one.
-    pub fn step_legacy<M: Memory>(&mut self, server: &mut Server<M>, mut clock: impl FnMut() -> u64, out: &mut Vec<ServerOp>) -> bool {
+    #[inline]
+    pub fn step_legacy<M: Memory>(&mut self, server: &mut Server<M>, clock: impl FnMut() -> u64, out: &mut Vec<ServerOp>) -> bool {
+        server.has_legacy() && self.answer_legacy(server, clock, out)
+    }
+
+    #[cold]
+    fn answer_legacy<M: Memory>(&mut self, server: &mut Server<M>, mut clock: impl FnMut() -> u64, out: &mut Vec<ServerOp>) -> bool {
         let Some(request) = server.take_legacy(&mut self.request) else { return false };
         let now_ns = clock();
         let rpc_type = request.rpc_type();
@@ -269,8 +278,7 @@ impl<'h> Handlers<'h> {
             Action::Hold(take) => {
                 server.hold(&mut request);
                 self.held += 1;
-                let (payload, max_payload) = (self.request[..len].to_vec(), self.response.len());
-                take(HeldRequest { request: Some(request), payload, max_payload, answers: self.answers.0.clone() });
+                give(take, request, &self.request[..len], self.response.len(), &self.answers.0);
                 return now_ns;
             }
         };
@@ -295,4 +303,11 @@ impl<'h> Handlers<'h> {
         }
         end_ns
     }
+}
+
+/// Gives a request away, to be answered later.
+#[cold]
+#[inline(never)]
+fn give(take: &mut dyn FnMut(HeldRequest), request: Request, payload: &[u8], max_payload: usize, answers: &Sender<Answer>) {
+    take(HeldRequest { request: Some(request), payload: payload.to_vec(), max_payload, answers: answers.clone() });
 }

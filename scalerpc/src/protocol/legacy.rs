@@ -59,8 +59,12 @@ impl LegacyLane {
         true
     }
 
-    /// Takes the oldest request. Copies as much of its payload as fits to `into`.
     #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Takes the oldest request. Copies as much of its payload as fits to `into`.
     pub(crate) fn pop(&mut self, into: &mut [u8]) -> Option<Request> {
         let (request, place) = self.queue.pop_front()?;
         let at = place as usize * self.place_bytes;

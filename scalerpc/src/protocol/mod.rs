@@ -31,3 +31,12 @@ pub use memory::{HeapMemory, Memory};
 pub use request::{ClientRegions, Request};
 pub use scheduler::{Scheduler, Turn};
 pub use server::{JoinError, NewServerError, ReadToken, ReplyFailure, Server, ServerMemory, ServerOp, ServerStats};
+
+/// Iterates over the numbers of the set bits.
+fn bits(mut word: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let bit = word.trailing_zeros() as usize;
+        word &= word.wrapping_sub(1);
+        (bit < 64).then_some(bit)
+    })
+}

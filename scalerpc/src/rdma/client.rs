@@ -1,6 +1,5 @@
 //! A client on a device.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use mlx5::{Access, Cq, Device, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Write};
@@ -90,7 +89,7 @@ impl PendingClient {
         let regions = self.record().regions;
         let Self { qp, memory, port, layout, receives } = self;
         let core = Client::new(layout, memory, admission.0, regions.requests_addr, regions.responses_addr, regions.responses_rkey);
-        let (ops, probe_at) = (VecDeque::with_capacity(2 * layout.depth + 1), (admission.0.entry_addr, admission.0.entry_rkey));
+        let (ops, probe_at) = (Vec::with_capacity(2 * layout.depth + 1), (admission.0.entry_addr, admission.0.entry_rkey));
         RdmaClient { qp, core, port, ops, is_plain: receives == 0 && layout.reply_mode == ReplyMode::ServerWrites, probe_at, probe_ns: 0 }
     }
 }
@@ -101,7 +100,7 @@ impl PendingClient {
 pub struct Permit<'a> {
     core: CorePermit<'a, Mr>,
     port: &'a Port<Cq>,
-    ops: &'a mut VecDeque<ClientOp>,
+    ops: &'a mut Vec<ClientOp>,
 }
 
 impl Permit<'_> {
@@ -121,7 +120,7 @@ pub struct RdmaClient {
     qp: RcQp,
     core: Client<Mr>,
     port: Port<Cq>,
-    ops: VecDeque<ClientOp>,
+    ops: Vec<ClientOp>,
     /// Completions carry no information: the client READs no responses, and has no receives.
     is_plain: bool,
     /// Address and key of a WRITE of no bytes, and the time of the next one.
@@ -318,8 +317,7 @@ impl RdmaClient {
         }
         let Self { qp, core, ops, .. } = self;
         let mut posted = 0;
-        let (first, second) = ops.as_slices();
-        for op in first.iter().chain(second) {
+        for op in &*ops {
             match post_op(qp, core.memory(), op) {
                 Ok(()) => {}
                 Err(error) if is_full(&error) => break,
@@ -331,11 +329,7 @@ impl RdmaClient {
             }
         }
         qp.ring();
-        if posted == ops.len() {
-            ops.clear();
-        } else {
-            ops.drain(..posted);
-        }
+        ops.drain(..posted);
         Ok(())
     }
 }

@@ -12,6 +12,7 @@ mod server;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mlx5::{ConnectError, ConnectOptions, CreateError, Mr, OpenError, PostError, PostReceiveError, RegisterError};
+use shm::cache::copy;
 use thiserror::Error;
 
 pub use client::{PendingClient, Permit, RdmaClient, SyncCallError};
@@ -104,38 +105,10 @@ impl Memory for Mr {
         word(self, offset).map_or(0, |word| u64::from_le(word.load(Ordering::Acquire)))
     }
 
-    // A function of its own, so that its loop has all registers.
-    #[inline(never)]
-    fn find(&self, runs: &[usize], stride: usize, count: usize) -> Option<(usize, usize)> {
-        let reach = count.checked_sub(1)?.checked_mul(stride)?.checked_add(8)?;
-        let last_first = Self::len(self).checked_sub(reach)?;
-        if stride % 8 != 0 {
-            return None;
-        }
-        // SAFETY: called only for words of a run whose first word is aligned and so far from the end that the last one is inside the
-        // region; the others are no further, and a multiple of 8 from it. The rest is as in `word`.
-        let load = |at: *mut u8| unsafe { AtomicU64::from_ptr(at.cast()) }.load(Ordering::Relaxed);
-        for (run, first) in runs.iter().enumerate() {
-            if first % 8 != 0 || *first > last_first {
-                continue;
-            }
-            let (mut left, mut at) = (count, self.as_ptr().as_ptr().wrapping_add(*first));
-            // Mostly there is nothing, so four are tested together.
-            while left >= 4 {
-                let third = at.wrapping_add(2 * stride);
-                if load(at) | load(at.wrapping_add(stride)) | load(third) | load(third.wrapping_add(stride)) != 0 {
-                    break;
-                }
-                (left, at) = (left - 4, third.wrapping_add(2 * stride));
-            }
-            while left > 0 {
-                if load(at) != 0 {
-                    return Some((run, count - left));
-                }
-                (left, at) = (left - 1, at.wrapping_add(stride));
-            }
-        }
-        None
+    #[inline(always)]
+    fn find(&self, runs: &[usize], stride: usize, count: usize) -> Option<(usize, u64)> {
+        // A call costs as much as a short search.
+        if runs.len().wrapping_mul(count) <= 16 { find(self, runs, stride, count) } else { find_in_many(self, runs, stride, count) }
     }
 
     #[inline]
@@ -153,10 +126,12 @@ impl Memory for Mr {
 
     #[inline]
     fn read(&self, offset: usize, into: &mut [u8]) {
-        // The only error is a range outside of the region.
-        if Self::read(self, offset, into).is_err() {
-            into.fill(0);
+        if Self::len(self).checked_sub(into.len()).is_none_or(|last| offset > last) {
+            return into.fill(0);
         }
+        // SAFETY: the bytes are inside the region. No Rust reference to the region's memory exists, so `into` does not lie in it. Peers may
+        // write them meanwhile, and they are any bytes.
+        unsafe { copy(into.as_mut_ptr(), self.as_ptr().as_ptr().add(offset), into.len()) };
     }
 
     #[inline]
@@ -183,10 +158,76 @@ impl Memory for Mr {
         // region's memory exists, so neither of them lies in it.
         unsafe {
             at.copy_from_nonoverlapping(header.as_ptr(), HEADER_BYTES);
-            at.add(HEADER_BYTES).copy_from_nonoverlapping(payload.as_ptr(), payload.len());
+            copy(at.add(HEADER_BYTES), payload.as_ptr(), payload.len());
         }
         word.store(trailer.to_le(), Ordering::Release);
     }
+}
+
+/// [`Memory::find`] in a function of its own, so that its loop has all registers.
+#[inline(never)]
+fn find_in_many(region: &Mr, runs: &[usize], stride: usize, count: usize) -> Option<(usize, u64)> {
+    find(region, runs, stride, count)
+}
+
+#[inline(always)]
+fn find(region: &Mr, runs: &[usize], stride: usize, count: usize) -> Option<(usize, u64)> {
+    if count == 0 || count > 64 || stride % 8 != 0 || stride > usize::MAX / 128 {
+        return None;
+    }
+    let last_first = region.len().checked_sub((count - 1) * stride + 8)?;
+    for (run, first) in runs.iter().enumerate() {
+        if first % 8 != 0 || *first > last_first {
+            continue;
+        }
+        let (mut left, mut at) = (count, region.as_ptr().as_ptr().wrapping_add(*first));
+        // SAFETY: the first word of the run is aligned and so far from the end that the last one is inside the region; the others are a
+        // multiple of 8 from it.
+        unsafe {
+            // Mostly there is nothing, so four are tested together.
+            while left >= 4 {
+                let third = at.wrapping_add(2 * stride);
+                if load(at) | load(at.wrapping_add(stride)) | load(third) | load(third.wrapping_add(stride)) != 0 {
+                    break;
+                }
+                (left, at) = (left - 4, third.wrapping_add(2 * stride));
+            }
+            while left > 0 {
+                if load(at) != 0 {
+                    return Some((run, set_of(at, stride, left) << (count - left)));
+                }
+                (left, at) = (left - 1, at.wrapping_add(stride));
+            }
+        }
+    }
+    None
+}
+
+/// Loads a word of a region.
+///
+/// # Safety
+/// The word is inside the region, and aligned.
+#[inline(always)]
+unsafe fn load(at: *mut u8) -> u64 {
+    // SAFETY: guaranteed by the caller; the rest is as in `word`.
+    unsafe { AtomicU64::from_ptr(at.cast()) }.load(Ordering::Relaxed)
+}
+
+/// Returns the set of the words that are not 0, of `count` words, at most 64.
+///
+/// # Safety
+/// Like [`is_any_set`].
+#[inline(never)]
+unsafe fn set_of(mut at: *mut u8, stride: usize, count: usize) -> u64 {
+    let (mut set, mut bit) = (0, 1_u64);
+    for _ in 0..count {
+        // SAFETY: guaranteed by the caller, for each of the `count` words.
+        if unsafe { load(at) } != 0 {
+            set |= bit;
+        }
+        (bit, at) = (bit << 1, at.wrapping_add(stride));
+    }
+    set
 }
 
 /// Returns the word at `offset`, if there is one.
@@ -217,12 +258,13 @@ mod tests {
         assert_eq!(region.find(&[56], 64, 7), None);
         for nth in (0..7).rev() {
             region.store(56 + 64 * nth, 1 << 63);
-            assert_eq!(region.find(&[56], 64, 7), Some((0, nth)));
+            let set = 0x7f & !0 << nth;
+            assert_eq!(region.find(&[56], 64, 7), Some((0, set)));
             assert_eq!(region.find(&[56], 64, nth), None, "the one behind the last");
-            assert_eq!(region.find(&[0, 8, 56], 64, 7), Some((2, nth)), "the run that has it");
+            assert_eq!(region.find(&[0, 8, 56], 64, 7), Some((2, set)), "the run that has it");
         }
         region.store(end - 8, 1);
-        assert_eq!((region.find(&[end - 72], 64, 2), region.find(&[end - 8], 8, 1)), (Some((0, 1)), Some((0, 0))));
+        assert_eq!((region.find(&[end - 72], 64, 2), region.find(&[end - 8], 8, 1)), (Some((0, 2)), Some((0, 1))));
         for (first, stride, count) in [(end - 8, 8, 2), (end, 8, 1), (end - 8, usize::MAX / 8 * 8, 2), (end - 12, 8, 1), (end - 16, 4, 3)] {
             assert_eq!(region.find(&[first], stride, count), None, "{first} {stride} {count}");
         }

@@ -290,16 +290,20 @@ impl RdmaServer {
     }
 
     /// Posts the operations of the core, and disconnects the clients that are broken or evicted.
+    #[inline]
     fn post(&mut self) {
+        if !self.unserved.is_empty() || !self.ops.is_empty() {
+            self.post_some();
+        }
+    }
+
+    fn post_some(&mut self) {
         // Operations that found no room come first, and hold back later ones for the same client.
         for nth in 0..self.unserved.len() {
             self.post_backlog(self.unserved[nth]);
         }
         if !self.unserved.is_empty() {
             self.unserved.retain(|client| self.peers[client.index()].as_ref().is_some_and(|peer| !peer.backlog.is_empty()));
-        }
-        if self.ops.is_empty() {
-            return;
         }
         let mut ops = std::mem::take(&mut self.ops);
         ops.chunk_by(|op, next| op.client() == next.client()).for_each(|ops| self.post_run(ops));
@@ -312,7 +316,13 @@ impl RdmaServer {
         let Some(client) = ops.first().map(ServerOp::client) else { return };
         let posted = match self.peers.get_mut(client.index()).and_then(Option::as_mut) {
             Some(peer) if !peer.backlog.is_empty() => 0,
-            Some(peer) => post_all(peer, self.core.memory(), ops, &mut self.senders, self.most_under_way, &mut self.under_way),
+            Some(peer) => {
+                let posted = post_all(peer, self.core.memory(), ops, &mut self.senders, self.most_under_way, &mut self.under_way);
+                if posted == ops.len() && !peer.is_broken {
+                    return;
+                }
+                posted
+            }
             None => return ops.iter().filter_map(buffer_of).for_each(|buffer| self.core.on_write_done(buffer)),
         };
         self.put_off(client, &ops[posted..]);
@@ -330,7 +340,8 @@ impl RdmaServer {
         }
     }
 
-    /// Keeps operations of a client that found no room. If the client is broken, marks it for removal.
+    /// Keeps operations of a client that found no room. If the client is broken, removes it.
+    #[cold]
     fn put_off(&mut self, client: ClientId, ops: &[ServerOp]) {
         let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) else { return };
         if !ops.is_empty() {
@@ -400,28 +411,23 @@ fn post_all(
     most_under_way: usize,
     under_way: &mut usize,
 ) -> usize {
-    let room = most_under_way - *under_way;
+    let fitting = ops.len().min(most_under_way - *under_way);
     let mut posted = 0;
-    while let Some(op) = ops.get(posted).filter(|_| posted < room && !peer.is_broken) {
-        if matches!(op, ServerOp::Evict { .. }) {
-            peer.is_broken = true;
-            break;
-        }
-        // The completion of the last operation implies all before it. Where the room ends, a completion is needed to go on.
-        let is_last = posted + 1 == ops.len() || posted + 1 == room;
-        let signal = if is_last { Signal::Always } else { Signal::Reclaim };
-        match post_op(&mut peer.qp, memory, op, peer.sleeps, signal) {
-            Ok(()) => {
-                if let ServerOp::WriteResponse { client, buffer, .. } = op {
-                    senders[*buffer as usize] = client.0;
-                }
-                posted += 1;
-                if posted % DOORBELL_BATCH == 0 {
-                    peer.qp.ring();
+    if !peer.is_broken {
+        for op in &ops[..fitting] {
+            // The completion of the last operation implies all before it. Where the room ends, a completion is needed to go on.
+            let signal = if posted + 1 == fitting { Signal::Always } else { Signal::Reclaim };
+            match post_op(&mut peer.qp, memory, op, peer.sleeps, signal, senders) {
+                Ok(true) => posted += 1,
+                Err(error) if is_full(&error) => break,
+                Ok(false) | Err(_) => {
+                    peer.is_broken = true;
+                    break;
                 }
             }
-            Err(error) if is_full(&error) => break,
-            Err(_) => peer.is_broken = true,
+            if posted % DOORBELL_BATCH == 0 {
+                peer.qp.ring();
+            }
         }
     }
     peer.qp.ring();
@@ -430,23 +436,32 @@ fn post_all(
     posted
 }
 
+/// Posts an operation, and records the client of a response as the sender of its buffer. Returns `false` if the client is to be evicted.
 #[inline(always)]
-fn post_op(qp: &mut RcQp, memory: &ServerMemory<Mr>, op: &ServerOp, wakes: bool, signal: Signal) -> Result<(), PostError> {
+fn post_op(
+    qp: &mut RcQp,
+    memory: &ServerMemory<Mr>,
+    op: &ServerOp,
+    wakes: bool,
+    signal: Signal,
+    senders: &mut [u16],
+) -> Result<bool, PostError> {
     match *op {
         ServerOp::Read { addr, rkey, into, len, token, .. } => {
             let into = Sge { addr: memory.pools.addr() + into as u64, len, lkey: memory.pools.lkey() };
             let posted = Posted::Read { zone: token.zone, generation: token.generation };
-            qp.post(&Read { addr, rkey, into }, signal, posted.to_word())
+            qp.post(&Read { addr, rkey, into }, signal, posted.to_word())?;
         }
-        ServerOp::WriteResponse { addr, rkey, from, len, buffer, .. } => {
-            post_write(qp, &memory.responses, from, len, Target { addr, rkey, wakes }, signal, Posted::Response { buffer }.to_word())
+        ServerOp::WriteResponse { client, addr, rkey, from, len, buffer } => {
+            post_write(qp, &memory.responses, from, len, Target { addr, rkey, wakes }, signal, Posted::Response { buffer }.to_word())?;
+            senders[buffer as usize] = client.0;
         }
         ServerOp::WriteEvent { addr, rkey, bytes, .. } => {
-            post_to(qp, Target { addr, rkey, wakes }, Inline(&bytes), signal, Posted::Event.to_word())
+            post_to(qp, Target { addr, rkey, wakes }, Inline(&bytes), signal, Posted::Event.to_word())?;
         }
-        // The caller disconnects the client.
-        ServerOp::Evict { .. } => Ok(()),
+        ServerOp::Evict { .. } => return Ok(false),
     }
+    Ok(true)
 }
 
 #[cfg(test)]

@@ -1,9 +1,8 @@
 //! Responses and events: found in memory that the server writes, checked, and processed.
 
-use std::collections::VecDeque;
-
 use super::fetch::Fetch;
-use super::{Client, ClientOp, State, bits};
+use super::{Client, ClientOp, State};
+use crate::protocol::bits;
 use crate::protocol::config::ReplyMode;
 use crate::protocol::error::{CallFailure, ProtocolError};
 use crate::protocol::memory::Memory;
@@ -35,7 +34,7 @@ impl<M: Memory> Client<M> {
     /// Takes responses and events. Responses come first, so that an announcement offers only unanswered requests. The slot of activations
     /// comes last: an activation is posted before everything else of its slice, so when that is seen, the activation is there and is
     /// cleared (S12).
-    pub(super) fn take_arrivals(&mut self, out: &mut VecDeque<ClientOp>) -> Result<(), ProtocolError> {
+    pub(super) fn take_arrivals(&mut self, out: &mut Vec<ClientOp>) -> Result<(), ProtocolError> {
         let mut events = Events::default();
         let fresh = std::mem::take(&mut self.fresh);
         let unposted = if out.is_empty() { 0 } else { fresh };
@@ -57,7 +56,7 @@ impl<M: Memory> Client<M> {
 
     /// Takes bare events. Processes them, and the events that responses carried.
     #[cold]
-    fn take_events(&mut self, slots: [usize; 2], mut events: Events, out: &mut VecDeque<ClientOp>) -> Result<(), ProtocolError> {
+    fn take_events(&mut self, slots: [usize; 2], mut events: Events, out: &mut Vec<ClientOp>) -> Result<(), ProtocolError> {
         for start in slots {
             self.take_bare_event(start, &mut events)?;
         }
@@ -95,25 +94,20 @@ impl<M: Memory> Client<M> {
         if !(HEADER_BYTES..=self.layout.trailer_at()).contains(&len) {
             return Err(ProtocolError::Length(trailer.len));
         }
-        let Some(bytes) = self.memory.responses.header(trailer_at - len) else { return Err(ProtocolError::Length(trailer.len)) };
-        let payload_len = len - HEADER_BYTES;
-        if ResponseHeader::is_plain(&bytes, id.to_wire(), payload_len as u32) {
+        let (at, payload_len) = (trailer_at - len, len - HEADER_BYTES);
+        let bytes = self.memory.responses.header(at);
+        if bytes.is_some_and(|bytes| ResponseHeader::is_plain(&bytes, id.to_wire(), payload_len as u32)) {
             self.end_call(slot, Ok(payload_len));
             return Ok(());
         }
-        self.take_header(slot, &ResponseHeader::decode(&bytes)?, id, len, events)
+        self.take_header(slot, at, id, len, events)
     }
 
-    /// Takes a response that is not plain.
+    /// Takes a response that is not plain, whose header is at `at`.
     #[cold]
-    fn take_header(
-        &mut self,
-        slot: usize,
-        header: &ResponseHeader,
-        id: ReqId,
-        len: usize,
-        events: &mut Events,
-    ) -> Result<(), ProtocolError> {
+    fn take_header(&mut self, slot: usize, at: usize, id: ReqId, len: usize, events: &mut Events) -> Result<(), ProtocolError> {
+        let Some(bytes) = self.memory.responses.header(at) else { return Err(ProtocolError::Length(len as u32)) };
+        let header = ResponseHeader::decode(&bytes)?;
         if header.req_id != id.to_wire() {
             return Err(ProtocolError::ReqId(header.req_id));
         }

@@ -1,9 +1,8 @@
 //! Calls: how they are made and ended, and when their slots become free.
 
-use std::collections::VecDeque;
-
 use super::fetch::Fetch;
-use super::{Client, ClientOp, State, bits};
+use super::{Client, ClientOp, State};
+use crate::protocol::bits;
 use crate::protocol::error::{CallError, CallFailure, CloseReason};
 use crate::protocol::memory::Memory;
 use crate::protocol::wire::{HEADER_BYTES, ReqId, RequestHeader, TRAILER_BYTES, Trailer, valid};
@@ -45,7 +44,7 @@ impl<M: Memory> Permit<'_, M> {
     ///
     /// # Errors
     /// Like [`Client::call`].
-    pub fn call(&mut self, rpc_type: u16, payload: &[u8], now_ns: u64, out: &mut VecDeque<ClientOp>) -> Result<CallHandle, CallError> {
+    pub fn call(&mut self, rpc_type: u16, payload: &[u8], now_ns: u64, out: &mut Vec<ClientOp>) -> Result<CallHandle, CallError> {
         self.client.call(rpc_type, payload, now_ns, out)
     }
 }
@@ -57,7 +56,7 @@ impl<M: Memory> Client<M> {
     /// # Errors
     /// [`CallError`]; nothing was done.
     #[inline]
-    pub fn call(&mut self, rpc_type: u16, payload: &[u8], now_ns: u64, out: &mut VecDeque<ClientOp>) -> Result<CallHandle, CallError> {
+    pub fn call(&mut self, rpc_type: u16, payload: &[u8], now_ns: u64, out: &mut Vec<ClientOp>) -> Result<CallHandle, CallError> {
         if let State::Closed(reason) = self.state {
             return Err(CallError::Closed(reason));
         }
@@ -90,7 +89,7 @@ impl<M: Memory> Client<M> {
         self.expire_ns = self.expire_ns.min(deadline_ns);
         self.stats.calls += 1;
         if is_offered {
-            out.push_back(self.write_request(start, len));
+            out.push(self.write_request(start, len));
         }
         Ok(CallHandle(id))
     }
@@ -125,12 +124,15 @@ impl<M: Memory> Client<M> {
     }
 
     /// Takes the response of a slot, which arrived in the slot of that number (S13). `outcome` is that of its call, which may have ended.
-    #[inline]
+    #[inline(always)]
     pub(super) fn end_call(&mut self, slot: usize, outcome: Result<usize, CallFailure>) {
         self.pending &= !(1 << slot);
-        if self.quarantined >> slot & 1 == 0 {
-            return self.push_ended(slot, outcome);
-        }
+        if self.quarantined >> slot & 1 == 0 { self.push_ended(slot, outcome) } else { self.end_quarantine(slot) }
+    }
+
+    /// Takes the response to a call that has ended.
+    #[cold]
+    fn end_quarantine(&mut self, slot: usize) {
         self.quarantined &= !(1 << slot);
         // The slot is not free before the end of its call is taken: `poll_completion` frees it then.
         if self.ended.iter().all(|completion| usize::from(completion.handle.0.slot) != slot) {
@@ -138,6 +140,7 @@ impl<M: Memory> Client<M> {
         }
     }
 
+    #[inline(always)]
     fn push_ended(&mut self, slot: usize, outcome: Result<usize, CallFailure>) {
         let handle = CallHandle(ReqId { slot: slot as u8, sequence: self.calls[slot].sequence });
         self.ended.push_back(Completion { handle, outcome });

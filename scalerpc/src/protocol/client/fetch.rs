@@ -1,8 +1,7 @@
 //! Responses that the client READs: first the trailer, and the message once the trailer is that of the call.
 
-use std::collections::VecDeque;
-
-use super::{Client, ClientOp, bits};
+use super::{Client, ClientOp};
+use crate::protocol::bits;
 use crate::protocol::config::ReplyMode;
 use crate::protocol::memory::Memory;
 use crate::protocol::wire::{HEADER_BYTES, TRAILER_BYTES, Trailer, valid};
@@ -25,7 +24,7 @@ pub(super) enum Fetch {
 
 impl<M: Memory> Client<M> {
     /// READs responses that may be there.
-    pub(super) fn fetch(&mut self, now_ns: u64, out: &mut VecDeque<ClientOp>) {
+    pub(super) fn fetch(&mut self, now_ns: u64, out: &mut Vec<ClientOp>) {
         let may_look = now_ns >= self.next_read_ns;
         for slot in bits(self.pending) {
             let start = self.layout.client_slot(slot);
@@ -42,7 +41,7 @@ impl<M: Memory> Client<M> {
             };
             self.calls[slot].fetch = next;
             let addr = self.server.responses_addr.wrapping_add(at as u64);
-            out.push_back(ClientOp::Read { addr, rkey: self.server.responses_rkey, into, len, slot: slot as u8 });
+            out.push(ClientOp::Read { addr, rkey: self.server.responses_rkey, into, len, slot: slot as u8 });
         }
     }
 

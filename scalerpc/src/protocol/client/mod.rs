@@ -209,7 +209,7 @@ impl<M: Memory> Client<M> {
 
     /// One bounded step: takes responses and events, ends calls whose time is over, announces waiting requests. Appends operations to
     /// `out`.
-    pub fn poll(&mut self, now_ns: u64, out: &mut VecDeque<ClientOp>) {
+    pub fn poll(&mut self, now_ns: u64, out: &mut Vec<ClientOp>) {
         if matches!(self.state, State::Closed(_)) {
             return;
         }
@@ -277,13 +277,4 @@ impl<M: Memory> Client<M> {
     pub const fn stats(&self) -> &ClientStats {
         &self.stats
     }
-}
-
-/// Iterates over the numbers of the set bits.
-fn bits(mut word: u64) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        let bit = word.trailing_zeros() as usize;
-        word &= word.wrapping_sub(1);
-        (bit < 64).then_some(bit)
-    })
 }

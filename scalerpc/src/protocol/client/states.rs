@@ -1,8 +1,7 @@
 //! IDLE, WARMUP, PROCESS: the writes of the client to the server. The table is in `docs/scalerpc.md`.
 
-use std::collections::VecDeque;
-
-use super::{Client, ClientOp, State, bits};
+use super::{Client, ClientOp, State};
+use crate::protocol::bits;
 use crate::protocol::memory::Memory;
 use crate::protocol::wire::{Announcement, Release, ZoneId};
 
@@ -16,7 +15,7 @@ impl<M: Memory> Client<M> {
     }
 
     /// Begins PROCESS. Announced requests were READ; the other requests are written now.
-    pub(super) fn activate(&mut self, epoch: u64, zone: ZoneId, out: &mut VecDeque<ClientOp>) {
+    pub(super) fn activate(&mut self, epoch: u64, zone: ZoneId, out: &mut Vec<ClientOp>) {
         self.state = State::Process { epoch, zone };
         self.zone_addr = self.server.pools_addr.wrapping_add(self.layout.pool_slot(zone, 0) as u64);
         self.stats.activations += 1;
@@ -24,12 +23,12 @@ impl<M: Memory> Client<M> {
         self.take_back_slots();
         for slot in bits(unread) {
             self.calls[slot].is_offered = true;
-            out.push_back(self.write_request(self.layout.client_slot(slot), self.calls[slot].len));
+            out.push(self.write_request(self.layout.client_slot(slot), self.calls[slot].len));
         }
     }
 
     /// Ends the slice. Releases the zone, and announces all unanswered requests, so that none is lost (S5).
-    pub(super) fn switch(&mut self, epoch: u64, out: &mut VecDeque<ClientOp>) {
+    pub(super) fn switch(&mut self, epoch: u64, out: &mut Vec<ClientOp>) {
         self.closed_epoch = epoch;
         self.state = State::Idle;
         self.take_back_slots();
@@ -37,7 +36,7 @@ impl<M: Memory> Client<M> {
     }
 
     /// Writes the entry: a release, an announcement of everything unanswered if there is anything, or both.
-    pub(super) fn announce(&mut self, release: Option<Release>, out: &mut VecDeque<ClientOp>) {
+    pub(super) fn announce(&mut self, release: Option<Release>, out: &mut Vec<ClientOp>) {
         let mut bytes = [0; Release::BYTES + Announcement::BYTES];
         let (mut start, mut end) = (Release::BYTES, Release::BYTES);
         if let Some(release) = release {
@@ -62,6 +61,6 @@ impl<M: Memory> Client<M> {
         }
         bytes.copy_within(start..end, 0);
         let addr = self.server.entry_addr.wrapping_add(start as u64);
-        out.push_back(ClientOp::WriteEntry { addr, rkey: self.server.entry_rkey, bytes, len: (end - start) as u8 });
+        out.push(ClientOp::WriteEntry { addr, rkey: self.server.entry_rkey, bytes, len: (end - start) as u8 });
     }
 }

@@ -1,6 +1,7 @@
 //! Endpoint entries: takes releases and announcements from memory that clients write.
 
 use super::{SWEEP, Server};
+use crate::protocol::bits;
 use crate::protocol::mapping::ClientId;
 use crate::protocol::memory::Memory;
 use crate::protocol::wire::{Announcement, ENTRY_BYTES, HEADER_BYTES, Release, TRAILER_BYTES, Trailer, valid};
@@ -21,13 +22,10 @@ impl<M: Memory> Server<M> {
         let end = self.clients.len().min(self.sweep + SWEEP);
         let trailers = [Release::TRAILER_AT, Announcement::TRAILER_AT];
         let halves = trailers.map(|trailer_at| self.sweep * ENTRY_BYTES + trailer_at);
-        let is_any = self.memory.entries.find(&halves, ENTRY_BYTES, end - self.sweep).is_some();
-        for trailer_at in trailers.into_iter().filter(|_| is_any) {
-            let mut first = self.sweep;
-            while let Some((_, nth)) = self.memory.entries.find(&[first * ENTRY_BYTES + trailer_at], ENTRY_BYTES, end - first) {
-                self.take_entry(ClientId((first + nth) as u16));
-                first += nth + 1;
-            }
+        let mut first = 0;
+        while let Some((nth, written)) = self.memory.entries.find(&halves[first..], ENTRY_BYTES, end - self.sweep) {
+            bits(written).for_each(|nth| self.take_entry(ClientId((self.sweep + nth) as u16)));
+            first += nth + 1;
         }
         self.sweep = if end == self.clients.len() { 0 } else { end };
     }

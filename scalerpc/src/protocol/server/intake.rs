@@ -2,6 +2,7 @@
 
 use super::zones::ActiveZone;
 use super::{ReplyMode, Server, ServerOp, ServerStats};
+use crate::protocol::bits;
 use crate::protocol::config::Layout;
 use crate::protocol::memory::Memory;
 use crate::protocol::request::{ClientRegions, Request};
@@ -30,32 +31,24 @@ impl<M: Memory> Server<M> {
         let Layout { depth, slot_bytes, .. } = self.layout;
         let mut first = 0;
         while first < self.active_at.len() {
-            let Some((nth, slot)) = self.memory.pools.find(&self.active_at[first..], slot_bytes, depth) else { return };
-            self.accept_zone(first + nth, slot);
+            let Some((nth, written)) = self.memory.pools.find(&self.active_at[first..], slot_bytes, depth) else { return };
+            self.accept_zone(first + nth, written);
             first += nth + 1;
         }
     }
 
-    /// Accepts the requests that arrived in an active zone, from a slot on.
-    pub(super) fn accept_zone(&mut self, nth: usize, first: usize) {
+    /// Accepts the requests that arrived in these slots of an active zone.
+    pub(super) fn accept_zone(&mut self, nth: usize, written: u64) {
         let Layout { depth, slot_bytes, .. } = self.layout;
         let (ActiveZone { zone, client }, start) = (self.active[nth], self.active_at[nth]);
         let Self { memory, clients, accepted, dispatch, layout, stats, .. } = self;
         let Some(record) = clients.get_mut(client.index()).and_then(Option::as_mut) else { return };
         let accepted = &mut accepted[client.index() * depth..][..depth];
         let (mut count, mut bytes) = (0, 0);
-        let mut next = first;
-        while next < depth {
-            let (slot, trailer_at) = (next, start + next * slot_bytes);
+        for slot in bits(written) {
+            let trailer_at = start + slot * slot_bytes;
             let word = memory.pools.load(trailer_at);
-            if word == 0 {
-                // The rest is usually empty too.
-                let Some((_, nth)) = memory.pools.find(&[trailer_at], slot_bytes, depth - slot) else { break };
-                next = slot + nth;
-                continue;
-            }
-            next = slot + 1;
-            let last = &mut accepted[slot];
+            let Some(last) = accepted.get_mut(slot) else { break };
             let (trailer, id) = (Trailer::from_word(word), ReqId { slot: slot as u8, sequence: last.wrapping_add(1) });
             let Some(rpc_type) = check(&memory.pools, layout, &record.regions, trailer_at, id, trailer) else {
                 remove(&memory.pools, stats, trailer_at, word, *last);
@@ -112,8 +105,13 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// Takes the oldest request of the legacy lane, as [`take`](Self::take) does.
+    /// Returns whether a request is in the legacy lane.
     #[inline]
+    pub(crate) fn has_legacy(&self) -> bool {
+        !self.legacy.is_empty()
+    }
+
+    /// Takes the oldest request of the legacy lane, as [`take`](Self::take) does.
     pub fn take_legacy(&mut self, into: &mut [u8]) -> Option<Request> {
         self.legacy.pop(into)
     }

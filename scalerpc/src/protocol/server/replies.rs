@@ -7,7 +7,7 @@ use crate::protocol::config::ReplyMode;
 use crate::protocol::mapping::ClientId;
 use crate::protocol::memory::Memory;
 use crate::protocol::request::Request;
-use crate::protocol::wire::{HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, valid};
+use crate::protocol::wire::{Event, HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, valid};
 
 /// Why a request was not answered with the given response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -48,12 +48,28 @@ impl<M: Memory> Server<M> {
 
     /// Ends a request, which the caller then drops. If the payload is too large, the response is a status that says so. Returns `false`
     /// if the client has left.
-    pub(crate) fn answer(
+    #[inline]
+    pub(crate) fn answer(&mut self, request: &Request, status: Status, payload: &[u8], now_ns: u64, out: &mut Vec<ServerOp>) -> bool {
+        if self.owed > 0 {
+            return self.answer_and_tell(request, status, payload, now_ns, out);
+        }
+        self.answer_with(request, status, payload, |_| None, out)
+    }
+
+    /// Like [`answer`](Self::answer), when clients are owed an event.
+    #[cold]
+    fn answer_and_tell(&mut self, request: &Request, status: Status, payload: &[u8], now_ns: u64, out: &mut Vec<ServerOp>) -> bool {
+        self.answer_with(request, status, payload, |server| server.event_for(request.client, now_ns), out)
+    }
+
+    /// Ends a request. The response to a client that is connected carries the result of `event`.
+    #[inline(always)]
+    fn answer_with(
         &mut self,
         request: &Request,
         mut status: Status,
         mut payload: &[u8],
-        now_ns: u64,
+        event: impl FnOnce(&mut Self) -> Option<Event>,
         out: &mut Vec<ServerOp>,
     ) -> bool {
         if payload.len() > self.layout.max_payload() {
@@ -66,7 +82,7 @@ impl<M: Memory> Server<M> {
             }
             return false;
         };
-        let event = self.event_for(client, now_ns);
+        let event = event(self);
         let header = ResponseHeader { status, req_id: id.to_wire(), payload_len: payload.len() as u32, event };
         let slot = usize::from(id.slot);
         let place = buffer.map_or(client.index() * self.layout.depth + slot, |buffer| buffer as usize);

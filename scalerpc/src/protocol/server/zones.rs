@@ -1,6 +1,7 @@
 //! The life of a zone: warming, active, ended, draining, free. The table is in `docs/scalerpc.md`.
 
 use super::{ReadToken, Server, ServerOp};
+use crate::protocol::config::Layout;
 use crate::protocol::mapping::ClientId;
 use crate::protocol::memory::Memory;
 use crate::protocol::wire::{Event, HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, ZoneId, valid};
@@ -191,7 +192,11 @@ impl<M: Memory> Server<M> {
         self.owed += 1;
         self.active.push(ActiveZone { zone, client });
         self.active_at.push(self.layout.pool_slot(zone, 0) + self.layout.trailer_at());
-        self.accept_zone(self.active.len() - 1, 0);
+        let Layout { depth, slot_bytes, .. } = self.layout;
+        let nth = self.active.len() - 1;
+        if let Some((_, written)) = self.memory.pools.find(&self.active_at[nth..], slot_bytes, depth) {
+            self.accept_zone(nth, written);
+        }
     }
 
     fn remove_active(&mut self, zone: ZoneId) {
@@ -227,11 +232,7 @@ impl<M: Memory> Server<M> {
     }
 
     /// Returns the event that a response to the client carries, if one is due, and counts it as told.
-    #[inline]
     pub(super) fn event_for(&mut self, client: ClientId, now_ns: u64) -> Option<Event> {
-        if self.owed == 0 {
-            return None;
-        }
         let id = self.mapping.zone(client)?;
         let evict_ns = now_ns.saturating_add(self.drain_ns);
         let zone = self.zone_mut(id);

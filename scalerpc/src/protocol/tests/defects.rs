@@ -1,6 +1,6 @@
 //! One test for each mistake that earlier designs made, and for each way in which a peer can misbehave.
 
-use super::world::{Counters, World, responses_addr, small};
+use super::world::{Counters, World, next_of, responses_addr, small};
 use crate::protocol::memory::Memory;
 use crate::protocol::wire::{HEADER_BYTES, ReqId, RequestHeader, Trailer, valid};
 use crate::protocol::{
@@ -18,7 +18,7 @@ pub(super) fn active_world(config: &ServerConfig, clients: usize) -> World {
 
 /// Takes the next operation of a client that writes into the pool. Returns its offset, and the bytes.
 fn take_write(world: &mut World) -> (usize, Vec<u8>) {
-    let Some(ClientOp::WriteRequest { addr, from, len, .. }) = world.sides[0].to_server.pop_front() else { panic!("no WRITE") };
+    let Some(ClientOp::WriteRequest { addr, from, len, .. }) = next_of(&mut world.sides[0].to_server) else { panic!("no WRITE") };
     let mut bytes = vec![0; len as usize];
     world.sides[0].client.memory().requests.read(from, &mut bytes);
     ((addr & 0xffff_ffff) as usize, bytes)
@@ -291,7 +291,7 @@ fn a_late_warm_up_is_served_and_its_slice_ended_at_once() {
     assert!(world.take() && world.reply() && world.deliver_to_client(0));
     world.poll_client(0);
     assert_eq!((world.sides[0].client.state(), &world.sides[0].ended[..]), (State::Idle, &[1][..]));
-    assert!(matches!(world.sides[0].to_server.front(), Some(ClientOp::WriteEntry { len: 16, .. })), "it releases");
+    assert!(matches!(world.sides[0].to_server.first(), Some(ClientOp::WriteEntry { len: 16, .. })), "it releases");
     assert_eq!(world.sides[0].client.stats().activations, 0);
 }
 
@@ -304,7 +304,7 @@ fn a_response_that_the_client_reads_is_not_taken_before_the_read_is_complete() {
     let slot = loop {
         world.now_ns += 10_000;
         world.poll_client(0);
-        if let Some(ClientOp::Read { into: 0..128, slot, .. }) = world.sides[0].to_server.front() {
+        if let Some(ClientOp::Read { into: 0..128, slot, .. }) = world.sides[0].to_server.first() {
             break *slot;
         }
         while world.deliver_to_server(0) {}

@@ -18,7 +18,7 @@ fn a_permit_is_had_in_process_only_and_keeps_the_client_there() {
     let side = &mut world.sides[0];
     let mut permit = side.client.try_activate().unwrap();
     permit.call(7, &[0, 1, 0x5a, 0xa5], 0, &mut side.to_server).unwrap();
-    assert!(matches!(side.to_server.back(), Some(ClientOp::WriteRequest { .. })), "left at once");
+    assert!(matches!(side.to_server.last(), Some(ClientOp::WriteRequest { .. })), "left at once");
     side.client.close(CloseReason::ClosedHere);
     assert_eq!(side.client.try_activate().unwrap_err(), CallError::Closed(CloseReason::ClosedHere));
 }

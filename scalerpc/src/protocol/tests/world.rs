@@ -71,7 +71,7 @@ impl Counters {
 pub(super) struct Side {
     pub(super) id: ClientId,
     pub(super) client: Client<HeapMemory>,
-    pub(super) to_server: VecDeque<ClientOp>,
+    pub(super) to_server: Vec<ClientOp>,
     pub(super) to_client: VecDeque<ServerOp>,
     /// Its process runs. The memory of a dead one is gone with its queue pair.
     pub(super) is_alive: bool,
@@ -157,7 +157,7 @@ impl World {
         self.sides.push(Side {
             id,
             client,
-            to_server: VecDeque::new(),
+            to_server: Vec::new(),
             to_client: VecDeque::new(),
             is_alive: true,
             has_left: false,
@@ -298,7 +298,7 @@ impl World {
     /// Executes the next operation of a client. Returns whether there was one.
     pub(super) fn deliver_to_server(&mut self, nth: usize) -> bool {
         let side = &mut self.sides[nth];
-        let Some(op) = side.to_server.pop_front() else { return false };
+        let Some(op) = next_of(&mut side.to_server) else { return false };
         match op {
             ClientOp::WriteRequest { addr, rkey, from, len } => {
                 assert_eq!(rkey, POOLS_RKEY);
@@ -493,4 +493,9 @@ fn copy(from: &HeapMemory, at: usize, to: &HeapMemory, into: usize, len: usize) 
     let mut bytes = vec![0; len];
     from.read(at, &mut bytes);
     to.write(into, &bytes);
+}
+
+/// Takes the operation that a client's queue pair executes next.
+pub(super) fn next_of(ops: &mut Vec<ClientOp>) -> Option<ClientOp> {
+    if ops.is_empty() { None } else { Some(ops.remove(0)) }
 }
