@@ -7,8 +7,8 @@
   scripts/soak page                   only rewrites the table of docs/reliability.md
 
 A round is some minutes of one part. Its counts (kills, stops, operations, points) are added to docs/results/soak.json when all tests of the round have
-passed, so a run that is ended early loses at most one round. copyrpc's core and the swarm take seeds that no earlier round had; storms and points start
-at a different place each time; scalerpc's worlds are the same in each round. A round that fails is recorded as a finding; its output is kept in
+passed, so a run that is ended early loses at most one round. copyrpc's core, scalerpc's worlds and the swarm take seeds that no earlier round had; storms
+and points start at a different place each time; the part `scalerpc` is the same in each round. A round that fails is recorded as a finding; its output is kept in
 target/soak, and no further round is run.
 """
 
@@ -41,7 +41,8 @@ COUNTERS = {
     "garbled batches": [r"garbage: (\d+) batches"],
     "operations": [r"(\d+) operations of the living", r"jobs, (\d+) operations"],
     "connections": [r"(\d+) connections, 0 seats"],
-    "calls": [r"(\d+) calls executed", r"(\d+) calls answered", r"^(\d+) requests ran", r"^(\d+) requests, "],
+    "random worlds": [r"random worlds: (\d+) seeds"],
+    "calls": [r"random worlds: \d+ seeds, (\d+) calls made", r"(\d+) calls executed", r"(\d+) calls answered", r"^(\d+) requests ran", r"^(\d+) requests, "],
     "simulated jobs": [r"(\d+) jobs, \d+ operations"],
     "tests": [r"(\d+) passed;"],
 }
@@ -95,6 +96,9 @@ PARTS = {
     "scalerpc": ("scalerpc: states, random worlds, clients in processes that are killed", [
         test("scalerpc", "--lib", "--", "explore", "worlds", COPYRPC_TEST_SCALE=5),
         test("scalerpc", "--test", "processes", *ONE, SHM_TEST_SCALE=5),
+    ]),
+    "scalerpc-worlds": ("scalerpc: random worlds of timeouts, late answers, deaths of workers and clients, counters near their wraps", [
+        test("scalerpc", "--lib", "--", "everything_goes_wrong", release=True, COPYRPC_TEST_SCALE=20, COPYRPC_TEST_FIRST_SEED="{seed}"),
     ]),
     "scalerpc-clients": ("scalerpc: 2,000 clients of four processes for ten minutes, a server's memory", [
         test("scalerpc", "--test", "processes", "--", "--ignored", "two_thousand", release=True, SHM_TEST_SCALE=20),

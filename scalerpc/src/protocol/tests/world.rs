@@ -1,5 +1,6 @@
 //! One server, several clients, and the queue pairs between them: one queue of operations in each direction, executed in order (RC).
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 
@@ -8,8 +9,8 @@ use crate::protocol::memory::{HeapMemory, Memory};
 use crate::protocol::server::ReadToken;
 use crate::protocol::wire::Status;
 use crate::protocol::{
-    CallFailure, CallHandle, Client, ClientMemory, ClientOp, ClientRegions, CloseReason, Completion, Request, Server, ServerConfig,
-    ServerMemory, ServerOp, ServerRegions,
+    CallFailure, CallHandle, Client, ClientMemory, ClientOp, ClientRegions, CloseReason, Completion, Handlers, Request, Server,
+    ServerConfig, ServerMemory, ServerOp, ServerRegions,
 };
 
 const POOLS: u64 = 0x1_0000_0000;
@@ -113,7 +114,7 @@ impl World {
         };
         let mut server = Server::new(config, memory).unwrap();
         server.count_from(counters.epoch, counters.generation);
-        let (sides, working, waited, ops) = (Vec::new(), VecDeque::new(), vec![0; clients], Vec::new());
+        let (sides, working, waited, ops) = (Vec::new(), VecDeque::new(), Vec::new(), Vec::new());
         let mut world = Self { server, sides, working, now_ns: 0, waited, ops, counters };
         (0..clients).for_each(|_| world.join());
         world
@@ -154,6 +155,7 @@ impl World {
         let Counters { epoch, idle, sequence, announcements, .. } = self.counters;
         client.count_from(epoch - idle, sequence, announcements);
         self.server.accepted_until(id, sequence);
+        self.waited.push(0);
         self.sides.push(Side {
             id,
             client,
@@ -170,9 +172,14 @@ impl World {
 
     /// Makes a call whose payload identifies it.
     pub(super) fn call(&mut self, nth: usize) -> Option<CallHandle> {
+        self.call_type(nth, 7)
+    }
+
+    /// Makes a call of this type whose payload identifies it.
+    pub(super) fn call_type(&mut self, nth: usize, rpc_type: u16) -> Option<CallHandle> {
         let (now_ns, side) = (self.now_ns, &mut self.sides[nth]);
         let payload = [nth as u8, side.made as u8, 0x5a, 0xa5];
-        let handle = side.client.call(7, &payload, now_ns, &mut side.to_server).ok()?;
+        let handle = side.client.call(rpc_type, &payload, now_ns, &mut side.to_server).ok()?;
         assert!(side.open.iter().all(|(open, _)| *open != handle), "a handle names two calls");
         side.open.push((handle, side.made));
         assert!(side.open.len() <= side.client.layout().depth, "S14: a slot is used again before the end of its call was taken");
@@ -212,15 +219,31 @@ impl World {
     pub(super) fn take(&mut self) -> bool {
         let mut payload = [0; 128];
         let Some(request) = self.server.take(&mut payload, self.now_ns, &mut self.ops) else { return false };
-        let bytes = [payload[0], payload[1], payload[2], payload[3]];
-        assert_eq!((request.len(), bytes[2..].to_vec()), (4, vec![0x5a, 0xa5]), "the payload came whole");
-        let side = &mut self.sides[usize::from(bytes[0])];
-        assert_eq!(side.id, request.client(), "served as whose it is");
-        side.executed[usize::from(bytes[1])] += 1;
-        assert_eq!(side.executed[usize::from(bytes[1])], 1, "executed twice");
+        let bytes = self.count_run(&payload[..request.len()]);
+        assert_eq!(self.sides[usize::from(bytes[0])].id, request.client(), "served as whose it is");
         self.working.push_back((request, bytes));
         self.distribute();
         true
+    }
+
+    /// Counts a run of the handler with this payload, which it returns.
+    fn count_run(&mut self, payload: &[u8]) -> [u8; 4] {
+        let &[nth, call, 0x5a, 0xa5] = payload else { panic!("the payload did not come whole: {payload:?}") };
+        let executed = &mut self.sides[usize::from(nth)].executed[usize::from(call)];
+        *executed += 1;
+        assert_eq!(*executed, 1, "executed twice");
+        [nth, call, 0x5a, 0xa5]
+    }
+
+    /// Lets handlers answer at most `budget` requests. `ran` has the payloads of their runs. Returns the number of answers.
+    pub(super) fn step_handlers(&mut self, handlers: &mut Handlers, budget: usize, ran: &RefCell<Vec<Vec<u8>>>) -> usize {
+        let now_ns = self.now_ns;
+        let answered = handlers.step(&mut self.server, budget, || now_ns, &mut self.ops);
+        for payload in ran.take() {
+            self.count_run(&payload);
+        }
+        self.distribute();
+        answered
     }
 
     /// Lets the worker keep a request for later, after the others it has.
@@ -363,6 +386,13 @@ impl World {
 
     fn read_done(&mut self, token: ReadToken) {
         self.server.on_read_done(token, self.now_ns);
+    }
+
+    /// Ends the process of a client. Operations that its queue pair has not executed are not executed any more.
+    pub(super) fn vanish(&mut self, nth: usize) {
+        let side = &mut self.sides[nth];
+        side.is_alive = false;
+        side.to_server.clear();
     }
 
     /// Lets the server's device notice that a queue pair is gone.

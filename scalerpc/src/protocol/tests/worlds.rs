@@ -1,8 +1,12 @@
 //! Worlds in which a seed decides the next event: many clients, both transports of the response, deep slots, counters at any value. With
-//! time: calls that run out of it, and a server and clients that are absent for longer than that.
+//! time: calls that run out of it, and a server and clients that are absent for longer than that. With deaths: of clients, whose numbers
+//! others get, and of workers that have requests.
+
+use std::cell::RefCell;
+use std::rc::Rc;
 
 use super::world::{Counters, World, small};
-use crate::protocol::{ReplyMode, ServerConfig};
+use crate::protocol::{Handlers, HeldRequest, ReplyMode, ServerConfig};
 
 const CLIENTS: usize = 12;
 const STEPS: usize = 20_000;
@@ -13,6 +17,7 @@ const MAX_CALLS: usize = 250;
 /// A timeout that no call of these tests reaches, in ns.
 const PATIENCE_NS: u64 = 1 << 40;
 const MAX_ROUNDS: usize = 500;
+const BUFFERS: usize = 16;
 
 /// Durations, in ns.
 #[derive(Clone, Copy)]
@@ -30,7 +35,15 @@ const ENDLESS: Times = Times { timeout: PATIENCE_NS, away: 0, drain: PATIENCE_NS
 
 fn config(seed: u64, depth: u32, times: Times) -> ServerConfig {
     let reply_mode = if seed % 2 == 0 { ReplyMode::ServerWrites } else { ReplyMode::ClientReads };
-    ServerConfig { max_clients: CLIENTS as u32, depth, group_size: 3, response_buffers: 16, reply_mode, drain_ns: times.drain, ..small() }
+    ServerConfig {
+        max_clients: CLIENTS as u32,
+        depth,
+        group_size: 3,
+        response_buffers: BUFFERS as u32,
+        reply_mode,
+        drain_ns: times.drain,
+        ..small()
+    }
 }
 
 /// Makes a world in which everything happens in the order that a seed gives, and then runs the rest in turn.
@@ -73,10 +86,185 @@ fn random_world(seed: u64, times: Times, counters: Counters) -> World {
     world
 }
 
+/// The `rpc_type` of requests that are kept, and answered later.
+const KEPT: u16 = 8;
+
+/// A server's handlers, and a worker that keeps requests.
+struct Desk {
+    handlers: Handlers<'static>,
+    /// Payloads of the handlers' runs, until the world has counted them.
+    ran: Rc<RefCell<Vec<Vec<u8>>>>,
+    kept: Rc<RefCell<Vec<HeldRequest>>>,
+}
+
+impl Desk {
+    fn new(max_payload: usize) -> Self {
+        let (ran, kept) = (Rc::<RefCell<Vec<Vec<u8>>>>::default(), Rc::<RefCell<Vec<HeldRequest>>>::default());
+        let mut handlers = Handlers::new(max_payload);
+        let runs = ran.clone();
+        handlers.insert(7, move |request: &[u8], response: &mut [u8]| {
+            runs.borrow_mut().push(request.to_vec());
+            response[..request.len()].copy_from_slice(request);
+            Ok(request.len())
+        });
+        let (runs, keep) = (ran.clone(), kept.clone());
+        handlers.insert_held(KEPT, move |request| {
+            runs.borrow_mut().push(request.payload().to_vec());
+            keep.borrow_mut().push(request);
+        });
+        Self { handlers, ran, kept }
+    }
+
+    fn step(&mut self, world: &mut World, budget: usize) {
+        world.step_handlers(&mut self.handlers, budget, &self.ran);
+    }
+
+    /// Answers one of the kept requests, which one is random; some from another thread.
+    fn answer(&self, rng: &mut fastrand::Rng) {
+        let mut kept = self.kept.borrow_mut();
+        if kept.is_empty() {
+            return;
+        }
+        let nth = rng.usize(..kept.len());
+        let request = kept.swap_remove(nth);
+        let response = request.payload().to_vec();
+        let answer = move || request.reply(response).unwrap();
+        if rng.u8(..32) == 0 { std::thread::spawn(answer).join().unwrap() } else { answer() }
+    }
+
+    /// Lets the worker die with all requests that it has.
+    fn die(&self) {
+        self.kept.take();
+    }
+}
+
+/// The counts of all worlds of a test.
+#[derive(Debug, Default)]
+struct Sums {
+    calls: usize,
+    expired: usize,
+    kept: usize,
+    lost_by_workers: usize,
+    vanished: usize,
+    joined: usize,
+    evictions: u64,
+    slices: u64,
+}
+
+impl Sums {
+    /// Makes a world of everything that may go wrong, runs it, and checks it. Adds its counts.
+    fn add_world(&mut self, seed: u64) {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let timeout = *rng.choice(&[3_000, 20_000, PATIENCE_NS]).unwrap();
+        let away = *rng.choice(&[0, 20_000, 40_000]).unwrap();
+        let times = Times { timeout, away, drain: if rng.u8(..4) == 0 { 10_000 } else { PATIENCE_NS } };
+        let counters = match rng.choice(&[0, 16, 24, 31, 32, 48, 63]).unwrap() {
+            0 => Counters::default(),
+            bits => Counters::before_wrap(*bits, rng.u32(..8)),
+        };
+        let mut world = World::counting_from(&config(seed, rng.u32(1..4), times), CLIENTS, counters);
+        world.sides.iter_mut().step_by(2).for_each(|side| side.client.set_timeout_ns(times.timeout));
+        let mut desk = Desk::new(world.server.layout().max_payload());
+        for _ in 0..STEPS {
+            world.now_ns += rng.u64(..MAX_STEP_NS);
+            self.turn(&mut world, &mut desk, &mut rng, &times);
+        }
+        self.calm_down(&mut world, &mut desk, seed);
+        check_slots(&mut world, seed);
+    }
+
+    /// Lets something happen.
+    fn turn(&mut self, world: &mut World, desk: &mut Desk, rng: &mut fastrand::Rng, times: &Times) {
+        let nth = rng.usize(..world.sides.len());
+        let (is_alive, has_left) = (world.sides[nth].is_alive, world.sides[nth].has_left);
+        match rng.u8(..10) {
+            0 if is_alive && world.sides[nth].made < MAX_CALLS => drop(world.call_type(nth, if rng.bool() { 7 } else { KEPT })),
+            1 | 2 if is_alive => drop(world.deliver_to_server(nth)),
+            3 | 4 if is_alive => drop(world.deliver_to_client(nth)),
+            5 if is_alive => world.look(nth),
+            6 if is_alive => while world.take_completion(nth).is_some() {},
+            7 => world.poll_server(),
+            8 => match rng.u8(..6) {
+                0 => drop(world.take()),
+                1 => drop(world.reply()),
+                2 => world.hold(),
+                _ => desk.step(world, rng.usize(1..4)),
+            },
+            9 => match rng.u16(..400) {
+                0 if is_alive => {
+                    world.vanish(nth);
+                    self.vanished += 1;
+                }
+                1..=40 if !is_alive && !has_left => world.leave(nth),
+                41..=80 if world.sides.iter().filter(|side| !side.has_left).count() < CLIENTS && world.sides.len() < 100 => {
+                    world.join();
+                    self.joined += 1;
+                }
+                81..=83 => {
+                    self.lost_by_workers += desk.kept.borrow().len();
+                    desk.die();
+                }
+                84 => drop(world.die()),
+                85 if times.away > 0 => world.now_ns += rng.u64(..times.away),
+                86..=250 => {
+                    self.kept += usize::from(!desk.kept.borrow().is_empty());
+                    desk.answer(rng);
+                }
+                _ => {}
+            },
+            _ => {}
+        }
+    }
+
+    /// Ends everything that was begun. Asserts that nothing is lost or left behind.
+    fn calm_down(&mut self, world: &mut World, desk: &mut Desk, seed: u64) {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        for round in 0.. {
+            while !desk.kept.borrow().is_empty() {
+                desk.answer(&mut rng);
+            }
+            desk.step(world, 64);
+            if desk.handlers.held() == 0 && world.settle(MAX_ROUNDS) < MAX_ROUNDS {
+                break;
+            }
+            assert!(round < MAX_ROUNDS, "seed {seed}: {} kept requests, or calls, do not end", desk.handlers.held());
+            world.settle(1);
+        }
+        // The last responses, to clients that are gone, are answered too.
+        world.settle(1);
+        world.server.check_consistency();
+        let buffers = if seed % 2 == 0 { BUFFERS } else { 0 };
+        assert_eq!(world.server.free_buffers(), buffers, "seed {seed}: a response buffer is lost");
+        let stats = world.server.stats();
+        assert_eq!(stats.garbage, 0, "seed {seed}: a correct client's message is garbage");
+        for (nth, side) in world.sides.iter().enumerate() {
+            let ends_without_deadline = nth % 2 == 1 || nth >= CLIENTS;
+            let lost = side.ended.iter().filter(|count| **count == 0).count();
+            assert!(lost == 0 || !side.is_alive || !ends_without_deadline, "seed {seed}: client {nth} has {lost} calls without an answer");
+            self.expired += if side.is_alive { lost } else { 0 };
+            self.calls += side.made;
+        }
+        (self.evictions, self.slices) = (self.evictions + stats.evictions, self.slices + stats.slices);
+    }
+}
+
+/// Timeouts, absences, evictions, answers that come late, workers and clients that die, clients that take their numbers, counters near
+/// their wraps: all in one world.
+#[test]
+fn worlds_in_which_everything_goes_wrong_lose_and_repeat_and_leak_nothing() {
+    let (first, seeds) = (number("COPYRPC_TEST_FIRST_SEED", 0), 500 * scale());
+    let mut sums = Sums::default();
+    (first..first + seeds).for_each(|seed| sums.add_world(seed));
+    println!("random worlds: {seeds} seeds, {} calls made, {sums:?}", sums.calls);
+    let Sums { calls, expired, kept, lost_by_workers, vanished, joined, evictions, slices } = sums;
+    let of_each = [calls / 50, expired, kept, 4 * lost_by_workers, vanished, joined, 10 * evictions as usize, slices as usize / 10];
+    assert!(of_each.into_iter().all(|count| count > seeds as usize), "{of_each:?}");
+}
+
 /// Asserts that every slot of each living client works.
 fn check_slots(world: &mut World, seed: u64) {
     for round in 0..3 {
-        for nth in 0..CLIENTS {
+        for nth in 0..world.sides.len() {
             let side = &mut world.sides[nth];
             if !side.is_alive {
                 continue;
@@ -96,7 +284,11 @@ fn check_slots(world: &mut World, seed: u64) {
 
 /// Returns the factor of the number of seeds: `COPYRPC_TEST_SCALE`.
 fn scale() -> u64 {
-    std::env::var("COPYRPC_TEST_SCALE").ok().and_then(|scale| scale.parse().ok()).unwrap_or(1)
+    number("COPYRPC_TEST_SCALE", 1)
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).ok().and_then(|number| number.parse().ok()).unwrap_or(default)
 }
 
 #[test]
