@@ -5,7 +5,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use engine::topology::{Topology, Worker};
-use harness::device::DeviceChoice;
+use harness::device::{AutoError, DeviceChoice};
 use harness::range::{RangeError, range};
 use mlx5::DeviceSpec;
 use mlx5::verbs::VerbsError;
@@ -67,10 +67,19 @@ impl Devices {
         std::iter::once(&self.first).chain(&self.others)
     }
 
-    /// Returns whether [`DeviceChoice::detect`] has to find the device.
+    /// Returns whether the device is still to be found.
     #[must_use]
     pub fn is_auto(&self) -> bool {
         self.first == DeviceChoice::Auto
+    }
+
+    /// Returns the devices to use, for `auto` with the reason; see [`DeviceChoice::resolve`].
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn resolve(self) -> Result<(Self, Option<String>), AutoError> {
+        let (first, why) = self.first.resolve()?;
+        Ok((Self { first, ..self }, why))
     }
 
     /// Returns whether it connects the processes of one host only.

@@ -12,7 +12,7 @@ use engine::job::{Job, Sizes, least_ring};
 use engine::pace::Pace;
 use engine::topology::{Topology, Transport};
 use harness::affinity::{AffinityError, Plan, Threads};
-use harness::device::DeviceChoice;
+use harness::device::AutoError;
 use harness::hosts::{Hosts, HostsError};
 use harness::range::{RangeError, range};
 use harness::report;
@@ -58,8 +58,8 @@ pub enum OptionError {
         started: usize,
     },
     /// The environment does not name a device for `auto`.
-    #[error("--device auto: {0}")]
-    Device(String),
+    #[error(transparent)]
+    Device(#[from] AutoError),
     /// The software device does not connect hosts.
     #[error(
         "--device {device}: it connects the processes of one host, and the ranks are on {}: {}; name a device, such as mlx5_0, or start all \
@@ -126,9 +126,8 @@ impl Options {
         }
         asked.ucx_errors = asked.ucx.resolve(transport, &asked.device, &asked.port, launcher.hosts.len())?;
         let own_choice = transport.traits().library;
-        if asked.device.is_auto() && own_choice.is_none() {
-            let (device, why) = DeviceChoice::detect().map_err(OptionError::Device)?;
-            (asked.device, asked.device_by_auto) = (device.into(), Some(why));
+        if own_choice.is_none() {
+            (asked.device, asked.device_by_auto) = asked.device.resolve()?;
         }
         asked.port.check(&asked.device)?;
         if own_choice.is_none() && asked.device.is_soft() && launcher.hosts.len() > 1 {

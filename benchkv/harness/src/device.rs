@@ -13,6 +13,11 @@ pub use soft::SoftDevice;
 /// Environment variable that names the device `auto` takes, as it names the device of copyrpc's servers and clients.
 pub const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";
 
+/// The environment names no device for `auto`.
+#[derive(Debug, thiserror::Error)]
+#[error("--device auto: {0}")]
+pub struct AutoError(String);
+
 /// The value of `--device`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
@@ -84,7 +89,7 @@ impl DeviceChoice {
     ///
     /// # Errors
     /// The variable names no device.
-    pub fn detect() -> Result<(Self, String), String> {
+    fn detect() -> Result<(Self, String), String> {
         match std::env::var(DEVICE_VARIABLE) {
             Ok(name) => Self::by_variable(&name),
             Err(VarError::NotPresent) => Ok(Self::first_active(&DeviceEntry::all())),
@@ -117,10 +122,16 @@ impl DeviceChoice {
         (Self::Soft(SoftDevice::default()), why)
     }
 
-    /// Replaces `auto` by the software device.
-    #[must_use]
-    pub fn resolve(self) -> Self {
-        if self == Self::Auto { Self::Soft(SoftDevice::default()) } else { self }
+    /// Returns the device to use: the one that [`detect`](Self::detect) returns, with the reason, for `auto`; else this one, without.
+    ///
+    /// # Errors
+    /// Like [`detect`](Self::detect).
+    pub fn resolve(self) -> Result<(Self, Option<String>), AutoError> {
+        if self != Self::Auto {
+            return Ok((self, None));
+        }
+        let (device, why) = Self::detect().map_err(AutoError)?;
+        Ok((device, Some(why)))
     }
 
     /// Returns whether it connects the processes of one host only.
@@ -223,6 +234,14 @@ mod tests {
         {
             let refused = DeviceChoice::by_variable(name).unwrap_err();
             assert!(refused.starts_with("COPYRPC_DEVICE is ") && refused.contains(said), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_device_that_is_named_is_taken_without_a_reason() {
+        for name in ["soft:rtt_us=6", "verbs", "mlx5_3:1"] {
+            let (taken, why) = name.parse::<DeviceChoice>().unwrap().resolve().unwrap();
+            assert_eq!((taken.to_string().as_str(), why), (name, None));
         }
     }
 

@@ -249,9 +249,10 @@ fn more_threads_than_cores_yield() {
 /// The machine decides which device that is.
 #[test]
 fn the_device_of_auto_and_its_reason_are_in_the_plan_and_in_the_record() {
-    let (device, why) = DeviceChoice::detect().unwrap();
+    let (device, why) = Devices::default().resolve().unwrap();
     let options = resolve("").unwrap();
-    assert_eq!((&options.asked.device, options.asked.device_by_auto.as_ref()), (&device.clone().into(), Some(&why)));
+    assert_eq!((&options.asked.device, &options.asked.device_by_auto), (&device, &why));
+    let why = why.unwrap();
     assert!(options.to_string().contains(&format!("\n--device auto is {device}: {why}\n")), "{options}");
     let record = serde_json::to_value(options.asked.recorded().unwrap()).unwrap();
     assert_eq!((&record["device"], &record["device_by_auto"]), (&device.to_string().into(), &why.into()));

@@ -65,8 +65,10 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "POLICY", default_value_t = PinPolicy::Auto)]
     pub(crate) pin: PinPolicy,
 
-    /// RDMA device: soft, which auto takes (see the help of benchkv for soft:KEY=VALUE); or hardware, by the name of the device and maybe its
-    /// port (mlx5_0, mlx5_0:1, verbs:NAME for other names), or verbs for the first with an active port.
+    /// RDMA device: soft, the software device (see the help of benchkv for soft:KEY=VALUE); or hardware, by the name of the device with an
+    /// optional port (mlx5_0, mlx5_0:1, verbs:NAME for other names), or verbs for the first mlx5 device with an active port. auto takes
+    /// the first mlx5 device with an active port, otherwise soft, or the device that the environment variable COPYRPC_DEVICE names; the
+    /// plan and the result say which, and why.
     #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
     pub(crate) device: DeviceChoice,
 

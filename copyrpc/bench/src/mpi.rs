@@ -29,10 +29,9 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
             _ => ExitCode::from(EXIT_OPTIONS),
         };
     }
-    let near = cli.device.cores();
     // Each process has one thread.
     let hosts = Hosts::gather(&mut exchange, START_LIMIT).map_err(Box::<dyn Error>::from);
-    let options = match hosts.and_then(|hosts| Ok(Options::resolve_on(cli, hosts.cores_here(1, &near))?)) {
+    let options = match hosts.and_then(|hosts| Ok(Options::resolve_on(cli, hosts.cores_here(1, &[]))?)) {
         Ok(options) => options,
         Err(error) => {
             fail(EXIT_OPTIONS, &format!("rank {rank}: {error}"));

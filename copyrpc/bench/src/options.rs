@@ -8,7 +8,7 @@ use std::time::Duration;
 use copyrpc::ring::{DEFAULT_RING_SIZE, RingSize};
 use copyrpc::{Context, DEFAULT_CQ_SIZE, DEFAULT_SRQ_SIZE, EndpointConfig, PollError};
 use harness::affinity::{self, AffinityError, Plan, Threads};
-use harness::device::DeviceChoice;
+use harness::device::{AutoError, DeviceChoice};
 use harness::report::{self, JsonSink};
 use harness::window::WindowChoice;
 use serde::{Deserialize, Serialize};
@@ -38,6 +38,9 @@ pub(crate) enum OptionError {
     /// The cores cannot be used as asked.
     #[error("--pin: {0}")]
     Pin(#[from] AffinityError),
+    /// The environment does not name a device for `auto`.
+    #[error(transparent)]
+    Device(#[from] AutoError),
 }
 
 /// Behaviour of a process that finds no work.
@@ -136,6 +139,8 @@ impl Job {
 pub(crate) struct Options {
     pub(crate) job: Job,
     pub(crate) device: DeviceChoice,
+    /// Why `auto` took the device; `None` if the device was named.
+    pub(crate) device_by_auto: Option<String>,
     pub(crate) shm_dir: Option<PathBuf>,
     /// Where the two processes run.
     pub(crate) plan: Plan,
@@ -187,7 +192,8 @@ impl Options {
             verify: cli.verify,
             fault: cli.fault,
         };
-        Ok(Self { job, device: cli.device.resolve(), shm_dir: cli.shm_dir, plan, baseline: cli.baseline, json: cli.json })
+        let (device, device_by_auto) = cli.device.resolve()?;
+        Ok(Self { job, device, device_by_auto, shm_dir: cli.shm_dir, plan, baseline: cli.baseline, json: cli.json })
     }
 
     /// Returns the time limit of the job: the measured time, and ample time to set up and tear down on a loaded machine.
@@ -208,6 +214,9 @@ impl fmt::Display for Options {
         let mode = if job.mode == Mode::Latency { "round-trip times" } else { "calls per second" };
         let active = report::plural(job.endpoints, "endpoint");
         writeln!(f, "{mode}: {active} x depth {}, {} idle, {} device", job.depth, job.connected, self.device)?;
+        if let Some(why) = &self.device_by_auto {
+            writeln!(f, "--device auto is {}: {why}", self.device)?;
+        }
         let verify = if job.verify { "on" } else { "off" };
         writeln!(f, "request {} B, reply {} B, verify {verify}, wait {:?}", job.payload_bytes, job.reply_bytes, job.wait)?;
         let ring = report::bytes(job.ring_bytes);

@@ -60,6 +60,8 @@ pub(crate) struct JobResult {
     runs: Vec<Run>,
     job: Job,
     devices: Vec<String>,
+    /// Why `auto` took the device.
+    device_by_auto: Option<String>,
     placement: Plan,
     clock: ClockSource,
     peak_rss_bytes: Vec<u64>,
@@ -109,6 +111,7 @@ impl JobResult {
             runs,
             job: options.job.clone(),
             devices: reports.iter().map(|report| report.device.clone()).collect(),
+            device_by_auto: options.device_by_auto.clone(),
             placement: options.plan.clone(),
             clock: measured.clock,
             peak_rss_bytes: reports.iter().map(|report| report.peak_rss_bytes).collect(),

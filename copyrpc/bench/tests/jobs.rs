@@ -12,6 +12,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use harness::affinity::{pin_current_thread, usable_cores};
+use harness::device::DEVICE_VARIABLE;
 use serde_json::Value;
 
 /// The processes of a job meet in a directory of their own.
@@ -35,8 +36,15 @@ impl Drop for Scratch {
 
 /// Runs a job; the launcher's own time limit ends one that hangs.
 fn run(args: &str) -> Output {
+    // Whatever devices the machine has; a test that names one gets that.
+    run_on("soft", args)
+}
+
+/// Runs a job whose environment names the device that `auto` takes.
+fn run_on(device: &str, args: &str) -> Output {
     let scratch = Scratch::new();
     Command::new(env!("CARGO_BIN_EXE_copyrpc_bench"))
+        .env(DEVICE_VARIABLE, device)
         .args(args.split_whitespace())
         .args(["--shm-dir", scratch.0.to_str().unwrap(), "--warmup", "0.01"])
         .output()
@@ -110,6 +118,20 @@ fn a_job_ends_on_one_core_whatever_the_wait() {
         }
     };
     std::thread::spawn(on_one_core).join().unwrap();
+}
+
+#[test]
+fn auto_takes_the_device_that_the_environment_names_and_says_so() {
+    let short = "--calls 10 --runs 1 --json -";
+    let output = run_on("soft:rtt_us=3", short);
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["device_by_auto"], "COPYRPC_DEVICE names it");
+    assert!(text(&output.stderr).contains("\n--device auto is soft:rtt_us=3: COPYRPC_DEVICE names it\n"), "{}", text(&output.stderr));
+    let named: Value = serde_json::from_slice(&run_on("eth0", &format!("{short} --device soft")).stdout).unwrap();
+    assert_eq!(named["device_by_auto"], Value::Null);
+    let refused = run_on("eth0", "--calls 10");
+    assert_eq!(refused.status.code(), Some(2), "{}", text(&refused.stderr));
+    assert!(text(&refused.stderr).contains("--device auto: COPYRPC_DEVICE is \"eth0\": use auto, soft"), "{}", text(&refused.stderr));
 }
 
 #[test]

@@ -10,7 +10,7 @@ fn mpirun(ranks: &str, args: &str) -> Output {
     Command::new("mpirun")
         .args(["--allow-run-as-root", "--oversubscribe", "--timeout", "120", "-n", ranks, env!("CARGO_BIN_EXE_copyrpc_bench")])
         .args(args.split_whitespace())
-        .args(["--warmup", "0.01"])
+        .args(["--device", "soft", "--warmup", "0.01"])
         .output()
         .unwrap()
 }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use harness::device::DEVICE_VARIABLE;
 use serde_json::Value;
 
 const CONTESTANTS: [&str; 6] = ["scalerpc", "scalerpc-read", "scalerpc-off", "copyrpc", "rc-send", "ud-send"];
@@ -35,7 +36,8 @@ impl Scratch {
     /// Returns the command of a job with these arguments. The job's own time limit ends it if it hangs.
     fn command(&self, args: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_scalerpc_bench"));
-        command.args(args.split_whitespace()).args(["--wait", "yield", "--shm-dir"]).arg(&self.dir);
+        // Whatever devices the machine has; a test that names one gets that.
+        command.args(args.split_whitespace()).args(["--wait", "yield", "--shm-dir"]).arg(&self.dir).env(DEVICE_VARIABLE, "soft");
         command
     }
 
@@ -161,6 +163,25 @@ fn options_that_cannot_be_honoured_are_refused_before_anything_starts() {
         let said = stderr(&output);
         assert!(said.contains(legal) && !said.contains("in turn"), "{args}: {said}");
     }
+}
+
+#[test]
+fn auto_takes_the_device_that_the_environment_names_and_says_so() {
+    let scratch = Scratch::new();
+    let job = |args: &str, named: &str| scratch.command(args).env(DEVICE_VARIABLE, named).output().unwrap();
+    let short = "--contestants scalerpc --rounds 1 --duration 0.01 --clients 1 --json -";
+    let output = job(short, "soft:rtt_us=3");
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&document["job"]["device"], &document["job"]["device_by_auto"]),
+        (&"soft:rtt_us=3".into(), &"COPYRPC_DEVICE names it".into())
+    );
+    assert!(stderr(&output).contains("\n--device auto is soft:rtt_us=3: COPYRPC_DEVICE names it\n"), "{}", stderr(&output));
+    let named: Value = serde_json::from_slice(&job(&format!("{short} --device soft"), "eth0").stdout).unwrap();
+    assert_eq!((&named["job"]["device"], &named["job"]["device_by_auto"]), (&"soft".into(), &Value::Null));
+    let refused = job("--rounds 1", "eth0");
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("--device auto: COPYRPC_DEVICE is \"eth0\": use auto, soft"), "{}", stderr(&refused));
 }
 
 #[test]

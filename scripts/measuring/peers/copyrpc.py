@@ -72,7 +72,7 @@ def measure(bench):
     program, memory = (tools.built("copyrpc/bench", "bin", name) for name in ("copyrpc_bench", "copyrpc_memory"))
 
     def ours(*arguments):
-        return bench.document_of([program, "--pin", bench.pin, "--wait", "busy", "--runs", "1", "--duration", "0.4", *arguments])
+        return bench.document_of([program, "--device", "soft", "--pin", bench.pin, "--wait", "busy", "--runs", "1", "--duration", "0.4", *arguments])
 
     def rate(depth, *arguments):
         return ours("--verify=false", "--mode", "rate", "--depth", str(depth), *arguments)

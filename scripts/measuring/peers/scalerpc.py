@@ -19,7 +19,7 @@ def measure(bench):
     program = tools.built("scalerpc/bench", "bin", "scalerpc_bench")
     bench.log("measuring")
     run = bench.document_of([
-        program, "compare", "--contestants", ",".join(["scalerpc", *RIVALS]),
+        program, "compare", "--device", "soft", "--contestants", ",".join(["scalerpc", *RIVALS]),
         "--rounds", bench.rounds, "--clients", "8,64", "--depth", "8", "--duration", "0.4", "--pin", bench.pin, "--wait", "busy",
     ])
     return {

@@ -1,5 +1,5 @@
 //! From the command line to a job that can run. Every range is checked and every `auto` computed before a process is started. Launcher
-//! and ranks compute the same values from the same arguments.
+//! and ranks compute the same values from the same arguments, on the same machine.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use harness::affinity::{self, AffinityError, PinPolicy, Plan, Threads};
-use harness::device::DeviceChoice;
+use harness::device::{AutoError, DeviceChoice};
 use harness::report::{JsonSink, bytes, plural};
 use serde::{Deserialize, Serialize};
 use shm::wait::WaitStrategy;
@@ -70,8 +70,10 @@ pub(crate) struct Options {
     #[arg(long, value_name = "POLICY", default_value_t = PinPolicy::Auto)]
     pin: PinPolicy,
 
-    /// RDMA device: soft, which auto takes (see the help of benchkv for soft:KEY=VALUE); or hardware, by the name of the device with an
-    /// optional port (mlx5_0, mlx5_0:1, verbs:NAME for other names), or verbs for the first device with an active port.
+    /// RDMA device: soft, the software device (see the help of benchkv for soft:KEY=VALUE); or hardware, by the name of the device with an
+    /// optional port (mlx5_0, mlx5_0:1, verbs:NAME for other names), or verbs for the first mlx5 device with an active port. auto takes
+    /// the first mlx5 device with an active port, otherwise soft, or the device that the environment variable COPYRPC_DEVICE names; the
+    /// plan and the result say which, and why.
     #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
     device: DeviceChoice,
 
@@ -121,6 +123,9 @@ pub(crate) enum OptionError {
     /// The cores cannot be used as given.
     #[error("--pin: {0}")]
     Pin(#[from] AffinityError),
+    /// The environment does not name a device for `auto`.
+    #[error(transparent)]
+    Device(#[from] AutoError),
     /// The output cannot be opened.
     #[error("--json: {0}")]
     Json(#[from] harness::report::JsonError),
@@ -150,9 +155,11 @@ pub(crate) struct Job {
     pub(crate) group_size: u32,
     pub(crate) rounds: usize,
     pub(crate) duration_s: f64,
-    /// The option as typed.
+    /// The option as typed, or the device that `auto` took.
     #[serde(serialize_with = "as_typed")]
     pub(crate) device: DeviceChoice,
+    /// Why `auto` took the device; `None` if the device was named.
+    pub(crate) device_by_auto: Option<String>,
     #[serde(serialize_with = "as_typed")]
     pub(crate) wait: WaitStrategy,
     pub(crate) fault: Option<Fault>,
@@ -200,6 +207,7 @@ impl Job {
             WaitChoice::Yield => WaitStrategy::Yield,
             WaitChoice::Auto => WaitStrategy::auto(RANKS, placement.usable_cores.len()),
         };
+        let (device, device_by_auto) = options.device.clone().resolve()?;
         let job = Self {
             contestants: contestants.clone(),
             loads,
@@ -207,7 +215,8 @@ impl Job {
             group_size: *group,
             rounds: *rounds,
             duration_s: *duration,
-            device: options.device.clone().resolve(),
+            device,
+            device_by_auto,
             wait,
             fault: options.fault,
             shm_dir: options.shm_dir.clone(),
@@ -252,6 +261,9 @@ impl fmt::Display for Job {
         writeln!(f, "{} in turn, {rounds} of {loads}, {} s each", contestants.join(", "), self.duration_s)?;
         let payload = bytes(self.payload_bytes as u64);
         writeln!(f, "requests and replies of {payload}, groups of {}, {} device, wait {}", self.group_size, self.device, self.wait)?;
+        if let Some(why) = &self.device_by_auto {
+            writeln!(f, "--device auto is {}: {why}", self.device)?;
+        }
         write!(f, "{}", self.placement)
     }
 }
