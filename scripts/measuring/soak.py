@@ -7,9 +7,9 @@
   scripts/soak page                   only rewrites the table of docs/reliability.md
 
 A round is some minutes of one part. Its counts (kills, stops, operations, points) are added to docs/results/soak.json when all tests of the round have
-passed, so a run that is ended early loses at most one round. copyrpc's core, scalerpc's worlds and the swarm take seeds that no earlier round had; storms
-and points start at a different place each time; the part `scalerpc` is the same in each round. A round that fails is recorded as a finding; its output is kept in
-target/soak, and no further round is run.
+passed, so a run that is ended early loses at most one round. copyrpc's core, scalerpc's worlds and the swarm take seeds that no earlier round had; the
+points of shm-steps are a sixteenth of all, another one in each round; storms and other points start at a different place each time; the part `scalerpc`
+is the same in each round. A round that fails is recorded as a finding; its output is kept in target/soak, and no further round is run.
 """
 
 import argparse
@@ -55,7 +55,8 @@ def test(package, *arguments, release=False, **environment):
 
 
 ONE = ["--", "--test-threads=1"]
-# By part: a description, and the commands of a round. {seed} is a number that grows by 10,000,000 with each round.
+# By part: a description, and the commands of a round. {round} is the number of earlier rounds, and {seed} grows by 10,000,000
+# with each.
 PARTS = {
     "rdma": ("processes on the software HCA killed and stopped at random", [
         test("mlx5", "--test", name, *ONE, MLX5_TEST_SCALE=5, MLX5_TEST_TIME=when)
@@ -71,8 +72,8 @@ PARTS = {
         test("mlx5-preload", "--test", "front_end", "--", "--ignored", "--test-threads=1", "garbage", "storm", release=True),
         "target/release/mlx5-run -- scripts/hw-qualify --quick --device mlx5_0 -o target/hw-qualify.txt",
     ]),
-    "shm-steps": ("ipc and delegationrpc: clients and servers stopped and killed at single instructions and system calls", [
-        test(package, "--test", "single_step", *ONE, SHM_TEST_SCALE=5) for package in ("copyrpc-ipc", "delegationrpc")
+    "shm-steps": ("ipc and delegationrpc: clients and servers stopped and killed at single instructions and system calls, all of them in 16 rounds", [
+        test(package, "--test", "single_step", *ONE, SHM_TEST_SCALE=20, STEP_SHARE="{round}") for package in ("copyrpc-ipc", "delegationrpc")
     ]),
     "shm-storm": ("ipc and delegationrpc: clients and servers killed and stopped at random, seats used again; flux: nodes dropped at random", [
         *(test(package, *what, SHM_TEST_SCALE=3)
@@ -168,7 +169,7 @@ def run_round(part, ran):
     """Runs one round. Returns its counts; a failure is a finding."""
     counted, output = {}, ""
     for command in PARTS[part][1]:
-        command = command.format(seed=1 + ran["rounds"] * SEEDS_A_ROUND)
+        command = command.format(seed=1 + ran["rounds"] * SEEDS_A_ROUND, round=ran["rounds"])
         print(f"soak: {command}", flush=True)
         done = subprocess.run(["timeout", "-k", "10", str(LIMIT), "bash", "-c", command], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, check=False)

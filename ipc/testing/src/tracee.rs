@@ -1,5 +1,6 @@
 //! A process that is single-stepped from one of its markers to the next.
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -81,6 +82,9 @@ pub struct Helper {
     /// `None` when it is to hear no more.
     stdin: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
+    /// Of the last count, in ascending order: steps after which the child came to an instruction for the first time, with its address. All
+    /// children have the same addresses.
+    landmarks: Vec<(usize, usize)>,
 }
 
 /// A child of the helper, seen by its tracer.
@@ -89,6 +93,10 @@ pub struct Tracee {
     helper: Helper,
     tid: libc::pid_t,
 }
+
+/// Offset of `rip` in x86-64's `struct user`, and the instruction `int3`.
+const INSTRUCTION_POINTER: usize = 16 * 8;
+const BREAKPOINT: libc::c_long = 0xcc;
 
 #[derive(Debug, PartialEq)]
 enum Stop {
@@ -107,7 +115,7 @@ impl Helper {
             .spawn()
             .unwrap();
         let (output, stdin) = (BufReader::new(process.stdout.take().unwrap()), process.stdin.take());
-        Self { process, stdin, output }
+        Self { process, stdin, output, landmarks: vec![] }
     }
 
     /// A child, not attached yet, and what it says in its first [`hello`].
@@ -169,9 +177,18 @@ impl Tracee {
     }
 
     fn ptrace(&self, request: libc::c_uint, data: libc::c_long) {
-        // SAFETY: requests without an address, on a thread of our own child.
-        let done = unsafe { libc::ptrace(request, self.tid, 0, data) };
+        self.ptrace_at(request, 0, data);
+    }
+
+    fn ptrace_at(&self, request: libc::c_uint, address: usize, data: libc::c_long) {
+        // SAFETY: requests that touch no memory of this process, on a thread of our own child.
+        let done = unsafe { libc::ptrace(request, self.tid, address, data) };
         assert_eq!(done, 0, "ptrace {request}: {}", std::io::Error::last_os_error());
+    }
+
+    fn peek(&self, request: libc::c_uint, address: usize) -> libc::c_long {
+        // SAFETY: as in `ptrace_at`.
+        unsafe { libc::ptrace(request, self.tid, address, 0) }
     }
 
     fn wait(&self) -> Stop {
@@ -200,19 +217,45 @@ impl Tracee {
 
     /// Executes up to `n` steps; false if the second marker came before.
     pub fn step(&self, n: usize) -> bool {
-        let request = match self.unit {
-            Unit::Instruction => libc::PTRACE_SINGLESTEP,
-            Unit::SystemCall => libc::PTRACE_SYSCALL,
+        let (request, done) = match self.unit {
+            Unit::Instruction => (libc::PTRACE_SINGLESTEP, self.skip(n)),
+            Unit::SystemCall => (libc::PTRACE_SYSCALL, Some(0)),
         };
-        (0..n).all(|_| {
+        let step = |_| {
             self.ptrace(request, 0);
             self.wait() == Stop::Step
+        };
+        done.is_some_and(|done| (done..n).all(step))
+    }
+
+    /// Lets it run to the last landmark of its first `n` steps, and returns how many these are; `None` if the second marker came before.
+    fn skip(&self, n: usize) -> Option<usize> {
+        let landmarks = &self.helper.landmarks;
+        let Some(&(steps, address)) = landmarks[..landmarks.partition_point(|(steps, _)| *steps <= n)].last() else { return Some(0) };
+        let instruction = self.peek(libc::PTRACE_PEEKTEXT, address);
+        self.ptrace_at(libc::PTRACE_POKETEXT, address, instruction & !0xff | BREAKPOINT);
+        self.ptrace(libc::PTRACE_CONT, 0);
+        let stop = self.wait();
+        self.ptrace_at(libc::PTRACE_POKETEXT, address, instruction);
+        (stop == Stop::Step).then(|| {
+            self.ptrace_at(libc::PTRACE_POKEUSER, INSTRUCTION_POINTER, address as libc::c_long);
+            steps
         })
     }
 
-    /// The steps to the second marker, where it stands then.
-    pub fn count(&self) -> usize {
-        (0..).find(|_| !self.step(1)).unwrap()
+    /// The steps to the second marker, where it stands then. From now on the helper's children run to near the end of their steps at full speed.
+    pub fn count(&mut self) -> usize {
+        self.helper.landmarks.clear();
+        let (mut landmarks, mut seen) = (vec![], HashSet::new());
+        let steps = (0..).find(|&steps| {
+            if cfg!(target_arch = "x86_64") && self.unit == Unit::Instruction {
+                let address = self.peek(libc::PTRACE_PEEKUSER, INSTRUCTION_POINTER) as usize;
+                landmarks.extend(seen.insert(address).then_some((steps, address)));
+            }
+            !self.step(1)
+        });
+        self.helper.landmarks = landmarks;
+        steps.unwrap()
     }
 
     /// Tells it something that is done between its markers, and lets it go on.
@@ -290,14 +333,17 @@ pub fn on_one_core<R>(test: impl FnOnce() -> R) -> R {
 /// Fewest points that are taken, however slow the machine is.
 const MIN_POINTS: usize = 8;
 
-/// The steps `0..n` in an order in which every beginning is evenly spread, from a place that differs from run to run; as many as
-/// `seconds` allow, times the scale of the tests, 8 at least, and each once.
+/// Number of runs in which [`Points`] come to every step, each with its own `STEP_SHARE` modulo this.
+const SHARES: usize = 16;
+
+/// The steps `0..n`: those of the share that the environment variable `STEP_SHARE` names, all of them. Without it they come in an order in which
+/// every beginning is evenly spread, from a place that differs from run to run; as many as `seconds` allow, times the scale of the tests, 8 at least,
+/// and each once.
 pub struct Points {
     n: usize,
-    step: usize,
-    next: usize,
+    order: Box<dyn Iterator<Item = usize>>,
     pub taken: usize,
-    end: Instant,
+    end: Option<Instant>,
 }
 
 impl Points {
@@ -307,6 +353,10 @@ impl Points {
 
     /// Like [`new`](Self::new), for a time other than whole seconds.
     pub fn within(n: usize, time: Duration) -> Self {
+        if let Ok(share) = std::env::var("STEP_SHARE") {
+            let first = share.parse::<usize>().unwrap() % SHARES;
+            return Self { n, order: Box::new((first..n).step_by(SHARES)), taken: 0, end: None };
+        }
         let gcd = |mut a: usize, mut b: usize| {
             while b > 0 {
                 (a, b) = (b, a % b);
@@ -317,8 +367,8 @@ impl Points {
         let start = (n as f64 * 0.618_034) as usize;
         let step = (start.max(1)..).find(|&step| gcd(step, n) == 1).unwrap();
         let offset = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().subsec_nanos() as usize % n;
-        let end = Instant::now() + time * scale();
-        Self { n, step, next: offset, taken: 0, end }
+        let order = Box::new((0..n).map(move |taken| (offset + taken * step) % n));
+        Self { n, order, taken: 0, end: Some(Instant::now() + time * scale()) }
     }
 
     /// In words: how many were taken, of how many.
@@ -335,11 +385,11 @@ impl Iterator for Points {
     type Item = usize;
 
     fn next(&mut self) -> Option<usize> {
-        if self.taken == self.n || self.taken >= MIN_POINTS && Instant::now() > self.end {
+        if self.taken >= MIN_POINTS && self.end.is_some_and(|end| Instant::now() > end) {
             return None;
         }
+        let point = self.order.next()?;
         self.taken += 1;
-        self.next = (self.next + self.step) % self.n;
-        Some(self.next)
+        Some(point)
     }
 }
