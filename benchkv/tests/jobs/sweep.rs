@@ -72,6 +72,7 @@ impl Sweep {
 }
 
 #[test]
+#[ignore = "needs python3"]
 fn a_killed_sweep_goes_on_where_it_was_and_repeats_only_what_is_broken() {
     let _turn = turn();
     let sweep = Sweep::new();
@@ -100,6 +101,7 @@ fn a_killed_sweep_goes_on_where_it_was_and_repeats_only_what_is_broken() {
 }
 
 #[test]
+#[ignore = "needs python3"]
 fn a_sweep_that_would_mix_results_or_has_no_grid_is_refused() {
     let sweep = Sweep::new();
     let dry = sweep.start(&["--dry-run", "--policies", "none= short=--duration,0.05"]).end();
