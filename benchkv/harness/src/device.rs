@@ -22,7 +22,7 @@ pub struct AutoError(String);
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
     #[default]
-    /// The device that [`detect`](Self::detect) finds.
+    /// The device that [`resolve`](Self::resolve) finds.
     Auto,
     /// The software device.
     Soft(SoftDevice),
@@ -84,11 +84,7 @@ impl std::fmt::Display for DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// Returns the device that `auto` takes, and why: the device that [`DEVICE_VARIABLE`] names; without it the first mlx5 device with an
-    /// active port; otherwise the software device. Opens the mlx5 devices for the states of their ports, and closes them.
-    ///
-    /// # Errors
-    /// The variable names no device.
+    /// Finds the device of `auto`, and the reason. Opens the mlx5 devices for the states of their ports, and closes them.
     fn detect() -> Result<(Self, String), String> {
         match std::env::var(DEVICE_VARIABLE) {
             Ok(name) => Self::by_variable(&name),
@@ -122,10 +118,11 @@ impl DeviceChoice {
         (Self::Soft(SoftDevice::default()), why)
     }
 
-    /// Returns the device to use: the one that [`detect`](Self::detect) returns, with the reason, for `auto`; else this one, without.
+    /// Returns the device to use. For `auto` that is the device that [`DEVICE_VARIABLE`] names; without it the first mlx5 device with an active
+    /// port; otherwise the software device; with the reason. Any other is itself, without a reason.
     ///
     /// # Errors
-    /// Like [`detect`](Self::detect).
+    /// The variable names no device.
     pub fn resolve(self) -> Result<(Self, Option<String>), AutoError> {
         if self != Self::Auto {
             return Ok((self, None));
