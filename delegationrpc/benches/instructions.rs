@@ -22,29 +22,29 @@ const fn operation(name: &'static str, bound: u32, collect: &'static str, what: 
 }
 
 const OPERATIONS: &[Operation] = &[
-    operation("delegation_rpc_depth1", 331, WITHOUT_LOOKS, "delegationrpc: one call and its reply, both sides, one at a time", |calls| {
+    operation("delegation_rpc_depth1", 327, WITHOUT_LOOKS, "delegationrpc: one call and its reply, both sides, one at a time", |calls| {
         Pair::new(1).calls(calls, 1)
     }),
-    operation("delegation_rpc_depth32", 217, WITHOUT_LOOKS, "delegationrpc: the same, 32 at a time", |calls| {
+    operation("delegation_rpc_depth32", 213, WITHOUT_LOOKS, "delegationrpc: the same, 32 at a time", |calls| {
         Pair::new(1).calls(calls, DEPTH)
     }),
     operation(
         "delegation_serve_depth1",
-        250,
+        246,
         WITHOUT_LOOKS,
         "delegationrpc: as delegation_rpc_depth1, answered by Server::step",
         |calls| Pair::new(1).served(calls, 1),
     ),
     operation(
         "delegation_serve_depth32",
-        160,
+        157,
         WITHOUT_LOOKS,
         "delegationrpc: as delegation_rpc_depth32, answered by Server::step",
         |calls| Pair::new(1).served(calls, DEPTH),
     ),
     operation(
         "delegation_rpc_depth1_of_1024",
-        331,
+        327,
         WITHOUT_LOOKS,
         "delegationrpc: as delegation_rpc_depth1, among 1,023 idle clients",
         |calls| {
@@ -59,11 +59,11 @@ const OPERATIONS: &[Operation] = &[
         "delegationrpc, of delegation_rpc_depth1: Server::poll that finds a request",
         parts::<Ring>,
     ),
-    operation("delegation_recv", 78, "in part_recv", "delegationrpc, of delegation_rpc_depth1: Server::recv", parts::<Ring>),
+    operation("delegation_recv", 77, "in part_recv", "delegationrpc, of delegation_rpc_depth1: Server::recv", parts::<Ring>),
     operation("delegation_reply", 53, "in part_reply", "delegationrpc, of delegation_rpc_depth1: Server::reply", parts::<Ring>),
     operation(
         "delegation_client_poll",
-        84,
+        82,
         "in part_client_poll",
         "delegationrpc, of delegation_rpc_depth1: Client::poll that finds a reply",
         parts::<Ring>,

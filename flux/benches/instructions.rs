@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use calls::{Calls, Tag, Tagged};
 use flux::{CallFailed, Config, Node, Token, network};
 use harness::counted::{self, Operation};
-use shm::lane::{LaneRx, LaneTx, Slot};
+use shm::lane::{Ahead, LaneRx, LaneTx, Slot};
 
 type Payload = [u64; 4];
 
@@ -23,25 +23,25 @@ const fn operation(name: &'static str, bound: u32, collect: &'static str, what: 
 }
 
 const OPERATIONS: &[Operation] = &[
-    operation("flux_rpc_depth1", 351, "all", "flux: one call and its reply, both sides, one at a time", |calls| {
+    operation("flux_rpc_depth1", 350, "all", "flux: one call and its reply, both sides, one at a time", |calls| {
         Pair::new(2).calls(calls, 1)
     }),
-    operation("flux_rpc_depth64", 233, "all", "flux: the same, 64 at a time", |calls| Pair::new(2).calls(calls, DEPTH)),
-    operation("flux_rpc_depth64_of_8", 233, "all", "flux: as flux_rpc_depth64, among 6 idle nodes", |calls| {
+    operation("flux_rpc_depth64", 216, "all", "flux: the same, 64 at a time", |calls| Pair::new(2).calls(calls, DEPTH)),
+    operation("flux_rpc_depth64_of_8", 216, "all", "flux: as flux_rpc_depth64, among 6 idle nodes", |calls| {
         Pair::new(8).calls(calls, DEPTH)
     }),
-    operation("flux_serve_depth1", 267, "all", "flux: as flux_rpc_depth1, answered by Node::step", |calls| Pair::new(2).served(calls, 1)),
-    operation("flux_serve_depth64", 158, "all", "flux: as flux_rpc_depth64, answered by Node::step", |calls| {
+    operation("flux_serve_depth1", 262, "all", "flux: as flux_rpc_depth1, answered by Node::step", |calls| Pair::new(2).served(calls, 1)),
+    operation("flux_serve_depth64", 139, "all", "flux: as flux_rpc_depth64, answered by Node::step", |calls| {
         Pair::new(2).served(calls, DEPTH)
     }),
-    operation("flux_lanes_depth1", 101, "all", "the lanes of flux_serve_depth1 alone: no table, flags or rotation", |calls| {
+    operation("flux_lanes_depth1", 99, "all", "the lanes of flux_serve_depth1 alone: no table, flags or rotation", |calls| {
         Bare::new().calls(calls, 1)
     }),
     operation("flux_lanes_depth64", 70, "all", "the lanes of flux_serve_depth64 alone", |calls| Bare::new().calls(calls, DEPTH)),
-    operation("flux_table_depth1", 136, "all", "those lanes, and the table of calls", |calls| Bare::new().named(calls, 1)),
-    operation("flux_table_depth64", 104, "all", "those lanes, and the table of calls", |calls| Bare::new().named(calls, DEPTH)),
-    operation("flux_call", 53, "in part_call", "flux, of flux_rpc_depth1: Node::call", parts),
-    operation("flux_poll_call", 117, "in part_poll_call", "flux, of flux_rpc_depth1: Node::poll that finds a call", parts),
+    operation("flux_table_depth1", 132, "all", "those lanes, and the table of calls", |calls| Bare::new().named(calls, 1)),
+    operation("flux_table_depth64", 102, "all", "those lanes, and the table of calls", |calls| Bare::new().named(calls, DEPTH)),
+    operation("flux_call", 47, "in part_call", "flux, of flux_rpc_depth1: Node::call", parts),
+    operation("flux_poll_call", 125, "in part_poll_call", "flux, of flux_rpc_depth1: Node::poll that finds a call", parts),
     operation("flux_recv", 33, "in part_recv", "flux, of flux_rpc_depth1: Node::try_recv_raw", parts),
     operation("flux_reply", 48, "in part_reply", "flux, of flux_rpc_depth1: Node::reply", parts),
     operation("flux_poll_reply", 125, "in part_poll_reply", "flux, of flux_rpc_depth1: Node::poll that finds a reply", parts),
@@ -131,7 +131,7 @@ impl Bare {
     #[inline(always)]
     fn answer(&mut self) {
         while let Some((tag, request)) = self.there.1.pop_tagged() {
-            self.back.0.publish_tagged(tag, *black_box(&request.read()), false);
+            self.back.0.publish_tagged(tag, *black_box(&request.read()), Ahead::Nothing);
         }
     }
 
@@ -139,7 +139,7 @@ impl Bare {
         let mut ended = 0;
         for _ in 0..calls / depth as u64 {
             for slot in 0..depth as u32 {
-                self.there.0.publish_tagged(slot.into(), black_box([0x5a; 4]), false);
+                self.there.0.publish_tagged(slot.into(), black_box([0x5a; 4]), Ahead::Nothing);
             }
             self.answer();
             while let Some((slot, reply)) = self.back.1.pop_tagged() {
@@ -154,7 +154,7 @@ impl Bare {
         for _ in 0..calls / depth as u64 {
             for slot in 0..depth as u32 {
                 let tag = self.table.insert(slot).unwrap();
-                self.there.0.publish_tagged(tag.pack(0), black_box([0x5a; 4]), false);
+                self.there.0.publish_tagged(tag.pack(0), black_box([0x5a; 4]), Ahead::Nothing);
             }
             self.answer();
             while let Some((tag, reply)) = self.back.1.pop_tagged() {

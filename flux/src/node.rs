@@ -22,7 +22,7 @@ use std::time::Duration;
 use calls::{CallFailed, Calls, SessionEnd, Tag};
 use shm::clock::Clock;
 use shm::dropped::Dropped;
-use shm::lane::{LaneRx, LaneTx};
+use shm::lane::{Ahead, LaneRx, LaneTx};
 use shm::ready::{self, HotSet, ReadyWords};
 use shm::sleep::{self, Sleep, Sleeper, Watch, Word};
 use shm::sync::{AtomicU32, FIRST, light_barrier};
@@ -83,7 +83,7 @@ impl<T: Copy + Send> Outgoing<T> {
     /// under way. Returns whether the other node was found dropped, for which only a node that polls another lane, sleeps or is dropped is asked.
     #[inline(always)]
     fn publish(&mut self, is_one_of_several: bool, tag: u64, payload: MaybeUninit<T>) -> bool {
-        self.tx.publish_tagged(tag, payload, is_one_of_several);
+        self.tx.publish_tagged(tag, payload, if is_one_of_several { Ahead::Line } else { Ahead::Nothing });
         // SAFETY: a node keeps the mesh as long as its peers.
         unsafe { self.towards.tell() }
     }
@@ -183,9 +183,10 @@ impl<T: Copy + Send, U> Node<T, U> {
             Ok(tag) => tag,
             Err(user_data) => return Err(self.refusal(to, payload, user_data)),
         };
+        let word = tag.pack(CALL);
         // M4
-        if out.publish(calls.len() > 1 || self.ends.held > 0, tag.pack(CALL), MaybeUninit::new(payload)) {
-            if let Some(user_data) = calls.take(tag) {
+        if out.publish(calls.len() + self.ends.held > 1, word, MaybeUninit::new(payload)) {
+            if let Some(user_data) = take_back(calls, word) {
                 return Err(self.refusal(to, payload, user_data));
             }
         }
@@ -410,6 +411,12 @@ impl<T: Copy + Send> Drop for Owed<'_, T> {
     }
 }
 
+/// Takes a call back whose receiver is gone.
+#[cold]
+fn take_back<U>(calls: &mut Calls<U>, word: u64) -> Option<U> {
+    calls.take(Tag::unpack(word).0)
+}
+
 /// Takes a message that is no call, and no reply to one that waits.
 #[cold]
 fn end_rejected<T, U>(calls: &mut Calls<U>, word: u64, f: &mut impl FnMut(U, Result<T, CallFailed>)) {
@@ -437,31 +444,29 @@ impl<T: Copy + Send, U> Ends<T, U> {
     /// Takes up to `budget` messages of a node: replies go to `f`, calls to `handler`.
     #[inline(always)]
     fn take(&mut self, from: usize, budget: usize, f: &mut impl FnMut(U, Result<T, CallFailed>), handler: &mut impl Handle<T>) -> usize {
-        let Some(Peer { out, rx, calls, .. }) = self.peers.get_mut(from) else { return 0 };
-        let mut taken = 0;
-        while taken < budget {
-            let Some((word, payload)) = rx.pop_tagged() else { break };
-            taken += 1;
+        let Self { peers, index, held, inbox, .. } = self;
+        let Some(Peer { out, rx, calls, .. }) = peers.get_mut(from) else { return 0 };
+        let taken = rx.pop_each(budget, |is_first, word, payload| {
             // SAFETY: every message but a rejection has a payload, which its sender leaves alone until it knows that this end is past it (M2).
             let lent = || unsafe { (*payload.as_ptr()).assume_init_ref() };
             if let Some(user_data) = calls.take(Tag::without_note(word)) {
                 f(user_data, Ok(*lent()));
-                continue;
+                return;
             }
             let Some(tag) = Tag::with_last_bit(word) else {
                 end_rejected(calls, word, f);
-                continue;
+                return;
             };
             let owed = Owed { out, tag };
             let answer = handler.handle(from, lent());
             std::mem::forget(owed);
             if let Some(answer) = answer {
-                out.publish(taken > 1 || calls.len() > 1, tag.pack(REPLY), MaybeUninit::new(answer));
+                out.publish(!is_first || calls.len() > 1, tag.pack(REPLY), MaybeUninit::new(answer));
             } else {
-                self.held += 1;
-                self.inbox.push_back((Asked { tag, from: from as u32, to: self.index as u32 }, *lent()));
+                *held += 1;
+                inbox.push_back((Asked { tag, from: from as u32, to: *index as u32 }, *lent()));
             }
-        }
+        });
         if taken > 0 {
             return taken;
         }

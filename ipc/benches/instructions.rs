@@ -22,17 +22,17 @@ const fn operation(name: &'static str, bound: u32, collect: &'static str, what: 
 }
 
 const OPERATIONS: &[Operation] = &[
-    operation("ipc_rpc_depth1", 325, WITHOUT_LOOKS, "ipc: one call and its reply, both sides, one at a time", |calls| {
+    operation("ipc_rpc_depth1", 322, WITHOUT_LOOKS, "ipc: one call and its reply, both sides, one at a time", |calls| {
         Pair::new(1).calls(calls, 1)
     }),
-    operation("ipc_rpc_depth32", 217, WITHOUT_LOOKS, "ipc: the same, 32 at a time", |calls| Pair::new(1).calls(calls, DEPTH)),
-    operation("ipc_serve_depth1", 245, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth1, answered by Server::step", |calls| {
+    operation("ipc_rpc_depth32", 213, WITHOUT_LOOKS, "ipc: the same, 32 at a time", |calls| Pair::new(1).calls(calls, DEPTH)),
+    operation("ipc_serve_depth1", 240, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth1, answered by Server::step", |calls| {
         Pair::new(1).served(calls, 1)
     }),
-    operation("ipc_serve_depth32", 160, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth32, answered by Server::step", |calls| {
+    operation("ipc_serve_depth32", 157, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth32, answered by Server::step", |calls| {
         Pair::new(1).served(calls, DEPTH);
     }),
-    operation("ipc_rpc_depth1_of_1024", 325, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth1, among 1,023 idle clients", |calls| {
+    operation("ipc_rpc_depth1_of_1024", 322, WITHOUT_LOOKS, "ipc: as ipc_rpc_depth1, among 1,023 idle clients", |calls| {
         Pair::new(1024).calls(calls, 1);
     }),
     operation("ipc_call", 53, "in part_call", "ipc, of ipc_rpc_depth1: Client::call", parts::<ReadyWords>),
@@ -43,9 +43,9 @@ const OPERATIONS: &[Operation] = &[
         "ipc, of ipc_rpc_depth1: Server::poll that finds a request",
         parts::<ReadyWords>,
     ),
-    operation("ipc_recv", 78, "in part_recv", "ipc, of ipc_rpc_depth1: Server::recv", parts::<ReadyWords>),
+    operation("ipc_recv", 77, "in part_recv", "ipc, of ipc_rpc_depth1: Server::recv", parts::<ReadyWords>),
     operation("ipc_reply", 53, "in part_reply", "ipc, of ipc_rpc_depth1: Server::reply", parts::<ReadyWords>),
-    operation("ipc_client_poll", 84, "in part_client_poll", "ipc, of ipc_rpc_depth1: Client::poll that finds a reply", parts::<ReadyWords>),
+    operation("ipc_client_poll", 82, "in part_client_poll", "ipc, of ipc_rpc_depth1: Client::poll that finds a reply", parts::<ReadyWords>),
     operation("ipc_client_poll_empty", 58, WITHOUT_LOOKS, "ipc: Client::poll that finds nothing, a call in flight", |polls| {
         let mut pair = Pair::new(1);
         pair.client.call([1; 4], 0).unwrap();

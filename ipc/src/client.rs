@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use calls::{ANSWERED, AskError, CallError, CallFailed, Calls, SessionEnd, Tag as CallToken, Tagged};
 use shm::dir::Dir;
-use shm::lane::{LaneRx, LaneTx};
+use shm::lane::{Ahead, LaneRx, LaneTx};
 use shm::plain::{Plain, TypeShape};
 use shm::ready::ReadyWords;
 use shm::region::Region;
@@ -168,7 +168,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     #[inline(always)]
     fn publish(&mut self, call: CallToken, request: Req) {
         // L3: there is room, as fewer than `depth` earlier calls are unanswered, and requests are taken in order.
-        self.requests.publish_tagged(call.pack(0), request, self.calls.len() > 1);
+        let ahead = if self.calls.len() > 1 { Ahead::Slot } else { Ahead::Nothing };
+        self.requests.publish_tagged(call.pack(0), request, ahead);
     }
 
     #[cold]

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 
 use calls::{ANSWERED, REJECTED, Tag, Tagged};
 use shm::clock::Clock;
-use shm::lane::{LaneRx, LaneTx, Slot};
+use shm::lane::{Ahead, LaneRx, LaneTx, Slot};
 use shm::lock::LockFile;
 use shm::plain::Plain;
 use shm::ready::{ARMED, HotSet, Lanes, Wakes};
@@ -325,7 +325,7 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
             *word &= !bit;
         }
         // L3: there is room, as the client has at most `depth` unanswered calls, counting the answers it has not taken yet.
-        session.responses.publish_tagged(to.tag.pack(note), make(), false);
+        session.responses.publish_tagged(to.tag.pack(note), make(), Ahead::Nothing);
         if session.held > 0 {
             session.responses.fetch_ahead();
         }
@@ -459,7 +459,7 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
             let response = handler(&request);
             std::mem::forget(owed);
             // L3: as in `Sessions::answer`.
-            responses.publish_tagged(tag.pack(ANSWERED), response, answered > 0);
+            responses.publish_tagged(tag.pack(ANSWERED), response, if answered > 0 { Ahead::Slot } else { Ahead::Nothing });
             answered += 1;
             holding.wake();
         }
@@ -477,7 +477,7 @@ struct Owed<'a, Resp: Plain> {
 impl<Resp: Plain> Drop for Owed<'_, Resp> {
     #[cold]
     fn drop(&mut self) {
-        self.responses.publish_tagged(self.tag.pack(REJECTED), Resp::new_zeroed(), false);
+        self.responses.publish_tagged(self.tag.pack(REJECTED), Resp::new_zeroed(), Ahead::Nothing);
         self.holding.wake();
     }
 }

@@ -101,10 +101,10 @@ impl<T> Calls<T> {
         if value.is_none() {
             return self.reclaim(tag);
         }
-        entry.tag = tag.of_next_use();
         entry.next = self.free;
         self.free = tag.slot() as u32;
         self.used -= 1;
+        entry.tag = tag.of_next_use();
         value
     }
 

@@ -22,7 +22,8 @@ impl Tag {
     #[must_use]
     #[inline(always)]
     pub fn pack(self, note: u8) -> u64 {
-        self.0 | u64::from(note) << 24
+        // A sum, which a constant of 32 bits with a sign fits in; the bits of the note are 0.
+        self.0.wrapping_add(u64::from(note) << 24)
     }
 
     /// Tag and note of a word that came from a peer; any word is allowed, [`Calls::take`](crate::Calls::take) finds out.

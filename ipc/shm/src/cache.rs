@@ -14,14 +14,14 @@ pub fn prefetch(addr: usize) {
     let _ = addr;
 }
 
-/// Like [`prefetch`], for the line `offset` bytes after `base` that this core will write: no other core has it then.
+/// Like [`prefetch`], for the line `offset` and `AHEAD` bytes after `base` that this core will write: no other core has it then.
 #[inline(always)]
-pub fn prefetch_to_write(base: usize, offset: usize) {
+pub fn prefetch_to_write<const AHEAD: usize>(base: usize, offset: usize) {
     // By hand, because the compiler emits the instruction only for processors that are sure to have it; it does nothing on others.
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch of any address has no effect but on the cache.
     unsafe {
-        core::arch::asm!("prefetchw [{} + {}]", in(reg) base, in(reg) offset, options(nostack, preserves_flags, readonly));
+        core::arch::asm!("prefetchw [{} + {} + {}]", in(reg) base, in(reg) offset, const AHEAD, options(nostack, preserves_flags, readonly));
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (base, offset);

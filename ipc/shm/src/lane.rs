@@ -20,6 +20,20 @@ use crate::sync::{AtomicU64, Ordering, UnsafeCell};
 
 /// Number of slots that [`LaneTx::fetch_ahead`] looks ahead of the next.
 const SLOTS_AHEAD: u64 = 3;
+/// The same in bytes, from the slot just filled, of slots of one line.
+const BYTES_AHEAD: usize = 64 * (SLOTS_AHEAD as usize + 1);
+
+/// What a producer fetches for a later message: see [`LaneTx::fetch_ahead`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ahead {
+    /// Nothing: no other message is under way.
+    Nothing,
+    /// The slot of that message.
+    Slot,
+    /// The line that is as far ahead in memory, for the fewest instructions. At the end of the lane it is no line of the lane's, so this is for
+    /// lanes of hundreds of slots.
+    Line,
+}
 
 /// One slot: the sequence word and the body, a whole number of 64 B lines. All-zero bytes are an empty slot.
 #[repr(C, align(64))]
@@ -81,6 +95,14 @@ struct Slots<T> {
     _slots: PhantomData<Slot<T>>,
 }
 
+impl<T> Clone for Slots<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Slots<T> {}
+
 impl<T> Slots<T> {
     #[inline(always)]
     fn at(&self, position: u64) -> &Slot<T> {
@@ -88,10 +110,31 @@ impl<T> Slots<T> {
         unsafe { &*self.base.as_ptr().add((position & self.mask) as usize) }
     }
 
-    /// Fetches the line of message number `position` for writing.
+    /// Returns the place of message number `position`: an address, and the bytes from there.
     #[inline(always)]
-    fn fetch(&self, position: u64) {
-        cache::prefetch_to_write(self.base.addr().get(), (position & self.mask) as usize * size_of::<Slot<T>>());
+    fn place(&self, position: u64) -> (usize, usize) {
+        (self.base.addr().get(), (position & self.mask) as usize * size_of::<Slot<T>>())
+    }
+}
+
+/// Fetches for writing the line that is `AHEAD` bytes behind a place.
+#[inline(always)]
+fn fetch<const AHEAD: usize>((base, offset): (usize, usize)) {
+    cache::prefetch_to_write::<AHEAD>(base, offset);
+}
+
+impl<T> Slots<Tagged<T>> {
+    /// Returns message number `position` if it is there.
+    #[inline(always)]
+    fn tagged_at(&self, position: u64) -> Option<(u64, Unread<'_, T>)> {
+        let slot = self.at(position);
+        // L1
+        if slot.seq.load(Ordering::Acquire) != position.wrapping_add(1) {
+            return None;
+        }
+        // SAFETY: as in `LaneRx::pop`.
+        let tag = slot.body.with(|p| unsafe { (&raw const (*p.cast::<Tagged<T>>()).tag).read() });
+        Some((tag, Unread { slot }))
     }
 }
 
@@ -238,11 +281,11 @@ impl<T> Filled<'_, T> {
 }
 
 impl<T: Copy> LaneTx<Tagged<T>> {
-    /// Like [`publish`](Self::publish), of a message that goes straight to its slot. `is_one_of_several`: see [`fetch_ahead`](Self::fetch_ahead).
+    /// Like [`publish`](Self::publish), of a message that goes straight to its slot. Fetches `ahead`.
     #[inline(always)]
-    pub fn publish_tagged(&mut self, tag: u64, payload: T, is_one_of_several: bool) {
+    pub fn publish_tagged(&mut self, tag: u64, payload: T, ahead: Ahead) {
         let (position, next) = (self.next, self.next.wrapping_add(1));
-        let slot = self.slots.at(position);
+        let (slot, place) = (self.slots.at(position), self.slots.place(position));
         slot.body.with_mut(|p| {
             let p = p.cast::<Tagged<T>>();
             // SAFETY: as in `publish`. The payload goes first: nothing is written between where it comes from and its slot, so the compiler
@@ -255,8 +298,10 @@ impl<T: Copy> LaneTx<Tagged<T>> {
         self.next = next;
         // L1
         slot.seq.store(next, Ordering::Release);
-        if is_one_of_several {
-            self.slots.fetch(position.wrapping_add(1 + SLOTS_AHEAD));
+        match ahead {
+            Ahead::Nothing => {}
+            Ahead::Slot => fetch::<0>(self.slots.place(position.wrapping_add(1 + SLOTS_AHEAD))),
+            Ahead::Line => fetch::<BYTES_AHEAD>(place),
         }
     }
 }
@@ -273,7 +318,7 @@ impl<T> LaneTx<T> {
     /// With one at a time it would only add to the travels of the lines.
     #[inline(always)]
     pub fn fetch_ahead(&self) {
-        self.slots.fetch(self.next.wrapping_add(SLOTS_AHEAD));
+        fetch::<0>(self.slots.place(self.next.wrapping_add(SLOTS_AHEAD)));
     }
 }
 
@@ -334,16 +379,27 @@ impl<T: Copy> LaneRx<Tagged<T>> {
     /// Like [`pop`](Self::pop), with the tag alone at first: what is done with the message depends on it.
     #[inline(always)]
     pub fn pop_tagged(&mut self) -> Option<(u64, Unread<'_, T>)> {
-        let slot = self.slots.at(self.next);
         let next = self.next.wrapping_add(1);
-        // L1
-        if slot.seq.load(Ordering::Acquire) != next {
-            return None;
-        }
+        let message = self.slots.tagged_at(self.next)?;
         self.next = next;
-        // SAFETY: as in `pop`.
-        let tag = slot.body.with(|p| unsafe { (&raw const (*p.cast::<Tagged<T>>()).tag).read() });
-        Some((tag, Unread { slot }))
+        Some(message)
+    }
+
+    /// Takes up to `budget` messages as [`pop_tagged`](Self::pop_tagged) does, and calls `f` with each, and with whether it is the first. Returns how
+    /// many were taken.
+    #[inline(always)]
+    pub fn pop_each(&mut self, budget: usize, mut f: impl FnMut(bool, u64, Unread<'_, T>)) -> usize {
+        // In registers, whatever `f` writes.
+        let (slots, first) = (self.slots, self.next);
+        let mut position = first;
+        for _ in 0..budget {
+            let next = position.wrapping_add(1);
+            let Some((tag, message)) = slots.tagged_at(position) else { break };
+            self.next = next;
+            f(position == first, tag, message);
+            position = next;
+        }
+        position.wrapping_sub(first) as usize
     }
 }
 
