@@ -23,7 +23,7 @@ const SLOTS_AHEAD: u64 = 3;
 /// The same in bytes, from the slot just filled, of slots of one line.
 const BYTES_AHEAD: usize = 64 * (SLOTS_AHEAD as usize + 1);
 
-/// What a producer fetches for a later message: see [`LaneTx::fetch_ahead`].
+/// The memory that a producer fetches for a later message: see [`LaneTx::fetch_ahead`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ahead {
     /// Nothing: no other message is under way.
