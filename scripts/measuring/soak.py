@@ -161,8 +161,9 @@ def count(output):
 
 
 def commit():
-    """Returns the current commit, marked if files differ from it."""
-    return tools.output(["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=ROOT).strip()
+    """Returns the current commit, marked if files other than the record and its page differ from it."""
+    changed = tools.output(["git", "status", "--porcelain", "--untracked-files=no", "--", ".", *(f":!{file.relative_to(ROOT)}" for file in (RECORD, PAGE))], cwd=ROOT)
+    return tools.output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT).strip() + ("-dirty" if changed else "")
 
 
 def run_round(part, ran):
