@@ -349,7 +349,7 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
 #[inline(never)]
 fn look_for_the_gone<Req: Plain, Resp: Plain>(hot: &mut HotSet, patrol: &mut Patrol, table: &mut Table<Req, Resp>, file: &LockFile) {
     if patrol.pass(file, |client, _| forget(client, hot, table)) {
-        hot.mend(table, SEATS_PER_ROUND, LOOKS_PER_ROUND);
+        hot.mend(table, usize::MAX, SEATS_PER_ROUND, LOOKS_PER_ROUND);
     }
 }
 
@@ -528,7 +528,7 @@ impl<Req: Plain, Resp: Plain, W: Wakes> Watch for Idle<'_, Req, Resp, W> {
         let Sessions { hot, patrol, table, clock } = &mut **sessions;
         patrol.check(file, clock.now_ns(), |client, _| forget(client, hot, table));
         // What it takes up is looked at again, and may be empty.
-        hot.mend(table, usize::MAX, usize::MAX);
+        hot.mend(table, usize::MAX, usize::MAX, usize::MAX);
         false
     }
 }

@@ -329,7 +329,7 @@ mod model {
                 let client = loom::thread::spawn(move || (0..2).for_each(|_| calls.call(0)));
                 let (mut set, mut server, mut taken) = (HotSet::new(2), shared.ring.server(), 0);
                 // A lane whose flag is down is one that the server polls.
-                set.mend(&&*shared, usize::MAX, 0);
+                set.mend(&&*shared, usize::MAX, usize::MAX, 0);
                 while taken < 2 {
                     let mut idle = Idle { set: &mut set, lanes: &shared, server: &mut server };
                     assert!(wait([&mut idle as &mut dyn Sleeper], None));
@@ -355,7 +355,7 @@ mod model {
             while taken < 2 {
                 let now = set.pass(&mut server, &mut &*shared, visit, || 0);
                 taken += now;
-                set.mend(&&*shared, usize::MAX, 0);
+                set.mend(&&*shared, usize::MAX, usize::MAX, 0);
                 if now == 0 {
                     yield_now();
                 }

@@ -290,11 +290,12 @@ impl HotSet {
         }
     }
 
-    /// R4: takes up cold lanes that are not armed, of `flags` lanes in turn. A producer may have lowered the flag to tell the consumer
-    /// once only, and then been too late to be heard, or it is garbage. Besides looks into `looks` lanes, in turn: what told of
-    /// them may have been overwritten. Costs a line of `armed` for each flag and a line of the lane for each look, so do this rarely.
-    pub fn mend(&mut self, lanes: &impl Lanes, flags: usize, looks: usize) {
-        let count = self.is_hot.len();
+    /// R4: takes up cold lanes that are not armed, of `flags` of the first `count` lanes in turn. A producer may have lowered the flag to tell the
+    /// consumer once only, and then been too late to be heard, or it is garbage. Besides looks into `looks` lanes, in turn: what told of
+    /// them may have been overwritten, or a producer of another process did not see the flag ([`heavy_barrier`]). Costs a line of `armed` for
+    /// each flag and a line of the lane for each look, so do this rarely.
+    pub fn mend(&mut self, lanes: &impl Lanes, count: usize, flags: usize, looks: usize) {
+        let count = count.min(self.is_hot.len());
         for _ in 0..flags.min(count) {
             let lane = self.next_flag % count;
             self.next_flag = lane + 1;

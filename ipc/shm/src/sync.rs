@@ -58,6 +58,8 @@ mod barrier {
     // linux/membarrier.h
     const CMD_GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
     const CMD_REGISTER_GLOBAL_EXPEDITED: libc::c_int = 1 << 2;
+    const CMD_PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
+    const CMD_REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
 
     fn membarrier(command: libc::c_int) -> bool {
         // SAFETY: membarrier(2) takes plain integers and touches no memory of this process.
@@ -71,7 +73,8 @@ mod barrier {
     #[cold]
     fn register() -> bool {
         static TRIED: Once = Once::new();
-        TRIED.call_once(|| REGISTERED.store(membarrier(CMD_REGISTER_GLOBAL_EXPEDITED), Ordering::Release));
+        let register = || membarrier(CMD_REGISTER_GLOBAL_EXPEDITED) && membarrier(CMD_REGISTER_PRIVATE_EXPEDITED);
+        TRIED.call_once(|| REGISTERED.store(register(), Ordering::Release));
         REGISTERED.load(Ordering::Acquire)
     }
 
@@ -125,12 +128,17 @@ mod barrier {
 
     /// The consumer's half: call it between raising a flag and looking once more for published work.
     ///
-    /// After it returns `true`, every producer either sees the flag or has its publication seen. `false`: the system cannot give that
-    /// guarantee (no `membarrier(2)`), so the caller must go on looking and not rely on the flag.
+    /// After it returns `true`, every producer of this process either sees the flag or has its publication seen. `false`: the system cannot give
+    /// that guarantee (no `membarrier(2)`), so the caller must go on looking and not rely on the flag.
+    ///
+    /// A producer of *another* process may be left out, rarely. Linux (6.18, kernel/sched/membarrier.c) finds the processors that run registered
+    /// processes by a word that each processor keeps of the last address space it switched to. If a processor idles after it ran a process, and
+    /// that process registers elsewhere meanwhile, its word stays as it was before until it switches to another address space. So a consumer that
+    /// relies on a flag across processes must look by itself sometimes. The barrier for the own process goes by the address space, and leaves out none.
     #[must_use]
     pub fn heavy_barrier() -> bool {
         fence(Ordering::SeqCst);
-        is_registered() && membarrier(CMD_GLOBAL_EXPEDITED)
+        is_registered() && membarrier(CMD_PRIVATE_EXPEDITED) && membarrier(CMD_GLOBAL_EXPEDITED)
     }
 }
 

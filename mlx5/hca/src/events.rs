@@ -62,8 +62,9 @@ impl Watch for Idle<'_> {
         Duration::from_nanos(self.0.longest_sleep_ns())
     }
 
-    /// Nothing to check: a poll does the due work.
+    /// A poll does the due work, and takes what a look at all lanes finds.
     fn check(&mut self) -> bool {
+        self.0.look_into_all_lanes();
         true
     }
 }
@@ -86,8 +87,8 @@ impl Hca {
                 has_event = self.take_events();
                 left_ns = end_ns.map_or(u64::MAX, |end_ns| end_ns.saturating_sub(Clock::System.now_ns()));
                 let longest_ns = self.longest_sleep_ns().min(left_ns);
-                if !has_event && longest_ns > 0 {
-                    sleep::sleep_once(watch, Duration::from_nanos(longest_ns));
+                if !has_event && longest_ns > 0 && !sleep::sleep_once(watch, Duration::from_nanos(longest_ns)) && !watch.look(false) {
+                    self.look_into_all_lanes();
                 }
             };
             self.empty_poll();
@@ -96,6 +97,11 @@ impl Hca {
                 return has_event;
             }
         }
+    }
+
+    /// R4: after a sleep that nothing ended.
+    fn look_into_all_lanes(&self) {
+        self.mend(&mut self.state.borrow_mut(), usize::MAX);
     }
 
     /// Returns whether an armed CQ has a CQE that it was armed for. Disarms those.

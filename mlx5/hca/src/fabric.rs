@@ -207,6 +207,10 @@ impl Peer {
         true
     }
 
+    pub(crate) fn may_be_of_another_process(&self) -> bool {
+        matches!(self.life, Life::Shared(_))
+    }
+
     /// Returns its `executing` word: odd while it executes a doorbell, another value for each.
     pub(crate) fn executing(&self) -> u64 {
         self.memory.control().header.executing.load(Ordering::Acquire)

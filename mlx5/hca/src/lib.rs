@@ -127,6 +127,7 @@ pub use timing::Timing;
 pub use vendor::text as vendor_text;
 
 use self::arena::Arena;
+use self::arrive::Arrivals;
 use self::cq::SoftCq;
 use self::deferred::Deferred;
 use self::fabric::Membership;
@@ -140,6 +141,9 @@ use self::trace::Trace;
 
 /// Empty polls between two looks at whether a peer has died with a receive of this device.
 const POLLS_PER_PATROL: u32 = 1024;
+
+/// Cold lanes that a patrol looks into, in turn (R4): the producer of another process may have missed that its lane went cold.
+const LANES_PER_PATROL: usize = 8;
 
 /// Maximum number of queue pairs of a device.
 pub const MAX_QP: u32 = MAX_QPS as u32;
@@ -432,6 +436,16 @@ impl Hca {
             }
         }
         self.repair(state);
+        self.mend(state, LANES_PER_PATROL);
+    }
+
+    /// R4: looks into so many lanes that are not polled, in turn, and polls those with messages.
+    fn mend(&self, state: &mut State, looks: usize) {
+        let State { qps, cqs, hot, injector, .. } = state;
+        let count = qps.len();
+        if !self.has_exact_lanes {
+            hot.mend(&Arrivals { hca: self, qps, cqs, injector }, count, 0, looks);
+        }
     }
 
     /// Marks this device as executing while `f` runs, for peers that want to take memory away (H3).

@@ -2,10 +2,14 @@
 
 use std::rc::Rc;
 
-use shm::sync::{heavy_barrier, yield_now};
+use shm::sync::{heavy_barrier, spin_loop, yield_now};
 
 use super::fabric::Peer;
 use super::{Clock, Hca};
+
+/// Time, in ns, that a processor takes at most to make a store visible: for one that runs another process, and that the barrier left out
+/// ([`heavy_barrier`]). No architecture promises any; a store waits for one line at a time, which takes a hundredth.
+const SETTLE_NS: u64 = 10_000;
 
 /// Maximum time that deregistering and destroying wait for a peer in the middle of a copy. In real time, whatever the device's clock is:
 /// they wait for another process.
@@ -24,6 +28,12 @@ impl Hca {
         }
         if stuck.iter().any(|known| living.iter().any(|peer| Rc::ptr_eq(peer, &known.peer))) || !heavy_barrier() {
             return false;
+        }
+        if living.iter().any(|peer| peer.may_be_of_another_process()) {
+            let end_ns = Clock::System.now_ns() + SETTLE_NS;
+            while Clock::System.now_ns() < end_ns {
+                spin_loop();
+            }
         }
         let busy = living.into_iter().map(|peer| Stuck { peer: Rc::clone(peer), executing: peer.executing() });
         let mut busy: Vec<_> = busy.filter(|busy| busy.executing % 2 == 1).collect();

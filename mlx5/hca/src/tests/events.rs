@@ -1,9 +1,14 @@
-//! A sleeper that never looks by itself is woken.
+//! A sleeper that never looks by itself is woken, and one that nobody told looks by itself.
 
 use std::sync::mpsc;
 use std::time::Duration;
 
+use shm::sleep::{self, Due, Sleeper};
+
 use super::hand::{Hand, SEND};
+use crate::POLLS_PER_PATROL;
+use crate::events::Idle;
+use crate::memory::ready_words;
 use crate::testing::sleep_without_end;
 
 /// Nothing here takes long.
@@ -33,4 +38,26 @@ fn what_is_sent_between_the_last_look_and_the_sleep_ends_it() {
     });
     done_rx.recv_timeout(WATCHDOG).expect("it slept");
     thread.join().unwrap();
+}
+
+/// R4: the announcement of a message is lost, as that of a sender on a processor that the barrier left out.
+#[test]
+fn a_message_that_was_not_announced_is_found() {
+    type Find = fn(&Hand);
+    let finds: [Find; 3] = [
+        |hand| (0..=POLLS_PER_PATROL).for_each(|_| _ = hand.hca.empty_poll()),
+        |hand| _ = sleep::wait([&mut Idle(&hand.hca) as &mut dyn Sleeper], Some(WATCHDOG)),
+        |hand| _ = hand.hca.wait(Some(5_000_000), &mut Due(Duration::MAX)),
+    ];
+    for find in finds {
+        let mut hand = Hand::new(false, false, false);
+        hand.post_receives();
+        let wqe = hand.wqe(SEND, true, &[]);
+        hand.push(&wqe);
+        hand.ring();
+        ready_words(&hand.hca.memory).drain(|_| ());
+        assert_eq!(hand.recv_cq.poll().len(), 0);
+        find(&hand);
+        assert_eq!(hand.reap(), (1, 1));
+    }
 }
