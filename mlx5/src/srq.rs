@@ -49,9 +49,21 @@ pub struct Srq {
     /// Last WQE of the list.
     tail: u16,
     free: usize,
-    /// The `user` value of each posted receive, by WQE index.
-    users: Box<[Option<u64>]>,
+    /// By WQE index.
+    receives: Box<[Receive]>,
+    /// Number of [`fill`](Self::fill)s, from 1. Each posts every WQE but the last of the list.
+    round: u64,
+    /// The value of the last fill, if every WQE was last posted by a fill with this value: its bytes are those that the next one needs.
+    filled_with: Option<u64>,
     object: Rc<SrqObject>,
+}
+
+/// The driver's part of a WQE.
+#[derive(Clone, Copy, Debug)]
+struct Receive {
+    /// The round in which it was last not posted. It is posted, unless that is the current one.
+    free_in: u64,
+    user: u64,
 }
 
 impl fmt::Debug for Srq {
@@ -81,7 +93,9 @@ impl Srq {
             head: 0,
             tail: wqe_cnt - 1,
             free: usize::from(wqe_cnt) - 1,
-            users: vec![None; usize::from(wqe_cnt)].into_boxed_slice(),
+            receives: vec![Receive { free_in: 1, user: 0 }; usize::from(wqe_cnt)].into_boxed_slice(),
+            round: 1,
+            filled_with: None,
             object: Rc::new(SrqObject { srqn, pd: Rc::clone(pd) }),
         };
         for i in 0..wqe_cnt {
@@ -97,7 +111,7 @@ impl Srq {
     /// Returns the number of receives that the queue holds.
     #[must_use]
     pub fn depth(&self) -> usize {
-        self.users.len() - 1
+        self.receives.len() - 1
     }
 
     /// Returns the number of receives that can be posted now.
@@ -121,7 +135,7 @@ impl Srq {
 
     #[inline(always)]
     fn next(&self, index: u16) -> u16 {
-        u16::from_be(self.next_word(index).load(Ordering::Relaxed)) & (self.users.len() - 1) as u16
+        u16::from_be(self.next_word(index).load(Ordering::Relaxed)) & (self.receives.len() - 1) as u16
     }
 
     #[inline(always)]
@@ -144,28 +158,41 @@ impl Srq {
         // SAFETY: the WQE is free (the device does not read it) and holds `stride / 16` segments; the first is the link.
         unsafe { self.scatter.write(self.wqe(index).add(SEGMENT), buffers) }?;
         self.head = self.next(index);
-        self.users[usize::from(index)] = Some(user);
+        self.receives[usize::from(index)] = Receive { free_in: self.round - 1, user };
+        self.filled_with = None;
         self.free -= 1;
         self.counter = self.counter.wrapping_add(1);
         Ok(())
     }
 
     /// Posts receives without buffers until the queue is full. [`complete_receive`](Self::complete_receive) returns `user` for each. The device
-    /// sees them at the next [`ring`](Self::ring).
+    /// sees them at the next [`ring`](Self::ring). Its cost does not depend on their number if all receives before, from those of an unused
+    /// queue on, were posted by fills with this value.
     #[inline]
     pub fn fill(&mut self, user: u64) {
-        let mut index = self.head;
-        for _ in 0..self.free {
-            // SAFETY: as in `post`; as many WQEs are free as `free` says.
-            unsafe { self.scatter.write_none(self.wqe(index).add(SEGMENT)) };
-            if let Some(place) = self.users.get_mut(usize::from(index)) {
-                *place = Some(user);
-            }
-            index = self.next(index);
+        if self.filled_with != Some(user) {
+            self.fill_anew(user);
         }
-        self.head = index;
         self.counter = self.counter.wrapping_add(self.free as u16);
         self.free = 0;
+        self.head = self.tail;
+        self.round += 1;
+        self.receives[usize::from(self.tail)].free_in = self.round;
+    }
+
+    /// Writes the free WQEs for a fill.
+    #[cold]
+    #[inline(never)]
+    fn fill_anew(&mut self, user: u64) {
+        let mut index = self.head;
+        // With the last of the list, which a later fill posts.
+        for _ in 0..=self.free {
+            // SAFETY: as in `post`; the free WQEs, and the one after them, are the driver's.
+            unsafe { self.scatter.write_none(self.wqe(index).add(SEGMENT)) };
+            self.receives[usize::from(index)].user = user;
+            index = self.next(index);
+        }
+        self.filled_with = (self.free == self.depth()).then_some(user);
     }
 
     /// Makes the receives posted so far visible to the device (its doorbell record; there is no register to write).
@@ -186,7 +213,12 @@ impl Srq {
     /// Returns the entry of receive `wqe_counter` to the queue, and returns its `user` value.
     #[inline(always)]
     pub(crate) fn complete(&mut self, wqe_counter: u16) -> Option<u64> {
-        let user = self.users.get_mut(usize::from(wqe_counter))?.take()?;
+        let receive = self.receives.get_mut(usize::from(wqe_counter))?;
+        if receive.free_in == self.round {
+            return None;
+        }
+        receive.free_in = self.round;
+        let user = receive.user;
         self.link(self.tail, wqe_counter);
         self.tail = wqe_counter;
         self.free += 1;
