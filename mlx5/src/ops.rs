@@ -133,14 +133,19 @@ impl Segments {
     }
 
     #[inline(always)]
-    fn put_inline(&mut self, data: &[u8]) {
-        let header = InlineHeader { byte_count: data.len() as u32 }.emit();
-        let padded = InlineHeader::segments(data.len()) * SEGMENT;
-        // SAFETY: as in `put`; header, data and padding fill `segments(data.len())` segments. The padding is in the last one.
+    fn put_inline<const PARTS: usize>(&mut self, parts: &[&[u8]; PARTS]) {
+        let len = parts.iter().map(|part| part.len()).sum();
+        let header = InlineHeader { byte_count: len as u32 }.emit();
+        let padded = InlineHeader::segments(len) * SEGMENT;
+        // SAFETY: as in `put`; header, data and padding fill `segments(len)` segments. The padding is in the last one.
         unsafe {
             self.at.add(padded - SEGMENT).cast::<[u8; SEGMENT]>().write([0; SEGMENT]);
             self.at.copy_from_nonoverlapping(header.as_ptr(), InlineHeader::LEN);
-            copy_short(self.at.add(InlineHeader::LEN), data.as_ptr(), data.len());
+            let mut to = self.at.add(InlineHeader::LEN);
+            for part in parts {
+                copy_short(to, part.as_ptr(), part.len());
+                to = to.add(part.len());
+            }
             self.at = self.at.add(padded);
         }
     }

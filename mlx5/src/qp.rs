@@ -224,6 +224,11 @@ impl<T: Transport> Qp<T> {
         self.sq.push(op, flags, user).map_err(|error| self.refusal(error))
     }
 
+    #[inline(always)]
+    pub(crate) fn push_and_ring<O: Operation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
+        self.sq.push_and_ring(op, flags, user).map_err(|error| self.refusal(error))
+    }
+
     /// Returns the reason why a post was refused. The state comes first, because the send queue knows it only as "closed".
     #[cold]
     fn refusal(&self, error: PostError) -> PostError {

@@ -64,4 +64,13 @@ impl RcQp {
     pub fn post<O: RcOperation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
         self.push(op, flags, user)
     }
+
+    /// Like [`post`](Self::post) and [`ring`](Self::ring), in fewer instructions.
+    ///
+    /// # Errors
+    /// See [`PostError`]; nothing was written, and the doorbell was not rung.
+    #[inline(always)]
+    pub fn post_and_ring<O: RcOperation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
+        self.push_and_ring(op, flags, user)
+    }
 }

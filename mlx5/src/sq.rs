@@ -80,8 +80,6 @@ pub(crate) struct SendQueue {
     mask: u16,
     /// The last WQE.
     last: *mut u8,
-    /// The first WQE not yet announced, if there is one.
-    rung_at: *mut u8,
     /// WQEBBs that the device has finished, as reported by its CQEs.
     consumer: u16,
     /// Counter by which a WQE must give a CQE: a WQE that ends after it is signaled.
@@ -111,7 +109,6 @@ impl SendQueue {
             is_open: true,
             mask: parts.wqe_cnt - 1,
             last: parts.buffer.as_ptr(),
-            rung_at: parts.buffer.as_ptr(),
             consumer: 0,
             signal_by: (parts.wqe_cnt - 1) / 4,
             buffer: parts.buffer,
@@ -173,9 +170,19 @@ impl SendQueue {
         if flags.signal == Signal::Always {
             self.signal_by = self.producer.wrapping_add(blocks + self.mask / 4);
         }
-        let mut out = self.start(O::OPCODE, ds, signaled, flags, op.imm(), user);
+        let head = self.head;
+        let mut out = self.start(O::OPCODE, ds, signaled, flags, op.imm());
         op.emit_header(&mut out);
         payload.emit(&mut out);
+        self.finish(head, blocks, user);
+        Ok(())
+    }
+
+    /// Like [`push`](Self::push) and [`ring`](Self::ring).
+    #[inline(always)]
+    pub(crate) fn push_and_ring<O: Operation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
+        self.push(op, flags, user)?;
+        self.announce_pending(self.pending());
         Ok(())
     }
 
@@ -193,7 +200,9 @@ impl SendQueue {
         }
         for _ in 0..padding {
             self.enter();
-            self.start(Opcode::Nop, 1, false, Signal::Reclaim.into(), 0, 0);
+            let head = self.head;
+            self.start(Opcode::Nop, 1, false, Signal::Reclaim.into(), 0);
+            self.finish(head, 1, 0);
         }
         self.enter();
         let contiguous = if padding > 0 { free - padding } else { to_end.min(free) };
@@ -212,16 +221,12 @@ impl SendQueue {
     /// Sets `head` from the producer, which may have reached the ring's end.
     fn enter(&mut self) {
         self.head = self.place(self.producer);
-        if self.pending() == 0 {
-            self.rung_at = self.head;
-        }
         self.user = self.user_place(self.producer);
     }
 
-    /// Takes free WQEBBs for a WQE of `ds` segments, and writes its control segment. Returns the place of the segments after it.
+    /// Writes the control segment of a WQE of `ds` segments at `head`. Returns the place of the segments after it. The caller found room.
     #[inline(always)]
-    fn start(&mut self, opcode: Opcode, ds: usize, signaled: bool, flags: Flags, imm: u32, user: u64) -> Segments {
-        let blocks = ds.div_ceil(WQEBB / SEGMENT);
+    fn start(&self, opcode: Opcode, ds: usize, signaled: bool, flags: Flags, imm: u32) -> Segments {
         let ctrl = CtrlSegment {
             opcode: opcode as u8,
             wqe_index: self.producer,
@@ -232,25 +237,39 @@ impl SendQueue {
             solicited: flags.solicited,
             imm,
         };
-        let (head, place) = (self.head, self.user);
-        self.producer = self.producer.wrapping_add(blocks as u16);
-        self.last = head;
-        // SAFETY: `make_room` found at least `blocks` WQEBBs of contiguous free room at `head`, and as many values at `place`.
+        // SAFETY: `make_room` found contiguous free room at `head`.
+        let mut out = unsafe { Segments::new(self.head) };
+        out.put(&ctrl.emit());
+        out
+    }
+
+    /// Takes the WQEBBs of the WQE that was written at `head`. The fields are stored after its bytes, so that a `ring` that follows at once
+    /// finds them in registers.
+    #[inline(always)]
+    fn finish(&mut self, head: *mut u8, blocks: u16, user: u64) {
+        // SAFETY: `make_room` found at least `blocks` WQEBBs of contiguous free room at `head`, and as many values at `user`.
         unsafe {
-            self.head = head.add(blocks * WQEBB);
-            self.user = place.add(blocks);
-            place.write(user);
-            let mut out = Segments::new(head);
-            out.put(&ctrl.emit());
-            out
+            self.user.write(user);
+            self.user = self.user.add(blocks.into());
+            self.head = head.add(usize::from(blocks) * WQEBB);
         }
+        self.producer = self.producer.wrapping_add(blocks);
+        self.last = head;
     }
 
     /// Announces everything pushed since the last call; through BlueFlame if that is a single WQE.
     #[inline(always)]
     pub(crate) fn ring(&mut self) {
-        let bytes = if self.last == self.rung_at { self.last_bytes() } else { 0 };
-        self.ring_last(bytes);
+        let pending = self.pending();
+        if pending != 0 {
+            self.announce_pending(pending);
+        }
+    }
+
+    #[inline(always)]
+    fn announce_pending(&mut self, pending: u16) {
+        let bytes = self.last_bytes();
+        self.announce(if usize::from(pending) * WQEBB == bytes { bytes } else { 0 });
     }
 
     /// Announces everything pushed, with 8 bytes to the register.
@@ -272,11 +291,15 @@ impl SendQueue {
 
     #[inline(always)]
     fn ring_last(&mut self, bytes: usize) {
-        if self.rung == self.producer {
-            return;
+        if self.rung != self.producer {
+            self.announce(bytes);
         }
+    }
+
+    /// Announces everything pushed, with `bytes` of the last WQE.
+    #[inline(always)]
+    fn announce(&mut self, bytes: usize) {
         self.rung = self.producer;
-        self.rung_at = self.head;
         // SAFETY: the last WQE starts at `last` and is contiguous for `bytes`.
         unsafe { self.doorbell.ring(self.producer, self.last, bytes) };
     }
@@ -305,7 +328,6 @@ impl SendQueue {
     pub(crate) fn ring_buffer(&mut self, buffer: &BlueflameBuffer) {
         let bytes = usize::from(self.pending()) * WQEBB;
         self.rung = self.producer;
-        self.rung_at = self.head;
         // SAFETY: `copy_pending` filled `bytes` of the buffer, which is aligned.
         unsafe { self.doorbell.ring(self.producer, buffer.0.as_ptr().cast(), bytes) };
     }

@@ -21,6 +21,7 @@ pub struct Inline<'a>(pub &'a [u8]);
 impl sealed::Sealed for () {}
 impl sealed::Sealed for Sge {}
 impl sealed::Sealed for Inline<'_> {}
+impl sealed::Sealed for (Inline<'_>, Inline<'_>) {}
 impl sealed::Sealed for (Inline<'_>, Sge) {}
 
 impl Payload for () {
@@ -77,7 +78,29 @@ impl Payload for Inline<'_> {
     #[inline(always)]
     fn emit(&self, out: &mut Segments) {
         if !self.0.is_empty() {
-            out.put_inline(self.0);
+            out.put_inline(&[self.0]);
+        }
+    }
+}
+
+/// Both inside the WQE, the one after the other.
+impl Payload for (Inline<'_>, Inline<'_>) {
+    #[inline(always)]
+    fn segments(&self) -> usize {
+        if self.inline_bytes() == 0 { 0 } else { InlineHeader::segments(self.inline_bytes()) }
+    }
+    #[inline(always)]
+    fn bytes(&self) -> u64 {
+        self.inline_bytes() as u64
+    }
+    #[inline(always)]
+    fn inline_bytes(&self) -> usize {
+        self.0.0.len() + self.1.0.len()
+    }
+    #[inline(always)]
+    fn emit(&self, out: &mut Segments) {
+        if self.inline_bytes() != 0 {
+            out.put_inline(&[self.0.0, self.1.0]);
         }
     }
 }

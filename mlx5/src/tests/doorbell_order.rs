@@ -136,6 +136,23 @@ fn ring_copies_a_single_new_wqe_of_up_to_256_bytes_and_else_8_bytes_of_the_last(
 }
 
 #[test]
+fn post_and_ring_rings_as_ring_does_for_everything_new_and_not_at_all_for_a_refused_post() {
+    let mut b = bench();
+    b.qp.post_and_ring(&write(1), Signal::Reclaim, 0).unwrap();
+    assert_eq!(steps(), doorbell(1, Copy(0, b.sq(0, 1))));
+    b.qp.post_and_ring(&write(5), Signal::Reclaim, 0).unwrap();
+    assert_eq!(steps(), doorbell(6, Eight(256, b.head(1))), "320 bytes do not fit");
+    b.post(2);
+    b.qp.post_and_ring(&write(1), Signal::Reclaim, 0).unwrap();
+    assert_eq!(steps(), doorbell(9, Eight(0, b.head(8))), "two are new");
+    (9..32).for_each(|_| b.post(1));
+    assert!(matches!(b.qp.post_and_ring(&write(1), Signal::Reclaim, 0), Err(PostError::QueueFull { .. })));
+    assert_eq!(steps(), []);
+    b.qp.ring();
+    assert_eq!(steps(), doorbell(32, Eight(256, b.head(31))));
+}
+
+#[test]
 fn ring_doorbell_stores_8_bytes_also_of_a_single_wqe() {
     let mut b = bench();
     b.qp.ring_doorbell();

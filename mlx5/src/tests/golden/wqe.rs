@@ -173,12 +173,15 @@ fn every_payload<V: Verb>(verb: &V) {
             let (data, bytes) = (Inline(&data[..n]), inline_bytes(&data[..n]));
             b.check(&verb.of(data), flags, V::OPCODE, V::IMM, &body(std::slice::from_ref(&bytes)));
             b.check(&verb.of((data, SGE)), flags, V::OPCODE, V::IMM, &body(&[bytes.clone(), sge_bytes(&SGE)]));
-            b.check(&verb.of((data, EMPTY)), flags, V::OPCODE, V::IMM, &body(&[bytes]));
+            b.check(&verb.of((data, EMPTY)), flags, V::OPCODE, V::IMM, &body(std::slice::from_ref(&bytes)));
+            let (head, rest) = data.0.split_at(n.min(32));
+            b.check(&verb.of((Inline(head), Inline(rest))), flags, V::OPCODE, V::IMM, &body(&[bytes]));
         }
     }
     assert!(b.producer < 0xf3f7, "the index went round");
     b.refuse(&verb.of(Inline(&data[..221])), PostError::InlineTooLong { bytes: 221, max: 220 });
     b.refuse(&verb.of((Inline(&data[..221]), SGE)), PostError::InlineTooLong { bytes: 221, max: 220 });
+    b.refuse(&verb.of((Inline(&data[..32]), Inline(&data[32..221]))), PostError::InlineTooLong { bytes: 221, max: 220 });
     let long = Sge { len: (1 << 30) + 1, ..SGE };
     b.refuse(&verb.of(long), PostError::MessageTooLong { bytes: (1 << 30) + 1 });
     let long = Sge { len: 1 << 30, ..SGE };
