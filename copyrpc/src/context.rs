@@ -10,7 +10,10 @@ use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
-use mlx5::{AsyncEvent, Cq, CreateError, Device, DeviceInfo, DeviceSpec, MonoCq, OpenError, Pd, QpConfig, RcQp, RegisterError, Srq};
+use mlx5::{
+    AsyncEvent, Cq, CqeOpcode, CreateError, Device, DeviceInfo, DeviceSpec, Found, MonoCq, OpenError, Pd, QpConfig, RcQp, RegisterError,
+    Srq,
+};
 use thiserror::Error;
 
 use crate::config::{CreateEndpointError, EndpointConfig};
@@ -154,7 +157,7 @@ impl ContextBuilder {
             control_regions: ControlRegions::default(),
             connections: RefCell::new(Vec::new()),
             used: Rc::default(),
-            queues: RefCell::new(Queues { recv_cq, send_cq, srq }),
+            queues: RefCell::new(Queues { max_free: srq.depth() / 3, recv_cq, send_cq, srq }),
             pd,
             device,
             is_polling: Cell::new(false),
@@ -215,6 +218,8 @@ struct Queues<U> {
     recv_cq: MonoCq<Rc<Connection<U>>>,
     send_cq: Cq,
     srq: Srq,
+    /// Receives that may be free after arrivals were taken: a third.
+    max_free: usize,
 }
 
 /// Why a poll or flush did nothing.
@@ -235,14 +240,18 @@ impl Drop for Polling<'_> {
 }
 
 /// A guard while arrivals are taken. Its drop, also by the panic of a callback, posts receives for them: flushes report arrivals (B1).
-struct Unfilled<'a>(&'a mut Srq);
+struct Unfilled<'a> {
+    srq: &'a mut Srq,
+    /// Maximum number of free receives that are left.
+    max_free: usize,
+}
 
 impl Drop for Unfilled<'_> {
     /// Posts receives again once a third are used, in one go.
     #[inline(always)]
     fn drop(&mut self) {
-        if self.0.free() * 3 > self.0.depth() {
-            fill(self.0);
+        if self.srq.free() > self.max_free {
+            fill(self.srq);
         }
     }
 }
@@ -391,7 +400,7 @@ impl<U> Inner<U> {
     }
 
     pub(crate) fn create_qp(&self, config: &QpConfig) -> Result<RcQp, CreateError> {
-        let Queues { recv_cq, send_cq, srq } = &*self.queues.borrow();
+        let Queues { recv_cq, send_cq, srq, .. } = &*self.queues.borrow();
         self.pd.create_qp(send_cq, recv_cq, srq, config)
     }
 
@@ -503,8 +512,8 @@ impl<U> Inner<U> {
     fn take_completions(&self, receiver: &mut impl Receiver<U>) -> usize {
         let mut taken = 0;
         let queues = &mut *self.queues.borrow_mut();
-        if queues.recv_cq.progress() {
-            taken = Self::take_received(queues, receiver);
+        if let Some(found) = queues.recv_cq.progress() {
+            taken = Self::take_received(found, &mut queues.srq, queues.max_free, receiver);
         }
         if queues.send_cq.has_completion() {
             taken += Self::take_sent(queues, receiver);
@@ -513,15 +522,22 @@ impl<U> Inner<U> {
     }
 
     #[inline(always)]
-    fn take_received(queues: &mut Queues<U>, receiver: &mut impl Receiver<U>) -> usize {
-        let unfilled = Unfilled(&mut queues.srq);
-        queues.recv_cq.take(POLL_BUDGET, |connection, cqe| {
-            unfilled.0.complete_receive(&cqe);
-            // Without a connection, it is a late arrival of one that has ended.
-            let Some(connection) = connection else { return };
-            match cqe.result() {
-                Ok(()) => connection.deliver(Some(cqe.imm()), receiver),
-                Err(error) => connection.fail(error),
+    fn take_received(found: Found<'_, Rc<Connection<U>>>, srq: &mut Srq, max_free: usize, receiver: &mut impl Receiver<U>) -> usize {
+        let unfilled = Unfilled { srq, max_free };
+        found.take(POLL_BUDGET, |connection, cqe| {
+            // Without a connection, it is a late arrival of one that has ended. Only batches of correct peers are of this kind.
+            if cqe.opcode() == Some(CqeOpcode::ResponderWriteImm) {
+                unfilled.srq.complete_receive(&cqe);
+                if let Some(connection) = connection {
+                    connection.deliver(Some(cqe.imm()), receiver);
+                }
+                return;
+            }
+            unfilled.srq.complete_receive(&cqe);
+            match (connection, cqe.result()) {
+                (Some(connection), Err(error)) => connection.fail(error),
+                (Some(connection), Ok(())) => connection.deliver(Some(cqe.imm()), receiver),
+                (None, _) => {}
             }
         })
     }

@@ -26,7 +26,8 @@ pub(crate) struct CqRing {
     last: NonNull<u8>,
     /// CQEs consumed. While a session is open, those before its title.
     consumer: u32,
-    /// The entry of `consumer`, and the owner bit that it gets; while callbacks run and while a session is open, an earlier entry.
+    /// The entry of `consumer`, and the owner bit that it gets. While callbacks run, an earlier entry. Between polls, while a session is open,
+    /// [`OPEN`], which is always written.
     head: NonNull<u8>,
     owner: u8,
     record: NonNull<AtomicU32>,
@@ -51,6 +52,9 @@ struct Session {
     title: [u8; CQE_BYTES],
     array: [[u8; MiniCqe::LEN]; MINI_CQES_PER_ARRAY],
 }
+
+/// The entry that stands for the CQEs of an open session: written, as its opcode is valid and its owner bit that of `head`.
+static OPEN: [u8; CQE_BYTES] = [0; CQE_BYTES];
 
 /// Number of polls that find something before the device makes progress all the same.
 const POLLS_PER_HOOK: u32 = 16;
@@ -95,11 +99,16 @@ impl CqRing {
         self.seek();
     }
 
-    /// Sets `head` and `owner` to the entry of `consumer`.
+    /// Sets `head` and `owner` to the entry of `consumer`, or to the open session.
     #[inline(always)]
     fn seek(&mut self) {
-        self.head = self.entries.place(self.consumer);
-        self.owner = self.entries.owner(self.consumer);
+        if self.session.count == 0 {
+            self.head = self.entries.place(self.consumer);
+            self.owner = self.entries.owner(self.consumer);
+        } else {
+            self.head = NonNull::from(&OPEN).cast();
+            self.owner = OPEN[OP_OWN_OFFSET] & 1;
+        }
     }
 
     /// Returns the number of entries from that of `counter` to the end of the ring.
@@ -169,12 +178,6 @@ impl CqRing {
         taken as usize
     }
 
-    #[cold]
-    #[inline(never)]
-    fn take_rare_session<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
-        self.take_session(max, find, f)
-    }
-
     /// Leaves the open session after its CQEs `from..next` were handed out: closes it after its last CQE, or keeps the data that is still
     /// needed. Marks the entries of the handed-out CQEs as untouched.
     #[inline(never)]
@@ -184,10 +187,10 @@ impl CqRing {
             self.consumer = self.consumer.wrapping_add(next);
             self.session.count = 0;
             self.session.next = 0;
-            self.seek();
         } else {
             self.keep_session(from, next);
         }
+        self.seek();
         let (entries, to_end) = (next - from, self.to_end(start));
         self.make_untouched(start, entries.min(to_end));
         if entries > to_end {
@@ -238,9 +241,7 @@ impl CqRing {
     /// Returns whether there is a CQE to hand out. This is the whole cost of an empty poll.
     #[inline(always)]
     pub(crate) fn has_any(&self) -> bool {
-        // SAFETY: as in `take_plain`; while no session is open, `head` is the entry of `consumer`.
-        let op_own = unsafe { self.head.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire);
-        self.session.count != 0 || is_written(op_own, self.owner)
+        is_written(op_own_at(self.head), self.owner)
     }
 
     /// Gives a soft device time to run if the queue is empty, and returns whether there is a CQE to hand out.
@@ -263,6 +264,36 @@ impl CqRing {
         true
     }
 
+    /// Returns the bytes of the entry at `place`, and the rest of its CQE.
+    ///
+    /// # Safety
+    /// The entry is written: the owner bit, read with Acquire, says that the device has finished it. The device will not write it again
+    /// before the consumer record passes it, which happens after the borrow ends.
+    #[inline(always)]
+    unsafe fn parts<'a>(&self, place: NonNull<u8>, stride: usize) -> (NonNull<[u8; CQE_BYTES]>, Beside<'a>) {
+        udma_from_device_barrier();
+        let is_large = stride != CQE_BYTES;
+        // SAFETY: guaranteed by the caller. The other half of a large entry lies before it.
+        let beside = if is_large { Beside::Half(unsafe { place.sub(CQE128_OFFSET).cast().as_ref() }) } else { Beside::Nothing };
+        (place.cast(), beside)
+    }
+
+    /// Returns the place and the owner bit of the entry after that at `place`. No session is open.
+    #[inline(always)]
+    fn after(&self, place: NonNull<u8>, owner: u8, CqEntries { first, stride, .. }: &CqEntries, last: NonNull<u8>) -> (NonNull<u8>, u8) {
+        let (next, owner) = if place == last {
+            rarely();
+            // `session_end` must not seem to be ahead when the 24 bits of the record have wrapped.
+            self.object.session_end.set(self.consumer.wrapping_add(1));
+            (*first, owner ^ 1)
+        } else {
+            // SAFETY: this is not the last entry.
+            (unsafe { place.add(*stride) }, owner)
+        };
+        prefetch(next.addr().get());
+        (next, owner)
+    }
+
     /// Hands out up to `max` plain CQEs and counts them in `n`. Stops at the title of a compressed session, and returns it.
     #[inline(always)]
     fn take_plain<'a, L: Copy>(
@@ -272,21 +303,15 @@ impl CqRing {
         find: &impl Fn(u32) -> L,
         f: &mut impl FnMut(L, Cqe<'_>),
     ) -> Option<&'a [u8; CQE_BYTES]> {
-        let (CqEntries { first, stride, .. }, last) = (self.entries, self.last);
+        let (entries, last) = (self.entries, self.last);
         let (mut place, mut owner) = (self.head, self.owner);
         while *n < max {
-            // SAFETY: inside the buffer; the device writes this byte last, and only whole.
-            let op_own = unsafe { place.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire);
+            let op_own = op_own_at(place);
             if !is_written(op_own, owner) {
                 break;
             }
-            udma_from_device_barrier();
-            // SAFETY: the owner bit, read with Acquire, says that the device has finished the entry; it will not write it again before the
-            // consumer record passes it, which happens after the borrow ends. The other half of a large entry lies before it.
-            let (bytes, beside) = unsafe {
-                let is_large = stride != CQE_BYTES;
-                (place.cast(), if is_large { Beside::Half(place.sub(CQE128_OFFSET).cast().as_ref()) } else { Beside::Nothing })
-            };
+            // SAFETY: it is written.
+            let (bytes, beside) = unsafe { self.parts(place, entries.stride) };
             if CqeFormat::from_op_own(op_own) == CqeFormat::Compressed {
                 // `leave_session` looks for the next entry at the end of the session.
                 // SAFETY: as above. No queue pair is destroyed before it is read.
@@ -295,17 +320,7 @@ impl CqRing {
             // SAFETY: as above.
             let qpn = ResponderCqe::parse(unsafe { bytes.as_ref() }).qpn;
             let cqe = Cqe::new(bytes, qpn, beside, self.kind);
-            if place == last {
-                rarely();
-                // No session is open. `session_end` must not seem to be ahead when the 24 bits of the record have wrapped.
-                self.object.session_end.set(self.consumer.wrapping_add(1));
-                place = first;
-                owner ^= 1;
-            } else {
-                // SAFETY: this is not the last entry.
-                place = unsafe { place.add(stride) };
-            }
-            prefetch(place.addr().get());
+            (place, owner) = self.after(place, owner, &entries, last);
             // Before the callback: if it panics, the entry is not handed out again.
             self.consumer = self.consumer.wrapping_add(1);
             f(find(qpn), cqe);
@@ -315,27 +330,30 @@ impl CqRing {
         None
     }
 
+    /// Tells the device which entries it may reuse.
+    #[inline(always)]
+    fn tell_consumed(&self) {
+        // Release: the device may overwrite the entries once it sees this.
+        // SAFETY: the record lives as long as `object`.
+        unsafe { self.record.as_ref() }.store(cq_consumer_record(self.handed_out()), Ordering::Release);
+    }
+
     /// Returns the number of CQEs handed out.
     #[inline(always)]
     fn handed_out(&self) -> u32 {
         self.consumer.wrapping_add(self.session.next)
     }
 
-    /// Hands out up to `max` CQEs that are in the queue, each with the result of `find` for its QPN. `find` is called once for the CQEs of
-    /// a session, which have one QPN. With `IS_PLAIN` sessions are rare: the code for plain CQEs is without theirs.
+    /// Hands out up to `max` CQEs, each with the result of `find` for its QPN. `find` is called once for the CQEs of a session, which have
+    /// one QPN.
     #[inline(always)]
-    pub(crate) fn take<const IS_PLAIN: bool, L: Copy>(
-        &mut self,
-        max: usize,
-        find: &impl Fn(u32) -> L,
-        f: &mut impl FnMut(L, Cqe<'_>),
-    ) -> usize {
+    fn take<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
         let mut n = 0;
         let before = self.handed_out();
         let mut taking = Taking { ring: self, before, is_unwinding: true };
         loop {
             if taking.ring.session.count != 0 {
-                n += if IS_PLAIN { taking.ring.take_rare_session(max - n, find, f) } else { taking.ring.take_session(max - n, find, f) };
+                n += taking.ring.take_session(max - n, find, f);
             }
             match taking.ring.take_plain(max, &mut n, find, f) {
                 Some(title) => taking.ring.open_session(title),
@@ -345,6 +363,35 @@ impl CqRing {
                 }
             }
         }
+    }
+
+    /// Like [`take`](Self::take), for a queue that [has any](Self::has_any): costs the least if that is one CQE, and plain.
+    #[inline(always)]
+    pub(crate) fn take_known<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
+        let op_own = op_own_at(self.head);
+        if self.session.count != 0 || CqeFormat::from_op_own(op_own) == CqeFormat::Compressed || max == 0 {
+            return self.take_more(max, find, f);
+        }
+        // SAFETY: it is written, and no session is open.
+        let (bytes, beside) = unsafe { self.parts(self.head, self.entries.stride) };
+        // SAFETY: as above.
+        let qpn = ResponderCqe::parse(unsafe { bytes.as_ref() }).qpn;
+        let cqe = Cqe::new(bytes, qpn, beside, self.kind);
+        (self.head, self.owner) = self.after(self.head, self.owner, &self.entries, self.last);
+        // Before the callback: if it panics, the entry is not handed out again.
+        self.consumer = self.consumer.wrapping_add(1);
+        let consumed = Consumed(self);
+        f(find(qpn), cqe);
+        let ring = &mut *consumed.0;
+        if max > 1 && ring.has_any() {
+            return 1 + ring.take_more(max - 1, find, f);
+        }
+        1
+    }
+
+    #[inline(never)]
+    fn take_more<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
+        self.take(max, find, f)
     }
 
     /// Asks for an event at the first CQE that is not consumed, even if it is already in the queue. A device gives no second event for a
@@ -388,7 +435,7 @@ impl CqRing {
     /// Gives a soft device time to run if the queue is empty, then hands out CQEs as [`take`](Self::take) does.
     #[inline(always)]
     pub(crate) fn poll<L: Copy>(&mut self, max: usize, find: impl Fn(u32) -> L, mut f: impl FnMut(L, Cqe<'_>)) -> usize {
-        if self.progress() { self.take::<false, L>(max, &find, &mut f) } else { 0 }
+        if self.progress() { self.take(max, &find, &mut f) } else { 0 }
     }
 }
 
@@ -405,15 +452,22 @@ struct Taking<'a> {
 impl Drop for Taking<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        let now = self.ring.handed_out();
-        if now != self.before {
+        if self.ring.handed_out() != self.before {
             if self.is_unwinding {
                 self.ring.seek();
             }
-            // Release: the device may overwrite the entries once it sees this.
-            // SAFETY: the record lives as long as `object`.
-            unsafe { self.ring.record.as_ref() }.store(cq_consumer_record(now), Ordering::Release);
+            self.ring.tell_consumed();
         }
+    }
+}
+
+/// A guard after a CQE was consumed. When it is dropped, also by a panic of the callback, the device learns of it.
+struct Consumed<'a>(&'a mut CqRing);
+
+impl Drop for Consumed<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.tell_consumed();
     }
 }
 
@@ -430,6 +484,13 @@ impl Drop for Leaving<'_> {
     fn drop(&mut self) {
         self.ring.leave_session(self.from, self.next);
     }
+}
+
+/// Returns the `op_own` byte of the entry at `place`, in the buffer or [`OPEN`].
+#[inline(always)]
+fn op_own_at(place: NonNull<u8>) -> u8 {
+    // SAFETY: inside the buffer, where the device writes this byte last, and only whole; or in `OPEN`, which nothing writes.
+    unsafe { place.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire)
 }
 
 /// Marks its caller's branch as the unlikely one.

@@ -367,7 +367,7 @@ pub use mlx5_hca::{
 };
 pub use mlx5_wire as wire;
 pub use mmio::RegisterKind;
-pub use mono_cq::MonoCq;
+pub use mono_cq::{Found, MonoCq};
 pub use mr::{Busy, Mr, OutOfBounds};
 #[cfg(feature = "soft")]
 pub use null::NullDevice;

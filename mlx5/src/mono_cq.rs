@@ -86,12 +86,11 @@ impl<Q> MonoCq<Q> {
         self.ring.has_any()
     }
 
-    /// Gives a software device time to run if the queue is empty, and returns whether there is a completion: the first half of a
+    /// Gives a software device time to run if the queue is empty, and returns the queue if there is a completion: the first half of a
     /// [`poll`](Self::poll).
-    #[must_use]
     #[inline(always)]
-    pub fn progress(&mut self) -> bool {
-        self.ring.progress()
+    pub fn progress(&mut self) -> Option<Found<'_, Q>> {
+        if self.ring.progress() { Some(Found { cq: self }) } else { None }
     }
 
     /// Hands up to `max` completions to `f` with the value of their queue pair, in the order in which the device wrote them. Returns their
@@ -102,12 +101,20 @@ impl<Q> MonoCq<Q> {
         let queues = &self.queues;
         self.ring.poll(max, |qpn| queues.get(qpn), f)
     }
+}
 
-    /// Hands out the completions that are already in the queue: the second half of a [`poll`](Self::poll). Costs less than that with a queue
-    /// that is not compressed, and more with one that is.
+/// A queue with a completion, which [`MonoCq::progress`] found.
+#[derive(Debug)]
+pub struct Found<'a, Q> {
+    cq: &'a mut MonoCq<Q>,
+}
+
+impl<Q> Found<'_, Q> {
+    /// Hands out up to `max` completions: the second half of a [`poll`](MonoCq::poll). Costs less than that if there is one, and a little
+    /// more if there are several.
     #[inline(always)]
-    pub fn take(&mut self, max: usize, mut f: impl FnMut(Option<&Q>, Cqe<'_>)) -> usize {
-        let queues = &self.queues;
-        self.ring.take::<true, _>(max, &|qpn| queues.get(qpn), &mut f)
+    pub fn take(self, max: usize, mut f: impl FnMut(Option<&Q>, Cqe<'_>)) -> usize {
+        let MonoCq { ring, queues } = self.cq;
+        ring.take_known(max, &|qpn| queues.get(qpn), &mut f)
     }
 }

@@ -29,7 +29,7 @@ LOST_CREDIT = "            self.starved = true;\n            self.stats.{} += 1;
 DEFECTS = {
     "no-refill": (
         "receives are not posted again, and nobody hears of it",
-        [(f"{COPYRPC}/context.rs", "if self.0.free() * 3 > self.0.depth() {", "if self.0.free() > self.0.depth() {")],
+        [(f"{COPYRPC}/context.rs", "if self.srq.free() > self.max_free {", "if self.srq.free() > self.srq.depth() {")],
     ),
     "ring-end": (
         "a batch ends at the ring's end, or crosses it",
