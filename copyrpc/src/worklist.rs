@@ -144,16 +144,22 @@ impl<C: Listed> Worklist<C> {
     }
 
     #[inline(never)]
+    fn list_again(&self, connection: &Rc<C>) {
+        self.list(connection);
+    }
+
+    /// Lists a connection that is not listed.
+    #[inline(always)]
     fn list(&self, connection: &Rc<C>) {
         let listing = connection.listing();
-        if !listing.is_listed.replace(true) {
-            // A connection that is not listed has no next: there is nothing to drop.
-            std::mem::forget(listing.next.replace(self.first.replace(Some(Rc::clone(connection)))));
-            self.has_listed.set(true);
-            // Every event that makes one side wait for the other lists the connection.
-            if !listing.is_swept.get() {
-                self.list_swept(connection);
-            }
+        debug_assert!(!listing.is_listed.get(), "each once");
+        listing.is_listed.set(true);
+        // A connection that is not listed has no next: there is nothing to drop.
+        std::mem::forget(listing.next.replace(self.first.replace(Some(Rc::clone(connection)))));
+        self.has_listed.set(true);
+        // Every event that makes one side wait for the other lists the connection.
+        if !listing.is_swept.get() {
+            self.list_swept(connection);
         }
     }
 
@@ -181,21 +187,38 @@ impl<C: Listed> Worklist<C> {
     }
 
     /// Takes all connections off the list. Gives those to `serve` that asked for it or on which something arrived before the last flush.
-    /// The others stay.
+    /// The others stay. The common case is one connection; the code for it is without the loop.
     #[inline(always)]
     pub(crate) fn flush(&self, mut serve: impl FnMut(&Rc<C>)) {
         self.has_listed.set(false);
-        let mut next = self.first.take();
+        let Some(connection) = self.first.take() else { return };
+        let next = connection.listing().next.take();
+        if next.is_some() {
+            connection.listing().next.set(next);
+            return self.flush_several(connection, serve);
+        }
+        self.leave(&connection, &mut serve);
+    }
+
+    #[inline(never)]
+    fn flush_several(&self, first: Rc<C>, mut serve: impl FnMut(&Rc<C>)) {
+        let mut next = Some(first);
         while let Some(connection) = next {
-            let listing = connection.listing();
-            next = listing.next.take();
-            listing.is_listed.set(false);
-            if listing.is_dirty.replace(false) | listing.is_late.replace(false) {
-                serve(&connection);
-            } else {
-                listing.is_late.set(true);
-                self.list(&connection);
-            }
+            next = connection.listing().next.take();
+            self.leave(&connection, &mut serve);
+        }
+    }
+
+    /// Does [`flush`](Self::flush) for a connection that was taken off the list.
+    #[inline(always)]
+    fn leave(&self, connection: &Rc<C>, serve: &mut impl FnMut(&Rc<C>)) {
+        let listing = connection.listing();
+        listing.is_listed.set(false);
+        if listing.is_dirty.replace(false) | listing.is_late.replace(false) {
+            serve(connection);
+        } else {
+            listing.is_late.set(true);
+            self.list_again(connection);
         }
     }
 
@@ -203,11 +226,13 @@ impl<C: Listed> Worklist<C> {
     #[inline]
     pub(crate) fn mark_dirty(&self, connection: &Rc<C>) {
         connection.listing().is_dirty.set(true);
-        self.note_arrival(connection);
+        if !connection.listing().is_listed.get() {
+            self.list_again(connection);
+        }
     }
 
     /// Lists the connection: the flush after the next one serves it, unless the next one does.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn note_arrival(&self, connection: &Rc<C>) {
         if !connection.listing().is_listed.get() {
             self.list(connection);
@@ -247,7 +272,7 @@ impl<C: Listed> Worklist<C> {
             next = listing.next.take();
             listing.is_listed.set(false);
             if listed.qpn() != connection.qpn() {
-                self.list(&listed);
+                self.list_again(&listed);
             }
         }
     }
