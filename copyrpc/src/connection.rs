@@ -15,7 +15,7 @@ pub(crate) use batches::Remote;
 
 use crate::control::ControlMemory;
 use crate::error::{CallFailure, CloseReason};
-use crate::link::{Event, Link, Message, Poster, Request};
+use crate::link::{Event, Link, Message, Request};
 use crate::queue_share::QueueShare;
 use crate::raw::{RawOperations, RdmaError};
 use crate::ring::{RecvBytes, RingView};
@@ -74,6 +74,8 @@ pub(crate) struct Connection<U> {
     control: ControlMemory,
     recv_view: RingView,
     remote: Remote,
+    /// The peer's address of a byte of the send ring, less its address here.
+    to_peer: u64,
     inline_limit: u64,
     raw: RawOperations<U>,
     listing: Listing<Self>,
@@ -184,6 +186,7 @@ impl<U> Connection<U> {
         Self {
             qpn: resources.qp.qpn(),
             serial: CONNECTIONS.fetch_add(1, Ordering::Relaxed),
+            to_peer: remote.ring_addr.wrapping_sub(resources.send_ring.as_ptr().addr().get() as u64),
             inline_limit: INLINE_MAX.min(resources.qp.max_inline_data() as u64),
             raw: RawOperations::new(resources.share.raw_operations()),
             kept_ring: RefCell::new(None),
@@ -245,17 +248,14 @@ impl<U> Connection<U> {
         self.with_link(|link| link.closed().is_some())
     }
 
-    /// Delivers the events of the core: responses to the receiver, requests to it or to the queue; after a batch `arrived`, with this
-    /// immediate. The core is borrowed except while user code runs. One function for both: callbacks are inlined into it, which would not
-    /// pay off twice.
+    /// Delivers the events of the core after a batch arrived with this immediate: responses to the receiver, requests to it or to the
+    /// queue. The core is borrowed except while user code runs.
     #[inline(never)]
-    pub(crate) fn deliver<R: Receiver<U>>(self: &Rc<Self>, arrived: Option<u32>, receiver: &mut R) {
+    pub(crate) fn deliver<R: Receiver<U>>(self: &Rc<Self>, imm: u32, receiver: &mut R) {
         let mut link = self.link();
-        if let Some(imm) = arrived {
-            link.on_imm(imm);
-            self.control.note_taken(link.batches_taken());
-            self.worklist.note_arrival(self);
-        }
+        link.on_imm(imm);
+        self.control.note_taken(link.batches_taken());
+        self.worklist.note_arrival(self);
         let interrupted = Interrupted(self);
         loop {
             match link.next_message(R::TAKES_REQUESTS) {
@@ -284,9 +284,16 @@ impl<U> Connection<U> {
         }
         std::mem::forget(interrupted);
         // For replies in place, this marks the connection.
-        if R::TAKES_REQUESTS && link.has_unposted() && link.closed().is_none() {
+        if R::TAKES_REQUESTS && link.has_open_messages() && link.closed().is_none() {
             self.mark_dirty();
         }
+    }
+
+    /// Delivers the events that are left in the core: those of batches that arrived earlier, or of its end.
+    pub(crate) fn deliver_rest(self: &Rc<Self>, receiver: &mut impl Receiver<U>) {
+        let interrupted = Interrupted(self);
+        while self.deliver_event(receiver) {}
+        std::mem::forget(interrupted);
     }
 
     /// Delivers the next event. Returns whether there was one.
@@ -355,7 +362,7 @@ impl<U> Connection<U> {
                 let record = self.control.take_read();
                 self.with_link(|link| link.on_read_done(&record));
                 self.mark_dirty();
-                self.deliver(None, receiver);
+                self.deliver_rest(receiver);
             }
             Ok(()) if user == Some(RAW) => {
                 if let Some(user_data) = self.raw.end() {
@@ -463,16 +470,18 @@ impl<U> Connection<U> {
         }
     }
 
+    #[inline(always)]
+    const fn batches<'a>(&'a self, qp: &'a mut RcQp, send_ring: &'a Mr) -> Batches<'a> {
+        Batches { qp, send_ring, remote: &self.remote, to_peer: self.to_peer, inline_limit: self.inline_limit, control: &self.control }
+    }
+
     /// Posts at once if the only work is one batch. Returns whether that was the case.
     #[inline(always)]
     fn serve_easily(&self, now_ns: u64) -> bool {
         let Core { resources, link } = &mut *self.core.borrow_mut();
         let Some(Resources { qp, send_ring, .. }) = resources else { return true };
-        let Ok(Some(words)) = link.flush_easy(&mut Batches { qp, send_ring, remote: &self.remote, inline_limit: self.inline_limit }) else {
-            return false;
-        };
-        link.note_published(words);
-        self.control.publish(words);
+        let mut batches = self.batches(qp, send_ring);
+        let Ok(true) = link.flush_easy(&mut batches) else { return false };
         link.is_at_rest(now_ns)
     }
 
@@ -481,7 +490,7 @@ impl<U> Connection<U> {
     fn serve_anyhow(self: &Rc<Self>, now_ns: u64) {
         let Core { resources, link } = &mut *self.core.borrow_mut();
         let Some(Resources { qp, send_ring, .. }) = resources else { return };
-        let mut batches = Batches { qp, send_ring, remote: &self.remote, inline_limit: self.inline_limit };
+        let mut batches = self.batches(qp, send_ring);
         let mut outcome = link.flush_any(&mut |emit| batches.post(emit));
         let qp = batches.qp;
         if outcome.is_ok() && link.poll_read(now_ns) {

@@ -471,7 +471,7 @@ impl<U> Inner<U> {
     #[inline(never)]
     fn finish(&self, receiver: &mut impl Receiver<U>) {
         while let Some(connection) = self.worklist.unfinished() {
-            connection.deliver(None, receiver);
+            connection.deliver_rest(receiver);
             if connection.is_closed() {
                 self.retire(&connection);
                 connection.end_raw(receiver);
@@ -529,14 +529,14 @@ impl<U> Inner<U> {
             if cqe.opcode() == Some(CqeOpcode::ResponderWriteImm) {
                 unfilled.srq.complete_receive(&cqe);
                 if let Some(connection) = connection {
-                    connection.deliver(Some(cqe.imm()), receiver);
+                    connection.deliver(cqe.imm(), receiver);
                 }
                 return;
             }
             unfilled.srq.complete_receive(&cqe);
             match (connection, cqe.result()) {
                 (Some(connection), Err(error)) => connection.fail(error),
-                (Some(connection), Ok(())) => connection.deliver(Some(cqe.imm()), receiver),
+                (Some(connection), Ok(())) => connection.deliver(cqe.imm(), receiver),
                 (None, _) => {}
             }
         })

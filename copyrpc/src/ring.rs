@@ -145,14 +145,6 @@ impl RingView {
         unsafe { self.block(position).cast::<[u8; ALIGNMENT as usize]>().write_unaligned(*bytes) }
     }
 
-    /// Copies the first `N` bytes of a block out, once: the copy is validated.
-    #[inline(always)]
-    pub(crate) fn read_block<const N: usize>(&self, position: u64) -> [u8; N] {
-        const { assert!(N as u64 <= ALIGNMENT, "not beyond the block") };
-        // SAFETY: `block` has as many readable bytes.
-        unsafe { self.block(position).cast::<[u8; N]>().read_unaligned() }
-    }
-
     /// Returns the lap of this position.
     #[inline(always)]
     pub(crate) const fn lap(&self, position: u64) -> Lap {

@@ -40,7 +40,7 @@ DEFECTS = {
         [
             (f"{COPYRPC}/link/outgoing.rs", LOST_CREDIT.format("insufficient_credit"), LOST_CREDIT.format("insufficient_credit").replace("true", "false")),
             (f"{COPYRPC}/link/outgoing.rs", LOST_CREDIT.format("ring_full"), LOST_CREDIT.format("ring_full").replace("true", "false")),
-            (f"{COPYRPC}/link/flush.rs", "self.starved |= self.tx.free() < self.tx.size().bytes() / 4;", ""),
+            (f"{COPYRPC}/link/flush.rs", "if free < self.tx.size().bytes() / 4 {", "if free > self.tx.size().bytes() {"),
             (f"{COPYRPC}/link/flush.rs", "if news && self.tx", "if news && false && self.tx"),
         ],
     ),

@@ -2,7 +2,9 @@
 
 use mlx5::{Inline, Mr, Payload, PostError, RcQp, Signal, WriteImm};
 
-use crate::link::{Emit, Poster};
+use crate::control::ControlMemory;
+use crate::link::{EasyBatch, Emit, Poster};
+use crate::wire::{METADATA_SPAN, padded};
 
 /// Inline bytes of the largest WQE (four WQEBBs) that is inline alone.
 pub(super) const INLINE_MAX: u64 = 220;
@@ -33,14 +35,45 @@ pub(super) struct Batches<'a> {
     pub(super) qp: &'a mut RcQp,
     pub(super) send_ring: &'a Mr,
     pub(super) remote: &'a Remote,
+    /// The peer's address of a byte of the ring, less its address here.
+    pub(super) to_peer: u64,
     /// Maximum bytes of a batch that is completely inline.
     pub(super) inline_limit: u64,
+    /// The published record gets the words of an easy batch.
+    pub(super) control: &'a ControlMemory,
 }
 
 impl Poster<PostError> for Batches<'_> {
     #[inline(always)]
-    fn post(&mut self, emit: Emit) -> Result<(), PostError> {
-        let Self { qp, send_ring, remote, inline_limit } = self;
+    fn post_easy(&mut self, batch: &EasyBatch<'_>) -> Result<(), PostError> {
+        let Self { qp, send_ring, remote, to_peer, inline_limit, control } = self;
+        // Before the post, while the words are at hand.
+        control.publish(batch.words());
+        let bytes = batch.bytes();
+        if bytes > *inline_limit {
+            // Made anew, so that the common case needs none in memory.
+            let mut batches = Batches { qp, send_ring, remote, to_peer: *to_peer, inline_limit: *inline_limit, control };
+            return batches.post(batch.write_out());
+        }
+        let (start, metadata) = (batch.start(), batch.metadata());
+        // SAFETY: the rest of the batch, of one message at least, is inside the ring, and nothing writes the send ring while the slice
+        // lives: only the link that lends the batch does.
+        let messages = unsafe {
+            core::hint::assert_unchecked(bytes >= METADATA_SPAN + padded(0));
+            std::slice::from_raw_parts(start.add(metadata.len()).as_ptr(), bytes as usize - metadata.len())
+        };
+        let addr = to_peer.wrapping_add(start.addr().get() as u64);
+        let payload = (Inline(&metadata[..]), Inline(messages));
+        let write = WriteImm { addr, rkey: remote.ring_rkey, imm: batch.imm(), payload };
+        qp.post_and_ring(&write, Signal::Reclaim, WRITE)
+    }
+}
+
+impl Batches<'_> {
+    /// Posts a batch that is in the ring.
+    #[inline(never)]
+    pub(super) fn post(&mut self, emit: Emit) -> Result<(), PostError> {
+        let Self { qp, send_ring, remote, inline_limit, .. } = self;
         if emit.bytes <= *inline_limit {
             write(qp, remote, emit, Inline(head(send_ring, emit, emit.bytes)))?;
         } else {
@@ -61,7 +94,6 @@ fn head(send_ring: &Mr, emit: Emit, len: u64) -> &[u8] {
 }
 
 /// Posts a batch that does not fit into a WQE: the device gathers the rest.
-#[inline(never)]
 fn write_long(qp: &mut RcQp, send_ring: &Mr, remote: &Remote, inline_limit: u64, emit: Emit) -> Result<(), PostError> {
     let inline = if inline_limit >= HYBRID_INLINE { HYBRID_INLINE } else { 0 };
     let (addr, lkey) = (send_ring.addr() + emit.offset + inline, send_ring.lkey());

@@ -19,14 +19,17 @@ pub(super) struct Reservation {
     granted: u64,
     /// Granted credit that arrived requests have not used.
     unused: u64,
-    /// Credit given back by written replies.
-    released: u64,
+    /// Credit given back by written replies, and the maximum of R beyond it: the highest legal grant (R1).
+    max_granted: u64,
+    /// The maximum of R.
+    max: u64,
 }
 
 impl Reservation {
     /// Starts after `past` was granted and given back.
-    pub(super) const fn new(past: u64, initial_credit: u64) -> Self {
-        Self { granted: past + initial_credit, unused: initial_credit, released: past }
+    pub(super) const fn new(ring: RingSize, past: u64, initial_credit: u64) -> Self {
+        let max = ring.max_reservation();
+        Self { granted: past + initial_credit, unused: initial_credit, max_granted: past + max, max }
     }
 
     /// Returns the cumulative grant, for the peer.
@@ -38,28 +41,39 @@ impl Reservation {
     /// Returns R of the invariants: bytes of responses that the peer may still ask for or wait for.
     #[inline]
     pub(super) const fn outstanding(&self) -> u64 {
-        self.granted - self.released
+        self.granted - self.released()
     }
 
     /// Returns the credit given back so far.
     pub(super) const fn released(&self) -> u64 {
-        self.released
+        self.max_granted - self.max
     }
 
-    /// Grants as much as keeps `in_flight + 2R <= C` (S1) and R within a quarter ring (R1). Returns whether that may be more than
-    /// nothing.
-    #[inline]
-    pub(super) fn top_up(&mut self, ring: RingSize, in_flight: u64) -> bool {
-        let reserved = self.outstanding();
-        if reserved >= ring.max_reservation() {
-            return false;
+    /// Returns whether R is less than R1 permits.
+    #[inline(always)]
+    pub(super) const fn is_short(&self) -> bool {
+        self.granted != self.max_granted
+    }
+
+    /// Grants as much as keeps R within a quarter ring (R1), if that keeps `in_flight + 2R <= C` (S1). Returns whether it did; otherwise
+    /// nothing has changed.
+    #[inline(always)]
+    pub(super) const fn fill_up(&mut self, ring: RingSize, in_flight: u64) -> bool {
+        let has_room = in_flight + GRANT_SLACK <= ring.bytes() - 2 * ring.max_reservation();
+        if has_room {
+            self.unused += self.max_granted - self.granted;
+            self.granted = self.max_granted;
         }
+        has_room
+    }
+
+    /// Grants as much as keeps `in_flight + 2R <= C` (S1) and R within a quarter ring (R1).
+    pub(super) fn top_up(&mut self, ring: RingSize, in_flight: u64) {
         let by_invariant = ring.bytes().saturating_sub(in_flight + GRANT_SLACK) / 2;
         let room = by_invariant.min(ring.max_reservation());
-        let more = room.saturating_sub(reserved) & !(ALIGNMENT - 1);
+        let more = room.saturating_sub(self.outstanding()) & !(ALIGNMENT - 1);
         self.granted += more;
         self.unused += more;
-        true
     }
 
     /// Takes a request that asks for `wanted` bytes of internal allowance, of which `max` are legal (T6).
@@ -75,7 +89,7 @@ impl Reservation {
     /// Releases the credit of a reply that has been written, for which `claimed` was reserved.
     #[inline]
     pub(super) const fn release(&mut self, claimed: u64) {
-        self.released += claimed;
+        self.max_granted += claimed;
     }
 }
 
@@ -116,10 +130,23 @@ impl PeerCredit {
         self.balance -= internal_allowance;
     }
 
+    /// Takes the peer's cumulative grant if it is no less than any of the past, and legal. Returns whether it is.
+    #[inline(always)]
+    pub(super) const fn raise_further(&mut self, ring: RingSize, told: u64) -> bool {
+        let more = told.wrapping_sub(self.granted);
+        // Of a multiple of the alignment, the rotation is the quotient; of another number it is more than any room.
+        let (blocks, room) = (more.rotate_right(ALIGNMENT.trailing_zeros()), (ring.max_reservation() - self.balance) / ALIGNMENT);
+        if blocks > room {
+            return false;
+        }
+        self.granted = told;
+        self.balance += more;
+        true
+    }
+
     /// Takes the peer's cumulative grant; `floor` is its earlier grant on the same channel.
     ///
     /// The peer reserves at least the balance here, so a balance above its quarter ring is a lie (T5).
-    #[inline(always)]
     pub(super) fn raise(&mut self, ring: RingSize, told: u64, floor: u64) -> Result<(), ProtocolError> {
         let ceiling = self.granted - self.balance + ring.max_reservation();
         if told < floor || told > ceiling || told % ALIGNMENT != 0 {
@@ -149,8 +176,12 @@ mod tests {
     fn a_grant_never_breaks_the_ring_invariant_or_the_quarter() {
         for in_flight in (0..=C).step_by(32) {
             for initial in (0..=(C - in_flight) / 2).step_by(32) {
-                let mut reservation = Reservation::new(0, initial.min(C / 4));
+                let mut reservation = Reservation::new(ring(), 0, initial.min(C / 4));
                 reservation.top_up(ring(), in_flight);
+                let mut at_once = Reservation::new(ring(), 0, initial.min(C / 4));
+                let is_full = at_once.is_short() && at_once.fill_up(ring(), in_flight);
+                assert!(!is_full || (at_once.granted, at_once.unused) == (reservation.granted, reservation.unused));
+                assert!(is_full || at_once.outstanding() == C / 4 || reservation.outstanding() < C / 4);
                 assert!(in_flight + 2 * reservation.outstanding() <= C);
                 assert!(reservation.outstanding() <= C / 4);
                 assert_eq!(reservation.granted() % 32, 0);
@@ -160,14 +191,14 @@ mod tests {
 
     #[test]
     fn an_idle_side_grants_the_whole_quarter() {
-        let mut reservation = Reservation::new(0, 32);
+        let mut reservation = Reservation::new(ring(), 0, 32);
         reservation.top_up(ring(), 0);
         assert_eq!(reservation.granted(), C / 4);
     }
 
     #[test]
     fn a_request_cannot_claim_credit_that_was_never_granted() {
-        let mut reservation = Reservation::new(0, 256);
+        let mut reservation = Reservation::new(ring(), 0, 256);
         assert_eq!(reservation.claim(192, MAX), Ok(()));
         let overdraft = ProtocolError::Allowance { wanted: 96, available: 64 };
         assert_eq!(reservation.claim(96, MAX), Err(overdraft));

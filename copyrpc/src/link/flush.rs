@@ -1,54 +1,53 @@
 //! The exit of the send ring, and the words for the peer: batches to post, and the words of the published record.
 
-use super::Link;
 use super::outgoing::CALL_SLACK;
-use super::tx::{Batch, Emit};
+use super::tx::{Batch, EasyBatch, Emit};
 use super::window::Hold;
+use super::{Link, News};
 use crate::wire::{FlowWords, METADATA_SPAN};
 
-/// The destination of batches. A trait and not a closure: the code that posts the common batch is inlined for sure.
+/// The destination of easy batches. A trait and not a closure: the code that posts them is inlined for sure.
 pub(crate) trait Poster<E> {
-    /// Posts a batch.
-    fn post(&mut self, emit: Emit) -> Result<(), E>;
+    /// Stores the words of a batch in the published record, and posts it.
+    fn post_easy(&mut self, batch: &EasyBatch<'_>) -> Result<(), E>;
 }
 
 impl<U> Link<U> {
-    /// Returns the batch that a flush posts, if it is the only one and nothing prevents it. [`Link::easy_batch_posted`] has to follow,
-    /// unless it cannot be posted. Otherwise nothing has changed.
-    #[inline(always)]
-    fn easy_batch(&mut self) -> Option<(Emit, FlowWords)> {
-        if self.ending.is_some() || !self.tx.has_easy_batch() || !self.window.is_off() {
-            return None;
-        }
-        let words = self.grant();
-        self.rx.note_told(words);
-        Some((self.tx.fill_easy_batch(words), words))
-    }
-
-    /// Notes that the batch of [`Link::easy_batch`] was posted, with these words.
-    #[inline(always)]
-    const fn easy_batch_posted(&mut self, words: FlowWords) {
-        self.told_by_batch = words;
-        self.tx.commit_easy_batch();
-        self.note_posted();
-    }
-
-    #[inline(always)]
-    const fn note_posted(&mut self) {
-        self.starved |= self.tx.free() < self.tx.size().bytes() / 4;
-    }
-
-    /// Does the work of [`Link::flush_any`] if that is one batch, and nothing prevents it; then returns the current words. Otherwise, or
-    /// after an error, nothing has changed.
+    /// Does the work of [`Link::flush_any`] and of [`Link::publish`] if that is one batch, and nothing prevents it. Returns whether it did.
+    /// Otherwise, or after an error, nothing has changed but that more credit may be granted.
     ///
     /// # Errors
     /// The error of `poster`.
     #[inline(always)]
-    pub(crate) fn flush_easy<E>(&mut self, poster: &mut impl Poster<E>) -> Result<Option<FlowWords>, E> {
-        let Some((emit, words)) = self.easy_batch() else { return Ok(None) };
-        poster.post(emit)?;
-        self.easy_batch_posted(words);
-        Ok(Some(words))
+    pub(crate) fn flush_easy<E>(&mut self, poster: &mut impl Poster<E>) -> Result<bool, E> {
+        // An end that closes has no easy batch, nor has one with a window.
+        if !self.tx.has_easy_batch() {
+            return Ok(false);
+        }
+        self.grant_while_open();
+        let words = self.current_words();
+        self.tell_by_batch(words);
+        if let Err(error) = poster.post_easy(&self.tx.easy_batch(words)) {
+            self.is_unpublished = true;
+            return Err(error);
+        }
+        self.tx.commit_easy_batch();
+        self.note_posted(self.tx.free_after_posted());
+        Ok(true)
+    }
+
+    /// Notes that a batch with these words is about to be posted.
+    #[inline(always)]
+    const fn tell_by_batch(&mut self, words: FlowWords) {
+        self.rx.note_told(words);
+        self.told_by_batch = News { consumer_pos: words.consumer_pos, credit: words.credit };
+    }
+
+    #[inline(always)]
+    const fn note_posted(&mut self, free: u64) {
+        if free < self.tx.size().bytes() / 4 {
+            self.starved = true;
+        }
     }
 
     /// Gives each batch that may be sent to `post`, oldest first: B1 and the window (W1) hold batches back. A batch counts as sent only
@@ -96,11 +95,11 @@ impl<U> Link<U> {
         signal: bool,
         post: &mut dyn FnMut(Emit) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.rx.note_told(words);
+        self.tell_by_batch(words);
+        self.is_unpublished = true;
         post(self.tx.fill(batch, words, signal))?;
         self.tx.commit(batch);
-        self.told_by_batch = words;
-        self.note_posted();
+        self.note_posted(self.tx.free());
         if batch.is_marker() {
             self.stats.wraps += 1;
             self.stats.bytes_sent = self.stats.bytes_sent.wrapping_sub(batch.span() - batch.bytes());
@@ -146,13 +145,33 @@ impl<U> Link<U> {
     }
 
     /// Grants as much as possible. Returns the current words of this side.
-    #[inline(always)]
     pub(super) fn grant(&mut self) -> FlowWords {
-        let may_have_granted = self.reservation.top_up(self.tx.size(), self.tx.in_flight());
-        if may_have_granted && self.ending.is_none() {
-            self.tx.open_to_calls(2 * self.reservation.outstanding() + CALL_SLACK);
+        if self.ending.is_none() {
+            self.grant_while_open();
+        } else {
+            self.reservation.top_up(self.tx.size(), self.tx.in_flight());
         }
         self.current_words()
+    }
+
+    /// Grants as much as possible, at an end that may make calls.
+    #[inline(always)]
+    fn grant_while_open(&mut self) {
+        let ring = self.tx.size();
+        if self.reservation.is_short() {
+            if self.reservation.fill_up(ring, self.tx.in_flight()) {
+                self.tx.open_to_calls(2 * ring.max_reservation() + CALL_SLACK);
+            } else {
+                self.grant_in_part();
+            }
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn grant_in_part(&mut self) {
+        self.reservation.top_up(self.tx.size(), self.tx.in_flight());
+        self.tx.open_to_calls(2 * self.reservation.outstanding() + CALL_SLACK);
     }
 
     #[inline(always)]
@@ -161,25 +180,18 @@ impl<U> Link<U> {
     }
 
     /// Returns the words to store in the published record, if they changed. Call it after every round of arrivals, replies and flushes,
-    /// and only when the receive queue has been refilled: the peer may send as many batches as it is told were received (B1).
+    /// but not after [`Link::flush_easy`] posted, and only when the receive queue has been refilled: the peer may send as many batches as it is told were received (B1).
     pub(crate) fn publish(&mut self) -> Option<FlowWords> {
         if self.closed.is_some() {
             return None;
         }
         let words = self.current_words();
-        if words == self.published {
+        if words == self.rx.told() && !self.is_unpublished {
             return None;
         }
-        self.published = words;
+        self.is_unpublished = false;
         self.rx.note_told(words);
         Some(words)
-    }
-
-    /// Notes that these words, which [`Link::flush_easy`] returned, are stored in the published record, instead of calling
-    /// [`Link::publish`].
-    #[inline(always)]
-    pub(crate) const fn note_published(&mut self, words: FlowWords) {
-        self.published = words;
     }
 
     /// Returns whether, after [`Link::flush_easy`] posted a batch, no flush has anything to do, nor [`Link::poll_read`] at this time.
@@ -197,10 +209,12 @@ impl<U> Link<U> {
     /// The first error of `post`.
     pub(crate) fn flush<E>(&mut self, post: impl FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
         let mut post = FromFn(post);
-        match self.flush_easy(&mut post)? {
-            Some(_words) => Ok(()),
-            None => self.flush_any(&mut post.0),
+        if self.flush_easy(&mut post)? {
+            // The words are still to be stored.
+            self.is_unpublished = true;
+            return Ok(());
         }
+        self.flush_any(&mut post.0)
     }
 }
 
@@ -210,7 +224,7 @@ struct FromFn<F>(F);
 
 #[cfg(test)]
 impl<E, F: FnMut(Emit) -> Result<(), E>> Poster<E> for FromFn<F> {
-    fn post(&mut self, emit: Emit) -> Result<(), E> {
-        (self.0)(emit)
+    fn post_easy(&mut self, batch: &EasyBatch<'_>) -> Result<(), E> {
+        (self.0)(batch.write_out())
     }
 }

@@ -183,9 +183,13 @@ impl<U> Link<U> {
     #[inline(always)]
     fn begin(&mut self, span: u64) -> Result<(), ProtocolError> {
         let metadata = self.rx.begin(span)?;
-        self.hear(metadata.words, self.heard_by_batch)?;
-        self.heard_by_batch = metadata.words;
+        let words = metadata.words;
+        if !self.tx.acknowledge_all(words) || !self.credit.raise_further(self.tx.size(), words.credit) {
+            self.hear_by_batch(words.consumer_pos, words.credit, words.batches_received)?;
+        }
+        self.heard_by_batch = words;
         if metadata.is_closing {
+            self.rx.note_closing();
             self.hear_closing(metadata.words.batches_received);
         }
         Ok(())
@@ -216,8 +220,13 @@ impl<U> Link<U> {
         Some(Event::Ended { user_data, outcome: Err(self.reason_of_call(reason, batches_before).into()) })
     }
 
+    /// Takes the words of a batch, if not all is as usual. They come one by one, so that the usual case needs none in memory.
+    #[inline(never)]
+    fn hear_by_batch(&mut self, consumer_pos: u64, credit: u64, batches_received: u64) -> Result<(), ProtocolError> {
+        self.hear(FlowWords { consumer_pos, credit, batches_received }, self.heard_by_batch)
+    }
+
     /// Takes the peer's words; `floor` has the earlier words of the same channel (F1, T5).
-    #[inline(always)]
     fn hear(&mut self, words: FlowWords, floor: FlowWords) -> Result<(), ProtocolError> {
         self.tx.acknowledge(words, floor)?;
         self.credit.raise(self.tx.size(), words.credit, floor.credit)

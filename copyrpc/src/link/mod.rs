@@ -44,8 +44,8 @@ pub(crate) use deadlines::Deadlines;
 pub(crate) use flush::Poster;
 use idle::Idle;
 use rx::RecvRing;
-pub(crate) use tx::Emit;
 use tx::SendRing;
+pub(crate) use tx::{EasyBatch, Emit};
 use watch::Watch;
 pub use window::Window;
 use window::WindowState;
@@ -149,6 +149,13 @@ impl Limits {
     }
 }
 
+/// The words that are worth a batch of their own.
+#[derive(Clone, Copy, Debug)]
+struct News {
+    consumer_pos: u64,
+    credit: u64,
+}
+
 /// One end of a connection. `U` is the caller's data per call.
 #[derive(Debug)]
 pub(crate) struct Link<U> {
@@ -162,10 +169,10 @@ pub(crate) struct Link<U> {
     /// Why no more calls are taken: the connection has ended, or will end with this reason when everything is done.
     ending: Option<CloseReason>,
     closing: Closing,
-    /// Last words posted in a batch, which decide when a metadata-only batch pays off.
-    told_by_batch: FlowWords,
-    /// Words in the published record.
-    published: FlowWords,
+    /// Last words of a batch, which decide when a metadata-only batch pays off.
+    told_by_batch: News,
+    /// The published record has older words than the last batch. Otherwise it has the last that were told.
+    is_unpublished: bool,
     /// Last words heard in a batch; minimum of the next (T5).
     heard_by_batch: FlowWords,
     /// Last words heard by READ. A channel of its own: it runs ahead of batches not yet polled.
@@ -206,13 +213,13 @@ impl<U> Link<U> {
     pub(crate) fn with_past(send: RingView, recv: RingView, config: &LinkConfig, past: &Past) -> Result<Self, LinkConfigError> {
         config.check(send.size(), recv.size())?;
         let Past { sent, received, slots, generation, heartbeat } = *past;
-        let reservation = Reservation::new(received.credit, config.local_credit);
+        let reservation = Reservation::new(recv.size(), received.credit, config.local_credit);
         let credit = PeerCredit::new(sent.credit, config.peer_credit);
         let told = FlowWords { consumer_pos: config.recv_start, credit: reservation.granted(), batches_received: received.batches };
         let heard = FlowWords { consumer_pos: config.send_start, credit: credit.granted(), batches_received: sent.batches };
         Ok(Self {
             limits: Limits { message: send.size().max_message(), internal_allowance: send.size().max_internal_allowance() },
-            tx: SendRing::new(send, config.send_start, sent.batches, config.peer_batches),
+            tx: SendRing::new(send, config.send_start, sent.batches, config.peer_batches, config.window != Window::Off),
             rx: RecvRing::new(recv, told, received.requests, config.local_batches),
             reservation,
             credit,
@@ -220,8 +227,8 @@ impl<U> Link<U> {
             closed: None,
             ending: None,
             closing: Closing::default(),
-            told_by_batch: told,
-            published: told,
+            told_by_batch: News { consumer_pos: told.consumer_pos, credit: told.credit },
+            is_unpublished: false,
             heard_by_batch: heard,
             heard_by_read: heard,
             read_in_flight: false,
@@ -264,10 +271,10 @@ impl<U> Link<U> {
         self.closed
     }
 
-    /// Returns whether messages wait to be posted.
+    /// Returns whether messages wait that are not part of a batch before a wrap.
     #[inline(always)]
-    pub(crate) const fn has_unposted(&self) -> bool {
-        self.tx.has_unposted()
+    pub(crate) const fn has_open_messages(&self) -> bool {
+        self.tx.has_open_messages()
     }
 
     fn is_indebted(&self) -> bool {

@@ -56,7 +56,10 @@ impl<U> Link<U> {
         let Self { tx, limits, credit, calls, .. } = self;
         let batches_before = tx.batches_sent();
         let Some(place) = tx.place_of_call(payload) else { return Err(user_data) };
-        if !limits.allow(place.message(), allowance) || allowance > credit.balance() {
+        if !limits.allow(place.message(), allowance) {
+            return Err(user_data);
+        }
+        if allowance > credit.balance() {
             return Err(user_data);
         }
         let key = calls.insert(user_data, allowance, deadline_ns, batches_before)?;

@@ -47,8 +47,9 @@ pub(super) struct RecvRing {
     /// Next byte of the batch being parsed, and its end. After it there is room for a header on its lap, in the batch or not.
     next: u64,
     end: u64,
-    /// Lap of both.
+    /// Lap of both, and the position of its end.
     lap: Lap,
+    lap_end: u64,
     /// Number of its messages not parsed yet; 0 between batches.
     messages_left: u32,
     /// Number of messages of all batches that were begun.
@@ -74,6 +75,7 @@ impl RecvRing {
         let start = told.consumer_pos;
         Self {
             lap: view.lap(start),
+            lap_end: start + view.size().to_end(start),
             messages_begun: 0,
             view,
             producer: start,
@@ -99,6 +101,11 @@ impl RecvRing {
     /// Returns the position of the oldest byte still needed: the oldest request not answered, or the message being delivered (S3).
     #[inline]
     pub(super) fn consumer_pos(&self) -> u64 {
+        if self.requests.is_empty() { self.delivered } else { self.oldest_held() }
+    }
+
+    #[inline(never)]
+    fn oldest_held(&self) -> u64 {
         self.requests.oldest().map_or(self.delivered, |request| request.position)
     }
 
@@ -122,6 +129,11 @@ impl RecvRing {
     #[inline]
     pub(super) const fn note_told(&mut self, words: FlowWords) {
         self.told = words;
+    }
+
+    #[inline(always)]
+    pub(super) const fn told(&self) -> FlowWords {
+        self.told
     }
 
     /// Takes a receive completion. Returns the bytes of its batch, which the caller [begins](Self::begin) or [postpones](Self::put_off).
@@ -210,31 +222,47 @@ impl RecvRing {
                 line += LINE;
             }
         }
-        let bytes = self.view.read_block::<FLOW_METADATA_SIZE>(start);
+        // SAFETY: positions of batches are multiples of 32, so a block of 32 bytes at the start is on its lap: no data batch ends at the
+        // end of a lap (P2), and a marker leads to the next lap. The metadata is copied out once: the copy is validated.
+        let bytes = unsafe { self.lap.at(start).cast::<[u8; FLOW_METADATA_SIZE]>().read_unaligned() };
         let metadata = FlowMetadata::decode(&bytes).map_err(|ReservedNotZero| ProtocolError::ReservedNotZero)?;
-        if metadata.is_closing {
-            self.heard_closing = true;
-        }
         let count = metadata.message_count;
-        let to_end = self.size().to_end(start);
+        // The count of a marker is above that of any batch.
+        if u64::from(count) > (span - METADATA_SPAN) / padded(0) || span >= self.lap_end - start {
+            self.begin_marker(count, span)?;
+            return Ok(metadata);
+        }
+        self.end = start + span;
+        self.next = start + METADATA_SPAN;
+        self.messages_left = count;
+        self.messages_begun += u64::from(count);
+        Ok(metadata)
+    }
+
+    /// Begins a batch with this count of messages that is a marker, or refuses it.
+    #[cold]
+    #[inline(never)]
+    fn begin_marker(&mut self, count: u32, span: u64) -> Result<(), ProtocolError> {
+        let start = self.end;
         let is_marker = count == WRAP_MESSAGE_COUNT;
+        let to_end = self.lap_end - start;
         let well_placed = if is_marker { span == to_end } else { span < to_end };
         if !well_placed {
             return Err(ProtocolError::Misplaced { offset: self.size().offset(start), span });
         }
-        self.end = start + span;
-        if is_marker {
-            self.next = self.end;
-            self.lap = self.view.lap(self.end);
-        } else {
-            if u64::from(count) > (span - METADATA_SPAN) / padded(0) {
-                return Err(ProtocolError::MessageCount { count, span });
-            }
-            self.next = start + METADATA_SPAN;
-            self.messages_left = count;
-            self.messages_begun += u64::from(count);
+        if !is_marker {
+            return Err(ProtocolError::MessageCount { count, span });
         }
-        Ok(metadata)
+        self.end = self.lap_end;
+        self.next = self.end;
+        self.lap = self.view.lap(self.end);
+        self.lap_end += self.size().bytes();
+        Ok(())
+    }
+
+    /// Notes that a batch that was begun says that the peer makes no more calls.
+    pub(super) const fn note_closing(&mut self) {
+        self.heard_closing = true;
     }
 
     /// Returns the next message of the batch; its length is checked, its meaning is not. The one before counts as delivered. The message

@@ -12,9 +12,11 @@
 #[path = "explore/tx.rs"]
 mod explore;
 
+use std::ptr::NonNull;
+
 use crate::error::ProtocolError;
 use crate::ring::{Lap, RingSize, RingView};
-use crate::wire::{ALIGNMENT, FlowMetadata, FlowWords, Header, METADATA_SPAN, WRAP_MESSAGE_COUNT, encode_imm, padded};
+use crate::wire::{ALIGNMENT, FLOW_METADATA_SIZE, FlowMetadata, FlowWords, Header, METADATA_SPAN, WRAP_MESSAGE_COUNT, encode_imm, padded};
 
 /// One RDMA WRITE with Immediate to post: `bytes` bytes at `offset` of the local send ring go to
 /// the same offset of the peer's receive ring, with immediate `imm`.
@@ -30,6 +32,53 @@ pub(crate) struct Emit {
     pub(crate) is_last: bool,
     /// Its completion is requested, and is to be reported to [`Link::on_write_done`](super::Link::on_write_done).
     pub(crate) signal: bool,
+}
+
+/// The batch of all messages that wait, not posted. Its metadata is not in the ring.
+#[derive(Debug)]
+pub(crate) struct EasyBatch<'a> {
+    ring: &'a SendRing,
+    words: FlowWords,
+}
+
+impl EasyBatch<'_> {
+    /// Returns the bytes to write: the metadata and one message at least.
+    #[inline(always)]
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.ring.next - self.ring.posted
+    }
+
+    #[inline(always)]
+    pub(crate) const fn imm(&self) -> u32 {
+        encode_imm(self.bytes())
+    }
+
+    /// Returns the first byte of its place in the send ring.
+    #[inline(always)]
+    pub(crate) const fn start(&self) -> NonNull<u8> {
+        // SAFETY: `lap` is the lap of the open batch, which starts here, since no wrap waits.
+        unsafe { self.ring.lap.at(self.ring.posted) }
+    }
+
+    /// Returns the words for the peer.
+    #[inline(always)]
+    pub(crate) const fn words(&self) -> FlowWords {
+        self.words
+    }
+
+    /// Returns the metadata, for the first bytes. The messages that follow it are in the ring.
+    #[inline(always)]
+    pub(crate) fn metadata(&self) -> [u8; FLOW_METADATA_SIZE] {
+        // No end that closes has an easy batch.
+        FlowMetadata { words: self.words, message_count: self.ring.open_count, is_closing: false }.encode()
+    }
+
+    /// Writes the metadata into the ring.
+    pub(crate) fn write_out(&self) -> Emit {
+        let SendRing { view, posted, .. } = self.ring;
+        view.write_block(*posted, &self.metadata());
+        Emit { offset: view.size().offset(*posted), bytes: self.bytes(), imm: self.imm(), is_last: true, signal: false }
+    }
 }
 
 /// The next batch to post.
@@ -88,6 +137,10 @@ pub(super) struct SendRing {
     open_count: u32,
     /// The open batch exists, possibly without messages.
     is_metadata_only: bool,
+    /// Only messages wait, of one batch, and a flush posts them all: no wrap, no batch without messages, and nothing that hinders.
+    is_easy: bool,
+    /// A window holds batches back, or this end is closing.
+    is_hindered: bool,
     /// The last position of `lap` at which a message may end without a wrap (P2), or 0.
     lap_end: u64,
     /// A call whose message ends here or before is admitted (S4), without a wrap: at most `lap_end`. The current limit of S4 is at least
@@ -138,7 +191,7 @@ impl Place<'_> {
 
 impl SendRing {
     /// Makes the send side after `batches`, all of which the peer took.
-    pub(super) const fn new(view: RingView, start: u64, batches: u64, batch_limit: u32) -> Self {
+    pub(super) const fn new(view: RingView, start: u64, batches: u64, batch_limit: u32, has_window: bool) -> Self {
         Self {
             view,
             lap: view.lap(start),
@@ -148,6 +201,8 @@ impl SendRing {
             wrap: None,
             open_count: 0,
             is_metadata_only: false,
+            is_easy: !has_window,
+            is_hindered: has_window,
             lap_end: lap_end(view.size(), start),
             calls_end: 0,
             batches_sent: batches,
@@ -180,6 +235,12 @@ impl SendRing {
         self.size().bytes() - self.in_flight()
     }
 
+    /// Returns what [`free`](Self::free) does, when everything is posted.
+    #[inline(always)]
+    pub(super) const fn free_after_posted(&self) -> u64 {
+        self.size().bytes() - (self.posted - self.peer_consumer)
+    }
+
     #[inline]
     pub(super) const fn has_unposted(&self) -> bool {
         self.producer() != self.posted
@@ -194,6 +255,17 @@ impl SendRing {
     /// Marks batches as closing, from the first after which no message waits.
     pub(super) const fn mark_closing(&mut self) {
         self.is_closing = true;
+        self.hinder();
+    }
+
+    const fn hinder(&mut self) {
+        self.is_hindered = true;
+        self.is_easy = false;
+    }
+
+    /// Sets `is_easy` from the fields that it follows from.
+    pub(super) const fn note_ease(&mut self) {
+        self.is_easy = self.wrap.is_none() && !self.is_metadata_only && !self.is_hindered;
     }
 
     /// Returns whether the peer is known to have taken every batch.
@@ -296,7 +368,8 @@ impl SendRing {
     /// Admits calls as long as `reserved` bytes of the ring are left (S4).
     #[inline(always)]
     pub(super) fn open_to_calls(&mut self, reserved: u64) {
-        self.calls_end = self.lap_end.min((self.peer_consumer + self.size().bytes()).saturating_sub(reserved));
+        debug_assert!(reserved < self.size().bytes(), "R1");
+        self.calls_end = self.lap_end.min(self.peer_consumer + self.size().bytes() - reserved);
     }
 
     /// Makes the next call check S4.
@@ -309,6 +382,7 @@ impl SendRing {
     pub(super) const fn stop(&mut self) {
         self.lap_end = 0;
         self.close_to_calls();
+        self.hinder();
     }
 
     /// Wraps if a message of `message` padded bytes has to. The caller has checked S1 for its whole span.
@@ -327,6 +401,7 @@ impl SendRing {
             self.begin_wrap();
         } else {
             self.is_metadata_only = true;
+            self.note_ease();
         }
     }
 
@@ -344,26 +419,28 @@ impl SendRing {
     }
 
     /// Makes the next message open a batch at `start`.
-    #[inline(always)]
     const fn open_batch(&mut self, start: u64) {
         self.next = start + METADATA_SPAN;
         self.open_count = 0;
         self.is_metadata_only = false;
+        self.note_ease();
     }
 
-    /// Returns whether everything that is not posted is one batch of messages, which may be sent.
+    #[inline(always)]
+    pub(super) const fn has_open_messages(&self) -> bool {
+        self.open_count != 0
+    }
+
+    /// Returns whether everything that is not posted is one batch of messages, and nothing prevents that it is posted as it is.
     #[inline(always)]
     pub(super) const fn has_easy_batch(&self) -> bool {
-        self.wrap.is_none() && self.open_count != 0 && self.may_post()
+        self.is_easy && self.open_count != 0 && self.may_post()
     }
 
-    /// Like [`fill`](Self::fill), for an [easy batch](Self::has_easy_batch), if this end is not closing.
+    /// Returns the [easy batch](Self::has_easy_batch), with these words.
     #[inline(always)]
-    pub(super) fn fill_easy_batch(&self, words: FlowWords) -> Emit {
-        let metadata = FlowMetadata { words, message_count: self.open_count, is_closing: false };
-        self.view.write_block(self.posted, &metadata.encode());
-        let (offset, bytes) = (self.size().offset(self.posted), self.next - self.posted);
-        Emit { offset, bytes, imm: encode_imm(bytes), is_last: true, signal: false }
+    pub(super) const fn easy_batch(&self, words: FlowWords) -> EasyBatch<'_> {
+        EasyBatch { ring: self, words }
     }
 
     /// Like [`commit`](Self::commit), for an easy batch.
@@ -371,7 +448,8 @@ impl SendRing {
     pub(super) const fn commit_easy_batch(&mut self) {
         self.posted = self.next;
         self.batches_sent += 1;
-        self.open_batch(self.next);
+        self.next += METADATA_SPAN;
+        self.open_count = 0;
     }
 
     /// Returns the oldest batch not posted yet.
@@ -409,8 +487,19 @@ impl SendRing {
         }
     }
 
-    /// Takes the peer's position; `floor` has its earlier words of the same channel (T5).
+    /// Takes the peer's position if the peer took everything that was posted, the common case of one batch at a time. Returns whether it
+    /// did. No word of the past says more.
     #[inline(always)]
+    pub(super) const fn acknowledge_all(&mut self, told: FlowWords) -> bool {
+        let has_all = told.consumer_pos == self.posted && told.batches_received == self.batches_sent;
+        if has_all {
+            self.peer_consumer = told.consumer_pos;
+            self.batches_received = told.batches_received;
+        }
+        has_all
+    }
+
+    /// Takes the peer's position; `floor` has its earlier words of the same channel (T5).
     pub(super) fn acknowledge(&mut self, told: FlowWords, floor: FlowWords) -> Result<(), ProtocolError> {
         let position = told.consumer_pos;
         if position < floor.consumer_pos || position > self.posted || position % ALIGNMENT != 0 {

@@ -82,12 +82,6 @@ impl WindowState {
         Self { clock, limit: batches as usize, exempt_bytes, under_way: VecDeque::new(), awaits_completion: false }
     }
 
-    /// Returns whether there is no window.
-    #[inline(always)]
-    pub(super) const fn is_off(&self) -> bool {
-        self.exempt_bytes == 0
-    }
-
     /// Begins a flush of that many bytes. Returns whether the window applies to it (W2).
     #[inline]
     pub(super) const fn begin(&mut self, waiting: u64) -> bool {

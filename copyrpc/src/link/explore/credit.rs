@@ -4,13 +4,14 @@ use crate::link::explore::{Coder, RESTORED_AT};
 impl Reservation {
     /// Codes the credit relative to the released credit.
     pub(in crate::link) fn code(&mut self, coder: &mut Coder) {
-        let Self { granted, unused, released } = self;
+        let Self { granted, unused, max_granted, max } = self;
         if coder.restores() {
-            *released = RESTORED_AT;
+            *max_granted = RESTORED_AT + *max;
         }
+        let released = *max_granted - *max;
         let mut used = granted.wrapping_sub(*unused);
-        coder.span(granted, *released);
-        coder.span(&mut used, *released);
+        coder.span(granted, released);
+        coder.span(&mut used, released);
         *unused = *granted - used;
     }
 }

@@ -2,7 +2,6 @@ use super::RecvRing;
 use crate::link::explore::Coder;
 use crate::link::held::HeldRequest;
 use crate::ring::RingView;
-use crate::wire::FlowWords;
 
 impl RecvRing {
     /// Codes every field that affects the future. Positions are relative to `position`, counts of batches to `batches`, both of which the
@@ -23,6 +22,7 @@ impl RecvRing {
             next,
             end,
             lap,
+            lap_end,
             messages_left,
             messages_begun: _,
             announced,
@@ -38,6 +38,7 @@ impl RecvRing {
         coder.span(producer, position);
         (*delivered, *next, *end) = (*producer, *producer, *producer);
         *lap = view.lap(*producer);
+        *lap_end = *producer + view.size().to_end(*producer);
         coder.number(batches_received, batches, 1);
         let mut held = requests.unanswered().count() as u32;
         coder.count(&mut held);
@@ -58,10 +59,6 @@ impl RecvRing {
 
     pub(in crate::link) const fn parsed(&self) -> u64 {
         self.delivered
-    }
-
-    pub(in crate::link) const fn told(&self) -> FlowWords {
-        self.told
     }
 
     pub(in crate::link) const fn view(&self) -> &RingView {

@@ -128,7 +128,7 @@ fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {
         ending: _,
         closing: _,
         told_by_batch,
-        published,
+        is_unpublished,
         heard_by_batch,
         heard_by_read,
         read_in_flight: _,
@@ -142,10 +142,10 @@ fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {
         heard_heartbeat: _,
         stats,
     } = link;
-    let told = rx.told();
-    let tells_alike = told.consumer_pos == published.consumer_pos && told.batches_received == published.batches_received;
-    assert!(coder.restores() || tells_alike, "each serve publishes what it told, or newer");
-    code_heard(coder, published, peer_knows);
+    let mut published = rx.told();
+    assert!(coder.restores() || !*is_unpublished, "each serve publishes what it told, or newer");
+    *is_unpublished = false;
+    code_heard(coder, &mut published, peer_knows);
     coder.flag(starved);
     // L4 tests whether the news since the last batch has reached a limit. News only grows: above the limit, its amount does not matter.
     let (mut consumed, mut granted) = (0, 0);
@@ -156,10 +156,9 @@ fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {
     coder.span(&mut consumed, 0);
     coder.span(&mut granted, 0);
     if coder.restores() {
-        rx.note_told(*published);
+        rx.note_told(published);
         told_by_batch.consumer_pos = rx.consumer_pos() - consumed;
         told_by_batch.credit = reservation.granted() - granted;
-        told_by_batch.batches_received = published.batches_received;
         (*heard_by_batch, *heard_by_read) = (knows, knows);
         *stats = Default::default();
     }

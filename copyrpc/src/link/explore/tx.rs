@@ -17,6 +17,8 @@ impl SendRing {
             wrap,
             open_count,
             is_metadata_only: _,
+            is_easy: _,
+            is_hindered: _,
             lap_end: _,
             calls_end: _,
             batches_sent,
@@ -49,8 +51,9 @@ impl SendRing {
         *last_metadata_only = unreceived;
         let is_open = producer != self.open_start();
         assert!(coder.restores() || is_open == (self.open_count > 0 || self.is_metadata_only), "{self:?}");
-        // Once there are messages, it is not read.
-        self.is_metadata_only = is_open;
+        // Once there are messages, they are posted in the same way as without it.
+        self.is_metadata_only = is_open && self.open_count == 0;
+        self.note_ease();
         self.next = if is_open { producer } else { producer + METADATA_SPAN };
         self.lap = self.view.lap(producer);
         let lap_end = super::lap_end(self.size(), producer);

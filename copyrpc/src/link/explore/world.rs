@@ -269,7 +269,7 @@ impl World {
             }
         }
         link.publish();
-        let words = link.published;
+        let words = link.rx.told();
         if !self.setup.delays_reads {
             self.execute_read(side);
         }
@@ -295,7 +295,7 @@ impl World {
         if !matches!(self.reads[side], Read::Posted) {
             return Step::Disabled;
         }
-        self.reads[side] = Read::Executed(self.links[1 - side].published);
+        self.reads[side] = Read::Executed(self.links[1 - side].rx.told());
         Step::Done
     }
 
