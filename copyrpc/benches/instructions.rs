@@ -46,7 +46,7 @@ const fn part(name: &'static str, depth: usize, collect: &'static str, what: &'s
 const KINDS: &[Kind] = &[
     Kind {
         name: "rpc_depth1",
-        bound: Some(1630),
+        bound: Some(1328),
         collect: "nohca",
         what: "copyrpc: one call and its reply, both sides, one at a time, without the software HCA",
         depth: 1,
@@ -55,7 +55,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "rpc_depth64",
-        bound: Some(236),
+        bound: Some(231),
         collect: "nohca",
         what: "copyrpc: the same, 64 at a time",
         depth: 64,
@@ -64,7 +64,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "rpc_depth1_received",
-        bound: Some(1966),
+        bound: Some(1664),
         collect: "nohca",
         what: "copyrpc: as rpc_depth1, the answerer with drain, recv, reply and flush in the place of serve",
         depth: 1,
@@ -73,7 +73,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "rpc_depth64_received",
-        bound: Some(405),
+        bound: Some(399),
         collect: "nohca",
         what: "copyrpc: the same, 64 at a time",
         depth: 64,
@@ -82,7 +82,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "rpc_depth1_of_1024",
-        bound: Some(1630),
+        bound: Some(1328),
         collect: "nohca",
         what: "copyrpc: as rpc_depth1, with 1,023 idle endpoints beside it",
         depth: 1,
@@ -91,7 +91,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "idle_poll",
-        bound: Some(75),
+        bound: Some(72),
         collect: "nohca",
         what: "copyrpc: one poll that finds nothing, one endpoint",
         depth: 1,
@@ -100,7 +100,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "idle_poll_of_1024",
-        bound: Some(75),
+        bound: Some(72),
         collect: "nohca",
         what: "copyrpc: the same with 1,024 endpoints",
         depth: 1,
