@@ -22,7 +22,6 @@
 //!   ([`Ring::keep_order`]). An announcement that is lost to it, or that found the ring full, leaves the flag down, which the server finds
 //!   when it goes round the seats (R4, [`HotSet::mend`](shm::ready::HotSet::mend)): it costs a delay, and no call.
 
-use std::fmt;
 use std::ptr::NonNull;
 
 use ipc::{Announce, CLIENTS_MAX, ParameterError};
@@ -80,6 +79,7 @@ const WORDS: usize = 2 * LINE;
 const _: () = assert!(cfg!(loom) || size_of::<AtomicU64>() == 8);
 
 /// The ring of names of a server and its clients, in their region. A name says that the client has begun to call.
+#[derive(Debug)]
 pub struct Ring {
     head: NonNull<AtomicU64>,
     tail: NonNull<AtomicU64>,
@@ -95,13 +95,6 @@ pub struct Ring {
 
 // SAFETY: a view of atomics in shared memory, and numbers of its owner's.
 unsafe impl Send for Ring {}
-
-impl fmt::Debug for Ring {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { depth, next, released, .. } = self;
-        f.debug_struct("Ring").field("depth", depth).field("next", next).field("released", released).finish_non_exhaustive()
-    }
-}
 
 /// No position is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

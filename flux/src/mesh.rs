@@ -1,6 +1,5 @@
 //! The memory that the nodes of one network share: a lane per ordered pair, and what wakes a cold one.
 
-use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
@@ -142,12 +141,6 @@ impl<T> Drop for Mesh<T> {
 unsafe impl<T: Send> Sync for Mesh<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Send for Mesh<T> {}
-
-impl<T> fmt::Debug for Mesh<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mesh").field("nodes", &self.len()).finish_non_exhaustive()
-    }
-}
 
 impl<T> Mesh<T> {
     pub(crate) fn new(nodes: usize, capacity: usize) -> Self {

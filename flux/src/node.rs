@@ -25,7 +25,7 @@ use shm::dropped::Dropped;
 use shm::lane::{Ahead, LaneRx, LaneTx};
 use shm::ready::{self, HotSet, ReadyWords};
 use shm::sleep::{self, Sleep, Sleeper, Watch, Word};
-use shm::sync::{AtomicU32, FIRST, light_barrier};
+use shm::sync::{AtomicU32, FIRST, LightBarrier};
 
 use crate::config::{Config, ConfigError};
 use crate::error::{CallError, ForeignToken};
@@ -124,7 +124,7 @@ pub fn network<T: Copy + Send, U>(nodes: usize, config: Config) -> Result<Vec<No
 pub fn network_by<T: Copy + Send, U>(clock: &Clock, nodes: usize, config: Config) -> Result<Vec<Node<T, U>>, ConfigError> {
     config.check(nodes)?;
     // Registers this process for barriers, which may take long: now, and not in the first call.
-    light_barrier();
+    let _ = LightBarrier::of_process();
     let mesh = Arc::new(Mesh::new(nodes, config.capacity));
     Ok((0..nodes).filter_map(|index| Node::new(index, config, clock.clone(), Arc::clone(&mesh))).collect())
 }

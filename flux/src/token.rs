@@ -1,7 +1,5 @@
 //! The name of a call, and the duty to answer one.
 
-use std::fmt;
-
 use calls::Tag;
 
 use crate::mesh::{self, Asked};
@@ -18,17 +16,12 @@ pub struct CallToken {
 ///
 /// Dropping it, on whatever thread, ends the call with [`CallFailed::Rejected`](crate::CallFailed::Rejected): the node that received the call tells the caller in its next
 /// [`poll`](crate::Node::poll), for which [`wait`](crate::Node::wait) wakes it.
+#[derive(Debug)]
 #[must_use = "a token that is dropped rejects its call"]
 pub struct Token {
     pub(crate) asked: Asked,
     /// The number of the network.
     pub(crate) network: u64,
-}
-
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Token").field("from", &self.asked.from).field("to", &self.asked.to).finish_non_exhaustive()
-    }
 }
 
 impl Drop for Token {

@@ -35,7 +35,11 @@ pub struct Client<Req, Resp, U, W = ReadyWords> {
 
 impl<Req, Resp, U, W> fmt::Debug for Client<Req, Resp, U, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("member", &self.member).field("in_flight", &self.calls.waiting()).finish_non_exhaustive()
+        f.debug_struct("Client")
+            .field("server", &self.member.server())
+            .field("id", &self.member.seat())
+            .field("in_flight", &self.calls.waiting())
+            .finish_non_exhaustive()
     }
 }
 

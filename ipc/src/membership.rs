@@ -1,11 +1,8 @@
 //! The client's side of a session: its seat, and whether there is still a server.
 
-use std::fmt;
-
 use calls::SessionEnd;
 use shm::clock::Clock;
 use shm::region::{OwnerWatch, Region};
-use shm::sync::light_barrier;
 
 use crate::seats::{Holding, JoinError, Seats, Session};
 
@@ -22,16 +19,6 @@ pub(crate) struct Membership {
     region: Region,
 }
 
-impl fmt::Debug for Membership {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Membership")
-            .field("server", &self.region.name())
-            .field("seat", &self.seat)
-            .field("end", &self.end)
-            .finish_non_exhaustive()
-    }
-}
-
 impl Membership {
     /// Takes a seat that `is_fit`. Gives others back to the server: a free seat that is not fit was not freed by the server, but by garbage.
     ///
@@ -41,8 +28,6 @@ impl Membership {
     /// # Errors
     /// [`JoinError`].
     pub(crate) unsafe fn join(region: Region, seats: Seats, is_fit: impl Fn(usize) -> bool) -> Result<Self, JoinError> {
-        // Registers this process for barriers, which may take long: now, and not in the first call.
-        light_barrier();
         let (session, holding) = loop {
             let session = seats.join(region.lock_file())?;
             match seats.held_by(session.seat(), session.generation()).filter(|_| is_fit(session.seat())) {
@@ -58,6 +43,11 @@ impl Membership {
     #[inline(always)]
     pub(crate) fn seat(&self) -> usize {
         self.seat
+    }
+
+    /// Returns the server's name.
+    pub(crate) fn server(&self) -> &str {
+        self.region.name()
     }
 
     /// Returns the seats of all clients.

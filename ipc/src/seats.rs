@@ -265,7 +265,7 @@ impl Seats {
         Err(JoinError::Full { max_clients: self.count })
     }
 
-    /// Returns the holding of holder `generation` in a seat.
+    /// Returns the holding of holder `generation` in a seat. Registers this process for barriers, which may take long the first time.
     #[must_use]
     pub(crate) fn held_by(&self, seat: usize, generation: u32) -> Option<Holding> {
         let (seat, barrier) = (NonNull::from(self.seat(seat)?), LightBarrier::of_process());

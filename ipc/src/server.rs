@@ -10,7 +10,7 @@ use shm::plain::{Plain, TypeShape};
 use shm::ready::ReadyWords;
 use shm::region::Region;
 use shm::sleep::{self, Look, Sleeper, Watch};
-use shm::sync::light_barrier;
+use shm::sync::LightBarrier;
 
 use crate::announce::Announce;
 use crate::blocking;
@@ -35,11 +35,7 @@ pub struct Server<Req, Resp, W = ReadyWords> {
 
 impl<Req, Resp, W> fmt::Debug for Server<Req, Resp, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server")
-            .field("name", &self.region.name())
-            .field("region_bytes", &self.region.view().len())
-            .field("sessions", &self.sessions)
-            .finish_non_exhaustive()
+        f.debug_struct("Server").field("name", &self.region.name()).field("region_bytes", &self.region.view().len()).finish_non_exhaustive()
     }
 }
 
@@ -76,7 +72,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     /// Creates a server of this layout, which is of these types.
     pub(crate) fn bind_as(dir: &Dir, name: &str, kind: u64, layout: Layout, shape: TypeShape) -> Result<Self, CreateError> {
         // Registers this process for barriers, which may take long: now, and not in the first reply.
-        light_barrier();
+        let _ = LightBarrier::of_process();
         let header = Header {
             magic: W::MAGIC,
             version: W::VERSION,

@@ -3,7 +3,6 @@
 //! Its owner has the [`Wakes`] that tells it of a client that begins to call: a set of bits, or a ring of names.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
@@ -27,20 +26,6 @@ pub(crate) struct LanePairs<Req, Resp> {
     response_stride: usize,
     depth: usize,
     _types: PhantomData<(Req, Resp)>,
-}
-
-impl<Req, Resp> Clone for LanePairs<Req, Resp> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<Req, Resp> Copy for LanePairs<Req, Resp> {}
-
-impl<Req, Resp> fmt::Debug for LanePairs<Req, Resp> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LanePairs").field("depth", &self.depth).finish_non_exhaustive()
-    }
 }
 
 // SAFETY: addresses in shared memory; what is done there is the contract of the ends that are made from them.
@@ -226,12 +211,6 @@ impl Inbox {
         }
         self.later.retain(|batch| batch.client as usize != client);
         self.later_waiting = self.later.iter().map(|batch| batch.count as usize).sum();
-    }
-}
-
-impl<Req, Resp> fmt::Debug for Sessions<Req, Resp> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sessions").field("hot", &self.hot).field("waiting", &self.table.inbox.waiting()).finish_non_exhaustive()
     }
 }
 

@@ -1,6 +1,5 @@
 //! The duty to answer, and what else of a server is in other threads' hands.
 
-use std::fmt;
 use std::sync::Arc;
 
 use shm::dropped::{Dropped, Numbered};
@@ -13,18 +12,12 @@ use crate::sessions::Asker;
 ///
 /// Dropping it, on whatever thread, ends the client's call with [`CallFailed::Rejected`](crate::CallFailed::Rejected): the server tells the client in
 /// its next [`poll`](crate::Server::poll) or [`wait`](crate::Server::wait), and is woken for it. A token of a server that is gone does nothing.
-#[derive(PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 #[must_use = "a token that is dropped rejects its request"]
 pub struct Token {
     asker: Asker,
     /// The number of the server that received the request.
     server: u64,
-}
-
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Token").field("asker", &self.asker).finish_non_exhaustive()
-    }
 }
 
 impl Token {
@@ -64,16 +57,10 @@ impl Drop for Token {
 }
 
 /// Ends a server's [`serve`](crate::Server::serve), from any thread.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct StopHandle {
     server: u64,
     notes: Arc<Notes>,
-}
-
-impl fmt::Debug for StopHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StopHandle").field("is_stopped", &self.is_stopped()).finish()
-    }
 }
 
 impl StopHandle {
@@ -91,6 +78,7 @@ impl StopHandle {
 }
 
 /// Messages of other threads of the process to a server. They wake it afterwards (W1).
+#[derive(Debug)]
 struct Notes {
     dropped: Dropped<Asker>,
     is_stopped: AtomicBool,

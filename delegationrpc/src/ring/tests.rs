@@ -187,7 +187,7 @@ mod model {
     use super::*;
     use shm::ready::{ARMED, HotSet, Lanes};
     use shm::sleep::{Sleep, Sleeper, Watch, Word, wait};
-    use shm::sync::{UnsafeCell, light_barrier, yield_now};
+    use shm::sync::{LightBarrier, UnsafeCell, yield_now};
 
     struct Memory {
         head: AtomicU64,
@@ -277,7 +277,7 @@ mod model {
         fn call(&self, client: usize) {
             self.messages[client].fetch_add(1, Ordering::Release);
             // As `ipc::Client` does.
-            light_barrier();
+            LightBarrier::of_process().execute();
             if self.armed[client].load(Ordering::Relaxed) == ARMED {
                 self.ring.ring().notify(client, &self.armed[client]);
                 self.server.wake();

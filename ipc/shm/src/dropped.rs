@@ -1,13 +1,13 @@
 //! Requests whose tokens were dropped without an answer: from any thread to the one that owes the rejections.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::sync::{AtomicBool, Ordering};
 
 /// Dropped requests, each named by a `K`. Costs a load as long as nobody drops one.
+#[derive(Debug)]
 pub struct Dropped<K> {
     /// Up if there may be keys. Release after a key went in, Acquire before the keys are taken; never touched under the lock.
     any: AtomicBool,
@@ -17,12 +17,6 @@ pub struct Dropped<K> {
 impl<K> Default for Dropped<K> {
     fn default() -> Self {
         Self { any: AtomicBool::new(false), keys: Mutex::default() }
-    }
-}
-
-impl<K> fmt::Debug for Dropped<K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Dropped").field("count", &self.lock().len()).finish_non_exhaustive()
     }
 }
 

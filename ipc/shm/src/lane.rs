@@ -11,7 +11,7 @@
 //!
 //! **L3**: a protocol in which a reply proves that the slot is free (at most `capacity` unanswered requests) needs no `consumed` word.
 
-use core::{fmt, marker::PhantomData, mem::MaybeUninit, ptr::NonNull};
+use core::{marker::PhantomData, mem::MaybeUninit, ptr::NonNull};
 
 use calls::Tagged;
 
@@ -36,6 +36,7 @@ pub enum Ahead {
 }
 
 /// One slot: the sequence word and the body, a whole number of 64 B lines. All-zero bytes are an empty slot.
+#[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Slot<T> {
     seq: AtomicU64,
@@ -76,32 +77,13 @@ impl<T> Slot<T> {
     }
 }
 
-impl<T> Default for Slot<T> {
-    fn default() -> Self {
-        Self::empty()
-    }
-}
-
-impl<T> fmt::Debug for Slot<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot").finish_non_exhaustive()
-    }
-}
-
 /// The slots of a lane as both ends see them.
+#[derive(Debug, Clone, Copy)]
 struct Slots<T> {
     base: NonNull<Slot<T>>,
     mask: u64,
     _slots: PhantomData<Slot<T>>,
 }
-
-impl<T> Clone for Slots<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Slots<T> {}
 
 impl<T> Slots<T> {
     #[inline(always)]
@@ -139,6 +121,7 @@ impl<T> Slots<Tagged<T>> {
 }
 
 /// The producing end. Messages are `Copy`: nothing that needs a destructor crosses a process boundary.
+#[derive(Debug)]
 pub struct LaneTx<T> {
     slots: Slots<T>,
     next: u64,
@@ -147,27 +130,17 @@ pub struct LaneTx<T> {
 }
 
 /// A message that is in its slot, and not published yet.
+#[derive(Debug)]
 #[must_use]
 pub struct Filled<'a, T> {
     slot: &'a Slot<T>,
     next: &'a mut u64,
 }
 
-impl<T> fmt::Debug for Filled<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Filled").field("next", &self.next).finish_non_exhaustive()
-    }
-}
-
 /// A message that was taken, and whose payload still lies in its slot. The producer of another process may write there all the same.
+#[derive(Debug)]
 pub struct Unread<'a, T> {
     slot: &'a Slot<Tagged<T>>,
-}
-
-impl<T> fmt::Debug for Unread<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Unread").finish_non_exhaustive()
-    }
 }
 
 impl<T: Copy> Unread<'_, T> {
@@ -188,6 +161,7 @@ impl<T: Copy> Unread<'_, T> {
 }
 
 /// The consuming end.
+#[derive(Debug)]
 pub struct LaneRx<T> {
     slots: Slots<T>,
     next: u64,
@@ -197,18 +171,6 @@ pub struct LaneRx<T> {
 unsafe impl<T: Send> Send for LaneTx<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Send for LaneRx<T> {}
-
-impl<T> fmt::Debug for LaneTx<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LaneTx").field("next", &self.next).field("limit", &self.limit).finish()
-    }
-}
-
-impl<T> fmt::Debug for LaneRx<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LaneRx").field("next", &self.next).finish()
-    }
-}
 
 impl<T: Copy> LaneTx<T> {
     /// The producing end over `capacity` slots at `slots`, its first message being number `position`.

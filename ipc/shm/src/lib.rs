@@ -73,6 +73,5 @@ mod errors {
         check::<crate::memfd::NoHugePages>();
         check::<crate::region::CreateError>();
         check::<crate::region::OpenError>();
-        check::<crate::wait::ParseWaitError>();
     }
 }

@@ -12,7 +12,7 @@
 //!
 //! A producer stopped between any two of these steps delays its own lane only.
 
-use core::{fmt, ptr::NonNull};
+use core::ptr::NonNull;
 
 use crate::sync::{AtomicU32, AtomicU64, LightBarrier, Ordering, heavy_barrier};
 
@@ -23,7 +23,7 @@ pub const ARMED: u32 = 1;
 
 /// One bit per lane in words of 64, and a summary word, in memory shared by the consumer and all producers. Bit `b` of the summary word stands for
 /// the words `b`, `b + 64`, `b + 128` and so on. Zero bytes are "none ready".
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub struct ReadyWords {
     base: NonNull<AtomicU64>,
     lanes: usize,
@@ -31,12 +31,6 @@ pub struct ReadyWords {
 
 // SAFETY: it is a view of shared atomics; the memory's lifetime is the contract of `new`.
 unsafe impl Send for ReadyWords {}
-
-impl fmt::Debug for ReadyWords {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadyWords").field("lanes", &self.lanes).finish_non_exhaustive()
-    }
-}
 
 impl ReadyWords {
     /// Returns the number of 64-bit words that `lanes` lanes take: the summary word, then the bit words.
@@ -169,7 +163,7 @@ pub trait Lanes {
     fn armed(&self, lane: usize) -> Option<&AtomicU32>;
 }
 
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 struct Hot {
     lane: usize,
     /// Epochs that have ended since a message was last seen.
@@ -177,6 +171,7 @@ struct Hot {
 }
 
 /// Which lanes to poll: private state of the consumer. A lane that was never hot must be created with its `armed` word [`ARMED`].
+#[derive(Debug)]
 pub struct HotSet {
     hot: Vec<Hot>,
     is_hot: Vec<bool>,
@@ -187,12 +182,6 @@ pub struct HotSet {
     epoch_start_ns: u64,
     passes_to_rest: u32,
     rests_to_clock: u32,
-}
-
-impl fmt::Debug for HotSet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HotSet").field("hot", &self.hot.len()).field("lanes", &self.is_hot.len()).finish_non_exhaustive()
-    }
 }
 
 /// Maximum number of hot lanes looked at in a pass. If there are more they take turns.
@@ -323,9 +312,17 @@ impl HotSet {
 
     /// Arms every lane, before the consumer sleeps. A [`heavy_barrier`] and [`cool`](Self::cool) must follow.
     pub fn arm(&self, lanes: &impl Lanes) {
-        for armed in self.hot.iter().filter_map(|hot| lanes.armed(hot.lane)) {
+        self.arm_some(lanes, |_| true);
+    }
+
+    /// [`arm`](Self::arm) for the lanes that are `chosen`. Returns whether there are any.
+    fn arm_some(&self, lanes: &impl Lanes, chosen: impl Fn(&Hot) -> bool) -> bool {
+        let mut any = false;
+        for armed in self.hot.iter().filter(|hot| chosen(hot)).filter_map(|hot| lanes.armed(hot.lane)) {
             armed.store(ARMED, Ordering::Relaxed);
+            any = true;
         }
+        any
     }
 
     /// Returns whether all hot lanes are empty. Those that are go cold if `may_cool`, which says that they were [armed](Self::arm) and
@@ -333,8 +330,16 @@ impl HotSet {
     /// polled on.
     #[must_use]
     pub fn cool(&mut self, lanes: &impl Lanes, may_cool: bool) -> bool {
+        self.cool_some(lanes, may_cool, |_| true)
+    }
+
+    /// [`cool`](Self::cool) for the lanes that are `chosen`.
+    fn cool_some(&mut self, lanes: &impl Lanes, may_cool: bool, chosen: impl Fn(&Hot) -> bool) -> bool {
         let (is_hot, mut all_empty) = (&mut self.is_hot, true);
         self.hot.retain(|hot| {
+            if !chosen(hot) {
+                return true;
+            }
             let Some(armed) = lanes.armed(hot.lane) else {
                 is_hot[hot.lane] = false;
                 return false;
@@ -359,35 +364,12 @@ impl HotSet {
         }
         self.epoch_start_ns = now_ns;
         self.hot.iter_mut().for_each(|hot| hot.idle_epochs += 1);
-        let idle = |h: &Hot| h.idle_epochs > 1;
-        let mut any = false;
-        for hot in self.hot.iter().filter(|h| idle(h)) {
-            if let Some(armed) = lanes.armed(hot.lane) {
-                armed.store(ARMED, Ordering::Relaxed);
-                any = true;
-            }
+        let is_idle = |hot: &Hot| hot.idle_epochs > 1;
+        if self.arm_some(lanes, is_idle) {
+            // R1: from here on a producer sees the flag, or its message is seen.
+            let may_cool = heavy_barrier();
+            self.cool_some(lanes, may_cool, is_idle);
         }
-        if !any {
-            return;
-        }
-        // R1: from here on a producer sees the flag, or its message is seen below.
-        let may_cool = heavy_barrier();
-        let is_hot = &mut self.is_hot;
-        self.hot.retain(|hot| {
-            if !idle(hot) {
-                return true;
-            }
-            let keep = match lanes.armed(hot.lane) {
-                None => false,
-                Some(_) if may_cool && !lanes.is_ready(hot.lane) => false,
-                Some(armed) => {
-                    armed.store(HOT, Ordering::Relaxed);
-                    true
-                }
-            };
-            is_hot[hot.lane] = keep;
-            keep
-        });
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|
-//! | `sleeping` | the consumer | producers | **W1**: publish, [`light_barrier`], load `sleeping` / store `sleeping`, [`heavy_barrier`], look once more: either the producer sees the flag or the consumer sees what was published |
+//! | `sleeping` | the consumer | producers | **W1**: publish, [`LightBarrier`], load `sleeping` / store `sleeping`, [`heavy_barrier`], look once more: either the producer sees the flag or the consumer sees what was published |
 //! | `wakes` | producers, `fetch_add` | the consumer | **W2**: a producer that sees the flag changes the word before it wakes, and the consumer sleeps only while the word is what it was before the flag went up |
 //! | `rings` | the ringer, `fetch_add` | sleepers | **W4**: a [`Bell`] has no flag: it changes the word and wakes at every ring, and who listens sleeps only while the word is what it was when it began to listen |
 //!
@@ -20,7 +20,7 @@ mod watches;
 
 use std::time::{Duration, Instant};
 
-use crate::sync::{AtomicU32, FIRST, LightBarrier, Ordering, heavy_barrier, light_barrier, yield_now};
+use crate::sync::{AtomicU32, FIRST, LightBarrier, Ordering, heavy_barrier, yield_now};
 use futex::Known;
 use rest::RESTING;
 pub use rest::rest;
@@ -59,9 +59,7 @@ impl Sleep {
     /// Producer: wakes the consumer if it sleeps. Call it after publishing.
     #[inline(always)]
     pub fn wake(&self) {
-        // W1
-        light_barrier();
-        self.wake_if_asleep();
+        self.wake_behind(LightBarrier::of_process());
     }
 
     /// Like [`wake`](Self::wake), by one who has the barrier at hand.
@@ -69,11 +67,6 @@ impl Sleep {
     pub fn wake_behind(&self, barrier: LightBarrier) {
         // W1
         barrier.execute();
-        self.wake_if_asleep();
-    }
-
-    #[inline(always)]
-    fn wake_if_asleep(&self) {
         if self.sleeping.load(Ordering::Relaxed) != 0 {
             self.wake_up();
         }

@@ -1,7 +1,7 @@
 //! The one door to atomics of this crate and of every crate built on it: `std` normally, `loom` under `--cfg loom`, so that the code
 //! the models check is the code that ships.
 //!
-//! It also holds the asymmetric barrier pair that lets a producer announce work with no fence of its own, see [`light_barrier`].
+//! It also holds the asymmetric barrier pair that lets a producer announce work with no fence of its own, see [`LightBarrier`].
 
 #[cfg(not(loom))]
 pub use std::{
@@ -50,10 +50,11 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-#[cfg(not(loom))]
 mod barrier {
     use std::sync::Once;
-    use std::sync::atomic::{AtomicBool, Ordering, compiler_fence, fence};
+    use std::sync::atomic::{AtomicBool, Ordering, compiler_fence};
+
+    use super::fence;
 
     // linux/membarrier.h
     const CMD_GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
@@ -83,20 +84,11 @@ mod barrier {
         REGISTERED.load(Ordering::Relaxed) || register()
     }
 
-    /// The producer's half of the store-load barrier: call it between publishing and reading a flag the consumer may raise.
+    /// The producer's half of the store-load barrier: [execute](Self::execute) it between publishing and reading a flag the consumer may raise.
     ///
     /// Where `membarrier(2)` works it costs nothing (a compiler fence: [`heavy_barrier`] makes every registered CPU execute the
-    /// hardware fence at the moment it matters); elsewhere it is a full fence. Pairs with [`heavy_barrier`].
-    #[inline(always)]
-    pub fn light_barrier() {
-        if is_registered() {
-            compiler_fence(Ordering::SeqCst);
-        } else {
-            fence(Ordering::SeqCst);
-        }
-    }
-
-    /// [`light_barrier`] with the question answered beforehand whether this process has to pay for it: for those who execute one with every message.
+    /// hardware fence at the moment it matters); elsewhere it is a full fence, as in models. Pairs with [`heavy_barrier`]. The value answers the
+    /// question beforehand whether this process has to pay for it, for producers that execute one with every message.
     #[derive(Debug, Clone, Copy)]
     pub struct LightBarrier {
         is_fence: bool,
@@ -105,8 +97,9 @@ mod barrier {
     impl LightBarrier {
         /// Registers this process if it is not, which may take long.
         #[must_use]
+        #[inline(always)]
         pub fn of_process() -> Self {
-            Self { is_fence: !is_registered() }
+            Self { is_fence: cfg!(loom) || !is_registered() }
         }
 
         /// The barrier.
@@ -119,11 +112,11 @@ mod barrier {
         }
     }
 
-    /// Like [`light_barrier`], for a producer whose consumers are all in its process: it never costs anything. Where `membarrier(2)` does
+    /// Like [`LightBarrier::execute`], for a producer whose consumers are all in its process: it never costs anything. Where `membarrier(2)` does
     /// not work, no [`heavy_barrier`] of theirs returns `true`, and they rely on no flag.
     #[inline(always)]
     pub fn light_barrier_within_process() {
-        compiler_fence(Ordering::SeqCst);
+        LightBarrier { is_fence: cfg!(loom) }.execute();
     }
 
     /// The consumer's half: call it between raising a flag and looking once more for published work.
@@ -138,47 +131,8 @@ mod barrier {
     #[must_use]
     pub fn heavy_barrier() -> bool {
         fence(Ordering::SeqCst);
-        is_registered() && membarrier(CMD_PRIVATE_EXPEDITED) && membarrier(CMD_GLOBAL_EXPEDITED)
+        cfg!(loom) || (is_registered() && membarrier(CMD_PRIVATE_EXPEDITED) && membarrier(CMD_GLOBAL_EXPEDITED))
     }
 }
 
-#[cfg(loom)]
-mod barrier {
-    use loom::sync::atomic::{Ordering, fence};
-
-    /// See the non-loom documentation; loom models both halves as full fences.
-    pub fn light_barrier() {
-        fence(Ordering::SeqCst);
-    }
-
-    /// See the non-loom documentation.
-    #[derive(Debug, Clone, Copy)]
-    pub struct LightBarrier;
-
-    impl LightBarrier {
-        /// See the non-loom documentation.
-        #[must_use]
-        pub fn of_process() -> Self {
-            Self
-        }
-
-        /// See the non-loom documentation.
-        pub fn execute(self) {
-            light_barrier();
-        }
-    }
-
-    /// See the non-loom documentation.
-    pub fn light_barrier_within_process() {
-        fence(Ordering::SeqCst);
-    }
-
-    /// See the non-loom documentation.
-    #[must_use]
-    pub fn heavy_barrier() -> bool {
-        fence(Ordering::SeqCst);
-        true
-    }
-}
-
-pub use barrier::{LightBarrier, heavy_barrier, light_barrier, light_barrier_within_process};
+pub use barrier::{LightBarrier, heavy_barrier, light_barrier_within_process};

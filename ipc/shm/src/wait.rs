@@ -1,7 +1,6 @@
 //! The behaviour of a polling loop that found nothing to do.
 
 use std::fmt;
-use std::str::FromStr;
 
 use crate::sync::{spin_loop, yield_now};
 
@@ -48,24 +47,6 @@ impl fmt::Display for WaitStrategy {
     }
 }
 
-/// The text names no wait strategy.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown wait strategy {0:?}: use busy, yield or event")]
-pub struct ParseWaitError(pub String);
-
-impl FromStr for WaitStrategy {
-    type Err = ParseWaitError;
-
-    fn from_str(text: &str) -> Result<Self, ParseWaitError> {
-        match text {
-            "busy" => Ok(Self::Busy),
-            "yield" => Ok(Self::Yield),
-            "event" => Ok(Self::Event),
-            _ => Err(ParseWaitError(text.to_owned())),
-        }
-    }
-}
-
 /// The wait strategy of one loop: call [`busy`](Self::busy) after a round that found work and [`idle`](Self::idle) after one that did
 /// not.
 #[derive(Debug, Clone)]
@@ -101,14 +82,6 @@ impl Waiter {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-
-    #[test]
-    fn strategy_reads_as_it_is_written() {
-        for strategy in [WaitStrategy::Busy, WaitStrategy::Yield, WaitStrategy::Event] {
-            assert_eq!(strategy.to_string().parse(), Ok(strategy));
-        }
-        assert_eq!("sleep".parse::<WaitStrategy>(), Err(ParseWaitError("sleep".to_owned())));
-    }
 
     #[test]
     fn only_event_sleeps_and_not_in_the_first_empty_round() {

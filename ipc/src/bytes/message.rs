@@ -1,6 +1,5 @@
 //! Layout of a message of bytes in shared memory.
 
-use std::fmt;
 use std::ptr::{self, NonNull};
 
 use shm::plain::TypeShape;
@@ -109,17 +108,11 @@ impl Message {
 }
 
 /// The places of long messages in a region.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Areas {
     base: NonNull<u8>,
     layout: Layout,
     pub(super) most: MessageBytes,
-}
-
-impl fmt::Debug for Areas {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Areas").field("most", &self.most).finish_non_exhaustive()
-    }
 }
 
 // SAFETY: an address in shared memory, which is used under the rules of `Message`.
