@@ -23,17 +23,11 @@ const LOCK_ATTEMPTS: usize = 256;
 #[non_exhaustive]
 pub enum DirError {
     /// It does not exist. Only the default directory is created: a mistyped path must not become a second, empty fabric.
-    #[error("shared-memory directory {} does not exist: create it, or leave the option out", path.display())]
-    Missing {
-        /// The directory.
-        path: PathBuf,
-    },
+    #[error("shared-memory directory {} does not exist: create it, or leave the option out", .0.display())]
+    Missing(PathBuf),
     /// Something else is at that path.
-    #[error("{} is not a directory, or is a symbolic link: name the directory itself", path.display())]
-    NotADirectory {
-        /// The path.
-        path: PathBuf,
-    },
+    #[error("{} is not a directory, or is a symbolic link: name the directory itself", .0.display())]
+    NotADirectory(PathBuf),
     /// Another user owns it and could replace what is in it.
     #[error("shared-memory directory {} belongs to user {owner}, not to {user}: use a directory of your own", path.display())]
     ForeignOwner {
@@ -253,8 +247,8 @@ fn open_directory(path: &Path) -> Result<OwnedFd, DirError> {
     };
     let opened = sys::open_at(libc::AT_FDCWD, name, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW, 0);
     opened.map_err(|source| match source.raw_os_error() {
-        Some(libc::ENOENT) => DirError::Missing { path },
-        Some(libc::ENOTDIR | libc::ELOOP) => DirError::NotADirectory { path },
+        Some(libc::ENOENT) => DirError::Missing(path),
+        Some(libc::ENOTDIR | libc::ELOOP) => DirError::NotADirectory(path),
         _ => DirError::Io { path, source },
     })
 }

@@ -4,6 +4,8 @@ use std::io;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
 use crate::lock::LockFile;
 use crate::robust::{self, ROBUST_BYTES, RobustWord};
 use crate::sys;
@@ -72,38 +74,47 @@ impl Header {
     }
 }
 
-/// The header of a file, copied out, as far as it is not trusted yet.
-#[derive(Debug, Clone, Copy)]
+/// The header of a file, copied out, as far as it is not trusted yet: what [`Header`] says of its fields, up to the end of the robust word.
+#[derive(Debug, FromBytes, IntoBytes)]
+#[repr(C)]
 pub(crate) struct Claim {
+    magic: u64,
     pub(crate) version: u32,
+    _header_bytes: u32,
     pub(crate) kind: u64,
     pub(crate) user_bytes: u64,
-    pub(crate) closed: bool,
-    owner_died: bool,
+    _epoch: u64,
+    _creator_pid: u32,
+    closed: u32,
+    _reserved: [u8; 16],
+    robust: [u8; ROBUST_BYTES],
 }
+
+const _: () = {
+    assert!(size_of::<Claim>() == offset_of!(Header, robust) + ROBUST_BYTES);
+    assert!(offset_of!(Claim, version) == offset_of!(Header, version));
+    assert!(offset_of!(Claim, kind) == offset_of!(Header, kind));
+    assert!(offset_of!(Claim, user_bytes) == offset_of!(Header, user_bytes));
+    assert!(offset_of!(Claim, closed) == offset_of!(Header, closed));
+    assert!(offset_of!(Claim, robust) == offset_of!(Header, robust));
+};
 
 impl Claim {
     /// Reads the header of `file`; `None` when the file is shorter or has another magic number.
     pub(crate) fn read(file: &LockFile) -> io::Result<Option<Self>> {
-        const READ_BYTES: usize = offset_of!(Header, robust) + ROBUST_BYTES;
-        let mut bytes = [0u8; READ_BYTES];
-        if file.read_front(&mut bytes)? != READ_BYTES || u64_at(&bytes, offset_of!(Header, magic)) != MAGIC {
-            return Ok(None);
-        }
-        let robust = bytes.last_chunk::<ROBUST_BYTES>();
-        Ok(Some(Self {
-            version: u32_at(&bytes, offset_of!(Header, version)),
-            kind: u64_at(&bytes, offset_of!(Header, kind)),
-            user_bytes: u64_at(&bytes, offset_of!(Header, user_bytes)),
-            closed: u32_at(&bytes, offset_of!(Header, closed)) != 0,
-            owner_died: robust.is_some_and(robust::owner_died_in),
-        }))
+        let mut claim = Self::new_zeroed();
+        let got = file.read_front(claim.as_mut_bytes())?;
+        Ok((got == size_of::<Self>() && claim.magic == MAGIC).then_some(claim))
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed != 0
     }
 
     /// O2: proof of death needs both: the lock free, which another part of the process may have caused by closing the file, and the
     /// word, which the end of a mere thread may have caused (or the owner's own good-bye).
     pub(crate) fn is_dead(&self, file: &LockFile) -> bool {
-        (self.owner_died || self.closed) && !file.is_held(OWNER_BYTE)
+        (robust::owner_died_in(&self.robust) || self.is_closed()) && !file.is_held(OWNER_BYTE)
     }
 }
 
@@ -131,14 +142,10 @@ pub(crate) fn standing(file: &LockFile) -> io::Result<Standing> {
         return Ok(Standing::Foreign);
     }
     Ok(match Claim::read(file)? {
-        Some(claim) if claim.version == VERSION => {
-            if claim.is_dead(file) {
-                Standing::Dead
-            } else {
-                Standing::Alive
-            }
-        }
-        _ => Standing::Foreign,
+        Some(claim) if claim.version != VERSION => Standing::Foreign,
+        Some(claim) if claim.is_dead(file) => Standing::Dead,
+        Some(_) => Standing::Alive,
+        None => Standing::Foreign,
     })
 }
 
@@ -150,12 +157,4 @@ pub(crate) fn standing_of_temporary(file: &LockFile) -> io::Result<Standing> {
         return standing(file);
     }
     Ok(if file.is_held(OWNER_BYTE) { Standing::Alive } else { Standing::Dead })
-}
-
-fn u64_at(bytes: &[u8], offset: usize) -> u64 {
-    bytes.get(offset..).and_then(|b| b.first_chunk()).map_or(0, |b| u64::from_ne_bytes(*b))
-}
-
-fn u32_at(bytes: &[u8], offset: usize) -> u32 {
-    bytes.get(offset..).and_then(|b| b.first_chunk()).map_or(0, |b| u32::from_ne_bytes(*b))
 }

@@ -11,10 +11,11 @@
 //! Code outside this crate that opens and closes the same file still drops the locks; that is why a lock that
 //! is free proves a death only together with the robust word of [`crate::region`].
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::sys;
 
@@ -43,8 +44,8 @@ type Key = (u64, u64);
 
 #[derive(Debug)]
 struct OpenFile {
-    /// Borrowed from the registry's entry, which outlives every [`LockFile`]. `None`: this process has the file to itself, and it is none.
-    fd: Option<RawFd>,
+    /// `None`: this process has the file to itself, and it is none.
+    fd: Option<OwnedFd>,
     key: Key,
     held: Mutex<Held>,
 }
@@ -68,17 +69,9 @@ impl OpenFile {
     }
 }
 
-#[derive(Debug)]
-struct Entry {
-    file: Arc<OpenFile>,
-    /// Closes when the entry is removed, so under the registry's mutex.
-    _fd: OwnedFd,
-    users: usize,
-}
-
 /// Every file this process has open for locking. Opening and the last close happen under its mutex: a close
 /// that overlapped another thread's open and lock would drop that lock.
-static REGISTRY: Mutex<Option<HashMap<Key, Entry>>> = Mutex::new(None);
+static REGISTRY: Mutex<BTreeMap<Key, Weak<OpenFile>>> = Mutex::new(BTreeMap::new());
 
 fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -87,9 +80,10 @@ fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A file of which this process has exactly one descriptor, whose bytes can be locked.
 ///
 /// Cheap to clone; the descriptor closes with the last clone. `Send + Sync`.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct LockFile {
-    file: Arc<OpenFile>,
+    /// Dropped under the registry's mutex.
+    file: ManuallyDrop<Arc<OpenFile>>,
 }
 
 impl LockFile {
@@ -97,12 +91,11 @@ impl LockFile {
     pub(crate) fn adopt(fd: OwnedFd) -> io::Result<Self> {
         let stat = sys::stat(fd.as_raw_fd())?;
         let key = (stat.st_dev, stat.st_ino);
-        let mut registry = unpoisoned(&REGISTRY);
-        let files = registry.get_or_insert_default();
+        let mut files = unpoisoned(&REGISTRY);
         if files.contains_key(&key) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        Ok(Self::insert(files, key, fd))
+        Ok(Self::insert(&mut files, key, fd))
     }
 
     /// Opens the regular file `name` of the directory `dir` for reading and writing, or shares the descriptor
@@ -116,25 +109,27 @@ impl LockFile {
             _ => return Err(io::Error::from_raw_os_error(libc::EINVAL)),
         }
         let key = (stat.st_dev, stat.st_ino);
-        let mut registry = unpoisoned(&REGISTRY);
-        let files = registry.get_or_insert_default();
-        if let Some(entry) = files.get_mut(&key) {
-            entry.users += 1;
-            return Ok(Self { file: Arc::clone(&entry.file) });
+        let mut files = unpoisoned(&REGISTRY);
+        if let Some(file) = files.get(&key).and_then(Weak::upgrade) {
+            return Ok(Self { file: ManuallyDrop::new(file) });
         }
         let fd = sys::reopen(path.as_raw_fd(), libc::O_RDWR)?;
-        Ok(Self::insert(files, key, fd))
+        Ok(Self::insert(&mut files, key, fd))
     }
 
     /// Bytes to lock among the holders of this value and its clones, for memory that no other process has. The kernel knows nothing of them.
     pub(crate) fn of_no_file() -> Self {
-        Self { file: Arc::new(OpenFile { fd: None, key: (0, 0), held: Mutex::default() }) }
+        Self::of(None, (0, 0))
     }
 
-    fn insert(files: &mut HashMap<Key, Entry>, key: Key, fd: OwnedFd) -> Self {
-        let file = Arc::new(OpenFile { fd: Some(fd.as_raw_fd()), key, held: Mutex::default() });
-        files.insert(key, Entry { file: Arc::clone(&file), _fd: fd, users: 1 });
-        Self { file }
+    fn of(fd: Option<OwnedFd>, key: Key) -> Self {
+        Self { file: ManuallyDrop::new(Arc::new(OpenFile { fd, key, held: Mutex::default() })) }
+    }
+
+    fn insert(files: &mut BTreeMap<Key, Weak<OpenFile>>, key: Key, fd: OwnedFd) -> Self {
+        let inserted = Self::of(Some(fd), key);
+        files.insert(key, Arc::downgrade(&inserted.file));
+        inserted
     }
 
     /// Locks one byte for this process, without waiting. The lock ends with the returned value, with the
@@ -149,12 +144,14 @@ impl LockFile {
         if held.bytes.contains(&byte) {
             return Err(LockError::Held { byte });
         }
-        if let Some(fd) = self.file.fd {
+        if let Some(fd) = &self.file.fd {
             let mut lock = flock(libc::F_WRLCK, byte);
             // SAFETY: `lock` is a valid `flock` for the whole call.
-            sys::retry(|| unsafe { libc::fcntl(fd, libc::F_SETLK, &mut lock) }).map_err(|source| match source.raw_os_error() {
-                Some(libc::EAGAIN | libc::EACCES) => LockError::Held { byte },
-                _ => LockError::Io { byte, source },
+            sys::retry(|| unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETLK, &mut lock) }).map_err(|source| {
+                match source.raw_os_error() {
+                    Some(libc::EAGAIN | libc::EACCES) => LockError::Held { byte },
+                    _ => LockError::Io { byte, source },
+                }
             })?;
         }
         held.bytes.insert(byte);
@@ -169,10 +166,10 @@ impl LockFile {
         if self.file.held().bytes.contains(&byte) {
             return true;
         }
-        let Some(fd) = self.file.fd else { return false };
+        let Some(fd) = &self.file.fd else { return false };
         let mut lock = flock(libc::F_WRLCK, byte);
         // SAFETY: `lock` is a valid `flock` for the whole call, which writes the answer into it.
-        match sys::retry(|| unsafe { libc::fcntl(fd, libc::F_GETLK, &mut lock) }) {
+        match sys::retry(|| unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETLK, &mut lock) }) {
             Ok(_) => i32::from(lock.l_type) != libc::F_UNLCK,
             Err(_) => true,
         }
@@ -225,28 +222,19 @@ fn flock(kind: libc::c_int, byte: u64) -> libc::flock {
 /// -1, which every system call refuses, if there is no file.
 impl AsRawFd for LockFile {
     fn as_raw_fd(&self) -> RawFd {
-        self.file.fd.unwrap_or(-1)
-    }
-}
-
-impl Clone for LockFile {
-    fn clone(&self) -> Self {
-        if let Some(entry) = unpoisoned(&REGISTRY).as_mut().and_then(|r| r.get_mut(&self.file.key)) {
-            entry.users += 1;
-        }
-        Self { file: Arc::clone(&self.file) }
+        self.file.fd.as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }
 }
 
 impl Drop for LockFile {
     fn drop(&mut self) {
-        let mut registry = unpoisoned(&REGISTRY);
-        let Some(files) = registry.as_mut() else { return };
-        let Some(entry) = files.get_mut(&self.file.key) else { return };
-        entry.users -= 1;
-        if entry.users == 0 {
+        let mut files = unpoisoned(&REGISTRY);
+        // The last one: nobody else can make another of it, except through the registry.
+        if Arc::strong_count(&self.file) == 1 {
             files.remove(&self.file.key);
         }
+        // SAFETY: nobody uses the field after.
+        unsafe { ManuallyDrop::drop(&mut self.file) };
     }
 }
 
@@ -272,10 +260,10 @@ impl Drop for ByteLock {
         if held.pid != self.pid {
             return;
         }
-        if let Some(fd) = self.file.file.fd {
+        if let Some(fd) = &self.file.file.fd {
             let mut lock = flock(libc::F_UNLCK, self.byte);
             // SAFETY: `lock` is a valid `flock` for the whole call.
-            let _ = unsafe { libc::fcntl(fd, libc::F_SETLK, &mut lock) };
+            let _ = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETLK, &mut lock) };
         }
         held.bytes.remove(&self.byte);
     }

@@ -54,11 +54,8 @@ pub enum MemfdCreateError {
         limit: u64,
     },
     /// No address space is left for it.
-    #[error("no room to map {bytes} bytes: look at ulimit -v and vm.max_map_count, or ask for less")]
-    NoAddressSpace {
-        /// Bytes asked for.
-        bytes: usize,
-    },
+    #[error("no room to map {0} bytes: look at ulimit -v and vm.max_map_count, or ask for less")]
+    NoAddressSpace(usize),
     /// The kernel refused for another reason.
     #[error("cannot make a memfd: {0}")]
     Io(#[source] io::Error),
@@ -69,29 +66,14 @@ pub enum MemfdCreateError {
 #[non_exhaustive]
 pub enum MemfdAttachError {
     /// No such process or descriptor is visible.
-    #[error("process {pid} has no descriptor {fd} here: it ended, or it is in another pid namespace (containers need a shared one)")]
-    NotFound {
-        /// The owner's process id.
-        pid: u32,
-        /// The descriptor's number in the owner.
-        fd: u32,
-    },
+    #[error("process {} has no descriptor {} here: it ended, or it is in another pid namespace (containers need a shared one)", .0.pid, .0.fd)]
+    NotFound(MemfdId),
     /// The kernel does not let this process look at the owner's descriptors.
-    #[error("no permission to open descriptor {fd} of process {pid}: run both as one user, and the owner dumpable")]
-    Permission {
-        /// The owner's process id.
-        pid: u32,
-        /// The descriptor's number in the owner.
-        fd: u32,
-    },
+    #[error("no permission to open descriptor {} of process {}: run both as one user, and the owner dumpable", .0.fd, .0.pid)]
+    Permission(MemfdId),
     /// The descriptor is not the memfd that the id was made from.
-    #[error("descriptor {fd} of process {pid} is not the memory that was announced: its owner was replaced")]
-    Stale {
-        /// The owner's process id.
-        pid: u32,
-        /// The descriptor's number in the owner.
-        fd: u32,
-    },
+    #[error("descriptor {} of process {} is not the memory that was announced: its owner was replaced", .0.fd, .0.pid)]
+    Stale(MemfdId),
     /// It can be truncated under us, or has another size than announced.
     #[error("the memory of process {pid} is not sealed, or has {found} bytes instead of {announced}: its owner is of another build")]
     Unsealed {
@@ -103,11 +85,8 @@ pub enum MemfdAttachError {
         found: u64,
     },
     /// No address space is left for it.
-    #[error("no room to map {bytes} bytes: look at ulimit -v and vm.max_map_count")]
-    NoAddressSpace {
-        /// Bytes asked for.
-        bytes: u64,
-    },
+    #[error("no room to map {0} bytes: look at ulimit -v and vm.max_map_count")]
+    NoAddressSpace(u64),
     /// The kernel refused for another reason.
     #[error("cannot map the memory of another process: {0}")]
     Io(#[source] io::Error),
@@ -192,7 +171,7 @@ impl Memfd {
         // SAFETY: no pointers are involved.
         sys::cvt(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS) }).map_err(MemfdCreateError::Io)?;
         let map = Mapping::new(&fd, bytes, true, false).map_err(|error| match error.raw_os_error() {
-            Some(libc::ENOMEM) => MemfdCreateError::NoAddressSpace { bytes },
+            Some(libc::ENOMEM) => MemfdCreateError::NoAddressSpace(bytes),
             _ => MemfdCreateError::Io(error),
         })?;
         let id = MemfdId { token, bytes: need, pid: std::process::id(), fd: fd.as_raw_fd().unsigned_abs() };
@@ -212,12 +191,12 @@ impl Memfd {
         // would drop the locks, see `crate::lock`.
         let path = sys::open_at(libc::AT_FDCWD, &format!("/proc/{pid}/fd/{number}"), libc::O_PATH, 0);
         let path = path.map_err(|error| match error.raw_os_error() {
-            Some(libc::ENOENT | libc::ESRCH) => MemfdAttachError::NotFound { pid, fd: number },
-            Some(libc::EACCES | libc::EPERM) => MemfdAttachError::Permission { pid, fd: number },
+            Some(libc::ENOENT | libc::ESRCH) => MemfdAttachError::NotFound(*id),
+            Some(libc::EACCES | libc::EPERM) => MemfdAttachError::Permission(*id),
             _ => MemfdAttachError::Io(error),
         })?;
         if !is_memfd_of(&path, id.token).map_err(MemfdAttachError::Io)? {
-            return Err(MemfdAttachError::Stale { pid, fd: number });
+            return Err(MemfdAttachError::Stale(*id));
         }
         let access = if writable { libc::O_RDWR } else { libc::O_RDONLY };
         let fd = sys::reopen(path.as_raw_fd(), access).map_err(MemfdAttachError::Io)?;
@@ -228,7 +207,7 @@ impl Memfd {
         if seals == -1 || seals & SEALS != SEALS || found != bytes || found == 0 {
             return Err(MemfdAttachError::Unsealed { pid, announced: bytes, found });
         }
-        let no_room = || MemfdAttachError::NoAddressSpace { bytes };
+        let no_room = || MemfdAttachError::NoAddressSpace(bytes);
         let len = usize::try_from(bytes).map_err(|_| no_room())?;
         let map = Mapping::new(&fd, len, writable, false).map_err(|error| match error.raw_os_error() {
             Some(libc::ENOMEM) => no_room(),

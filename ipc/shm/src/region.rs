@@ -117,7 +117,7 @@ impl Region {
     /// [`CreateError`]; nothing is left behind.
     pub fn create(dir: &Dir, name: &str, kind: u64, user_bytes: usize, init: impl FnOnce(RegionView<'_>)) -> Result<Self, CreateError> {
         if !is_valid_name(name) {
-            return Err(CreateError::BadName { name: name.to_owned() });
+            return Err(CreateError::BadName(name.to_owned()));
         }
         if let Some(memory) = dir.memory() {
             return Self::create_in_memory(memory, dir, name, kind, user_bytes, init);
@@ -146,7 +146,7 @@ impl Region {
         // O1
         header_of(&region.map).magic.store(MAGIC, Ordering::Release);
         if !memory.add(name, &region) {
-            return Err(CreateError::Exists { path: path() });
+            return Err(CreateError::Exists(path()));
         }
         let InMemory { map, file } = region;
         let name = name.to_owned();
@@ -187,13 +187,13 @@ impl Region {
             }
             match self.dir.remove_dead(&self.name) {
                 Ok(Removal::Gone) => {}
-                Ok(Removal::Alive) => return Err(CreateError::Exists { path: path() }),
-                Ok(Removal::Foreign) => return Err(CreateError::Foreign { path: path() }),
+                Ok(Removal::Alive) => return Err(CreateError::Exists(path())),
+                Ok(Removal::Foreign) => return Err(CreateError::Foreign(path())),
                 Ok(Removal::Busy) => break,
                 Err(source) => return Err(CreateError::Io { path: path(), source }),
             }
         }
-        Err(CreateError::Busy { path: path() })
+        Err(CreateError::Busy(path()))
     }
 
     /// Opens the region `name` of `kind` with at least `min_bytes` user bytes, of a living owner.
@@ -205,18 +205,18 @@ impl Region {
     /// [`OpenError`]. [`OpenError::NotFound`] and [`OpenError::OwnerGone`] may be cured by waiting for the owner.
     pub fn open(dir: &Dir, name: &str, kind: u64, min_bytes: usize) -> Result<Self, OpenError> {
         if !is_valid_name(name) {
-            return Err(OpenError::BadName { name: name.to_owned() });
+            return Err(OpenError::BadName(name.to_owned()));
         }
         let path = dir.path().join(name);
         if let Some(memory) = dir.memory() {
-            let InMemory { map, file } = memory.get(name).ok_or(OpenError::NotFound { path: path.clone() })?;
+            let InMemory { map, file } = memory.get(name).ok_or(OpenError::NotFound(path.clone()))?;
             let header = header_of(&map);
             let user_bytes = fits(&path, (header.kind, header.user_bytes), kind, min_bytes as u64)? as usize;
             return Ok(Self::opened(map, file, dir, name, user_bytes));
         }
         let file = LockFile::open_at(dir.fd(), name).map_err(|source| match source.raw_os_error() {
-            Some(libc::ENOENT) => OpenError::NotFound { path: path.clone() },
-            Some(libc::ELOOP | libc::EINVAL) => OpenError::Foreign { path: path.clone() },
+            Some(libc::ENOENT) => OpenError::NotFound(path.clone()),
+            Some(libc::ELOOP | libc::EINVAL) => OpenError::Foreign(path.clone()),
             _ => OpenError::Io { path: path.clone(), source },
         })?;
         let user_bytes = check(&file, &path, kind, min_bytes as u64)?;
@@ -417,7 +417,7 @@ fn check(file: &LockFile, path: &Path, kind: u64, min_bytes: u64) -> Result<usiz
     if owner != user {
         return Err(OpenError::ForeignOwner { path: path.to_owned(), owner, user });
     }
-    let claim = Claim::read(file).map_err(io_error)?.ok_or_else(|| OpenError::Foreign { path: path.to_owned() })?;
+    let claim = Claim::read(file).map_err(io_error)?.ok_or_else(|| OpenError::Foreign(path.to_owned()))?;
     if claim.version != VERSION {
         return Err(OpenError::Version { path: path.to_owned(), found: claim.version });
     }
@@ -426,8 +426,8 @@ fn check(file: &LockFile, path: &Path, kind: u64, min_bytes: u64) -> Result<usiz
     if user_bytes > present {
         return Err(OpenError::TooSmall { path: path.to_owned(), need: user_bytes, have: present });
     }
-    if claim.closed || claim.is_dead(file) {
-        return Err(OpenError::OwnerGone { path: path.to_owned() });
+    if claim.is_closed() || claim.is_dead(file) {
+        return Err(OpenError::OwnerGone(path.to_owned()));
     }
     usize::try_from(user_bytes).map_err(|error| io_error(io::Error::other(error)))
 }

@@ -109,23 +109,12 @@ pub(crate) fn file_size_limit_below(need: u64) -> Option<u64> {
     (limit.rlim_cur < need).then_some(limit.rlim_cur)
 }
 
-/// A random number that is not zero.
+/// Returns a random number that is not zero.
 pub(crate) fn random_nonzero() -> io::Result<u64> {
-    loop {
-        let mut bytes = [0u8; 8];
-        // SAFETY: the kernel writes at most `len` bytes into the buffer of that length.
-        let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-        if got == -1 {
-            let error = io::Error::last_os_error();
-            if error.raw_os_error() != Some(libc::EINTR) {
-                return Err(error);
-            }
-        }
-        let number = u64::from_ne_bytes(bytes);
-        if got == 8 && number != 0 {
-            return Ok(number);
-        }
-    }
+    let mut bytes = [0u8; 8];
+    // SAFETY: the kernel writes at most `len` bytes into the buffer of that length: all of them, being so few.
+    retry(|| unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) } as c_int)?;
+    Ok(u64::from_ne_bytes(bytes) | 1)
 }
 
 /// Size of a page in bytes.

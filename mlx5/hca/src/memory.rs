@@ -81,7 +81,7 @@ impl DeviceMemory {
     /// A peer's segments.
     pub(crate) fn attach(ids: &[MemfdId; 3]) -> Result<Self, MemfdAttachError> {
         let size_is = |id: &MemfdId, bytes: usize| {
-            if id.bytes == bytes as u64 { Ok(()) } else { Err(MemfdAttachError::Stale { pid: id.pid, fd: id.fd }) }
+            if id.bytes == bytes as u64 { Ok(()) } else { Err(MemfdAttachError::Stale(*id)) }
         };
         size_is(&ids[0], size_of::<ControlSegment>())?;
         size_is(&ids[1], size_of::<LanesSegment>())?;

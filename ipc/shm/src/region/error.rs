@@ -11,29 +11,17 @@ use crate::header::VERSION;
 #[non_exhaustive]
 pub enum CreateError {
     /// The name is not usable.
-    #[error("region name {name:?} must be 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.', and not start with '.'")]
-    BadName {
-        /// The name asked for.
-        name: String,
-    },
+    #[error("region name {0:?} must be 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.', and not start with '.'")]
+    BadName(String),
     /// A living process owns a region of that name.
-    #[error("{} belongs to a living process: choose another name, or end that process", path.display())]
-    Exists {
-        /// The file.
-        path: PathBuf,
-    },
+    #[error("{} belongs to a living process: choose another name, or end that process", .0.display())]
+    Exists(PathBuf),
     /// A file that is not a region of this version and user is in the way. It is not touched.
-    #[error("{} exists and is not a region of this version and user: remove it or choose another name", path.display())]
-    Foreign {
-        /// The file.
-        path: PathBuf,
-    },
+    #[error("{} exists and is not a region of this version and user: remove it or choose another name", .0.display())]
+    Foreign(PathBuf),
     /// Other processes are replacing dead regions in this directory; try again.
-    #[error("{} is being replaced by another process: try again", path.display())]
-    Busy {
-        /// The file.
-        path: PathBuf,
-    },
+    #[error("{} is being replaced by another process: try again", .0.display())]
+    Busy(PathBuf),
     /// The file system is too full.
     #[error("{} needs {need} bytes and {have} are free: make room, ask for less, or choose another directory", path.display())]
     NoSpace {
@@ -69,23 +57,14 @@ pub enum CreateError {
 #[non_exhaustive]
 pub enum OpenError {
     /// The name is not usable.
-    #[error("region name {name:?} must be 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.', and not start with '.'")]
-    BadName {
-        /// The name asked for.
-        name: String,
-    },
+    #[error("region name {0:?} must be 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.', and not start with '.'")]
+    BadName(String),
     /// There is none: its owner has not started yet, or ended in good order.
-    #[error("{} does not exist: is its owner running, with the same directory?", path.display())]
-    NotFound {
-        /// The file.
-        path: PathBuf,
-    },
+    #[error("{} does not exist: is its owner running, with the same directory?", .0.display())]
+    NotFound(PathBuf),
     /// The owner died or closed the region; its successor will replace the file.
-    #[error("the owner of {} is gone: start it again", path.display())]
-    OwnerGone {
-        /// The file.
-        path: PathBuf,
-    },
+    #[error("the owner of {} is gone: start it again", .0.display())]
+    OwnerGone(PathBuf),
     /// Another user's file, who could write anything into it.
     #[error("{} belongs to user {owner}, not to {user}: remove it", path.display())]
     ForeignOwner {
@@ -97,11 +76,8 @@ pub enum OpenError {
         user: u32,
     },
     /// Not a region of this crate.
-    #[error("{} is not a region of this crate", path.display())]
-    Foreign {
-        /// The file.
-        path: PathBuf,
-    },
+    #[error("{} is not a region of this crate", .0.display())]
+    Foreign(PathBuf),
     /// A region of another layout version.
     #[error("{} has layout version {found}, this program needs {VERSION}: use programs of one build", path.display())]
     Version {
