@@ -132,14 +132,6 @@ impl Ring {
 
 /// The client's side.
 impl Ring {
-    /// Tells a server that does not poll the client's lane.
-    fn notify(&self, client: usize, armed: &AtomicU32) {
-        // Once is enough. If this client is stopped here, or the ring is full, the server finds the flag down (I4).
-        armed.store(HOT, Ordering::Relaxed);
-        // A full ring does not matter: see above.
-        let _ = self.push(client);
-    }
-
     /// Announces `client` at the first free position. What it has to say must be published.
     fn push(&self, client: usize) -> Result<(), Full> {
         let mut position = self.head().load(Ordering::Relaxed);
@@ -286,7 +278,10 @@ impl Announce for Ring {
     }
 
     fn announce(&self, client: usize, armed: &AtomicU32) {
-        self.notify(client, armed);
+        // Once is enough. If this client is stopped here, or the ring is full, the server finds the flag down (I4).
+        armed.store(HOT, Ordering::Relaxed);
+        // A full ring does not matter: see above.
+        let _ = self.push(client);
     }
 }
 

@@ -322,7 +322,7 @@ impl<T: Copy + Send, U> Node<T, U> {
                     ended += 1;
                     f(user_data, Err(CallFailed::Disconnected(SessionEnd::PeerGone)));
                 };
-                peer.calls.take_where(|_| true, end);
+                peer.calls.take_all(end);
             }
         }
         ended

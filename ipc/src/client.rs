@@ -17,9 +17,8 @@ use crate::blocking::{self, SPINS};
 use crate::error::ConnectError;
 use crate::layout::{AreaBytes, Header};
 use crate::membership::Membership;
-use crate::seats::{JoinError, Seats};
-use crate::sessions::LanePairs;
-use crate::views;
+use crate::seats::JoinError;
+use crate::views::{self, Views};
 
 /// One client of a [`Server`](crate::Server). `U` is what the caller wants back with each reply, and `W` is the server's.
 ///
@@ -36,8 +35,8 @@ pub struct Client<Req, Resp, U, W = ReadyWords> {
 impl<Req, Resp, U, W> fmt::Debug for Client<Req, Resp, U, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
-            .field("server", &self.member.server())
-            .field("id", &self.member.seat())
+            .field("server", &self.member.region.name())
+            .field("id", &self.member.seat)
             .field("in_flight", &self.calls.waiting())
             .finish_non_exhaustive()
     }
@@ -69,22 +68,20 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         let header = views::header::<W>(&region)?;
         let shape = TypeShape::of::<Req, Resp>(type_tag);
         let layout = views::layout::<Req, Resp, W>(&region, &header, shape, AreaBytes::default())?;
-        let view = region.view();
+        let base = region.view().base();
         // SAFETY: `views::layout` made sure that the layout fits the region, which outlives the views (see the order of the fields).
-        let (seats, lanes, announced) =
-            unsafe { (views::seats(view, &layout), views::lanes(view, &layout), views::announced(view, &layout)) };
-        // SAFETY: as above.
-        Ok(unsafe { Self::join(region, seats, lanes, announced) }?)
+        Ok(unsafe { Self::join(region, Views::new(base, &layout)) }?)
     }
 
     /// Takes a seat at the server of `region`.
     ///
     /// # Safety
-    /// The seats, the words and, for each seat, the lanes lie in the region.
-    pub(crate) unsafe fn join(region: Region, seats: Seats, lanes: LanePairs<Req, Resp>, announced: W) -> Result<Self, JoinError> {
+    /// The views are of the region.
+    pub(crate) unsafe fn join(region: Region, views: Views<Req, Resp, W>) -> Result<Self, JoinError> {
+        let Views { seats, lanes, announced } = views;
         // SAFETY: contract of this function; the region outlives all views (see the order of the fields).
         let member = unsafe { Membership::join(region, seats, |seat| lanes.are_unused(seat)) }?;
-        let (seat, depth) = (member.seat(), lanes.depth());
+        let (seat, depth) = (member.seat, lanes.depth());
         // SAFETY: as above. The seat is ours alone, and its lanes are empty (C2).
         // The requests have one producer, this one; `call` publishes only while fewer than `depth` calls are unanswered, and the server
         // takes requests in order before it answers them. Any bytes are a valid response, by `Plain`.
@@ -96,7 +93,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     /// This client's number at the server, below its `max_clients`.
     #[must_use]
     pub fn id(&self) -> usize {
-        self.member.seat()
+        self.member.seat
     }
 
     /// Returns the number of calls that have not ended.
@@ -119,13 +116,9 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     /// [`CallError`], with the request and the user data; nothing was sent.
     #[inline(always)]
     pub fn call(&mut self, request: Req, user_data: U) -> Result<CallToken, CallError<Req, U>> {
-        match self.begin(user_data) {
-            Ok(call) => {
-                self.send(call, request);
-                Ok(call)
-            }
-            Err(refused) => Err(refused.map(|(), user_data| (request, user_data))),
-        }
+        let (call, request) = self.begin(request, user_data)?;
+        self.send(call, request);
+        Ok(call)
     }
 
     /// Like [`call`](Self::call), but without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`. It is
@@ -140,7 +133,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     }
 
     pub(crate) fn end_within(&mut self, call: CallToken, timeout: Duration) {
-        self.calls.end_within(call, self.member.clock().now_ns(), timeout);
+        self.calls.end_within(call, self.member.region.clock().now_ns(), timeout);
     }
 
     /// Ends a call at once: its user data comes back here, and no poll gives it. `None` if the call has ended. The server is not told; its reply
@@ -149,22 +142,25 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         self.calls.abandon(call)
     }
 
-    /// Begins a call, whose request must be [sent](Self::send) next. The tag's slot is a number below [`depth`](Self::depth) that is the call's
+    /// Begins a call, whose request comes back and must be [sent](Self::send) next. The tag's slot is a number below [`depth`](Self::depth) that is the call's
     /// until it ends.
     #[inline(always)]
-    pub(crate) fn begin(&mut self, user_data: U) -> Result<CallToken, CallError<(), U>> {
+    pub(crate) fn begin<R>(&mut self, request: R, user_data: U) -> Result<(CallToken, R), CallError<R, U>> {
         if let Some(end) = self.member.end() {
-            return Err(CallError::Disconnected { request: (), user_data, end });
+            return Err(CallError::Disconnected { request, user_data, end });
         }
         let depth = self.depth();
-        self.calls.insert(user_data).map_err(|user_data| CallError::Full { request: (), user_data, depth })
+        match self.calls.insert(user_data) {
+            Ok(call) => Ok((call, request)),
+            Err(user_data) => Err(CallError::Full { request, user_data, depth }),
+        }
     }
 
     /// Sends the request of a call that has just begun.
     #[inline(always)]
     pub(crate) fn send(&mut self, call: CallToken, request: Req) {
         self.publish(call, request);
-        if self.member.holding().must_announce() {
+        if self.member.holding.must_announce() {
             self.announce();
         }
     }
@@ -178,8 +174,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
 
     #[cold]
     fn announce(&self) {
-        self.announced.announce(self.member.seat(), self.member.holding().armed());
-        self.member.seats().server_sleep().wake();
+        self.announced.announce(self.member.seat, self.member.holding.armed());
+        self.member.seats.server_sleep().wake();
     }
 
     /// Sleeps until there is something to [`poll`](Self::poll) for: a reply, a deadline, or the end of the session; at most for `timeout` (`None`:
@@ -213,7 +209,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     #[cold]
     fn poll_timed(&mut self, mut ended: usize, mut f: impl FnMut(U, usize, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
         if self.calls.is_timed() {
-            ended += self.calls.expire(self.member.clock().now_ns(), |user_data| f(user_data, 0, Err(CallFailed::TimedOut)));
+            ended += self.calls.expire(self.member.region.clock().now_ns(), |user_data| f(user_data, 0, Err(CallFailed::TimedOut)));
         }
         if ended == 0 { self.poll_empty(f) } else { Ok(ended) }
     }
@@ -224,7 +220,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
 
     /// Returns the time until the earliest deadline.
     fn until_deadline(&self) -> Option<Duration> {
-        self.calls.until_deadline(|| self.member.clock().now_ns())
+        self.calls.until_deadline(|| self.member.region.clock().now_ns())
     }
 
     #[inline(always)]
@@ -263,7 +259,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         if ended > 0 {
             return Ok(ended);
         }
-        self.calls.take_where(|_| true, |user_data| f(user_data, 0, Err(CallFailed::Disconnected(end))));
+        self.calls.take_all(|user_data| f(user_data, 0, Err(CallFailed::Disconnected(end))));
         Err(end)
     }
 
@@ -276,7 +272,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     /// Leaves the state after a `SIGKILL` behind a request that is published and not announced.
     #[cfg(all(test, loom))]
     pub(crate) fn call_unannounced(&mut self, request: Req, user_data: U) {
-        let call = self.begin(user_data).unwrap();
+        let (call, request) = self.begin(request, user_data).unwrap();
         self.publish(call, request);
     }
 
@@ -323,7 +319,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
 /// The condition of [`Client::wait`], so that a thread can sleep on several things: see [`shm::sleep::wait`].
 impl<Req: Plain, Resp: Plain, U, W: Announce> Watch for Client<Req, Resp, U, W> {
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
-        show(self.member.holding().sleep().word());
+        show(self.member.holding.sleep().word());
     }
 
     fn look(&mut self, _: bool) -> bool {

@@ -1,22 +1,24 @@
 //! The client's side of a session: its seat, and whether there is still a server.
 
 use calls::SessionEnd;
-use shm::clock::Clock;
 use shm::region::{OwnerWatch, Region};
 
 use crate::seats::{Holding, JoinError, Seats, Session};
 
 /// A client's place at a server, given up on drop; a forked child that drops its copy gives nothing up.
 pub(crate) struct Membership {
-    seats: Seats,
-    seat: usize,
-    holding: Holding,
+    /// The seats of all clients.
+    pub(crate) seats: Seats,
+    /// The client's number, below the server's `max_clients`.
+    pub(crate) seat: usize,
+    /// The client's time in its seat.
+    pub(crate) holding: Holding,
     /// `None` only while it is dropped.
     session: Option<Session>,
     watch: OwnerWatch,
     end: Option<SessionEnd>,
     /// Last: the seats lie in it.
-    region: Region,
+    pub(crate) region: Region,
 }
 
 impl Membership {
@@ -30,36 +32,12 @@ impl Membership {
     pub(crate) unsafe fn join(region: Region, seats: Seats, is_fit: impl Fn(usize) -> bool) -> Result<Self, JoinError> {
         let (session, holding) = loop {
             let session = seats.join(region.lock_file())?;
-            match seats.held_by(session.seat(), session.generation()).filter(|_| is_fit(session.seat())) {
+            match seats.held_by(session.seat, session.generation).filter(|_| is_fit(session.seat)) {
                 Some(holding) => break (session, holding),
                 None => seats.leave(session),
             }
         };
-        Ok(Self { seats, seat: session.seat(), holding, session: Some(session), watch: OwnerWatch::default(), end: None, region })
-    }
-
-    /// Returns the client's number, below the server's `max_clients`.
-    #[must_use]
-    #[inline(always)]
-    pub(crate) fn seat(&self) -> usize {
-        self.seat
-    }
-
-    /// Returns the server's name.
-    pub(crate) fn server(&self) -> &str {
-        self.region.name()
-    }
-
-    /// Returns the seats of all clients.
-    #[must_use]
-    #[inline(always)]
-    pub(crate) fn seats(&self) -> &Seats {
-        &self.seats
-    }
-
-    /// Returns the clock of the deadlines.
-    pub(crate) fn clock(&self) -> &Clock {
-        self.region.clock()
+        Ok(Self { seats, seat: session.seat, holding, session: Some(session), watch: OwnerWatch::default(), end: None, region })
     }
 
     /// How the session ended, if it did: normally two loads of lines that nobody writes. Once ended, always ended. What the server
@@ -83,13 +61,6 @@ impl Membership {
             }
         }
         self.end
-    }
-
-    /// This client's time in its seat.
-    #[must_use]
-    #[inline(always)]
-    pub(crate) fn holding(&self) -> &Holding {
-        &self.holding
     }
 
     /// Leaves the state after a `SIGKILL`, for models: the lock is free, and the seat taken.

@@ -89,23 +89,11 @@ impl JoinError {
 /// with the same outcome a little later.
 #[derive(Debug)]
 pub(crate) struct Session {
-    seat: usize,
-    generation: u32,
-    _lock: ByteLock,
-}
-
-impl Session {
-    /// Returns the client's number, below the number of seats.
-    #[must_use]
-    pub(crate) fn seat(&self) -> usize {
-        self.seat
-    }
-
+    /// The client's number, below the number of seats.
+    pub(crate) seat: usize,
     /// Tells this holder of the seat from those before it.
-    #[must_use]
-    pub(crate) fn generation(&self) -> u32 {
-        self.generation
-    }
+    pub(crate) generation: u32,
+    _lock: ByteLock,
 }
 
 /// One holder's time in its seat, for callers that look there with every message; [`Seats::held_by`] returns it.
@@ -129,7 +117,6 @@ impl Holding {
     }
 
     /// Returns whether the holder has the seat. One load of a line that nobody writes in normal operation.
-    #[must_use]
     #[inline(always)]
     pub(crate) fn lasts(&self) -> bool {
         // C1, C2
@@ -142,14 +129,12 @@ impl Holding {
     }
 
     /// Like [`Seats::armed`].
-    #[must_use]
     #[inline(always)]
     pub(crate) fn armed(&self) -> &AtomicU32 {
         &self.seat().armed
     }
 
     /// The holder has published a request: whether it is to announce itself.
-    #[must_use]
     #[inline(always)]
     pub(crate) fn must_announce(&self) -> bool {
         // R1
@@ -164,7 +149,6 @@ impl Holding {
     }
 
     /// Returns the word that the holder sleeps on.
-    #[must_use]
     #[inline(always)]
     pub(crate) fn sleep(&self) -> &Sleep {
         &self.seat().sleep
@@ -185,7 +169,6 @@ unsafe impl Sync for Seats {}
 
 impl Seats {
     /// Returns the number of bytes that `count` seats take: a line each, and one for all.
-    #[must_use]
     pub(crate) const fn bytes(count: usize) -> usize {
         size_of::<Head>() + count * size_of::<Seat>()
     }
@@ -195,7 +178,6 @@ impl Seats {
     /// # Safety
     /// `base` is aligned to 64 and points to [`bytes(count)`](Self::bytes) bytes, zeroed before anybody used them, that stay mapped as
     /// long as this value or a copy is used.
-    #[must_use]
     pub(crate) const unsafe fn new(base: NonNull<u8>, count: usize) -> Self {
         Self { head: base.cast(), count }
     }
@@ -234,7 +216,6 @@ impl Seats {
     }
 
     /// Returns the number of seats.
-    #[must_use]
     pub(crate) fn count(&self) -> usize {
         self.count
     }
@@ -266,7 +247,6 @@ impl Seats {
     }
 
     /// Returns the holding of holder `generation` in a seat. Registers this process for barriers, which may take long the first time.
-    #[must_use]
     pub(crate) fn held_by(&self, seat: usize, generation: u32) -> Option<Holding> {
         let (seat, barrier) = (NonNull::from(self.seat(seat)?), LightBarrier::of_process());
         Some(Holding { seat, word: word(generation, TAKEN), barrier })
@@ -285,21 +265,18 @@ impl Seats {
     }
 
     /// A word beside the session for the protocol's use: ipc keeps the [`armed`](shm::ready) flag of the client's lane there.
-    #[must_use]
     #[inline(always)]
     pub(crate) fn armed(&self, seat: usize) -> Option<&AtomicU32> {
         self.seat(seat).map(|seat| &seat.armed)
     }
 
     /// Returns the word that the server sleeps on. Clients wake it after each thing that they tell it.
-    #[must_use]
     #[inline(always)]
     pub(crate) fn server_sleep(&self) -> &Sleep {
         &self.head().sleep
     }
 
     /// Server: the generation of the client in `seat`, or `None` if there is none (any more).
-    #[must_use]
     #[inline(always)]
     pub(crate) fn taken_by(&self, seat: usize) -> Option<u32> {
         // C1
@@ -357,7 +334,6 @@ const ROUNDS_PER_PASS: usize = 8;
 
 impl Patrol {
     /// A round that has not begun.
-    #[must_use]
     pub(crate) fn of(seats: Seats) -> Self {
         Self { seats, next: 0, departures: 0, expected: 0, now_ns: None, round_ns: 0 }
     }
@@ -376,7 +352,6 @@ impl Patrol {
     }
 
     /// Returns whether there is something to do in this [`pass`](Self::pass): one load, and nearly never.
-    #[must_use]
     #[inline(always)]
     pub(crate) fn is_due(&self) -> bool {
         self.departures() != self.expected

@@ -19,7 +19,7 @@ use crate::layout::{AreaBytes, Header, Layout};
 use crate::limits::{CLIENTS, DEPTH};
 use crate::sessions::{Asker, Sessions};
 use crate::token::{Listed, StopHandle, Token};
-use crate::views;
+use crate::views::Views;
 
 /// Serves any number of clients up to `max_clients` from one thread. `W` is how clients announce themselves that it does not poll.
 ///
@@ -85,18 +85,16 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         };
         let region = Region::create(dir, name, kind, layout.total, |view| {
             // SAFETY: the region is made for this layout, which starts with a header; nobody else has it yet.
-            let seats = unsafe {
+            let views = unsafe {
                 view.base().cast::<Header>().write(header);
-                views::seats(view, &layout)
+                Views::<Req, Resp, W>::new(view.base(), &layout)
             };
-            seats.prepare();
+            views.seats.prepare();
         })?;
-        let view = region.view();
-        // SAFETY: the region was made for this layout and outlives the views (see the order of the fields). It has no other server.
-        let (seats, sessions, announced) = unsafe {
-            let seats = views::seats(view, &layout);
-            (seats, Sessions::new(seats, views::lanes(view, &layout), region.clock().clone()), views::announced(view, &layout))
-        };
+        // SAFETY: the region was made for this layout and outlives the views (see the order of the fields).
+        let Views { seats, lanes, announced } = unsafe { Views::new(region.view().base(), &layout) };
+        // SAFETY: as above. The region has no other server.
+        let sessions = unsafe { Sessions::new(seats, lanes, region.clock().clone()) };
         Ok(Self { sessions, announced, listed: Listed::new(seats), region })
     }
 

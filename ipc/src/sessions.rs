@@ -19,6 +19,7 @@ use crate::seats::{Holding, LOOKS_PER_ROUND, Patrol, SEATS_PER_ROUND, Seats};
 
 /// The lanes of all clients: client `c` has its requests at `requests + c x request_stride` and its responses at `responses + c x
 /// response_stride`, in bytes, `depth` slots each.
+#[derive(Clone, Copy)]
 pub(crate) struct LanePairs<Req, Resp> {
     requests: NonNull<u8>,
     responses: NonNull<u8>,
@@ -37,14 +38,12 @@ impl<Req, Resp> LanePairs<Req, Resp> {
     /// # Safety
     /// For every client that is asked for below, both lanes lie in zeroed shared memory, aligned to 64 B, that stays mapped as long as
     /// anything made from this value; they overlap with nothing. `depth` is a power of two.
-    #[must_use]
     pub(crate) unsafe fn new(requests: (NonNull<u8>, usize), responses: (NonNull<u8>, usize), depth: usize) -> Self {
         let ((requests, request_stride), (responses, response_stride)) = (requests, responses);
         Self { requests, responses, request_stride, response_stride, depth, _types: PhantomData }
     }
 
     /// Returns the number of slots of each lane.
-    #[must_use]
     #[inline(always)]
     pub(crate) fn depth(&self) -> usize {
         self.depth
@@ -93,22 +92,15 @@ impl<Req, Resp> LanePairs<Req, Resp> {
 pub(crate) struct Asker {
     client: u32,
     generation: u32,
-    tag: Tag,
+    /// The tag that the client gave the call.
+    pub(crate) tag: Tag,
 }
 
 impl Asker {
     /// Returns the client's number, below the number of seats.
-    #[must_use]
     #[inline(always)]
     pub(crate) fn client(&self) -> usize {
         self.client as usize
-    }
-
-    /// Returns the tag that the client gave the call.
-    #[must_use]
-    #[inline(always)]
-    pub(crate) fn tag(&self) -> Tag {
-        self.tag
     }
 }
 
@@ -219,7 +211,6 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
     ///
     /// # Safety
     /// There are lanes for every seat, and they, like the seats, outlive this value, which is their only server.
-    #[must_use]
     pub(crate) unsafe fn new(seats: Seats, lanes: LanePairs<Req, Resp>, clock: Clock) -> Self {
         Self {
             hot: HotSet::new(seats.count()),
@@ -230,7 +221,6 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
     }
 
     /// Requests that [`recv`](Self::recv) can take.
-    #[must_use]
     #[inline(always)]
     pub(crate) fn waiting(&self) -> usize {
         self.table.inbox.waiting()

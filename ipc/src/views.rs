@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 
 use shm::plain::{Plain, TypeShape};
-use shm::region::{Region, RegionView};
+use shm::region::Region;
 
 use crate::announce::Announce;
 use crate::error::ConnectError;
@@ -46,35 +46,26 @@ pub(crate) fn layout<Req: Plain, Resp: Plain, W: Announce>(
     Ok(layout)
 }
 
-/// Returns the address at `offset`.
-///
-/// # Safety
-/// The offset lies inside the region.
-unsafe fn address(view: RegionView<'_>, offset: usize) -> NonNull<u8> {
-    // SAFETY: contract of this function.
-    unsafe { view.base().add(offset) }
+/// The parts of a region, as its server and its clients see them.
+pub(crate) struct Views<Req, Resp, W> {
+    pub(crate) seats: Seats,
+    pub(crate) lanes: LanePairs<Req, Resp>,
+    pub(crate) announced: W,
 }
 
-/// # Safety
-/// The layout fits the region, which outlives the view and was zeroed when created.
-pub(crate) unsafe fn seats(view: RegionView<'_>, layout: &Layout) -> Seats {
-    // SAFETY: contract of this function; the layout gives the seats their room, on a line.
-    unsafe { Seats::new(address(view, layout.seats), layout.max_clients) }
-}
-
-/// # Safety
-/// Like [`seats`], and the layout was made for this `W`.
-pub(crate) unsafe fn announced<W: Announce>(view: RegionView<'_>, layout: &Layout) -> W {
-    // SAFETY: contract of this function; the layout gives them their room, on a line.
-    unsafe { W::new(address(view, Layout::ANNOUNCED), layout.max_clients, layout.words) }
-}
-
-/// # Safety
-/// The layout fits the region and these types; the region outlives what is made from the lanes, and they were zeroed when it was created.
-pub(crate) unsafe fn lanes<Req, Resp>(view: RegionView<'_>, layout: &Layout) -> LanePairs<Req, Resp> {
-    // SAFETY: contract of this function.
-    unsafe {
-        let requests = (address(view, layout.requests), layout.request_stride());
-        LanePairs::new(requests, (address(view, layout.responses), layout.response_stride()), layout.depth)
+impl<Req, Resp, W: Announce> Views<Req, Resp, W> {
+    /// # Safety
+    /// The region at `base` was zeroed when it was created, and outlives what is made from this value. The layout, made for these types, fits it.
+    pub(crate) unsafe fn new(base: NonNull<u8>, layout: &Layout) -> Self {
+        // SAFETY: contract of this function; the layout gives each part its room, on a line.
+        unsafe {
+            let requests = (base.add(layout.requests), layout.request_stride());
+            let responses = (base.add(layout.responses), layout.response_stride());
+            Self {
+                seats: Seats::new(base.add(layout.seats), layout.max_clients),
+                lanes: LanePairs::new(requests, responses, layout.depth),
+                announced: W::new(base.add(Layout::ANNOUNCED), layout.max_clients, layout.words),
+            }
+        }
     }
 }

@@ -279,7 +279,7 @@ mod model {
             // As `ipc::Client` does.
             LightBarrier::of_process().execute();
             if self.armed[client].load(Ordering::Relaxed) == ARMED {
-                self.ring.ring().notify(client, &self.armed[client]);
+                self.ring.ring().announce(client, &self.armed[client]);
                 self.server.wake();
             }
         }

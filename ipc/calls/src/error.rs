@@ -102,23 +102,3 @@ impl<Req, U> fmt::Debug for CallError<Req, U> {
         }
     }
 }
-
-impl<Req, U> CallError<Req, U> {
-    /// Converts the request and the user data that come back.
-    pub fn map<R, V>(self, f: impl FnOnce(Req, U) -> (R, V)) -> CallError<R, V> {
-        match self {
-            Self::Full { request, user_data, depth } => {
-                let (request, user_data) = f(request, user_data);
-                CallError::Full { request, user_data, depth }
-            }
-            Self::TooLarge { request, user_data, bytes, max } => {
-                let (request, user_data) = f(request, user_data);
-                CallError::TooLarge { request, user_data, bytes, max }
-            }
-            Self::Disconnected { request, user_data, end } => {
-                let (request, user_data) = f(request, user_data);
-                CallError::Disconnected { request, user_data, end }
-            }
-        }
-    }
-}

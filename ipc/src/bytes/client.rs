@@ -13,7 +13,7 @@ use super::message::{Areas, Message, MessageBytes};
 use crate::blocking;
 use crate::error::ConnectError;
 use crate::layout::{BYTES_KIND, Header};
-use crate::views;
+use crate::views::{self, Views};
 
 /// One client of a [`Server`](super::Server). `U` is what the caller wants back with each reply.
 ///
@@ -58,12 +58,9 @@ impl<U> Client<U> {
         let most = MessageBytes::of_shape(&header.shape);
         let areas = most.areas().map_err(ConnectError::Damaged)?;
         let layout = views::layout::<Message, Message, ReadyWords>(&region, &header, most.shape(type_tag), areas)?;
-        let (base, view) = (region.view().base(), region.view());
+        let base = region.view().base();
         // SAFETY: `views::layout` made sure that the layout, made for these lengths, fits the region, which the client keeps.
-        let (seats, lanes, announced) =
-            unsafe { (views::seats(view, &layout), views::lanes(view, &layout), views::announced(view, &layout)) };
-        // SAFETY: as above.
-        let (inner, areas) = unsafe { (crate::Client::join(region, seats, lanes, announced)?, Areas::new(base, layout, most)) };
+        let (inner, areas) = unsafe { (crate::Client::join(region, Views::new(base, &layout))?, Areas::new(base, layout, most)) };
         Ok(Self { inner, areas, reply: Vec::with_capacity(most.response) })
     }
 
@@ -103,10 +100,9 @@ impl<U> Client<U> {
         if request.len() > max {
             return Err(CallError::TooLarge { request, user_data, bytes: request.len(), max });
         }
+        let (call, request) = self.inner.begin(request, user_data)?;
         // SAFETY: the request is not too long, and the slot is this call's until the client has seen it end.
-        let write = |slot| unsafe { areas.write_request(client, slot, request) };
-        let call = self.inner.begin(user_data).map_err(|refused| refused.map(|(), user_data| (request, user_data)))?;
-        self.inner.send(call, write(call.slot()));
+        self.inner.send(call, unsafe { areas.write_request(client, call.slot(), request) });
         Ok(call)
     }
 

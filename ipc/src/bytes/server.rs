@@ -88,7 +88,7 @@ impl Server {
         let Self { inner, areas, message, request } = self;
         let token = inner.recv_if(|asker, received| {
             *message = received;
-            areas.read_request(asker.client(), asker.tag().slot(), message, request).is_some()
+            areas.read_request(asker.client(), asker.tag.slot(), message, request).is_some()
         })?;
         Some((token, message.inline().unwrap_or(request)))
     }
@@ -104,7 +104,7 @@ impl Server {
             return Err(ReplyError::TooLarge { token, bytes, max: areas.most.response });
         }
         // SAFETY: the response is not too long, and it is written while the client waits for it.
-        self.inner.end(token, ANSWERED, |asker| unsafe { areas.write_response(asker.client(), asker.tag().slot(), response) })
+        self.inner.end(token, ANSWERED, |asker| unsafe { areas.write_response(asker.client(), asker.tag.slot(), response) })
     }
 
     /// Like the typed server's [`reject`](crate::Server::reject).

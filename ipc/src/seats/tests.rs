@@ -21,7 +21,7 @@ fn a_million_clients_that_leave_or_die_use_up_neither_seats_nor_generations() {
     let first = u64::from(0u32.wrapping_sub(CLIENTS / 2)) << 32;
     // SAFETY: the word of the first seat, which nobody uses yet.
     unsafe { region.view().at::<AtomicU64>(64).unwrap().as_ref() }.store(first, Ordering::Relaxed);
-    let holds = |session: &Session| seats.held_by(session.seat(), session.generation()).is_some_and(|holding| holding.lasts());
+    let holds = |session: &Session| seats.held_by(session.seat, session.generation).is_some_and(|holding| holding.lasts());
     // One stays, in the second seat.
     let leaves = seats.join(region.lock_file()).unwrap();
     let stays = seats.join(region.lock_file()).unwrap();
@@ -32,8 +32,8 @@ fn a_million_clients_that_leave_or_die_use_up_neither_seats_nor_generations() {
     let mut last = [None; SEATS];
     for client in 0..CLIENTS {
         let session = seats.join(region.lock_file()).unwrap();
-        let (seat, generation) = (session.seat(), session.generation());
-        assert!(seat != stays.seat() && holds(&session));
+        let (seat, generation) = (session.seat, session.generation);
+        assert!(seat != stays.seat && holds(&session));
         assert_ne!(last[seat].replace(generation), Some(generation));
         let dies = client % 64 == 0;
         if dies {

@@ -5,6 +5,7 @@
 
 use super::*;
 use crate::client::Client;
+use crate::views::Views;
 use loom::sync::Arc;
 use shm::dir::Dir;
 use shm::ready::ReadyWords;
@@ -63,7 +64,7 @@ impl Memory {
     fn join(self, home: &Home) -> Option<Client<u64, u64, u64>> {
         let region = Region::open(&home.dir, "r", KIND, 1).unwrap();
         // SAFETY: the memory is leaked, and so outlives the region it should lie in.
-        unsafe { Client::join(region, self.seats, self.lanes, self.ready) }.ok()
+        unsafe { Client::join(region, Views { seats: self.seats, lanes: self.lanes, announced: self.ready }) }.ok()
     }
 
     fn call(caller: &mut Client<u64, u64, u64>, request: u64) {
