@@ -2,14 +2,16 @@
 
 mod memory;
 
+use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::clock::Clock;
 use crate::header::{self, Standing};
-use crate::lock::LockFile;
+use crate::lock::{self, LockFile};
 use crate::sys;
 pub(crate) use memory::{InMemory, Memory};
 
@@ -79,7 +81,7 @@ struct Inner {
 
 #[derive(Debug)]
 enum Place {
-    Files(OwnedFd),
+    Files(File),
     Memory(Memory),
 }
 
@@ -112,12 +114,17 @@ impl Dir {
             None => default_path(user)?,
         };
         let io_error = |source| DirError::Io { path: path.clone(), source };
-        let fd = open_directory(&path)?;
-        let stat = sys::stat(fd.as_raw_fd()).map_err(io_error)?;
-        if stat.st_uid != user {
-            return Err(DirError::ForeignOwner { path, owner: stat.st_uid, user });
+        let opened = File::options().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW).open(&path);
+        let fd = opened.map_err(|source| match source.raw_os_error() {
+            Some(libc::ENOENT) => DirError::Missing(path.clone()),
+            Some(libc::ENOTDIR | libc::ELOOP) => DirError::NotADirectory(path.clone()),
+            _ => io_error(source),
+        })?;
+        let metadata = fd.metadata().map_err(io_error)?;
+        let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
+        if owner != user {
+            return Err(DirError::ForeignOwner { path, owner, user });
         }
-        let mode = stat.st_mode & 0o7777;
         if mode & 0o022 != 0 {
             return Err(DirError::OpenToOthers { path, mode });
         }
@@ -168,7 +175,7 @@ impl Dir {
             return Ok(0);
         }
         let io_error = |source| DirError::Io { path: self.inner.path.clone(), source };
-        let entries = std::fs::read_dir(format!("/proc/self/fd/{}", self.fd())).map_err(io_error)?;
+        let entries = fs::read_dir(self.at(".")).map_err(io_error)?;
         let mut removed = 0;
         for entry in entries {
             let name = entry.map_err(io_error)?.file_name();
@@ -178,11 +185,11 @@ impl Dir {
         Ok(removed)
     }
 
-    /// -1, which every system call refuses, if it is in memory.
-    pub(crate) fn fd(&self) -> RawFd {
+    /// Returns the path of `name` in the directory that was opened, whatever is at its own path now. There is nothing there if it is in memory.
+    pub(crate) fn at(&self, name: &str) -> PathBuf {
         match &self.inner.place {
-            Place::Files(fd) => fd.as_raw_fd(),
-            Place::Memory(_) => -1,
+            Place::Files(fd) => sys::path_of(fd.as_raw_fd()).join(name),
+            Place::Memory(_) => PathBuf::new(),
         }
     }
 
@@ -191,7 +198,7 @@ impl Dir {
     /// Death is final for an inode: its lock is taken once, before it gets a name. What must not happen is that of two removers the
     /// slower one unlinks the living region the faster one has put there; so removals exclude each other and look again.
     pub(crate) fn remove_dead(&self, name: &str) -> io::Result<Removal> {
-        let file = match LockFile::open_at(self.fd(), name) {
+        let file = match LockFile::open(&self.at(name)) {
             Ok(file) => file,
             Err(error) => return not_a_region(error),
         };
@@ -208,17 +215,17 @@ impl Dir {
 
     /// Unlinks `name` if it still is `file`.
     pub(crate) fn unlink_if_same(&self, name: &str, file: &LockFile) -> io::Result<()> {
-        match sys::stat_at(self.fd(), name) {
-            Ok(stat) if (stat.st_dev, stat.st_ino) == file.key() => ignore_missing(sys::unlink_at(self.fd(), name)),
+        match fs::symlink_metadata(self.at(name)) {
+            Ok(metadata) if lock::key_of(&metadata) == file.key() => ignore_missing(fs::remove_file(self.at(name))),
             Ok(_) => Ok(()),
             Err(error) => ignore_missing(Err(error)),
         }
     }
 
     /// Returns the lock that serialises removals; `None` when it is taken for long. Never waits: its holder may be stopped.
-    pub(crate) fn lock_removals(&self) -> io::Result<Option<OwnedFd>> {
+    pub(crate) fn lock_removals(&self) -> io::Result<Option<File>> {
         // A descriptor of its own, because the lock belongs to the open file and threads share `self`.
-        let fd = sys::open_at(self.fd(), ".", libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
+        let fd = File::open(self.at("."))?;
         for _ in 0..LOCK_ATTEMPTS {
             // SAFETY: no pointers are involved.
             match sys::retry(|| unsafe { libc::flock(fd.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }) {
@@ -238,19 +245,6 @@ fn default_path(user: u32) -> Result<PathBuf, DirError> {
         Err(source) if source.kind() != io::ErrorKind::AlreadyExists => Err(DirError::NotWritable { path, source }),
         _ => Ok(path),
     }
-}
-
-fn open_directory(path: &Path) -> Result<OwnedFd, DirError> {
-    let path = path.to_owned();
-    let Some(name) = path.to_str() else {
-        return Err(DirError::Io { path, source: io::Error::new(io::ErrorKind::InvalidInput, "the path is not UTF-8") });
-    };
-    let opened = sys::open_at(libc::AT_FDCWD, name, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW, 0);
-    opened.map_err(|source| match source.raw_os_error() {
-        Some(libc::ENOENT) => DirError::Missing(path),
-        Some(libc::ENOTDIR | libc::ELOOP) => DirError::NotADirectory(path),
-        _ => DirError::Io { path, source },
-    })
 }
 
 fn not_a_region(error: io::Error) -> io::Result<Removal> {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::mem::offset_of;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -103,7 +104,7 @@ impl Claim {
     /// Reads the header of `file`; `None` when the file is shorter or has another magic number.
     pub(crate) fn read(file: &LockFile) -> io::Result<Option<Self>> {
         let mut claim = Self::new_zeroed();
-        let got = file.read_front(claim.as_mut_bytes())?;
+        let got = file.file()?.read_at(claim.as_mut_bytes(), 0)?;
         Ok((got == size_of::<Self>() && claim.magic == MAGIC).then_some(claim))
     }
 
@@ -126,7 +127,11 @@ pub(crate) fn is_temporary(name: &str) -> bool {
 
 /// Marks a file that is being made, whose owner's byte is locked. One that cannot be marked is one that no sweep removes.
 pub(crate) fn mark_temporary(file: &LockFile) {
-    file.write_front(&MAGIC_OF_TEMPORARY.to_ne_bytes());
+    let mark = MAGIC_OF_TEMPORARY.to_ne_bytes();
+    // Beyond the limit a write is a signal.
+    if let (Ok(file), None) = (file.file(), sys::file_size_limit_below(mark.len() as u64)) {
+        let _ = file.write_at(&mark, 0);
+    }
 }
 
 /// The state of a file that is in the way.
@@ -138,7 +143,7 @@ pub(crate) enum Standing {
 }
 
 pub(crate) fn standing(file: &LockFile) -> io::Result<Standing> {
-    if file.owner()? != sys::user() {
+    if file.file()?.metadata()?.uid() != sys::user() {
         return Ok(Standing::Foreign);
     }
     Ok(match Claim::read(file)? {
@@ -152,8 +157,9 @@ pub(crate) fn standing(file: &LockFile) -> io::Result<Standing> {
 /// Returns the state of a file whose name [is temporary](is_temporary). As long as it is marked, its maker holds the lock of the owner's
 /// byte, and no other process opens it.
 pub(crate) fn standing_of_temporary(file: &LockFile) -> io::Result<Standing> {
-    let mut magic = [0; 8];
-    if file.owner()? != sys::user() || file.read_front(&mut magic)? != magic.len() || u64::from_ne_bytes(magic) != MAGIC_OF_TEMPORARY {
+    let (mut magic, inner) = ([0; 8], file.file()?);
+    let is_own = inner.metadata()?.uid() == sys::user();
+    if !is_own || inner.read_at(&mut magic, 0)? != magic.len() || u64::from_ne_bytes(magic) != MAGIC_OF_TEMPORARY {
         return standing(file);
     }
     Ok(if file.is_held(OWNER_BYTE) { Standing::Alive } else { Standing::Dead })

@@ -12,9 +12,12 @@
 //! is free proves a death only together with the robust word of [`crate::region`].
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, Metadata};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::sys;
@@ -40,12 +43,12 @@ pub enum LockError {
 }
 
 /// Identity of an open file: device and inode. It cannot be reused while the file is open.
-type Key = (u64, u64);
+pub(crate) type Key = (u64, u64);
 
 #[derive(Debug)]
 struct OpenFile {
     /// `None`: this process has the file to itself, and it is none.
-    fd: Option<OwnedFd>,
+    fd: Option<File>,
     key: Key,
     held: Mutex<Held>,
 }
@@ -88,9 +91,8 @@ pub struct LockFile {
 
 impl LockFile {
     /// Takes the descriptor of a file that was just created; `WouldBlock` if another thread found and opened the file meanwhile.
-    pub(crate) fn adopt(fd: OwnedFd) -> io::Result<Self> {
-        let stat = sys::stat(fd.as_raw_fd())?;
-        let key = (stat.st_dev, stat.st_ino);
+    pub(crate) fn adopt(fd: File) -> io::Result<Self> {
+        let key = key_of(&fd.metadata()?);
         let mut files = unpoisoned(&REGISTRY);
         if files.contains_key(&key) {
             return Err(io::ErrorKind::WouldBlock.into());
@@ -98,22 +100,22 @@ impl LockFile {
         Ok(Self::insert(&mut files, key, fd))
     }
 
-    /// Opens the regular file `name` of the directory `dir` for reading and writing, or shares the descriptor
+    /// Opens the regular file at `path` for reading and writing, or shares the descriptor
     /// this process already has of it. A symbolic link is an error (`ELOOP`), as is another kind of file.
-    pub(crate) fn open_at(dir: RawFd, name: &str) -> io::Result<Self> {
-        let path = sys::open_at(dir, name, libc::O_PATH | libc::O_NOFOLLOW, 0)?;
-        let stat = sys::stat(path.as_raw_fd())?;
-        match stat.st_mode & libc::S_IFMT {
-            libc::S_IFREG => {}
-            libc::S_IFLNK => return Err(io::Error::from_raw_os_error(libc::ELOOP)),
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let seen = File::options().read(true).custom_flags(libc::O_PATH | libc::O_NOFOLLOW).open(path)?;
+        let metadata = seen.metadata()?;
+        match metadata.file_type() {
+            kind if kind.is_file() => {}
+            kind if kind.is_symlink() => return Err(io::Error::from_raw_os_error(libc::ELOOP)),
             _ => return Err(io::Error::from_raw_os_error(libc::EINVAL)),
         }
-        let key = (stat.st_dev, stat.st_ino);
+        let key = key_of(&metadata);
         let mut files = unpoisoned(&REGISTRY);
         if let Some(file) = files.get(&key).and_then(Weak::upgrade) {
             return Ok(Self { file: ManuallyDrop::new(file) });
         }
-        let fd = sys::reopen(path.as_raw_fd(), libc::O_RDWR)?;
+        let fd = File::options().read(true).write(true).open(sys::path_of(seen.as_raw_fd()))?;
         Ok(Self::insert(&mut files, key, fd))
     }
 
@@ -122,11 +124,11 @@ impl LockFile {
         Self::of(None, (0, 0))
     }
 
-    fn of(fd: Option<OwnedFd>, key: Key) -> Self {
+    fn of(fd: Option<File>, key: Key) -> Self {
         Self { file: ManuallyDrop::new(Arc::new(OpenFile { fd, key, held: Mutex::default() })) }
     }
 
-    fn insert(files: &mut BTreeMap<Key, Weak<OpenFile>>, key: Key, fd: OwnedFd) -> Self {
+    fn insert(files: &mut BTreeMap<Key, Weak<OpenFile>>, key: Key, fd: File) -> Self {
         let inserted = Self::of(Some(fd), key);
         files.insert(key, Arc::downgrade(&inserted.file));
         inserted
@@ -175,36 +177,23 @@ impl LockFile {
         }
     }
 
-    /// Reads the first bytes of the file without mapping it; fewer than asked at the end of the file.
-    pub(crate) fn read_front(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        // SAFETY: the kernel writes at most `len` bytes into the buffer of that length.
-        let got = unsafe { libc::pread(self.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
-        usize::try_from(got).map_err(|_| io::Error::last_os_error())
-    }
-
-    /// Writes the first bytes of the file, if the process may have files of that length; otherwise, or if the kernel refuses, nothing.
-    pub(crate) fn write_front(&self, bytes: &[u8]) {
-        // Beyond the limit a write is a signal.
-        if sys::file_size_limit_below(bytes.len() as u64).is_none() {
-            // SAFETY: the kernel reads at most `len` bytes of the buffer of that length.
-            let _ = unsafe { libc::pwrite(self.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) };
-        }
-    }
-
-    /// Returns the user that owns the file.
-    pub(crate) fn owner(&self) -> io::Result<libc::uid_t> {
-        Ok(sys::stat(self.as_raw_fd())?.st_uid)
+    /// Returns the file.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn file(&self) -> io::Result<&File> {
+        self.file.fd.as_ref().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     /// Device and inode.
     pub(crate) fn key(&self) -> Key {
         self.file.key
     }
+}
 
-    /// Length in bytes now.
-    pub(crate) fn bytes(&self) -> io::Result<u64> {
-        Ok(u64::try_from(sys::stat(self.as_raw_fd())?.st_size).unwrap_or(0))
-    }
+/// Returns what identifies the file of this metadata.
+pub(crate) fn key_of(metadata: &Metadata) -> Key {
+    (metadata.dev(), metadata.ino())
 }
 
 fn flock(kind: libc::c_int, byte: u64) -> libc::flock {

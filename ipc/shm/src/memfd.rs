@@ -4,9 +4,11 @@
 //! can truncate it under a peer, and it vanishes with its last user. Both ends must be in one pid namespace and of one user.
 
 use std::ffi::CString;
+use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -141,7 +143,7 @@ pub enum NoHugePages {
 #[derive(Debug)]
 pub struct Memfd {
     map: Mapping,
-    fd: Arc<OwnedFd>,
+    fd: Arc<File>,
     id: MemfdId,
 }
 
@@ -159,15 +161,16 @@ impl Memfd {
         if bytes == 0 || bytes % page != 0 {
             return Err(bad_size());
         }
-        let length = libc::off_t::try_from(bytes).map_err(|_| bad_size())?;
         let need = bytes as u64;
+        if i64::try_from(need).is_err() {
+            return Err(bad_size());
+        }
         if let Some(limit) = sys::file_size_limit_below(need) {
             return Err(MemfdCreateError::FileLimit { need, limit });
         }
         let token = sys::random_nonzero().map_err(MemfdCreateError::Io)?;
         let fd = new_memfd(&memfd_name(purpose, token)).map_err(MemfdCreateError::Io)?;
-        // SAFETY: no pointers are involved.
-        sys::retry(|| unsafe { libc::ftruncate(fd.as_raw_fd(), length) }).map_err(MemfdCreateError::Io)?;
+        fd.set_len(need).map_err(MemfdCreateError::Io)?;
         // SAFETY: no pointers are involved.
         sys::cvt(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS) }).map_err(MemfdCreateError::Io)?;
         let map = Mapping::new(&fd, bytes, true, false).map_err(|error| match error.raw_os_error() {
@@ -189,7 +192,7 @@ impl Memfd {
         let MemfdId { pid, fd: number, bytes, .. } = *id;
         // What is there is looked at through `O_PATH` first: if it is one of this process's locked files by now, opening and closing it
         // would drop the locks, see `crate::lock`.
-        let path = sys::open_at(libc::AT_FDCWD, &format!("/proc/{pid}/fd/{number}"), libc::O_PATH, 0);
+        let path = File::options().read(true).custom_flags(libc::O_PATH).open(format!("/proc/{pid}/fd/{number}"));
         let path = path.map_err(|error| match error.raw_os_error() {
             Some(libc::ENOENT | libc::ESRCH) => MemfdAttachError::NotFound(*id),
             Some(libc::EACCES | libc::EPERM) => MemfdAttachError::Permission(*id),
@@ -198,12 +201,10 @@ impl Memfd {
         if !is_memfd_of(&path, id.token).map_err(MemfdAttachError::Io)? {
             return Err(MemfdAttachError::Stale(*id));
         }
-        let access = if writable { libc::O_RDWR } else { libc::O_RDONLY };
-        let fd = sys::reopen(path.as_raw_fd(), access).map_err(MemfdAttachError::Io)?;
+        let fd = File::options().read(true).write(writable).open(sys::path_of(path.as_raw_fd())).map_err(MemfdAttachError::Io)?;
         // SAFETY: no pointers are involved.
         let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
-        let found = sys::stat(fd.as_raw_fd()).map_err(MemfdAttachError::Io)?.st_size;
-        let found = u64::try_from(found).unwrap_or(0);
+        let found = fd.metadata().map_err(MemfdAttachError::Io)?.len();
         if seals == -1 || seals & SEALS != SEALS || found != bytes || found == 0 {
             return Err(MemfdAttachError::Unsealed { pid, announced: bytes, found });
         }
@@ -320,17 +321,17 @@ fn memfd_name(purpose: &str, token: u64) -> String {
     format!("copyrpc-{purpose}-{token:016x}")
 }
 
-fn new_memfd(name: &str) -> io::Result<OwnedFd> {
+fn new_memfd(name: &str) -> io::Result<File> {
     let name = CString::new(name)?;
     // SAFETY: the name is NUL-terminated and outlives the call.
     let fd = sys::cvt(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) })?;
     // SAFETY: the call just returned this descriptor and nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(unsafe { File::from_raw_fd(fd) })
 }
 
 /// The name a memfd was made with cannot be changed, so it identifies the one our peer announced.
-fn is_memfd_of(fd: &OwnedFd, token: u64) -> io::Result<bool> {
-    let target = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+fn is_memfd_of(fd: &File, token: u64) -> io::Result<bool> {
+    let target = std::fs::read_link(sys::path_of(fd.as_raw_fd()))?;
     let name = target.to_str().and_then(|target| target.strip_prefix(NAME_PREFIX));
     let name = name.and_then(|name| name.strip_suffix(" (deleted)"));
     Ok(name.is_some_and(|name| name.starts_with("copyrpc-") && name.ends_with(&format!("-{token:016x}"))))

@@ -13,15 +13,17 @@
 mod error;
 mod fresh;
 
+use std::fs::File;
 use std::io;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub use error::{CreateError, OpenError};
-use fresh::{Fresh, Temporary};
+use fresh::Fresh;
 
 pub use crate::robust::owner_may_be_gone;
 
@@ -170,18 +172,19 @@ impl Region {
         unsafe { header.robust.lock_new() }.map_err(io_error)?;
         // O1
         header.magic.store(MAGIC, Ordering::Release);
-        let Fresh { file, lock, temporary } = fresh;
+        // Its temporary name goes when it has its own.
+        let Fresh { file, lock, temporary: _temporary } = fresh;
         let name = name.to_owned();
         let region = Self { map: ManuallyDrop::new(map), file, dir: dir.clone(), name, epoch, user_bytes, owner: Some(lock) };
-        region.publish(&temporary)?;
+        region.publish()?;
         Ok(region)
     }
 
     /// Gives the finished file its name, in the place of a dead region if need be.
-    fn publish(&self, temporary: &Temporary) -> Result<(), CreateError> {
+    fn publish(&self) -> Result<(), CreateError> {
         let path = || self.dir.path().join(&self.name);
         for _ in 0..REPLACE_ATTEMPTS {
-            match temporary.link(&self.file, &self.dir, &self.name) {
+            match fresh::link(&self.file, self.dir.at(&self.name)) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 done => return done.map_err(|source| CreateError::Io { path: path(), source }),
             }
@@ -214,7 +217,7 @@ impl Region {
             let user_bytes = fits(&path, (header.kind, header.user_bytes), kind, min_bytes as u64)? as usize;
             return Ok(Self::opened(map, file, dir, name, user_bytes));
         }
-        let file = LockFile::open_at(dir.fd(), name).map_err(|source| match source.raw_os_error() {
+        let file = LockFile::open(&dir.at(name)).map_err(|source| match source.raw_os_error() {
             Some(libc::ENOENT) => OpenError::NotFound(path.clone()),
             Some(libc::ELOOP | libc::EINVAL) => OpenError::Foreign(path.clone()),
             _ => OpenError::Io { path: path.clone(), source },
@@ -413,7 +416,8 @@ fn fits(path: &Path, (found, have): (u64, u64), wanted: u64, need: u64) -> Resul
 /// O5: checks what the file claims and returns the number of its user bytes.
 fn check(file: &LockFile, path: &Path, kind: u64, min_bytes: u64) -> Result<usize, OpenError> {
     let io_error = |source| OpenError::Io { path: path.to_owned(), source };
-    let (owner, user) = (file.owner().map_err(io_error)?, sys::user());
+    let metadata = file.file().and_then(File::metadata).map_err(io_error)?;
+    let (owner, user) = (metadata.uid(), sys::user());
     if owner != user {
         return Err(OpenError::ForeignOwner { path: path.to_owned(), owner, user });
     }
@@ -421,7 +425,7 @@ fn check(file: &LockFile, path: &Path, kind: u64, min_bytes: u64) -> Result<usiz
     if claim.version != VERSION {
         return Err(OpenError::Version { path: path.to_owned(), found: claim.version });
     }
-    let present = file.bytes().map_err(io_error)?.saturating_sub(HEADER_BYTES as u64);
+    let present = metadata.len().saturating_sub(HEADER_BYTES as u64);
     let user_bytes = fits(path, (claim.kind, claim.user_bytes), kind, min_bytes)?;
     if user_bytes > present {
         return Err(OpenError::TooSmall { path: path.to_owned(), need: user_bytes, have: present });

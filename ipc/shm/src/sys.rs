@@ -1,9 +1,10 @@
 //! The few system calls that `std` does not offer, each wrapped once.
 
-use std::ffi::{CString, c_int};
+use std::ffi::c_int;
 use std::io;
 use std::mem::{ManuallyDrop, MaybeUninit};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
+use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -24,51 +25,15 @@ pub(crate) fn retry(mut call: impl FnMut() -> c_int) -> io::Result<c_int> {
     }
 }
 
-/// `openat` with `O_CLOEXEC`; `mode` counts only when a file is created.
-pub(crate) fn open_at(dir: RawFd, name: &str, flags: c_int, mode: libc::mode_t) -> io::Result<OwnedFd> {
-    let name = CString::new(name)?;
-    // SAFETY: `name` is a NUL-terminated string that outlives the call.
-    let fd = retry(|| unsafe { libc::openat(dir, name.as_ptr(), flags | libc::O_CLOEXEC, mode) })?;
-    // SAFETY: the call just returned this descriptor and nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// Opens the file behind an existing descriptor anew, which cannot reach another inode.
-pub(crate) fn reopen(fd: RawFd, flags: c_int) -> io::Result<OwnedFd> {
-    open_at(libc::AT_FDCWD, &format!("/proc/self/fd/{fd}"), flags, 0)
-}
-
-/// `fstat`.
-pub(crate) fn stat(fd: RawFd) -> io::Result<libc::stat> {
-    let mut stat = MaybeUninit::uninit();
-    // SAFETY: the kernel writes one `stat` into the buffer of that size.
-    cvt(unsafe { libc::fstat(fd, stat.as_mut_ptr()) })?;
-    // SAFETY: the call succeeded, so the buffer is filled.
-    Ok(unsafe { stat.assume_init() })
-}
-
-/// `fstatat` without following a symbolic link.
-pub(crate) fn stat_at(dir: RawFd, name: &str) -> io::Result<libc::stat> {
-    let name = CString::new(name)?;
-    let mut stat = MaybeUninit::uninit();
-    let flags = libc::AT_SYMLINK_NOFOLLOW;
-    // SAFETY: `name` is NUL-terminated and the kernel writes one `stat` into the buffer.
-    cvt(unsafe { libc::fstatat(dir, name.as_ptr(), stat.as_mut_ptr(), flags) })?;
-    // SAFETY: the call succeeded, so the buffer is filled.
-    Ok(unsafe { stat.assume_init() })
+/// Returns the path that reaches the file behind a descriptor, and no other inode.
+pub(crate) fn path_of(fd: RawFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{fd}"))
 }
 
 /// Returns the effective user of this process.
 pub(crate) fn user() -> libc::uid_t {
     // SAFETY: no pointers are involved.
     unsafe { libc::geteuid() }
-}
-
-/// `unlinkat` of a file.
-pub(crate) fn unlink_at(dir: RawFd, name: &str) -> io::Result<()> {
-    let name = CString::new(name)?;
-    // SAFETY: `name` is NUL-terminated and outlives the call.
-    cvt(unsafe { libc::unlinkat(dir, name.as_ptr(), 0) }).map(drop)
 }
 
 /// Returns the number of bytes that an unprivileged process can still allocate in the file system of `fd`.

@@ -1,9 +1,12 @@
 //! A region's file before it has its name.
 
 use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::Path;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 
 use crate::dir::Dir;
 use crate::header::{self, HEADER_BYTES, OWNER_BYTE, TEMPORARY_PREFIX};
@@ -28,7 +31,7 @@ pub(super) struct Temporary(Option<(Dir, String)>);
 
 impl Fresh {
     pub(super) fn new(dir: &Dir) -> io::Result<Self> {
-        match sys::open_at(dir.fd(), ".", libc::O_TMPFILE | libc::O_RDWR, 0o600) {
+        match rw().custom_flags(libc::O_TMPFILE).open(dir.at(".")) {
             Ok(fd) => {
                 let (file, lock) = locked(fd)?;
                 Ok(Self { file, lock, temporary: Temporary(None) })
@@ -43,7 +46,7 @@ impl Fresh {
     pub(super) fn with_temporary_name(dir: &Dir) -> io::Result<Self> {
         for _ in 0..TEMPORARY_ATTEMPTS {
             let name = format!("{TEMPORARY_PREFIX}{:016x}", sys::random_nonzero()?);
-            let fd = sys::open_at(dir.fd(), &name, libc::O_CREAT | libc::O_EXCL | libc::O_RDWR, 0o600)?;
+            let fd = rw().create_new(true).open(dir.at(&name))?;
             let temporary = Temporary(Some((dir.clone(), name)));
             match locked(fd) {
                 Ok((file, lock)) => {
@@ -58,7 +61,14 @@ impl Fresh {
     }
 }
 
-fn locked(fd: OwnedFd) -> io::Result<(LockFile, ByteLock)> {
+/// Opens for reading and writing; a file that is made is the user's alone.
+fn rw() -> OpenOptions {
+    let mut options = File::options();
+    options.read(true).write(true).mode(0o600);
+    options
+}
+
+fn locked(fd: File) -> io::Result<(LockFile, ByteLock)> {
     let file = LockFile::adopt(fd)?;
     match file.try_lock(OWNER_BYTE) {
         Ok(lock) => Ok((file, lock)),
@@ -67,26 +77,20 @@ fn locked(fd: OwnedFd) -> io::Result<(LockFile, ByteLock)> {
     }
 }
 
-impl Temporary {
-    /// Gives `file` the name `name`; `AlreadyExists` if that is taken.
-    pub(super) fn link(&self, file: &LockFile, dir: &Dir, name: &str) -> io::Result<()> {
-        let to = CString::new(name)?;
-        let (from_dir, from, flags) = match &self.0 {
-            None => (libc::AT_FDCWD, format!("/proc/self/fd/{}", file.as_raw_fd()), libc::AT_SYMLINK_FOLLOW),
-            Some((from_dir, from)) => (from_dir.fd(), from.clone(), 0),
-        };
-        let from = CString::new(from)?;
-        // SAFETY: both names are NUL-terminated and outlive the call.
-        sys::cvt(unsafe { libc::linkat(from_dir, from.as_ptr(), dir.fd(), to.as_ptr(), flags) }).map(drop)
-    }
-}
-
 impl Drop for Temporary {
     fn drop(&mut self) {
         if let Some((dir, name)) = &self.0 {
-            let _ = sys::unlink_at(dir.fd(), name);
+            let _ = fs::remove_file(dir.at(name));
         }
     }
+}
+
+/// Gives `file` the name `to`; `AlreadyExists` if that is taken.
+pub(super) fn link(file: &LockFile, to: PathBuf) -> io::Result<()> {
+    let (from, to) = (sys::path_of(file.as_raw_fd()).into_os_string(), to.into_os_string());
+    let (from, to) = (CString::new(from.into_vec())?, CString::new(to.into_vec())?);
+    // SAFETY: both names are NUL-terminated and outlive the call.
+    sys::cvt(unsafe { libc::linkat(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), libc::AT_SYMLINK_FOLLOW) }).map(drop)
 }
 
 /// Allocates the header and `user_bytes` bytes and returns their sum. `ftruncate` would succeed beyond the end of a full tmpfs, and
