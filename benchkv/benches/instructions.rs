@@ -35,10 +35,10 @@ const fn operation(name: &'static str, bound: Option<u32>, collect: &'static str
 }
 
 const OPERATIONS: &[Operation] = &[
-    operation("kv_local_depth1", Some(1230), "all", "benchkv: an operation on the own rank, one at a time", |operations| {
+    operation("kv_local_depth1", Some(1195), "all", "benchkv: an operation on the own rank, one at a time", |operations| {
         job(&format!("{LOCAL} --queue-depth 1 --backend meta"), operations);
     }),
-    operation("kv_local_depth32", Some(540), "all", "benchkv: the same, 32 at a time", |operations| {
+    operation("kv_local_depth32", Some(500), "all", "benchkv: the same, 32 at a time", |operations| {
         job(&format!("{LOCAL} --queue-depth 32 --backend meta"), operations);
     }),
     operation("kv_local_depth32_delegation", None, "all", "benchkv: the same beside an empty ring", |operations| {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::activity::WorkerReport;
 use crate::backend::{BackendError, Ending, IssueError, Paths};
 use crate::counters;
-use crate::message::{Outcome, Request};
+use crate::message::{Op, Outcome, Request};
 use crate::pace::Schedule;
 use crate::phase::Phase;
 use crate::values::ClientValues;
@@ -178,6 +178,8 @@ pub struct ClientSpec {
 pub struct Client<P> {
     paths: P,
     book: Book,
+    /// The operations that a poll has found ended.
+    ended: Vec<(u32, Ending)>,
 }
 
 /// The counts of a client while it runs: differences of two looks are those of the time between.
@@ -287,7 +289,7 @@ impl<P: Paths> Client<P> {
             window_from_ns: 0,
             spec,
         };
-        Self { paths, book }
+        Self { paths, book, ended: Vec::with_capacity(depth) }
     }
 
     /// Takes ended operations and, while `phase` asks for load, issues as many again. Reads `now_ns` at most twice. Once as many
@@ -296,13 +298,17 @@ impl<P: Paths> Client<P> {
     /// # Errors
     /// A path is down; outstanding operations are lost.
     pub fn step(&mut self, phase: Phase, mut now_ns: impl FnMut() -> u64) -> Result<Step, BackendError> {
-        let Self { paths, book } = self;
+        let Self { paths, book, ended } = self;
         let begin_ns = now_ns();
         let phase = if book.has_ended() { Phase::Drain } else { phase };
         book.enter(phase, begin_ns);
         let before = book.counts;
-        let polled = paths.poll(|token, ending| book.end(token, ending, begin_ns));
-        (0..4).for_each(|kind| book.record(kind));
+        let polled = paths.poll(|token, ending| ended.push((token, ending)));
+        if !ended.is_empty() {
+            ended.iter().for_each(|&(token, ending)| book.end(token, ending, begin_ns));
+            ended.clear();
+            (0..4).for_each(|kind| book.record(kind));
+        }
         polled?;
         if phase.is_loading() && book.wants_to_issue(begin_ns) {
             let issue_ns = now_ns();
@@ -449,7 +455,7 @@ impl Book {
     }
 
     /// Offers a request. Returns `false` if there is no room for it now.
-    #[inline]
+    #[inline(always)]
     fn issue<P: Paths>(&mut self, paths: &mut P, token: u32, request: Request) -> Result<bool, BackendError> {
         match paths.issue(&request, token) {
             Ok(()) => {
@@ -468,7 +474,7 @@ impl Book {
     }
 
     /// Takes a token for the next access that can be made and is due.
-    #[inline]
+    #[inline(always)]
     fn prepare(&mut self, now_ns: u64) -> Option<(u32, Request)> {
         if self.counts.issued == self.limit {
             return None;
@@ -476,49 +482,68 @@ impl Book {
         let token = *self.free.last()?;
         let intended_ns = self.spec.schedule.as_ref().map_or(Some(now_ns), |schedule| schedule.due_ns(now_ns))?;
         // A private key with an operation outstanding is skipped. There are fewer consecutive private accesses than this.
-        let (access, request, is_put) = (0..4).find_map(|_| self.next_request(token))?;
+        let mut tries = 0..4;
+        let (access, request) = loop {
+            tries.next()?;
+            if let Some(next) = self.next_request(token) {
+                break next;
+            }
+        };
         self.free.pop();
         if let Some(schedule) = &mut self.spec.schedule {
             schedule.take();
         }
         let moment = self.spec.verifier.as_mut().map_or(0, Verifier::issue);
         let slot = self.outstanding.get_mut(token as usize)?;
-        *slot = Some(Outstanding { access, intended_ns, issued_ns: now_ns, moment, is_put });
+        *slot = Some(Outstanding { access, intended_ns, issued_ns: now_ns, moment, is_put: request.is_put() });
         Some((token, request))
     }
 
-    #[inline]
-    fn next_request(&mut self, token: u32) -> Option<(Access, Request, bool)> {
+    #[inline(always)]
+    fn next_request(&mut self, token: u32) -> Option<(Access, Request)> {
         let accesses = &self.spec.pattern.accesses;
         let access = *accesses.get(self.next_access)?;
         self.next_access = if self.next_access + 1 < accesses.len() { self.next_access + 1 } else { 0 };
-        let rank = u32::from(access.rank);
-        let verifier = self.spec.verifier.as_mut();
-        let put = match (access.kind, verifier) {
-            (AccessKind::Read, _) => None,
-            (AccessKind::Write, Some(verifier)) => Some(verifier.next_value(access.rank, access.key)),
-            (AccessKind::Private, Some(verifier)) => match verifier.begin_private(&access)? {
-                PrivateStep::Put(value) => Some(value),
-                PrivateStep::Get => None,
-            },
-            (AccessKind::Write | AccessKind::Private, None) => Some(access.key),
+        let (rank, key) = (u32::from(access.rank), access.key);
+        let request = match (access.kind, &mut self.spec.verifier) {
+            (AccessKind::Read, _) => Request::get(rank, key),
+            (AccessKind::Write, Some(verifier)) => Request::put(rank, key, verifier.next_value(access.rank, key)),
+            (AccessKind::Private, Some(_)) => self.next_private(&access)?,
+            (AccessKind::Write | AccessKind::Private, None) => Request::put(rank, key, key),
         };
-        let is_corrupt = put.is_some() && access.kind == AccessKind::Private && std::mem::take(&mut self.spec.corrupt_one);
-        let request = put.map_or(Request::get(rank, access.key), |value| Request::put(rank, access.key, value));
-        let Some((values, tail)) = &mut self.tails else {
-            let request = if is_corrupt { Request::put(rank, access.key, put.unwrap_or_default() ^ 1) } else { request };
-            return Some((access, request, put.is_some()));
-        };
-        // A value that is not judged is the last one again.
-        if let Some(value) = put.filter(|_| self.spec.verifier.is_some()) {
-            fill_tail(value, tail);
-            tail.last_mut().into_iter().for_each(|last| *last ^= u8::from(is_corrupt));
-            values.write(token, tail);
+        let Some((values, _)) = &self.tails else { return Some((access, request)) };
+        let request = request.at(values.place(token));
+        if let (Some(Op::Put { value, .. }), Some(_)) = (request.op(), &self.spec.verifier) {
+            self.write_tail(value, token, access.kind);
         }
-        Some((access, request.at(values.place(token)), put.is_some()))
+        Some((access, request))
+    }
+
+    /// Returns the next request for a private key; `None` while one is outstanding.
+    #[inline(never)]
+    fn next_private(&mut self, access: &Access) -> Option<Request> {
+        let (rank, key) = (u32::from(access.rank), access.key);
+        Some(match self.spec.verifier.as_mut()?.begin_private(access)? {
+            PrivateStep::Get => Request::get(rank, key),
+            PrivateStep::Put(value) => {
+                let is_corrupt = self.tails.is_none() && std::mem::take(&mut self.spec.corrupt_one);
+                Request::put(rank, key, value ^ u64::from(is_corrupt))
+            }
+        })
+    }
+
+    /// Writes the tail of the value of a put to its place. One that is not judged is the last one again.
+    #[inline(never)]
+    fn write_tail(&mut self, value: u64, token: u32, kind: AccessKind) {
+        let Self { tails: Some((values, tail)), spec, .. } = self else { return };
+        let is_corrupt = kind == AccessKind::Private && std::mem::take(&mut spec.corrupt_one);
+        fill_tail(value, tail);
+        tail.last_mut().into_iter().for_each(|last| *last ^= u8::from(is_corrupt));
+        values.write(token, tail);
     }
 
     /// Records the end of an operation. A token that is not outstanding is a fault of the transport, and must not end another operation.
+    #[inline(always)]
     fn end(&mut self, token: u32, ending: Ending, now_ns: u64) {
         let ended = self.outstanding.get_mut(token as usize).and_then(Option::take);
         let Some(Outstanding { access, intended_ns, issued_ns, moment, is_put }) = ended else {
@@ -564,13 +589,18 @@ impl Book {
         self.alike[kind].held_ns += issued_ns.saturating_sub(intended_ns);
     }
 
-    /// Records the round trips of a kind in [`alike`](Self::alike), if they ended in a window.
-    #[inline]
+    /// Records the round trips of a kind in [`alike`](Self::alike), if there are any.
+    #[inline(always)]
     fn record(&mut self, kind: usize) {
-        let Alike { latency_ns, count, held_ns } = std::mem::take(&mut self.alike[kind]);
-        if count == 0 {
-            return;
+        if self.alike[kind].count > 0 {
+            self.record_alike(kind);
         }
+    }
+
+    /// Records the round trips of a kind, if they ended in a window.
+    #[inline(never)]
+    fn record_alike(&mut self, kind: usize) {
+        let Alike { latency_ns, count, held_ns } = std::mem::take(&mut self.alike[kind]);
         let Some(window) = self.window() else { return };
         let histogram = match kind {
             0 => &mut window.local.gets,

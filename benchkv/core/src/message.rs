@@ -112,10 +112,16 @@ impl Request {
         self.op_and_place >> OP_BITS
     }
 
+    /// Returns whether it is a put.
+    #[must_use]
+    pub const fn is_put(&self) -> bool {
+        self.op_and_place % (1 << OP_BITS) == PUT
+    }
+
     /// Returns the bytes that follow it between ranks, where values have tails of `tail_bytes`.
     #[must_use]
     pub const fn bytes_behind(&self, tail_bytes: usize) -> usize {
-        if self.op_and_place % (1 << OP_BITS) == PUT { tail_bytes } else { 0 }
+        if self.is_put() { tail_bytes } else { 0 }
     }
 
     /// Returns the rank whose store is addressed, as the sender claims: below the number of ranks only if the sender is sound.

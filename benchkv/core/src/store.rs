@@ -58,12 +58,12 @@ impl Shard {
         Response::new(self.outcome(request))
     }
 
-    /// Executes a request. Reads the tail of a put's value from `tail`, and writes the tail of a found value there.
+    /// Executes a request. Reads the tail of a put's value from `tail`, and writes the tail of a found value there, if values have tails.
     #[inline]
-    pub fn apply_with(&mut self, request: &Request, tail: Tail<'_>) -> Response {
+    pub fn apply_with<'a>(&mut self, request: &Request, tail: impl FnOnce() -> Tail<'a>) -> Response {
         let outcome = self.outcome(request);
         if self.tail_bytes > 0 {
-            self.move_tail(request.key(), outcome, tail);
+            self.move_tail(request.key(), outcome, tail());
         }
         Response::new(outcome)
     }
@@ -85,19 +85,17 @@ impl Shard {
     }
 
     fn outcome(&mut self, request: &Request) -> Outcome {
-        let Some(op) = request.op() else {
-            return Outcome::Refused;
-        };
-        let (Op::Put { key, .. } | Op::Get { key }) = op;
+        let key = request.key();
         let is_mine = key < self.keys && owner_of(key, self.shards) == self.shard;
         let slot = if is_mine { self.values.get_mut((key as u32 / self.shards as u32) as usize) } else { None };
-        match (op, slot) {
-            (_, None) => Outcome::Refused,
-            (Op::Put { value, .. }, Some(slot)) => {
+        let Some(slot) = slot else { return Outcome::Refused };
+        match request.op() {
+            Some(Op::Put { value, .. }) => {
                 *slot = Some(value);
                 Outcome::PutOk
             }
-            (Op::Get { .. }, Some(slot)) => slot.map_or(Outcome::NotFound, |value| Outcome::GetOk { value }),
+            Some(Op::Get { .. }) => slot.map_or(Outcome::NotFound, |value| Outcome::GetOk { value }),
+            None => Outcome::Refused,
         }
     }
 }
@@ -128,11 +126,11 @@ mod tests {
         let mut store: Vec<Shard> = (0..3).map(|shard| Shard::with_tails(shard, 3, 10, 5)).collect();
         for key in 0..10 {
             let mut tail = [key as u8; 5];
-            store[owner_of(key, 3)].apply_with(&Request::put(0, key, key), Tail::Bytes(&mut tail));
+            store[owner_of(key, 3)].apply_with(&Request::put(0, key, key), || Tail::Bytes(&mut tail));
         }
         for key in 0..10 {
             let mut tail = [0xff; 5];
-            let found = store[owner_of(key, 3)].apply_with(&Request::get(0, key), Tail::Bytes(&mut tail));
+            let found = store[owner_of(key, 3)].apply_with(&Request::get(0, key), || Tail::Bytes(&mut tail));
             assert_eq!((found.outcome(), tail), (Some(Outcome::GetOk { value: key }), [key as u8; 5]));
         }
     }
@@ -143,7 +141,7 @@ mod tests {
         store.iter_mut().for_each(|shard| shard.fill(7, |key| 50 + key, |value, tail| tail.fill(value as u8)));
         for key in 0..10 {
             let mut tail = [0];
-            let found = store[owner_of(key, 3)].apply_with(&Request::get(0, key), Tail::Bytes(&mut tail)).outcome();
+            let found = store[owner_of(key, 3)].apply_with(&Request::get(0, key), || Tail::Bytes(&mut tail)).outcome();
             let expected = if key < 7 { (Outcome::GetOk { value: 50 + key }, [50 + key as u8]) } else { (Outcome::NotFound, [0]) };
             assert_eq!((found, tail), (Some(expected.0), expected.1), "{key}");
         }

@@ -196,7 +196,7 @@ impl KvDaemon {
         };
         let owner = owner_of(request.key(), self.plan.topology.daemons);
         if owner == self.daemon {
-            let response = self.store.apply_with(&request, Tail::Bytes(&mut self.tail));
+            let response = self.store.apply_with(&request, || Tail::Bytes(&mut self.tail));
             remote.answer(incoming, Some(response), &self.tail);
             return Ok(());
         }
@@ -317,7 +317,7 @@ fn serve(store: &mut Shard, plan: &Plan, request: &Request) -> Response {
     if request.rank() as usize != plan.rank {
         return Response::new(Outcome::Refused);
     }
-    store.apply_with(request, Tail::Place(&plan.values, request.place()))
+    store.apply_with(request, || Tail::Place(&plan.values, request.place()))
 }
 
 fn open_ring(plan: &Plan, daemon: usize) -> Result<RingServer, BackendError> {

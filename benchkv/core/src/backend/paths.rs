@@ -89,6 +89,30 @@ impl Sleeper for ClientPaths {
     }
 }
 
+impl ClientPaths {
+    /// Offers a request for another rank to the path that leads there.
+    #[inline(never)]
+    fn issue_far(&mut self, request: &Request, token: u32) -> Result<(), IssueError> {
+        if let Some((link, remote)) = self.remote.as_mut().and_then(|remote| Some((remote.link_for(request)?, remote))) {
+            // A request that finds no room waits there; the queue depth bounds their number.
+            return remote.call(link, *request, token).map_err(IssueError::Down);
+        }
+        let far_daemon = self.topology.far_daemon(self.rank, request.key());
+        if let Some(ring) = self.rings.get_mut(far_daemon) {
+            return ring.call(*request, token).map(|_| ()).map_err(|error| refused("the path to a daemon's ring", &error));
+        }
+        self.issue_here(request, token)
+    }
+
+    /// Offers a request to the daemon of this rank that owns the key.
+    #[inline(always)]
+    fn issue_here(&mut self, request: &Request, token: u32) -> Result<(), IssueError> {
+        let owner = owner_of(request.key(), self.shards.len());
+        let Some(shard) = self.shards.get_mut(owner) else { return Err(IssueError::Full) };
+        shard.call(*request, token).map(|_| ()).map_err(|error| refused("the path to a daemon", &error))
+    }
+}
+
 impl Restful for ClientPaths {
     fn rest(&mut self, waker: &Waker) -> Option<Duration> {
         let Self { shards, rings, remote, .. } = self;
@@ -112,6 +136,7 @@ impl Restful for ClientPaths {
 }
 
 /// Returns why a call through ipc or the ring was not made.
+#[cold]
 fn refused(path: &'static str, error: &ipc::CallError<Request, u32>) -> IssueError {
     match error {
         ipc::CallError::Full { .. } => IssueError::Full,
@@ -126,20 +151,9 @@ impl Paths for ClientPaths {
         (self.values.tail_bytes() > 0).then(|| self.values.clone())
     }
 
+    #[inline(always)]
     fn issue(&mut self, request: &Request, token: u32) -> Result<(), IssueError> {
-        if request.rank() as usize != self.rank {
-            if let Some((link, remote)) = self.remote.as_mut().and_then(|remote| Some((remote.link_for(request)?, remote))) {
-                // A request that finds no room waits there; the queue depth bounds their number.
-                return remote.call(link, *request, token).map_err(IssueError::Down);
-            }
-            let far_daemon = self.topology.far_daemon(self.rank, request.key());
-            if let Some(ring) = self.rings.get_mut(far_daemon) {
-                return ring.call(*request, token).map(|_| ()).map_err(|error| refused("the path to a daemon's ring", &error));
-            }
-        }
-        let owner = owner_of(request.key(), self.shards.len());
-        let Some(shard) = self.shards.get_mut(owner) else { return Err(IssueError::Full) };
-        shard.call(*request, token).map(|_| ()).map_err(|error| refused("the path to a daemon", &error))
+        if request.rank() as usize == self.rank { self.issue_here(request, token) } else { self.issue_far(request, token) }
     }
 
     fn poll(&mut self, mut ended: impl FnMut(u32, Ending)) -> Result<(), BackendError> {
