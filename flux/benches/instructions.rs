@@ -23,15 +23,15 @@ const fn operation(name: &'static str, bound: u32, collect: &'static str, what: 
 }
 
 const OPERATIONS: &[Operation] = &[
-    operation("flux_rpc_depth1", 350, "all", "flux: one call and its reply, both sides, one at a time", |calls| {
+    operation("flux_rpc_depth1", 343, "all", "flux: one call and its reply, both sides, one at a time", |calls| {
         Pair::new(2).calls(calls, 1)
     }),
     operation("flux_rpc_depth64", 216, "all", "flux: the same, 64 at a time", |calls| Pair::new(2).calls(calls, DEPTH)),
     operation("flux_rpc_depth64_of_8", 216, "all", "flux: as flux_rpc_depth64, among 6 idle nodes", |calls| {
         Pair::new(8).calls(calls, DEPTH)
     }),
-    operation("flux_serve_depth1", 262, "all", "flux: as flux_rpc_depth1, answered by Node::step", |calls| Pair::new(2).served(calls, 1)),
-    operation("flux_serve_depth64", 139, "all", "flux: as flux_rpc_depth64, answered by Node::step", |calls| {
+    operation("flux_serve_depth1", 257, "all", "flux: as flux_rpc_depth1, answered by Node::step", |calls| Pair::new(2).served(calls, 1)),
+    operation("flux_serve_depth64", 137, "all", "flux: as flux_rpc_depth64, answered by Node::step", |calls| {
         Pair::new(2).served(calls, DEPTH)
     }),
     operation("flux_lanes_depth1", 99, "all", "the lanes of flux_serve_depth1 alone: no table, flags or rotation", |calls| {
@@ -41,10 +41,10 @@ const OPERATIONS: &[Operation] = &[
     operation("flux_table_depth1", 132, "all", "those lanes, and the table of calls", |calls| Bare::new().named(calls, 1)),
     operation("flux_table_depth64", 102, "all", "those lanes, and the table of calls", |calls| Bare::new().named(calls, DEPTH)),
     operation("flux_call", 47, "in part_call", "flux, of flux_rpc_depth1: Node::call", parts),
-    operation("flux_poll_call", 125, "in part_poll_call", "flux, of flux_rpc_depth1: Node::poll that finds a call", parts),
+    operation("flux_poll_call", 121, "in part_poll_call", "flux, of flux_rpc_depth1: Node::poll that finds a call", parts),
     operation("flux_recv", 33, "in part_recv", "flux, of flux_rpc_depth1: Node::try_recv_raw", parts),
     operation("flux_reply", 48, "in part_reply", "flux, of flux_rpc_depth1: Node::reply", parts),
-    operation("flux_poll_reply", 125, "in part_poll_reply", "flux, of flux_rpc_depth1: Node::poll that finds a reply", parts),
+    operation("flux_poll_reply", 119, "in part_poll_reply", "flux, of flux_rpc_depth1: Node::poll that finds a reply", parts),
     operation("flux_poll_empty", 25, "all", "flux: Node::poll that finds nothing, two nodes", |polls| Pair::new(2).empty_polls(polls)),
     operation("flux_poll_empty_of_8", 27, "all", "flux: the same with 8 nodes", |polls| Pair::new(8).empty_polls(polls)),
 ];
