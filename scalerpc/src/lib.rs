@@ -69,7 +69,7 @@
 //! | `client` | IDLE, WARMUP, PROCESS; calls and their completions |
 //! | `server` | entries, zones, intake, replies |
 //! | `scheduler`, `slices`, `groups` | slices; their lengths; the group of each client |
-//! | `pool`, `mapping` | pools of places; which client has which zone |
+//! | `pool`, `buffers`, `mapping` | pools of places; the buffers of responses; which client has which zone |
 //! | `handlers` | the worker: [`Handlers`] by `rpc_type`, [`HeldRequest`] |
 //! | `legacy` | the lane for requests that take longer than a slice |
 //! | `clock_sync`, `choice` | synchronised slices of several servers; the choice among several servers ([`Chooser`]) |

@@ -19,8 +19,8 @@ pub struct HandlerError;
 pub trait Handler: FnMut(&[u8], &mut [u8]) -> Result<usize, HandlerError> {}
 impl<F: FnMut(&[u8], &mut [u8]) -> Result<usize, HandlerError>> Handler for F {}
 
-/// Number of consecutive runs longer than a slice that make a type long, and of consecutive shorter ones in the legacy lane that end that. A single
-/// long run may be due to the operating system.
+/// Number of consecutive runs longer than a slice that make a type long, and of consecutive shorter ones that end that. A single long run may
+/// be due to the operating system.
 pub const LONG_RUNS: u8 = 3;
 
 /// A request whose answer comes later, from the thread that steps the server or from any other thread. Dropping it answers that the
@@ -97,8 +97,26 @@ struct Entry<'h> {
     action: Action<'h>,
     /// Number of consecutive runs that were longer than a slice.
     long_runs: u8,
-    /// Number of consecutive runs in the legacy lane that were not.
+    /// Number of consecutive runs that were not. With [`LONG_RUNS`] of them the type is not measured, until a step takes longer than a slice.
     short_runs: u8,
+    /// The last [`LONG_RUNS`] runs of one kind in a row were long: requests of the type go to the legacy lane.
+    is_long: bool,
+}
+
+impl Entry<'_> {
+    /// Records the duration of a run. Returns it.
+    #[cold]
+    fn judge(&mut self, run_ns: u64, slice_ns: u64) -> u64 {
+        let is_long = run_ns > slice_ns;
+        let (runs, others) =
+            if is_long { (&mut self.long_runs, &mut self.short_runs) } else { (&mut self.short_runs, &mut self.long_runs) };
+        *others = 0;
+        *runs = runs.saturating_add(1);
+        if *runs >= LONG_RUNS {
+            self.is_long = is_long;
+        }
+        run_ns
+    }
 }
 
 /// Handlers by `rpc_type`, and the buffers of one worker.
@@ -134,11 +152,11 @@ struct Running<'a, M: Memory> {
 impl<M: Memory> Running<'_, M> {
     /// Answers the request, which does not run any more.
     #[inline(always)]
-    fn end(self, status: Status, payload: &[u8], now_ns: u64) {
+    fn end(self, status: Status, payload: &[u8], clock: &mut impl FnMut() -> u64) {
         let mut running = ManuallyDrop::new(self);
         let Self { server, out, request, .. } = &mut *running;
         // The caller learns of a response that is too large; a client that has left learns nothing.
-        let _answered = server.answer(request, status, payload, now_ns, out);
+        let _answered = server.answer(request, status, payload, clock, out);
     }
 }
 
@@ -176,7 +194,7 @@ impl<'h> Handlers<'h> {
     }
 
     fn put(&mut self, rpc_type: u16, action: Action<'h>) {
-        let entry = Entry { rpc_type, action, long_runs: 0, short_runs: 0 };
+        let entry = Entry { rpc_type, action, long_runs: 0, short_runs: 0, is_long: false };
         match self.table.binary_search_by_key(&rpc_type, |entry| entry.rpc_type) {
             Ok(place) => self.table[place] = entry,
             Err(place) => self.table.insert(place, entry),
@@ -189,12 +207,20 @@ impl<'h> Handlers<'h> {
         self.held
     }
 
-    /// Answers at most `budget` requests of the pool. Returns their number, with held requests that are answered now. `clock` returns the
-    /// time in ns. A handler that takes longer than a slice [`LONG_RUNS`] times in a row has its type marked; later requests of that type
-    /// are for [`step_legacy`](Self::step_legacy), until as many of them in a row took less.
+    /// Answers at most `budget` requests of the pool. Returns their number, with held requests that are answered now. `now_ns` is the time
+    /// at which the step began, and `clock` returns the time, in ns. A handler that takes longer than a slice [`LONG_RUNS`] times in a row
+    /// has its type marked; later requests of that type are for [`step_legacy`](Self::step_legacy), until as many of them in a row took
+    /// less.
     #[inline]
-    pub fn step<M: Memory>(&mut self, server: &mut Server<M>, budget: usize, clock: impl FnMut() -> u64, out: &mut Vec<ServerOp>) -> usize {
-        if self.held == 0 && server.queued() == 0 { 0 } else { self.answer_some(server, budget, clock, out) }
+    pub fn step<M: Memory>(
+        &mut self,
+        server: &mut Server<M>,
+        budget: usize,
+        now_ns: u64,
+        clock: impl FnMut() -> u64,
+        out: &mut Vec<ServerOp>,
+    ) -> usize {
+        if self.held == 0 && server.queued() == 0 { 0 } else { self.answer_some(server, budget, now_ns, clock, out) }
     }
 
     #[inline(never)]
@@ -202,17 +228,27 @@ impl<'h> Handlers<'h> {
         &mut self,
         server: &mut Server<M>,
         budget: usize,
+        now_ns: u64,
         mut clock: impl FnMut() -> u64,
         out: &mut Vec<ServerOp>,
     ) -> usize {
-        let mut now_ns = clock();
-        let answered = if self.held > 0 { self.answer_held(server, now_ns, out) } else { 0 };
-        for done in answered..budget {
-            let Some(request) = server.take(&mut self.request, now_ns, out) else { return done };
-            // Between two runs are only two copies, so one reading of the clock is the end of one run and the start of the next.
-            now_ns = self.run(server, request, now_ns, &mut clock, out);
+        let held = if self.held > 0 { self.answer_held(server, now_ns, out) } else { 0 };
+        let (mut done, mut measured_ns) = (held, 0);
+        while done < budget {
+            let Some(request) = server.take(&mut self.request) else { break };
+            measured_ns += self.run(server, request, true, now_ns, &mut clock, out);
+            done += 1;
         }
-        budget.max(answered)
+        if done > held && clock().saturating_sub(now_ns).saturating_sub(measured_ns) > server.slice_ns() {
+            self.measure();
+        }
+        done
+    }
+
+    /// Measures the next runs of every type: one of those that were not measured may have been long.
+    #[cold]
+    fn measure(&mut self) {
+        self.table.iter_mut().for_each(|entry| entry.short_runs = 0);
     }
 
     /// Answers the held requests that have their answer by now, as long as response buffers are free. Returns their number.
@@ -241,67 +277,52 @@ impl<'h> Handlers<'h> {
     fn answer_legacy<M: Memory>(&mut self, server: &mut Server<M>, mut clock: impl FnMut() -> u64, out: &mut Vec<ServerOp>) -> bool {
         let Some(request) = server.take_legacy(&mut self.request) else { return false };
         let now_ns = clock();
-        let rpc_type = request.rpc_type();
-        let end_ns = self.run(server, request, now_ns, &mut clock, out);
-        if let Some(entry) = self.place(rpc_type).and_then(|place| self.table.get_mut(place)) {
-            entry.short_runs = if end_ns.saturating_sub(now_ns) > server.slice_ns() { 0 } else { entry.short_runs + 1 };
-            if entry.short_runs >= LONG_RUNS {
-                entry.short_runs = 0;
-                server.mark_long(rpc_type, false);
-            }
-        }
+        self.run(server, request, false, now_ns, &mut clock, out);
         true
     }
 
-    fn place(&self, rpc_type: u16) -> Option<usize> {
-        self.table.binary_search_by_key(&rpc_type, |entry| entry.rpc_type).ok()
-    }
-
-    /// Answers one request, and records its duration. Returns the time of its end, in ns.
+    /// Answers one request, or puts it into the legacy lane if it `may_wait`. `now_ns` is a time before its run. Returns the duration of the
+    /// run, in ns; 0 if it was not measured.
     #[inline(always)]
     fn run<M: Memory>(
         &mut self,
         server: &mut Server<M>,
         mut request: Request,
+        may_wait: bool,
         now_ns: u64,
         clock: &mut impl FnMut() -> u64,
         out: &mut Vec<ServerOp>,
     ) -> u64 {
         let (rpc_type, len) = (request.rpc_type(), request.len().min(self.request.len()));
-        let Some(entry) = self.place(rpc_type).and_then(|place| self.table.get_mut(place)) else {
+        let place = self.table.binary_search_by_key(&rpc_type, |entry| entry.rpc_type).ok();
+        let Some(entry) = place.and_then(|place| self.table.get_mut(place)) else {
             // A client that has left gets no answer.
             let _answered = server.reply(request, Err(Status::UnknownType), now_ns, out);
-            return now_ns;
+            return 0;
         };
+        if may_wait && entry.is_long {
+            server.divert(request, &self.request[..len], now_ns, out);
+            return 0;
+        }
         let handler = match &mut entry.action {
             Action::Answer(handler) => handler,
             Action::Hold(take) => {
                 server.hold(&mut request);
                 self.held += 1;
                 give(take, request, &self.request[..len], self.response.len(), &self.answers.0);
-                return now_ns;
+                return 0;
             }
         };
+        let start_ns = if entry.short_runs < LONG_RUNS { Some(clock()) } else { None };
         let slice_ns = server.slice_ns();
         let running = Running { server: &mut *server, out, request: &request, now_ns };
-        let answer = handler(&self.request[..len], &mut self.response);
-        let end_ns = clock();
-        let (status, payload) = match answer.map(|bytes| self.response.get(..bytes)) {
+        let (status, payload) = match handler(&self.request[..len], &mut self.response).map(|bytes| self.response.get(..bytes)) {
             Ok(Some(payload)) => (Status::Ok, payload),
             Ok(None) => (Status::ResponseTooLarge, &[][..]),
             Err(HandlerError) => (Status::Failed, &[][..]),
         };
-        running.end(status, payload, end_ns);
-        if end_ns.saturating_sub(now_ns) <= slice_ns {
-            entry.long_runs = 0;
-            return end_ns;
-        }
-        entry.long_runs = entry.long_runs.saturating_add(1);
-        if entry.long_runs >= LONG_RUNS {
-            entry.short_runs = 0;
-            server.mark_long(rpc_type, true);
-        }
-        end_ns
+        running.end(status, payload, &mut *clock);
+        start_ns.map_or(0, |start_ns| entry.judge(clock().saturating_sub(start_ns), slice_ns))
     }
 }
 

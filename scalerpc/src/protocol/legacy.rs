@@ -5,31 +5,6 @@ use std::collections::VecDeque;
 use crate::protocol::pool::MessagePool;
 use crate::protocol::request::Request;
 
-/// The set of types whose handlers took longer than a slice: a bit for each type.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) struct LongTypes(Box<[u64; 1024]>);
-
-impl std::fmt::Debug for LongTypes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_set().entries((0..=u16::MAX).filter(|rpc_type| self.contains(*rpc_type))).finish()
-    }
-}
-
-impl LongTypes {
-    pub(crate) fn new() -> Self {
-        Self(Box::new([0; 1024]))
-    }
-
-    pub(crate) fn set(&mut self, rpc_type: u16, is_long: bool) {
-        let (word, bit) = (&mut self.0[usize::from(rpc_type) / 64], 1 << (rpc_type % 64));
-        *word = if is_long { *word | bit } else { *word & !bit };
-    }
-
-    pub(crate) fn contains(&self, rpc_type: u16) -> bool {
-        self.0[usize::from(rpc_type) / 64] >> (rpc_type % 64) & 1 != 0
-    }
-}
-
 /// A queue of fixed length with the requests' bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LegacyLane {
@@ -96,14 +71,5 @@ mod tests {
             assert_eq!((lane.pop(&mut bytes), bytes), (Some(request(round + 1, 4)), [4, 5, 6, round]));
             assert_eq!(lane.pop(&mut bytes), None);
         }
-    }
-
-    #[test]
-    fn a_type_is_long_once_it_was_marked_and_no_other_is() {
-        let mut types = LongTypes::new();
-        [0, 63, 64, u16::MAX].into_iter().for_each(|rpc_type| types.set(rpc_type, true));
-        assert_eq!(format!("{types:?}"), "{0, 63, 64, 65535}");
-        [63, 7].into_iter().for_each(|rpc_type| types.set(rpc_type, false));
-        assert_eq!(format!("{types:?}"), "{0, 64, 65535}");
     }
 }

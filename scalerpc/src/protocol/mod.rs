@@ -1,6 +1,7 @@
 //! The core: client and server as state machines, without queue, clock, thread or system call. Memory is a [`Memory`], and time is an
 //! argument. Operations go to a queue of the caller; [`rdma`](crate::rdma) executes them on a device.
 
+mod buffers;
 pub mod client;
 pub mod clock_sync;
 mod config;
@@ -30,7 +31,7 @@ pub use mapping::{ClientId, VirtualMapping};
 pub use memory::{HeapMemory, Memory};
 pub use request::{ClientRegions, Request};
 pub use scheduler::{Scheduler, Turn};
-pub use server::{JoinError, NewServerError, ReadToken, ReplyFailure, Server, ServerMemory, ServerOp, ServerStats};
+pub use server::{JoinError, NewServerError, ReplyFailure, Server, ServerMemory, ServerOp, ServerStats};
 
 /// Iterates over the numbers of the set bits.
 fn bits(mut word: u64) -> impl Iterator<Item = usize> {

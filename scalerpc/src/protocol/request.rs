@@ -1,5 +1,6 @@
 //! An accepted request, and the place of its response.
 
+use crate::protocol::buffers::Buffer;
 use crate::protocol::mapping::ClientId;
 use crate::protocol::wire::ReqId;
 
@@ -25,7 +26,7 @@ pub struct Request {
     pub(crate) rpc_type: u16,
     pub(crate) len: u32,
     /// Buffer of its response; `None` if clients READ, or while the request is held.
-    pub(crate) buffer: Option<u32>,
+    pub(crate) buffer: Option<Buffer>,
 }
 
 impl Request {

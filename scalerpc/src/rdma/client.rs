@@ -87,10 +87,10 @@ impl PendingClient {
     #[must_use]
     pub fn admitted(self, admission: &Admission) -> RdmaClient {
         let regions = self.record().regions;
-        let Self { qp, memory, port, layout, receives } = self;
+        let Self { qp, memory, port, layout, .. } = self;
         let core = Client::new(layout, memory, admission.0, regions.requests_addr, regions.responses_addr, regions.responses_rkey);
         let (ops, probe_at) = (Vec::with_capacity(2 * layout.depth + 1), (admission.0.entry_addr, admission.0.entry_rkey));
-        RdmaClient { qp, core, port, ops, is_plain: receives == 0 && layout.reply_mode == ReplyMode::ServerWrites, probe_at, probe_ns: 0 }
+        RdmaClient { qp, core, port, ops, probe_at, probe_ns: 0 }
     }
 }
 
@@ -121,8 +121,6 @@ pub struct RdmaClient {
     core: Client<Mr>,
     port: Port<Cq>,
     ops: Vec<ClientOp>,
-    /// Completions carry no information: the client READs no responses, and has no receives.
-    is_plain: bool,
     /// Address and key of a WRITE of no bytes, and the time of the next one.
     probe_at: (u64, u32),
     probe_ns: u64,
@@ -149,19 +147,7 @@ impl RdmaClient {
 
     /// One bounded step: takes completions and arrivals, posts.
     pub fn poll(&mut self) {
-        let mut is_broken = false;
-        if self.is_plain {
-            let Self { port, qp, .. } = self;
-            // A completion of a WRITE only makes room.
-            port.cq.poll(COMPLETION_BATCH, |cqe| {
-                is_broken |= cqe.result().is_err();
-                if !is_broken {
-                    qp.complete(&cqe);
-                }
-            });
-        } else {
-            is_broken = !self.take_completions();
-        }
+        let is_broken = self.port.cq.progress() && !self.take_completions();
         let now_ns = self.port.now_ns();
         self.core.poll(now_ns, &mut self.ops);
         if is_broken || self.post().is_err() || now_ns >= self.probe_ns && self.probe(now_ns).is_err() {
@@ -169,7 +155,8 @@ impl RdmaClient {
         }
     }
 
-    /// Takes completions of READs and of receives. Returns whether the connection goes on.
+    /// Takes completions: of READs, each of which gives one; of WRITEs, which only make room; of receives. Returns whether the connection
+    /// goes on.
     #[inline(never)]
     fn take_completions(&mut self) -> bool {
         let Self { port, qp, core, .. } = self;
@@ -183,11 +170,9 @@ impl RdmaClient {
                 received += 1;
                 return;
             }
-            qp.complete_each(&cqe, |word| {
-                if word != WRITE {
-                    core.on_read_done(word as u8);
-                }
-            });
+            if let Some(word) = qp.complete(&cqe).filter(|word| *word != WRITE) {
+                core.on_read_done(word as u8);
+            }
         });
         // Post before the poll that follows can bring more.
         !is_broken && (received == 0 || post_receives(qp, received).is_ok())

@@ -7,48 +7,37 @@ use mlx5::{Access, Device, DeviceSpec, Inline, MonoCq, Mr, PostError, RcQp, Read
 use super::exchange::{Accept, Admission, Offer};
 use super::port::{Port, Target, post_to, post_write};
 use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError, is_full};
-use crate::protocol::wire::{ENTRY_BYTES, ZoneId};
-use crate::protocol::{
-    ClientId, Handlers, JoinError, ReadToken, ReplyMode, Server, ServerConfig, ServerMemory, ServerOp, ServerRegions, ServerStats,
-};
+use crate::protocol::wire::ENTRY_BYTES;
+use crate::protocol::{ClientId, Handlers, JoinError, ReplyMode, Server, ServerConfig, ServerMemory, ServerOp, ServerRegions, ServerStats};
 
-/// The kind of an operation, in the word that comes back with its completion: kind in bits 0..2, its data in the others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Posted {
-    /// An event, or a probe.
-    Event,
-    Response {
-        buffer: u32,
-    },
-    Read {
-        zone: ZoneId,
-        generation: u32,
-    },
+/// Counts of the operations on a queue pair. Those up to an operation are the word that comes back with its completion, which completes all
+/// before it. They wrap; a send queue holds fewer operations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    all: u16,
+    responses: u16,
+    /// READs that are the last of their announcement.
+    last_reads: u16,
 }
 
-impl Posted {
+impl Counts {
     fn to_word(self) -> u64 {
-        match self {
-            Self::Event => 0,
-            Self::Response { buffer } => 1 | u64::from(buffer) << 32,
-            Self::Read { zone, generation } => 2 | u64::from(zone.pool) << 2 | u64::from(zone.zone) << 3 | u64::from(generation) << 32,
-        }
+        u64::from(self.all) | u64::from(self.responses) << 16 | u64::from(self.last_reads) << 32
     }
 
     const fn from_word(word: u64) -> Self {
-        match word & 3 {
-            0 => Self::Event,
-            1 => Self::Response { buffer: (word >> 32) as u32 },
-            _ => {
-                let zone = ZoneId { pool: (word >> 2 & 1) as u8, zone: (word >> 3) as u16 };
-                Self::Read { zone, generation: (word >> 32) as u32 }
-            }
+        Self { all: word as u16, responses: (word >> 16) as u16, last_reads: (word >> 32) as u16 }
+    }
+
+    /// Returns the counts of the operations after `before`.
+    const fn since(self, before: Self) -> Self {
+        Self {
+            all: self.all.wrapping_sub(before.all),
+            responses: self.responses.wrapping_sub(before.responses),
+            last_reads: self.last_reads.wrapping_sub(before.last_reads),
         }
     }
 }
-
-/// The number that stands for no client.
-const NOBODY: u16 = u16::MAX;
 
 /// The queue pair of one client.
 #[derive(Debug)]
@@ -56,13 +45,20 @@ struct Peer {
     qp: RcQp,
     /// Operations that wait for room, in order.
     backlog: VecDeque<ServerOp>,
-    /// Operations posted and not completed.
-    under_way: usize,
+    posted: Counts,
+    completed: Counts,
     /// Address and key of a WRITE of no bytes.
     probe_at: (u64, u32),
     /// The client sleeps until something completes.
     sleeps: bool,
     is_broken: bool,
+}
+
+impl Peer {
+    /// Returns the number of operations posted and not completed.
+    fn under_way(&self) -> usize {
+        self.posted.since(self.completed).all.into()
+    }
 }
 
 /// A client with an offer that it has not accepted yet.
@@ -90,9 +86,6 @@ pub struct RdmaServer {
     port: Port<MonoCq<usize>>,
     /// Operations of the core to post; empty between steps.
     ops: Vec<ServerOp>,
-    /// For each response buffer the client on whose queue pair it is under way; [`NOBODY`] if on none. The buffers of a client that is
-    /// gone become free.
-    senders: Vec<u16>,
     /// Clients with operations in their backlog, or to be disconnected.
     unserved: Vec<ClientId>,
     /// Operations under way, and operations of removed queue pairs whose completions may still be in the queue.
@@ -132,8 +125,7 @@ impl RdmaServer {
         let peers = (0..config.max_clients).map(|_| None).collect();
         let (ops, unserved, probe_ns) = (Vec::new(), Vec::new(), port.now_ns().saturating_add(PROBE_NS));
         let most_under_way = options.cq_size as usize;
-        let senders = vec![NOBODY; config.response_buffers as usize];
-        Ok(Self { peers, core, port, ops, senders, unserved, under_way: 0, of_the_gone: 0, most_under_way, probe: 0, probe_ns })
+        Ok(Self { peers, core, port, ops, unserved, under_way: 0, of_the_gone: 0, most_under_way, probe: 0, probe_ns })
     }
 
     /// Makes a queue pair for one more client.
@@ -174,8 +166,8 @@ impl RdmaServer {
         };
         let probe_at = (accept.regions.responses_addr, accept.regions.responses_rkey);
         self.port.cq.register(qp.qpn(), client.index());
-        self.peers[client.index()] =
-            Some(Peer { qp, backlog: VecDeque::new(), under_way: 0, probe_at, sleeps: accept.sleeps, is_broken: false });
+        let (backlog, posted, completed) = (VecDeque::new(), Counts::default(), Counts::default());
+        self.peers[client.index()] = Some(Peer { qp, backlog, posted, completed, probe_at, sleeps: accept.sleeps, is_broken: false });
         Ok(Admission(regions))
     }
 
@@ -183,10 +175,14 @@ impl RdmaServer {
     /// and posts. Returns the number of completions and requests; 0 means that nothing moved.
     pub fn step(&mut self, handlers: &mut Handlers<'_>, budget: usize) -> usize {
         let now_ns = self.port.now_ns();
-        let completions = self.take_completions(now_ns);
+        let completions = if self.port.cq.progress() { self.take_completions(now_ns) } else { 0 };
+        if completions < COMPLETION_BATCH {
+            // The queue is empty, so it holds nothing of the queue pairs that are gone.
+            self.under_way -= std::mem::take(&mut self.of_the_gone);
+        }
         let Self { core, port, ops, .. } = self;
         core.poll(now_ns, ops);
-        let mut answered = handlers.step(core, budget, || port.now_ns(), ops);
+        let mut answered = handlers.step(core, budget, now_ns, || port.now_ns(), ops);
         if answered == 0 {
             answered += usize::from(handlers.step_legacy(core, || port.now_ns(), ops));
         }
@@ -258,35 +254,26 @@ impl RdmaServer {
         self.port.device()
     }
 
+    #[inline(never)]
     fn take_completions(&mut self, now_ns: u64) -> usize {
-        let Self { port, peers, core, unserved, under_way, of_the_gone, senders, .. } = self;
-        let taken = port.cq.poll(COMPLETION_BATCH, |nth, cqe| {
+        let Self { port, peers, core, unserved, under_way, .. } = self;
+        port.cq.take(COMPLETION_BATCH, |nth, cqe| {
             let Some((client, peer)) = nth.and_then(|nth| Some((ClientId(*nth as u16), peers[*nth].as_mut()?))) else { return };
             if cqe.result().is_err() {
                 peer.is_broken = true;
                 unserved.push(client);
                 return;
             }
-            let mut ended = 0;
-            peer.qp.complete_each(&cqe, |word| {
-                ended += 1;
-                match Posted::from_word(word) {
-                    Posted::Event => {}
-                    Posted::Response { buffer } => {
-                        senders[buffer as usize] = NOBODY;
-                        core.on_write_done(buffer);
-                    }
-                    Posted::Read { zone, generation } => core.on_read_done(ReadToken { client, generation, zone }, now_ns),
-                }
-            });
-            peer.under_way -= ended;
-            *under_way -= ended;
-        });
-        if taken < COMPLETION_BATCH {
-            // The queue was empty, so it holds nothing of the queue pairs that are gone.
-            *under_way -= std::mem::take(of_the_gone);
-        }
-        taken
+            let Some(word) = peer.qp.complete(&cqe) else { return };
+            let completed = Counts::from_word(word);
+            let ended = completed.since(std::mem::replace(&mut peer.completed, completed));
+            *under_way -= usize::from(ended.all);
+            core.on_responses_done(client, ended.responses);
+            // A client has one announcement under way.
+            if ended.last_reads > 0 {
+                core.on_reads_done(client, now_ns);
+            }
+        })
     }
 
     /// Posts the operations of the core, and disconnects the clients that are broken or evicted.
@@ -317,13 +304,13 @@ impl RdmaServer {
         let posted = match self.peers.get_mut(client.index()).and_then(Option::as_mut) {
             Some(peer) if !peer.backlog.is_empty() => 0,
             Some(peer) => {
-                let posted = post_all(peer, self.core.memory(), ops, &mut self.senders, self.most_under_way, &mut self.under_way);
+                let posted = post_all(peer, self.core.memory(), ops, self.most_under_way, &mut self.under_way);
                 if posted == ops.len() && !peer.is_broken {
                     return;
                 }
                 posted
             }
-            None => return ops.iter().filter_map(buffer_of).for_each(|buffer| self.core.on_write_done(buffer)),
+            None => return,
         };
         self.put_off(client, &ops[posted..]);
     }
@@ -332,7 +319,7 @@ impl RdmaServer {
         let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) else { return };
         let mut backlog = std::mem::take(&mut peer.backlog);
         let ops = backlog.make_contiguous();
-        let posted = post_all(peer, self.core.memory(), ops, &mut self.senders, self.most_under_way, &mut self.under_way);
+        let posted = post_all(peer, self.core.memory(), ops, self.most_under_way, &mut self.under_way);
         backlog.drain(..posted);
         peer.backlog = backlog;
         if peer.is_broken {
@@ -363,13 +350,14 @@ impl RdmaServer {
         self.probe_ns = now_ns + PROBE_NS / self.peers.len() as u64;
         self.probe = (self.probe + 1) % self.peers.len();
         let Some(peer) = self.peers[self.probe].as_mut() else { return };
-        if peer.under_way > 0 || self.under_way >= self.most_under_way {
+        if peer.under_way() > 0 || self.under_way >= self.most_under_way {
             return;
         }
         let (addr, rkey) = peer.probe_at;
-        match peer.qp.post(&Write { addr, rkey, payload: () }, Signal::Always, Posted::Event.to_word()) {
+        let posted = Counts { all: peer.posted.all.wrapping_add(1), ..peer.posted };
+        match peer.qp.post(&Write { addr, rkey, payload: () }, Signal::Always, posted.to_word()) {
             Ok(()) => {
-                peer.under_way += 1;
+                peer.posted = posted;
                 self.under_way += 1;
                 peer.qp.ring();
             }
@@ -381,43 +369,23 @@ impl RdmaServer {
     fn part_with(&mut self, client: ClientId) {
         let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::take) else { return };
         self.port.cq.unregister(peer.qp.qpn());
-        let Peer { qp, backlog, under_way, .. } = peer;
+        self.of_the_gone += peer.under_way();
         // From here on nothing of the client is under way.
-        drop(qp);
-        self.of_the_gone += under_way;
-        for (buffer, sender) in (0..).zip(&mut self.senders) {
-            if *sender == client.0 {
-                *sender = NOBODY;
-                self.core.on_write_done(buffer);
-            }
-        }
-        backlog.iter().filter_map(buffer_of).for_each(|buffer| self.core.on_write_done(buffer));
+        drop(peer);
         self.core.leave(client);
     }
 }
 
-/// Returns the response buffer of an operation that has one.
-const fn buffer_of(op: &ServerOp) -> Option<u32> {
-    if let ServerOp::WriteResponse { buffer, .. } = op { Some(*buffer) } else { None }
-}
-
 /// Posts operations of one client in their order, as many as there is room for. Returns their number. The client is broken if it is to be
 /// evicted, or if its queue pair refuses an operation.
-fn post_all(
-    peer: &mut Peer,
-    memory: &ServerMemory<Mr>,
-    ops: &[ServerOp],
-    senders: &mut [u16],
-    most_under_way: usize,
-    under_way: &mut usize,
-) -> usize {
+fn post_all(peer: &mut Peer, memory: &ServerMemory<Mr>, ops: &[ServerOp], most_under_way: usize, under_way: &mut usize) -> usize {
     let fitting = ops.len().min(most_under_way - *under_way);
     let mut posted = 0;
     if !peer.is_broken {
         for op in &ops[..fitting] {
             // The completion of the last operation implies all before it. Where the room ends, a completion is needed to go on.
             let signal = if posted + 1 == fitting { Signal::Always } else { Signal::Reclaim };
-            match post_op(&mut peer.qp, memory, op, peer.sleeps, signal, senders) {
+            match post_op(peer, memory, op, signal) {
                 Ok(true) => posted += 1,
                 Err(error) if is_full(&error) => break,
                 Ok(false) | Err(_) => {
@@ -431,36 +399,31 @@ fn post_all(
         }
     }
     peer.qp.ring();
-    peer.under_way += posted;
     *under_way += posted;
     posted
 }
 
-/// Posts an operation, and records the client of a response as the sender of its buffer. Returns `false` if the client is to be evicted.
+/// Posts an operation. Returns `false` if the client is to be evicted.
 #[inline(always)]
-fn post_op(
-    qp: &mut RcQp,
-    memory: &ServerMemory<Mr>,
-    op: &ServerOp,
-    wakes: bool,
-    signal: Signal,
-    senders: &mut [u16],
-) -> Result<bool, PostError> {
+fn post_op(peer: &mut Peer, memory: &ServerMemory<Mr>, op: &ServerOp, signal: Signal) -> Result<bool, PostError> {
+    let (qp, wakes, mut posted) = (&mut peer.qp, peer.sleeps, peer.posted);
+    posted.all = posted.all.wrapping_add(1);
     match *op {
-        ServerOp::Read { addr, rkey, into, len, token, .. } => {
+        ServerOp::Read { addr, rkey, into, len, is_last, .. } => {
             let into = Sge { addr: memory.pools.addr() + into as u64, len, lkey: memory.pools.lkey() };
-            let posted = Posted::Read { zone: token.zone, generation: token.generation };
+            posted.last_reads = posted.last_reads.wrapping_add(is_last.into());
             qp.post(&Read { addr, rkey, into }, signal, posted.to_word())?;
         }
-        ServerOp::WriteResponse { client, addr, rkey, from, len, buffer } => {
-            post_write(qp, &memory.responses, from, len, Target { addr, rkey, wakes }, signal, Posted::Response { buffer }.to_word())?;
-            senders[buffer as usize] = client.0;
+        ServerOp::WriteResponse { addr, rkey, from, len, .. } => {
+            posted.responses = posted.responses.wrapping_add(1);
+            post_write(qp, &memory.responses, from, len, Target { addr, rkey, wakes }, signal, posted.to_word())?;
         }
         ServerOp::WriteEvent { addr, rkey, bytes, .. } => {
-            post_to(qp, Target { addr, rkey, wakes }, Inline(&bytes), signal, Posted::Event.to_word())?;
+            post_to(qp, Target { addr, rkey, wakes }, Inline(&bytes), signal, posted.to_word())?;
         }
         ServerOp::Evict { .. } => return Ok(false),
     }
+    peer.posted = posted;
     Ok(true)
 }
 
@@ -469,10 +432,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_posted_is_known_by_its_word() {
-        let zone = ZoneId { pool: 1, zone: 0x1098 };
-        for posted in [Posted::Event, Posted::Response { buffer: u32::MAX }, Posted::Read { zone, generation: u32::MAX }] {
-            assert_eq!(Posted::from_word(posted.to_word()), posted);
-        }
+    fn a_word_has_the_counts_and_their_differences_survive_a_wrap() {
+        let (before, posted) = (Counts { all: 0xfffe, responses: 0xffff, last_reads: 7 }, Counts { all: 3, responses: 2, last_reads: 8 });
+        assert_eq!(Counts::from_word(posted.to_word()), posted);
+        assert_eq!(posted.since(before), Counts { all: 5, responses: 3, last_reads: 1 });
     }
 }

@@ -12,17 +12,9 @@ use crate::protocol::wire::{HEADER_BYTES, ReqId, RequestHeader, Status, Trailer,
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Queued {
     pub(super) request: Request,
-    zone: ZoneId,
+    pub(super) zone: ZoneId,
     /// Offset of its trailer in the pools.
     trailer_at: usize,
-}
-
-#[cfg(test)]
-impl Queued {
-    /// Returns its zone, if its client is still connected.
-    pub(super) fn zone_if_current<M: Memory>(&self, server: &Server<M>) -> Option<ZoneId> {
-        server.record_of(&self.request).map(|_| self.zone)
-    }
 }
 
 impl<M: Memory> Server<M> {
@@ -73,31 +65,23 @@ impl<M: Memory> Server<M> {
     /// Takes the oldest accepted request. Copies as much of its payload as fits to `into`, which should have
     /// [`max_payload`](crate::Layout::max_payload) bytes. Returns `None` if there is no request, or no buffer for its response: a
     /// response that is written frees one.
-    ///
-    /// Requests of types that are marked long go to the legacy lane instead. If that is full they are answered with a failure, through
-    /// `out`.
     #[inline]
-    pub fn take(&mut self, into: &mut [u8], now_ns: u64, out: &mut Vec<ServerOp>) -> Option<Request> {
+    pub fn take(&mut self, into: &mut [u8]) -> Option<Request> {
         let needs_buffer = self.layout.reply_mode == ReplyMode::ServerWrites;
-        loop {
-            if needs_buffer && self.buffers.free() == 0 {
-                return None;
-            }
-            let Queued { mut request, zone, trailer_at } = self.dispatch.pop_front()?;
-            let (payload, len) = (request.len(), request.len().min(into.len()));
-            self.memory.pools.read(trailer_at - payload, &mut into[..len]);
-            self.unpin(zone);
-            request.buffer = if needs_buffer { self.buffers.allocate() } else { None };
-            if !self.long_types.contains(request.rpc_type) {
-                return Some(request);
-            }
-            self.divert(request, &into[..len], now_ns, out);
+        if needs_buffer && !self.buffers.is_any_free() {
+            return None;
         }
+        let Queued { mut request, zone, trailer_at } = self.dispatch.pop_front()?;
+        let (payload, len) = (request.len(), request.len().min(into.len()));
+        self.memory.pools.read(trailer_at - payload, &mut into[..len]);
+        self.unpin(zone);
+        request.buffer = if needs_buffer { self.buffers.allocate() } else { None };
+        Some(request)
     }
 
-    /// Puts a request into the legacy lane, or answers that it is full.
-    #[cold]
-    fn divert(&mut self, request: Request, payload: &[u8], now_ns: u64, out: &mut Vec<ServerOp>) {
+    /// Puts a request that [`take`](Self::take) returned into the legacy lane, for [`take_legacy`](Self::take_legacy), or answers that the
+    /// lane is full.
+    pub fn divert(&mut self, request: Request, payload: &[u8], now_ns: u64, out: &mut Vec<ServerOp>) {
         self.stats.legacy += 1;
         if !self.legacy.push(request.clone(), payload) {
             // An empty payload is never too large.

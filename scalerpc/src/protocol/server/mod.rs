@@ -16,13 +16,14 @@ use thiserror::Error;
 
 pub use replies::ReplyFailure;
 
+use crate::protocol::buffers::{Buffers, Chain};
 use crate::protocol::config::{ConfigError, Layout, ReplyMode, ServerConfig};
 use crate::protocol::groups::GroupManager;
-use crate::protocol::legacy::{LegacyLane, LongTypes};
+use crate::protocol::legacy::LegacyLane;
 use crate::protocol::mapping::{ClientId, VirtualMapping};
 use crate::protocol::memory::Memory;
 use crate::protocol::pool::MessagePool;
-use crate::protocol::request::{ClientRegions, Request};
+use crate::protocol::request::ClientRegions;
 use crate::protocol::scheduler::{Scheduler, Turn};
 use crate::protocol::slices::SliceLength;
 use crate::protocol::wire::{Announcement, HEADER_BYTES, TRAILER_BYTES, ZoneId};
@@ -43,18 +44,10 @@ pub struct ServerMemory<M> {
     pub responses: M,
 }
 
-/// Names a READ of the server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ReadToken {
-    pub(crate) client: ClientId,
-    pub(crate) generation: u32,
-    pub(crate) zone: ZoneId,
-}
-
 /// An operation for the queue pair of `client`. The operations of one client are executed in the order given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ServerOp {
-    /// READ `len` bytes at `addr` to byte `into` of the pools; then [`Server::on_read_done`].
+    /// READ `len` bytes at `addr` to byte `into` of the pools; then, if it is the last one, [`Server::on_reads_done`].
     Read {
         /// The client whose queue pair is used.
         client: ClientId,
@@ -66,10 +59,10 @@ pub enum ServerOp {
         into: usize,
         /// Number of bytes.
         len: u32,
-        /// Argument of the completion.
-        token: ReadToken,
+        /// No other READ of the same announcement follows.
+        is_last: bool,
     },
-    /// WRITE `len` bytes from byte `from` of the responses to `addr`; then [`Server::on_write_done`], also if it failed or was never posted.
+    /// WRITE `len` bytes from byte `from` of the responses to `addr`; then [`Server::on_responses_done`].
     WriteResponse {
         /// The client whose queue pair is used.
         client: ClientId,
@@ -81,8 +74,6 @@ pub enum ServerOp {
         from: usize,
         /// Number of bytes.
         len: u32,
-        /// Argument of the completion.
-        buffer: u32,
     },
     /// WRITE these bytes to `addr`.
     WriteEvent {
@@ -177,14 +168,11 @@ struct ClientRecord {
     /// Counters since the groups were formed, for the priority.
     requests: u64,
     bytes: u64,
+    /// The buffers of its responses under way.
+    responses: Chain,
 }
 
 impl ClientRecord {
-    /// Address and key of the client's response slots.
-    const fn responses(&self) -> (u64, u32) {
-        (self.regions.responses_addr, self.regions.responses_rkey)
-    }
-
     /// Returns the priority P = T/S: requests over their mean size, in thousandths.
     fn priority(&self) -> u64 {
         let priority = u128::from(self.requests) * u128::from(self.requests) * 1000 / u128::from(self.bytes.max(1));
@@ -226,8 +214,7 @@ pub struct Server<M> {
     evict_ns: u64,
     /// Accepted requests that no worker has taken.
     dispatch: VecDeque<Queued>,
-    buffers: MessagePool,
-    long_types: LongTypes,
+    buffers: Buffers,
     legacy: LegacyLane,
     /// The next entry to look at.
     sweep: usize,
@@ -271,8 +258,7 @@ impl<M: Memory> Server<M> {
             owed: 0,
             evict_ns: u64::MAX,
             dispatch: VecDeque::with_capacity(2 * layout.zones * layout.depth),
-            buffers: MessagePool::new(if layout.reply_mode == ReplyMode::ServerWrites { config.response_buffers } else { 0 }),
-            long_types: LongTypes::new(),
+            buffers: Buffers::new(if layout.reply_mode == ReplyMode::ServerWrites { config.response_buffers as u16 } else { 0 }),
             legacy: LegacyLane::new(config.legacy_capacity, layout.max_payload()),
             sweep: 0,
             stats: ServerStats::default(),
@@ -292,7 +278,7 @@ impl<M: Memory> Server<M> {
         let first = client.index() * self.layout.depth;
         self.accepted[first..first + self.layout.depth].fill(0);
         self.clear_response_area(client);
-        let record = ClientRecord { regions, generation: self.generation, waiting: None, requests: 0, bytes: 0 };
+        let record = ClientRecord { regions, generation: self.generation, waiting: None, requests: 0, bytes: 0, responses: Chain::EMPTY };
         self.clients[client.index()] = Some(record);
         self.groups.join(client);
         // A split moves clients out of a group, and does not move groups, so numbers stay as they are.
@@ -302,7 +288,8 @@ impl<M: Memory> Server<M> {
     /// Removes a client whose queue pair is gone: none of its operations is under way, and it can write nothing any more. A worker may
     /// still answer requests of it that it has; the answers are dropped.
     pub fn leave(&mut self, client: ClientId) {
-        let Some(record) = self.clients.get_mut(client.index()).and_then(Option::take) else { return };
+        let Some(mut record) = self.clients.get_mut(client.index()).and_then(Option::take) else { return };
+        self.buffers.release_oldest(&mut record.responses, u16::MAX);
         self.waiters -= usize::from(record.waiting.is_some());
         // The zone is freed, so requests that wait in it do not run.
         self.dispatch.retain(|queued| queued.request.client != client);
@@ -360,11 +347,6 @@ impl<M: Memory> Server<M> {
     pub fn next_event_ns(&self) -> Option<u64> {
         let slice_end = self.scheduler.next().map(|_| self.scheduler.slice_end_ns());
         self.busy.iter().filter_map(|zone| self.zone(*zone).deadline_ns()).chain(slice_end).min()
-    }
-
-    /// Marks the handler of a type as longer than a slice or not (`is_long`). The requests of a marked type go to the legacy lane from now on.
-    pub fn mark_long(&mut self, rpc_type: u16, is_long: bool) {
-        self.long_types.set(rpc_type, is_long);
     }
 
     /// Makes slices end at multiples of their length in global time; `None` ends that.
@@ -428,11 +410,6 @@ impl<M: Memory> Server<M> {
 
     fn client(&self, client: ClientId) -> Option<&ClientRecord> {
         self.clients.get(client.index())?.as_ref()
-    }
-
-    /// Returns the client of a request, unless it has left.
-    fn record_of(&self, request: &Request) -> Option<&ClientRecord> {
-        self.client(request.client).filter(|record| record.generation == request.generation)
     }
 
     fn zone(&self, zone: ZoneId) -> &Zone {

@@ -2,11 +2,12 @@
 
 use thiserror::Error;
 
-use super::{ClientRecord, Server, ServerOp};
+use super::{Server, ServerOp};
+use crate::protocol::buffers::place;
 use crate::protocol::config::ReplyMode;
 use crate::protocol::mapping::ClientId;
 use crate::protocol::memory::Memory;
-use crate::protocol::request::Request;
+use crate::protocol::request::{ClientRegions, Request};
 use crate::protocol::wire::{Event, HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, valid};
 
 /// Why a request was not answered with the given response.
@@ -39,7 +40,7 @@ impl<M: Memory> Server<M> {
     ) -> Result<(), ReplyFailure> {
         let (status, payload) = outcome.map_or_else(|status| (status, &[][..]), |payload| (Status::Ok, payload));
         let (len, max) = (payload.len(), self.layout.max_payload());
-        match self.answer(&request, status, payload, now_ns, out) {
+        match self.answer(&request, status, payload, || now_ns, out) {
             false => Err(ReplyFailure::Gone),
             true if len > max => Err(ReplyFailure::TooLarge { len, max }),
             true => Ok(()),
@@ -47,11 +48,18 @@ impl<M: Memory> Server<M> {
     }
 
     /// Ends a request, which the caller then drops. If the payload is too large, the response is a status that says so. Returns `false`
-    /// if the client has left.
+    /// if the client has left. `clock` returns the time, in ns, which is needed only if clients are owed an event.
     #[inline]
-    pub(crate) fn answer(&mut self, request: &Request, status: Status, payload: &[u8], now_ns: u64, out: &mut Vec<ServerOp>) -> bool {
+    pub(crate) fn answer(
+        &mut self,
+        request: &Request,
+        status: Status,
+        payload: &[u8],
+        clock: impl FnOnce() -> u64,
+        out: &mut Vec<ServerOp>,
+    ) -> bool {
         if self.owed > 0 {
-            return self.answer_and_tell(request, status, payload, now_ns, out);
+            return self.answer_and_tell(request, status, payload, clock(), out);
         }
         self.answer_with(request, status, payload, |_| None, out)
     }
@@ -76,16 +84,19 @@ impl<M: Memory> Server<M> {
             (status, payload) = (Status::ResponseTooLarge, &[]);
         }
         let Request { client, id, buffer, .. } = *request;
-        let Some((responses_addr, rkey)) = self.record_of(request).map(ClientRecord::responses) else {
-            if let Some(buffer) = buffer {
-                self.on_write_done(buffer);
-            }
+        let record = self.clients.get_mut(client.index()).and_then(Option::as_mut);
+        let Some(record) = record.filter(|record| record.generation == request.generation) else {
+            buffer.into_iter().for_each(|buffer| self.buffers.release(buffer));
             return false;
         };
+        if let Some(buffer) = buffer {
+            self.buffers.append(&mut record.responses, buffer);
+        }
+        let ClientRegions { responses_addr, responses_rkey: rkey, .. } = record.regions;
         let event = event(self);
         let header = ResponseHeader { status, req_id: id.to_wire(), payload_len: payload.len() as u32, event };
         let slot = usize::from(id.slot);
-        let place = buffer.map_or(client.index() * self.layout.depth + slot, |buffer| buffer as usize);
+        let place = buffer.map_or(client.index() * self.layout.depth + slot, place);
         let trailer_at = place * self.layout.slot_bytes + self.layout.trailer_at();
         let len = HEADER_BYTES + payload.len();
         if buffer.is_none() {
@@ -94,11 +105,11 @@ impl<M: Memory> Server<M> {
         }
         let trailer = Trailer { len: len as u32, valid: valid(id.sequence) };
         self.memory.responses.put_message(trailer_at, &header.encode(), payload, trailer.to_word());
-        if let Some(buffer) = buffer {
+        if buffer.is_some() {
             let at = self.layout.client_slot(slot) + self.layout.trailer_at() - len;
             let addr = responses_addr.wrapping_add(at as u64);
             let len32 = (len + TRAILER_BYTES) as u32;
-            out.push(ServerOp::WriteResponse { client, addr, rkey, from: trailer_at - len, len: len32, buffer });
+            out.push(ServerOp::WriteResponse { client, addr, rkey, from: trailer_at - len, len: len32 });
         }
         true
     }
@@ -107,7 +118,7 @@ impl<M: Memory> Server<M> {
     /// [resumed](Self::resume) before it is [answered](Self::reply).
     pub fn hold(&mut self, request: &mut Request) {
         if let Some(buffer) = request.buffer.take() {
-            self.on_write_done(buffer);
+            self.buffers.release(buffer);
         }
     }
 
@@ -122,10 +133,12 @@ impl<M: Memory> Server<M> {
         true
     }
 
-    /// Frees a buffer: the WRITE of its response has ended.
-    pub fn on_write_done(&mut self, buffer: u32) {
-        // `take` allocated every buffer that is under way. A number that names no buffer changes nothing.
-        let _freed = self.buffers.release(buffer);
+    /// Frees the buffers of the `count` oldest responses to a client whose WRITEs were under way: they have ended.
+    #[inline]
+    pub fn on_responses_done(&mut self, client: ClientId, count: u16) {
+        if let Some(record) = self.clients.get_mut(client.index()).and_then(Option::as_mut) {
+            self.buffers.release_oldest(&mut record.responses, count);
+        }
     }
 
     /// Clears a client's part of the area: a new client must not find responses to an old one there.

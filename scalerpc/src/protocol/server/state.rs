@@ -70,9 +70,7 @@ impl Server<HeapMemory> {
         assert_eq!(self.owed, self.zones.iter().filter(|zone| zone.owes_event()).count());
         assert!(self.zones.iter().filter_map(Zone::evict_ns).all(|evict_ns| evict_ns >= self.evict_ns));
         let mut queued = vec![0; 2 * self.layout.zones];
-        for entry in self.dispatch.iter().filter_map(|entry| entry.zone_if_current(self)) {
-            queued[self.layout.zone_place(entry)] += 1;
-        }
+        self.dispatch.iter().for_each(|entry| queued[self.layout.zone_place(entry.zone)] += 1);
         for (pool, zones) in self.zones.chunks(self.layout.zones).enumerate() {
             for (zone, state) in zones.iter().enumerate() {
                 let id = ZoneId { pool: pool as u8, zone: zone as u16 };

@@ -1,6 +1,6 @@
 //! The life of a zone: warming, active, ended, draining, free. The table is in `docs/scalerpc.md`.
 
-use super::{ReadToken, Server, ServerOp};
+use super::{Server, ServerOp};
 use crate::protocol::config::Layout;
 use crate::protocol::mapping::ClientId;
 use crate::protocol::memory::Memory;
@@ -46,7 +46,6 @@ pub(super) struct ActiveZone {
 pub(super) struct Zone {
     pub(super) state: ZoneState,
     epoch: u64,
-    reads_left: u32,
     /// Accepted requests in it that no worker has copied out.
     pub(super) queued: u32,
     /// The client was told *activate*.
@@ -133,13 +132,12 @@ impl<M: Memory> Server<M> {
         let Some(place) = self.pools[(epoch % 2) as usize].allocate() else { return false };
         let Some(announcement) = record.waiting.take() else { return false };
         self.waiters -= 1;
-        let (regions, generation) = (record.regions, record.generation);
+        let regions = record.regions;
         let zone = ZoneId::of(epoch, place as u16);
         // Neither is bound: the zone was free, and the client was checked above.
         let _bound = self.mapping.bind(client, zone);
         self.busy.push(zone);
-        let reads_left = announcement.slots.count_ones();
-        *self.zone_mut(zone) = Zone { state: ZoneState::Warming, epoch, reads_left, ..Zone::default() };
+        *self.zone_mut(zone) = Zone { state: ZoneState::Warming, epoch, ..Zone::default() };
         for slot in 0..self.layout.depth {
             self.memory.pools.store(self.layout.pool_slot(zone, slot) + self.layout.trailer_at(), 0);
             if announcement.slots >> slot & 1 != 0 {
@@ -151,26 +149,20 @@ impl<M: Memory> Server<M> {
                     rkey: regions.requests_rkey,
                     into: self.layout.pool_slot(zone, slot) + skipped,
                     len: announcement.longest,
-                    token: ReadToken { client, generation, zone },
+                    is_last: announcement.slots >> slot == 1,
                 });
             }
         }
         true
     }
 
-    /// Takes the successful completion of a READ. A failed READ ends the client: its queue pair is in error.
-    pub fn on_read_done(&mut self, token: ReadToken, now_ns: u64) {
-        let is_current = self.client(token.client).is_some_and(|record| record.generation == token.generation);
-        if !is_current || self.mapping.zone(token.client) != Some(token.zone) {
-            return;
-        }
+    /// Takes the successful completion of the last READ for a client's announcement, which completes all before it. A failed READ ends
+    /// the client: its queue pair is in error.
+    pub fn on_reads_done(&mut self, client: ClientId, now_ns: u64) {
+        let Some(id) = self.mapping.zone(client) else { return };
         let epoch = self.scheduler.epoch();
-        let zone = self.zone_mut(token.zone);
+        let zone = self.zone_mut(id);
         if zone.state != ZoneState::Warming {
-            return;
-        }
-        zone.reads_left = zone.reads_left.saturating_sub(1);
-        if zone.reads_left > 0 {
             return;
         }
         if zone.epoch == epoch + 1 {
@@ -178,10 +170,10 @@ impl<M: Memory> Server<M> {
             return;
         }
         let is_late = zone.epoch != epoch;
-        self.begin_zone(token.zone);
+        self.begin_zone(id);
         if is_late {
-            self.remove_active(token.zone);
-            self.end_zone(token.zone, now_ns);
+            self.remove_active(id);
+            self.end_zone(id, now_ns);
         }
     }
 

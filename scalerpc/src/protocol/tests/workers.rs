@@ -24,13 +24,14 @@ fn a_permit_is_had_in_process_only_and_keeps_the_client_there() {
 }
 
 /// Makes a call of this type in a world with one active client. `handlers` answer it, with `clock` as their time. Returns its outcome.
-fn answer(world: &mut World, handlers: &mut Handlers, rpc_type: u16, clock: impl FnMut() -> u64) -> Option<Result<usize, CallFailure>> {
+fn answer(world: &mut World, handlers: &mut Handlers, rpc_type: u16, mut clock: impl FnMut() -> u64) -> Option<Result<usize, CallFailure>> {
     let side = &mut world.sides[0];
     side.client.call(rpc_type, &[1, 2, 3], 0, &mut side.to_server).unwrap();
     world.deliver_to_server(0);
     world.poll_server();
     let mut ops = Vec::new();
-    handlers.step(&mut world.server, 8, clock, &mut ops);
+    let now_ns = clock();
+    handlers.step(&mut world.server, 8, now_ns, clock, &mut ops);
     deliver(world, ops)
 }
 
@@ -70,7 +71,7 @@ fn a_handler_that_panics_answers_that_it_failed() {
     world.deliver_to_server(0);
     world.poll_server();
     let mut ops = Vec::new();
-    let step = std::panic::AssertUnwindSafe(|| handlers.step(&mut world.server, 1, || 0, &mut ops));
+    let step = std::panic::AssertUnwindSafe(|| handlers.step(&mut world.server, 1, 0, || 0, &mut ops));
     assert!(std::panic::catch_unwind(step).is_err());
     assert_eq!(deliver(&mut world, ops), Some(Err(CallFailure::HandlerFailed)));
 }
@@ -121,7 +122,12 @@ fn a_type_whose_handler_takes_less_than_a_slice_again_leaves_the_legacy_lane() {
         assert!(handlers.step_legacy(&mut world.server, &mut clock, &mut ops));
         assert_eq!(deliver(&mut world, ops), Some(Ok(0)));
     }
-    assert_eq!(answer(&mut world, &mut handlers, 1, &mut clock), Some(Ok(0)), "it is answered like any");
+    // Its runs are not measured any more, but that of a step is.
+    run_ns.set(1_001);
+    for _ in 0..=LONG_RUNS {
+        assert_eq!(answer(&mut world, &mut handlers, 1, &mut clock), Some(Ok(0)), "it is answered like any");
+    }
+    assert_eq!(answer(&mut world, &mut handlers, 1, &mut clock), None, "it is long again");
 }
 
 /// A request without a buffer for its response is not taken, and stays where it is.
@@ -152,9 +158,9 @@ fn requests_that_are_held_are_answered_whenever_by_whomever() {
     while world.deliver_to_server(0) {}
     world.poll_server();
     let mut ops = Vec::new();
-    assert_eq!(handlers.step(&mut world.server, 8, || 0, &mut ops), 4, "two buffers, four requests: none keeps a buffer");
+    assert_eq!(handlers.step(&mut world.server, 8, 0, || 0, &mut ops), 4, "two buffers, four requests: none keeps a buffer");
     assert_eq!((handlers.held(), world.server.free_buffers(), ops.len()), (4, 2, 0));
-    assert_eq!(handlers.step(&mut world.server, 8, || 0, &mut ops), 0, "nobody has answered");
+    assert_eq!(handlers.step(&mut world.server, 8, 0, || 0, &mut ops), 0, "nobody has answered");
 
     let mut requests: Vec<HeldRequest> = held.take();
     assert!(requests.iter().zip(0..).all(|(request, call)| *request.payload() == [call]));
@@ -171,7 +177,7 @@ fn requests_that_are_held_are_answered_whenever_by_whomever() {
 
     let mut ends = Vec::new();
     for round in 0..10 {
-        handlers.step(&mut world.server, 8, || 0, &mut ops);
+        handlers.step(&mut world.server, 8, 0, || 0, &mut ops);
         assert!(ops.len() <= 2, "round {round}: as many responses as buffers");
         let side = &mut world.sides[0];
         side.to_client.extend(ops.drain(..));
@@ -204,6 +210,6 @@ fn a_worker_that_dies_answers_that_it_failed() {
     });
     assert!(worker.join().is_err());
     let mut ops = Vec::new();
-    assert_eq!(handlers.step(&mut world.server, 8, || 0, &mut ops), 1);
+    assert_eq!(handlers.step(&mut world.server, 8, 0, || 0, &mut ops), 1);
     assert_eq!(deliver(&mut world, ops), Some(Err(CallFailure::HandlerFailed)));
 }

@@ -6,7 +6,6 @@ use std::hash::{Hash, Hasher};
 
 use crate::protocol::mapping::ClientId;
 use crate::protocol::memory::{HeapMemory, Memory};
-use crate::protocol::server::ReadToken;
 use crate::protocol::wire::Status;
 use crate::protocol::{
     CallFailure, CallHandle, Client, ClientMemory, ClientOp, ClientRegions, CloseReason, Completion, Handlers, Request, Server,
@@ -218,7 +217,7 @@ impl World {
     /// Lets a worker take a request and run its handler. Returns whether there was a request.
     pub(super) fn take(&mut self) -> bool {
         let mut payload = [0; 128];
-        let Some(request) = self.server.take(&mut payload, self.now_ns, &mut self.ops) else { return false };
+        let Some(request) = self.server.take(&mut payload) else { return false };
         let bytes = self.count_run(&payload[..request.len()]);
         assert_eq!(self.sides[usize::from(bytes[0])].id, request.client(), "served as whose it is");
         self.working.push_back((request, bytes));
@@ -238,7 +237,7 @@ impl World {
     /// Lets handlers answer at most `budget` requests. `ran` has the payloads of their runs. Returns the number of answers.
     pub(super) fn step_handlers(&mut self, handlers: &mut Handlers, budget: usize, ran: &RefCell<Vec<Vec<u8>>>) -> usize {
         let now_ns = self.now_ns;
-        let answered = handlers.step(&mut self.server, budget, || now_ns, &mut self.ops);
+        let answered = handlers.step(&mut self.server, budget, now_ns, || now_ns, &mut self.ops);
         for payload in ran.take() {
             self.count_run(&payload);
         }
@@ -358,16 +357,18 @@ impl World {
         let side = &mut self.sides[nth];
         let Some(op) = side.to_client.pop_front() else { return false };
         match op {
-            ServerOp::Read { addr, into, len, token, .. } => {
+            ServerOp::Read { client, addr, into, len, is_last, .. } => {
                 let from = (addr - requests_addr(nth)) as usize;
                 assert!(side.client.is_lent(from / side.client.layout().slot_bytes), "S6: READ of a slot that is not lent");
                 copy(&side.client.memory().requests, from, &self.server.memory().pools, into, len as usize);
-                self.read_done(token);
+                if is_last {
+                    self.server.on_reads_done(client, self.now_ns);
+                }
             }
-            ServerOp::WriteResponse { addr, from, len, buffer, .. } => {
+            ServerOp::WriteResponse { client, addr, from, len, .. } => {
                 let to = (addr - responses_addr(nth)) as usize;
                 copy(&self.server.memory().responses, from, &side.client.memory().responses, to, len as usize);
-                self.server.on_write_done(buffer);
+                self.server.on_responses_done(client, 1);
             }
             ServerOp::WriteEvent { addr, bytes, .. } => {
                 let to = (addr - responses_addr(nth)) as usize;
@@ -384,10 +385,6 @@ impl World {
         true
     }
 
-    fn read_done(&mut self, token: ReadToken) {
-        self.server.on_read_done(token, self.now_ns);
-    }
-
     /// Ends the process of a client. Operations that its queue pair has not executed are not executed any more.
     pub(super) fn vanish(&mut self, nth: usize) {
         let side = &mut self.sides[nth];
@@ -399,11 +396,7 @@ impl World {
     pub(super) fn leave(&mut self, nth: usize) {
         let side = &mut self.sides[nth];
         side.to_server.clear();
-        for op in std::mem::take(&mut side.to_client) {
-            if let ServerOp::WriteResponse { buffer, .. } = op {
-                self.server.on_write_done(buffer);
-            }
-        }
+        side.to_client.clear();
         side.has_left = true;
         self.server.leave(side.id);
     }

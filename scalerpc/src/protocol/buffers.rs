@@ -1,0 +1,142 @@
+//! The buffers of responses: the free ones, and those whose WRITEs are under way, by client.
+//!
+//! The operations to a client are executed in order, so its buffers become free in the order of its responses. Each client has a chain of
+//! them, and any number of its oldest is freed at once.
+
+use std::num::NonZeroU16;
+
+/// The number of a buffer; that of the first is 1.
+pub(crate) type Buffer = NonZeroU16;
+
+/// Returns the place of a buffer.
+#[inline]
+pub(crate) const fn place(buffer: Buffer) -> usize {
+    buffer.get() as usize - 1
+}
+
+/// The buffers of the responses to one client that are under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Chain {
+    oldest: Option<Buffer>,
+    /// Without an oldest buffer, any.
+    newest: Option<Buffer>,
+}
+
+impl Chain {
+    pub(crate) const EMPTY: Self = Self { oldest: None, newest: None };
+}
+
+/// The buffers of a server. Each is free, in one chain, or lent to a request.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Buffers {
+    /// For each buffer the next one of its list.
+    next: Vec<Option<Buffer>>,
+    /// The first of the free buffers. The one freed last is allocated first: its bytes are in the cache.
+    free: Option<Buffer>,
+}
+
+impl Buffers {
+    /// Makes that many free buffers.
+    pub(crate) fn new(count: u16) -> Self {
+        let next: Vec<_> = (1..=count).map(|number| if number < count { Buffer::new(number + 1) } else { None }).collect();
+        Self { next, free: Buffer::new(count.min(1)) }
+    }
+
+    /// Allocates a buffer. Returns `None` if none is free.
+    #[inline]
+    pub(crate) fn allocate(&mut self) -> Option<Buffer> {
+        let buffer = self.free?;
+        self.free = self.next[place(buffer)];
+        Some(buffer)
+    }
+
+    /// Frees an allocated buffer that is in no chain.
+    pub(crate) fn release(&mut self, buffer: Buffer) {
+        self.next[place(buffer)] = self.free.replace(buffer);
+    }
+
+    /// Appends an allocated buffer to a chain.
+    #[inline]
+    pub(crate) fn append(&mut self, chain: &mut Chain, buffer: Buffer) {
+        match (chain.oldest, chain.newest) {
+            (Some(_), Some(newest)) => self.next[place(newest)] = Some(buffer),
+            _ => chain.oldest = Some(buffer),
+        }
+        chain.newest = Some(buffer);
+    }
+
+    /// Frees the `count` oldest buffers of a chain, or all if it has fewer.
+    pub(crate) fn release_oldest(&mut self, chain: &mut Chain, count: u16) {
+        let (Some(oldest), Some(newest), 1..) = (chain.oldest, chain.newest, count) else { return };
+        let mut last = oldest;
+        for _ in 1..count {
+            match self.next[place(last)] {
+                Some(next) if last != newest => last = next,
+                _ => break,
+            }
+        }
+        let rest = std::mem::replace(&mut self.next[place(last)], self.free.replace(oldest));
+        chain.oldest = rest.filter(|_| last != newest);
+    }
+
+    #[inline]
+    pub(crate) const fn is_any_free(&self) -> bool {
+        self.free.is_some()
+    }
+
+    /// Returns the number of free buffers.
+    pub(crate) fn free(&self) -> usize {
+        std::iter::successors(self.free, |buffer| self.next[place(*buffer)]).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    /// Compares with an oracle: queues of the buffers of each client.
+    #[test]
+    fn a_buffer_is_given_to_one_and_freed_once_in_the_order_of_the_responses() {
+        let mut rng = fastrand::Rng::with_seed(1);
+        for count in [0, 1, 2, 7, 60] {
+            let mut buffers = Buffers::new(count);
+            let mut chains = [Chain::EMPTY; 3];
+            let mut under_way: [VecDeque<Buffer>; 3] = Default::default();
+            let mut lent = Vec::new();
+            for _ in 0..10_000 {
+                let nth = rng.usize(..3);
+                match rng.u8(..5) {
+                    0 | 1 => match buffers.allocate() {
+                        Some(buffer) => {
+                            assert!(buffer.get() <= count && !lent.contains(&buffer));
+                            assert!(under_way.iter().all(|buffers| !buffers.contains(&buffer)));
+                            lent.push(buffer);
+                        }
+                        None => assert_eq!(buffers.free(), 0),
+                    },
+                    2 if !lent.is_empty() => {
+                        let buffer = lent.swap_remove(rng.usize(..lent.len()));
+                        buffers.append(&mut chains[nth], buffer);
+                        under_way[nth].push_back(buffer);
+                    }
+                    3 if !lent.is_empty() => buffers.release(lent.swap_remove(rng.usize(..lent.len()))),
+                    4 => {
+                        let released = rng.usize(..4);
+                        buffers.release_oldest(&mut chains[nth], released as u16);
+                        under_way[nth].drain(..released.min(under_way[nth].len()));
+                    }
+                    _ => {}
+                }
+                let used: usize = under_way.iter().map(VecDeque::len).sum();
+                assert_eq!(buffers.free() + used + lent.len(), usize::from(count));
+            }
+            for chain in &mut chains {
+                buffers.release_oldest(chain, u16::MAX);
+                assert_eq!(chain.oldest, None);
+            }
+            assert_eq!(buffers.free() + lent.len(), usize::from(count));
+        }
+    }
+}
