@@ -2,8 +2,6 @@
 
 use thiserror::Error;
 
-use crate::protocol::wire::DecodeError;
-
 /// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum CloseReason {
@@ -37,12 +35,6 @@ pub enum ProtocolError {
     /// An event for a client in another state.
     #[error("an event that the client's state does not allow")]
     Event,
-}
-
-impl From<DecodeError> for ProtocolError {
-    fn from(_: DecodeError) -> Self {
-        Self::Malformed
-    }
 }
 
 /// Why a call was not made.

@@ -9,10 +9,6 @@ pub enum SlotState {
     Free,
     /// Allocated.
     Reserved,
-    /// The place holds a request that was not answered.
-    RequestPending,
-    /// The place holds a response.
-    ResponseReady,
     /// Its use has ended at this end, but a peer may still write into it.
     Quarantined,
 }
@@ -60,7 +56,7 @@ impl MessagePool {
         match state {
             SlotState::Free => return Err(WrongState { index, state }),
             SlotState::Quarantined => self.quarantined -= 1,
-            _ => {}
+            SlotState::Reserved => {}
         }
         self.states[index as usize] = SlotState::Free;
         self.free.push(index);
@@ -72,20 +68,13 @@ impl MessagePool {
     /// # Errors
     /// [`WrongState`]: the place is free, or in quarantine already.
     pub fn quarantine(&mut self, index: u32) -> Result<(), WrongState> {
-        self.set(index, SlotState::Quarantined)?;
-        self.quarantined += 1;
-        Ok(())
-    }
-
-    /// Changes the state of a place in use. Freeing and quarantine have functions of their own.
-    #[inline]
-    pub(crate) fn set(&mut self, index: u32, to: SlotState) -> Result<(), WrongState> {
         match self.state(index) {
-            state @ (SlotState::Free | SlotState::Quarantined) => Err(WrongState { index, state }),
-            _ => {
-                self.states[index as usize] = to;
+            SlotState::Reserved => {
+                self.states[index as usize] = SlotState::Quarantined;
+                self.quarantined += 1;
                 Ok(())
             }
+            state => Err(WrongState { index, state }),
         }
     }
 
@@ -130,7 +119,7 @@ mod tests {
         let place = pool.allocate().unwrap();
         pool.quarantine(place).unwrap();
         assert_eq!((pool.allocate(), pool.quarantined()), (None, 1));
-        assert!(pool.quarantine(place).is_err() && pool.set(place, SlotState::RequestPending).is_err());
+        assert!(pool.quarantine(place).is_err());
         pool.release(place).unwrap();
         assert_eq!((pool.allocate(), pool.quarantined()), (Some(place), 0));
     }

@@ -107,7 +107,7 @@ impl<M: Memory> Client<M> {
     #[cold]
     fn take_header(&mut self, slot: usize, at: usize, id: ReqId, len: usize, events: &mut Events) -> Result<(), ProtocolError> {
         let Some(bytes) = self.memory.responses.header(at) else { return Err(ProtocolError::Length(len as u32)) };
-        let header = ResponseHeader::decode(&bytes)?;
+        let header = ResponseHeader::decode(&bytes).ok_or(ProtocolError::Malformed)?;
         if header.req_id != id.to_wire() {
             return Err(ProtocolError::ReqId(header.req_id));
         }
@@ -139,7 +139,7 @@ impl<M: Memory> Client<M> {
         }
         let mut bytes = [0; HEADER_BYTES];
         self.memory.responses.read(trailer_at - HEADER_BYTES, &mut bytes);
-        let header = ResponseHeader::decode(&bytes)?;
+        let header = ResponseHeader::decode(&bytes).ok_or(ProtocolError::Malformed)?;
         let (Some(Event::Activate { epoch, .. } | Event::Switch { epoch }), 0) = (header.event, header.req_id) else {
             return Err(ProtocolError::Malformed);
         };
