@@ -23,11 +23,11 @@ use crate::protocol::wire::HEADER_BYTES;
 use crate::protocol::{ConfigError, JoinError, Memory, NewServerError};
 
 /// Maximum number of WQEs that share a doorbell.
-pub const DOORBELL_BATCH: usize = 16;
+const DOORBELL_BATCH: usize = 16;
 /// Maximum number of completions that one step takes.
-pub const COMPLETION_BATCH: usize = 32;
+const COMPLETION_BATCH: usize = 32;
 /// Maximum bytes of a message that is carried in its WQE.
-pub const MAX_INLINE_BYTES: usize = 60;
+const MAX_INLINE_BYTES: usize = 60;
 
 /// Interval in ns at which an end probes its peer, if it waits for the peer and posts nothing else (S20).
 const PROBE_NS: u64 = 1_000_000_000;
@@ -185,12 +185,8 @@ fn find(region: &Mr, runs: &[usize], stride: usize, count: usize) -> Option<(usi
         // multiple of 8 from it.
         unsafe {
             // Mostly there is nothing, so four are tested together.
-            while left >= 4 {
-                let third = at.wrapping_add(2 * stride);
-                if load(at) | load(at.wrapping_add(stride)) | load(third) | load(third.wrapping_add(stride)) != 0 {
-                    break;
-                }
-                (left, at) = (left - 4, third.wrapping_add(2 * stride));
+            while left >= 4 && is_four_empty(at, stride) {
+                (left, at) = (left - 4, at.wrapping_add(4 * stride));
             }
             while left > 0 {
                 if load(at) != 0 {
@@ -216,18 +212,34 @@ unsafe fn load(at: *mut u8) -> u64 {
 /// Returns the set of the words that are not 0, of `count` words, at most 64.
 ///
 /// # Safety
-/// Like [`is_any_set`].
+/// Like [`load`], for each of them.
 #[inline(never)]
 unsafe fn set_of(mut at: *mut u8, stride: usize, count: usize) -> u64 {
-    let (mut set, mut bit) = (0, 1_u64);
-    for _ in 0..count {
+    let (mut set, mut bit, mut left) = (0, 1_u64, count);
+    while left > 0 {
         // SAFETY: guaranteed by the caller, for each of the `count` words.
-        if unsafe { load(at) } != 0 {
-            set |= bit;
+        unsafe {
+            if load(at) != 0 {
+                set |= bit;
+            } else if left >= 4 && is_four_empty(at, stride) {
+                (bit, at, left) = (bit << 4, at.wrapping_add(4 * stride), left - 4);
+                continue;
+            }
         }
-        (bit, at) = (bit << 1, at.wrapping_add(stride));
+        (bit, at, left) = (bit << 1, at.wrapping_add(stride), left - 1);
     }
     set
+}
+
+/// Returns whether four words are 0.
+///
+/// # Safety
+/// Like [`load`], for each of them.
+#[inline(always)]
+unsafe fn is_four_empty(at: *mut u8, stride: usize) -> bool {
+    let third = at.wrapping_add(2 * stride);
+    // SAFETY: guaranteed by the caller.
+    unsafe { load(at) | load(at.wrapping_add(stride)) | load(third) | load(third.wrapping_add(stride)) == 0 }
 }
 
 /// Returns the word at `offset`, if there is one.
