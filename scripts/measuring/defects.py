@@ -1,6 +1,7 @@
-"""Puts known defects back, one at a time, and counts the random jobs in virtual time that it takes to find each.
+"""Puts known defects back, one at a time, and counts the random jobs in virtual time that it takes to find each; for defects of scalerpc's
+core, the random worlds.
 
-  scripts/defects               all defects that such jobs can find; fails if one is not found
+  scripts/defects               all defects that such jobs and worlds can find; fails if one is not found
   scripts/defects --only NAME   one defect; may be repeated
   scripts/defects --check       only checks that each can still be put back; takes no time
 
@@ -20,7 +21,9 @@ from . import tools
 
 # Seeds after which a defect counts as not found.
 MOST_SEEDS = 2000
-CORE, COPYRPC, MLX5 = "benchkv/core/src", "copyrpc/src", "mlx5/src"
+# Random worlds of scalerpc's core in a run of their test with COPYRPC_TEST_SCALE=1.
+WORLDS = 500
+CORE, COPYRPC, MLX5, SCALERPC = "benchkv/core/src", "copyrpc/src", "mlx5/src", "scalerpc/src/protocol"
 # Defects that these jobs do not find, for the reason in docs/study.md: they are put back only if named.
 NOT_SHOWN = ["idle-credit"]
 LOST_CREDIT = "            self.starved = true;\n            self.stats.{} += 1;"
@@ -101,6 +104,82 @@ DEFECTS = {
     ),
 }
 
+# The same for scalerpc's core, whose defects random worlds have to find.
+SCALERPC_DEFECTS = {
+    "late-answer": (
+        "an answer that comes after its client has left goes to the client that got its number",
+        [(f"{SCALERPC}/server/replies.rs", "record.filter(|record| record.generation == request.generation)", "record")],
+    ),
+    "epoch-of-32-bits": (
+        "a client compares 32 bits of an event's epoch with the last one closed",
+        [(f"{SCALERPC}/client/arrivals.rs", f"Some(Event::{event} {{ {fields} }}) if epoch > closed_epoch", f"Some(Event::{event} {{ {fields} }}) if epoch as u32 > closed_epoch as u32") for event, fields in (("Activate", "epoch, zone"), ("Switch", "epoch"))],
+    ),
+    "slot-lost": (
+        "the slot of a call that ran out of time does not become free when its response arrives",
+        [(f"{SCALERPC}/client/calls.rs", "!= slot) {\n            self.free_slot(slot);", "!= slot) {")],
+    ),
+    "slot-freed-twice": (
+        "it becomes free then, and again when the end of its call is taken",
+        [(f"{SCALERPC}/client/calls.rs", "if self.ended.iter().all(|completion| usize::from(completion.handle.0.slot) != slot) {", "{")],
+    ),
+    "timeout-frees-slot": (
+        "the slot of a call that ran out of time is free at once, although its response may still come",
+        [(f"{SCALERPC}/client/calls.rs", "                self.quarantined |= 1 << slot;\n                self.push_ended(slot, Err(CallFailure::DeadlineExceeded));", "                self.end_call(slot, Err(CallFailure::DeadlineExceeded));")],
+    ),
+    "number-lost": (
+        "a call that ran out of time before it was offered keeps its number",
+        [(f"{SCALERPC}/client/calls.rs", "self.calls[slot].sequence = self.calls[slot].sequence.wrapping_sub(1);", "")],
+    ),
+    "deadline-forgotten": (
+        "when one call runs out of time, the deadlines of the others are forgotten",
+        [(f"{SCALERPC}/client/calls.rs", "                self.expire_ns = self.expire_ns.min(deadline_ns);\n                continue;", "                continue;")],
+    ),
+    "lent-slot-used": (
+        "an announced slot is used again while the server may be READing it",
+        [(f"{SCALERPC}/client/calls.rs", "if self.lent >> slot & 1 != 0 { &mut self.lent_free }", "if false { &mut self.lent_free }")],
+    ),
+    "executed-twice": (
+        "a request that is offered again after it was accepted runs again",
+        [(f"{SCALERPC}/server/intake.rs", "sequence: last.wrapping_add(1) }", "sequence: last.wrapping_add(u32::from(Trailer::from_word(word).valid != valid(*last))) }")],
+    ),
+    "left-requests-run": (
+        "requests of a client that has left run",
+        [(f"{SCALERPC}/server/mod.rs", "self.dispatch.retain(|queued| queued.request.client != client);", "")],
+    ),
+    "zone-freed-early": (
+        "a zone is free after its release, although requests wait in it",
+        [(f"{SCALERPC}/server/zones.rs", "if self.zone(zone).is_released && self.zone(zone).queued == 0 {", "if self.zone(zone).is_released {")],
+    ),
+    "worker-dies": (
+        "a request of a worker that dies is not answered",
+        [(f"{SCALERPC}/handlers.rs", "        self.end(Err(Status::Failed));\n", "")],
+    ),
+    "buffers-of-the-dead": (
+        "the response buffers of a client that has left are lost",
+        [(f"{SCALERPC}/server/mod.rs", "self.buffers.release_oldest(&mut record.responses, u16::MAX);", "record.responses = Chain::EMPTY;")],
+    ),
+    "buffer-freed-early": (
+        "the end of a response's WRITE frees the buffer of the response behind it too",
+        [(f"{SCALERPC}/buffers.rs", "for _ in 1..count {", "for _ in 0..count {")],
+    ),
+    "buffer-kept": (
+        "a request that is answered later keeps its response buffer, and gets another one",
+        [(f"{SCALERPC}/server/replies.rs", "        if let Some(buffer) = request.buffer.take() {\n            self.buffers.release(buffer);\n        }", "        request.buffer = None;")],
+    ),
+    "old-announcement": (
+        "a client is admitted with the announcement and the release of the client that had its number",
+        [(f"{SCALERPC}/server/mod.rs", "        self.clear_entry(client);\n", "")],
+    ),
+    "old-numbers": (
+        "a client is admitted with the numbers of the requests of the client that had its number",
+        [(f"{SCALERPC}/server/mod.rs", "        self.accepted[first..first + self.layout.depth].fill(0);\n", "        let _ = first;\n")],
+    ),
+    "evicted-unseen": (
+        "a client is evicted without a look for its release, although the server was away",
+        [(f"{SCALERPC}/server/zones.rs", "                self.take_entry(client);\n", "")],
+    ),
+}
+
 
 def put_back(root, changes):
     """Makes the changes in the sources under `root`."""
@@ -123,25 +202,26 @@ def copy(root):
         shutil.copyfile(source, target)
 
 
-def built(root):
-    """Builds the random jobs of the sources under `root`."""
+def built(root, package):
+    """Builds the unit tests of a package of the sources under `root`."""
     environment = {**os.environ, "CARGO_TARGET_DIR": str(root.parent / "target"), "CARGO_PROFILE_DEV_DEBUG": "none"}
-    command = ["cargo", "test", "--no-run", "-q", "--locked", "-p", "benchkv-core", "--lib", "--message-format=json", "--manifest-path", str(root / "Cargo.toml")]
+    command = ["cargo", "test", "--no-run", "-q", "--locked", "-p", package, "--lib", "--message-format=json", "--manifest-path", str(root / "Cargo.toml")]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, check=False)
     if done.returncode != 0:
         raise tools.Failure(f"the sources with the defect cannot be built:\n{done.stderr[-4000:]}")
     return re.findall(r'"executable":"([^"]+)"', done.stdout)[-1]
 
 
-def hunt(program):
-    """Runs random jobs until one fails. Returns the number that did not, and the failure; `None` if none failed."""
+def hunt(program, test):
+    """Runs random jobs, or worlds, until one fails. Returns its seed, the first being 1, and the failure; `None` if none failed."""
     environment = {**os.environ, "SWARM_SEED": "1", "SWARM_SEEDS": str(MOST_SEEDS), "RUST_BACKTRACE": "0"}
-    done = subprocess.run([program, "swarm", "--nocapture"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment, check=False)
+    environment |= {"COPYRPC_TEST_FIRST_SEED": "1", "COPYRPC_TEST_SCALE": str(MOST_SEEDS // WORLDS)}
+    done = subprocess.run([program, test, "--nocapture"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment, check=False)
     if done.returncode == 0:
         return None
     if -done.returncode in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         raise tools.Failure(f"the random jobs were ended from outside, by signal {-done.returncode}")
-    seeds = re.findall(r"^seed (\d+)$", done.stdout, re.M)
+    seeds = re.findall(r"^seed (\d+)\b", done.stdout, re.M)
     told = re.findall(r"panicked at ([^\n]*)\n([^\n]*)|(does not end)", done.stdout)
     where, what, endless = told[0] if told else ("", f"status {done.returncode}", "")
     return int(seeds[-1]), endless or f"{what} ({pathlib.Path(where.split(':')[0]).name})" if where else endless or what
@@ -153,25 +233,26 @@ def main():
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--only", action="append", metavar="NAME", default=[])
     asked = parser.parse_args()
-    unknown = [name for name in asked.only if name not in DEFECTS]
+    known = {**DEFECTS, **SCALERPC_DEFECTS}
+    unknown = [name for name in asked.only if name not in known]
     if unknown:
-        parser.error(f"{unknown[0]} is no defect; there are {', '.join(DEFECTS)}")
+        parser.error(f"{unknown[0]} is no defect; there are {', '.join(known)}")
     if asked.check:
-        texts = [(path, text) for _, changes in DEFECTS.values() for path, text, _ in changes]
+        texts = [(path, text) for _, changes in known.values() for path, text, _ in changes]
         gone = [f"{path}: {text}" for path, text in texts if (tools.ROOT / path).read_text().count(text) != 1]
         if gone:
             raise tools.Failure("\n".join(["this is not in the sources once any more, so that a defect of scripts/measuring/defects.py cannot be put back:", *gone]))
-        print(f"{len(DEFECTS)} defects can be put back")
+        print(f"{len(known)} defects can be put back")
         return 0
     root = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", tools.ROOT / "target")).resolve() / "defects" / "sources"
     missed = []
     print("| defect | what it was | seeds | found by |\n|---|---|---|---|")
-    for name, (what, changes) in DEFECTS.items():
-        if name not in (asked.only or set(DEFECTS) - set(NOT_SHOWN)):
+    for name, (what, changes) in known.items():
+        if name not in (asked.only or set(known) - set(NOT_SHOWN)):
             continue
         copy(root)
         put_back(root, changes)
-        found = hunt(built(root))
+        found = hunt(*(built(root, "scalerpc"), "everything_goes_wrong") if name in SCALERPC_DEFECTS else (built(root, "benchkv-core"), "swarm"))
         if found is None:
             missed.append(name)
         seeds, how = found or (f"none of {MOST_SEEDS}", "")

@@ -189,7 +189,11 @@ impl<M: Memory> Client<M> {
     /// Returns the time, in ns, at which [`poll`](Self::poll) has something to do without an arrival.
     #[must_use]
     pub fn next_event_ns(&self) -> Option<u64> {
-        let deadlines = bits(self.pending & !self.quarantined).map(|slot| self.calls[slot].deadline_ns);
-        deadlines.chain(self.next_fetch_ns()).min()
+        self.next_deadline_ns().into_iter().chain(self.next_fetch_ns()).min()
+    }
+
+    /// Returns the earliest deadline of a call, in ns.
+    pub(crate) fn next_deadline_ns(&self) -> Option<u64> {
+        bits(self.pending & !self.quarantined).map(|slot| self.calls[slot].deadline_ns).min()
     }
 }

@@ -153,7 +153,9 @@ impl World {
         let mut client = Client::new(layout, memory, server, requests_addr, responses_addr, regions.responses_rkey);
         let Counters { epoch, idle, sequence, announcements, .. } = self.counters;
         client.count_from(epoch - idle, sequence, announcements);
-        self.server.accepted_until(id, sequence);
+        if sequence != 0 {
+            self.server.accepted_until(id, sequence);
+        }
         self.waited.push(0);
         self.sides.push(Side {
             id,
@@ -199,6 +201,10 @@ impl World {
         let epoch = self.server.scheduler().epoch();
         let waits: Vec<_> = self.sides.iter().map(|side| self.server.waits(side.id)).collect();
         self.server.poll(self.now_ns, &mut self.ops);
+        for op in self.ops.iter().filter(|op| matches!(op, ServerOp::Evict { .. })) {
+            let release_at = usize::from(op.client().0) * 64 + 8;
+            assert_eq!(self.server.memory().entries.load(release_at), 0, "S10: evicted, although its release is there");
+        }
         self.distribute();
         if self.server.scheduler().epoch() != epoch {
             for (nth, waited) in waits.into_iter().enumerate() {
@@ -228,7 +234,9 @@ impl World {
     /// Counts a run of the handler with this payload, which it returns.
     fn count_run(&mut self, payload: &[u8]) -> [u8; 4] {
         let &[nth, call, 0x5a, 0xa5] = payload else { panic!("the payload did not come whole: {payload:?}") };
-        let executed = &mut self.sides[usize::from(nth)].executed[usize::from(call)];
+        let side = &mut self.sides[usize::from(nth)];
+        assert!(!side.has_left, "a request of a client that has left runs");
+        let executed = &mut side.executed[usize::from(call)];
         *executed += 1;
         assert_eq!(*executed, 1, "executed twice");
         [nth, call, 0x5a, 0xa5]
@@ -284,6 +292,7 @@ impl World {
     pub(super) fn look(&mut self, nth: usize) {
         let side = &mut self.sides[nth];
         side.client.poll(self.now_ns, &mut side.to_server);
+        assert!(side.client.next_deadline_ns().is_none_or(|at_ns| at_ns > self.now_ns), "S14: a call did not end at its deadline");
     }
 
     /// Lets a client look at its clock when the time of all its calls is over.
