@@ -236,8 +236,10 @@ impl<'h> Handlers<'h> {
         let (mut done, mut measured_ns) = (held, 0);
         while done < budget {
             let Some(request) = server.take(&mut self.request) else { break };
-            measured_ns += self.run(server, request, true, now_ns, &mut clock, out);
-            done += 1;
+            if let Some(run_ns) = self.run(server, request, true, now_ns, &mut clock, out) {
+                measured_ns += run_ns;
+                done += 1;
+            }
         }
         if done > held && clock().saturating_sub(now_ns).saturating_sub(measured_ns) > server.slice_ns() {
             self.measure();
@@ -282,7 +284,7 @@ impl<'h> Handlers<'h> {
     }
 
     /// Answers one request, or puts it into the legacy lane if it `may_wait`. `now_ns` is a time before its run. Returns the duration of the
-    /// run, in ns; 0 if it was not measured.
+    /// run, in ns, which is 0 if it was not measured; `None` if the request went to the lane.
     #[inline(always)]
     fn run<M: Memory>(
         &mut self,
@@ -292,17 +294,17 @@ impl<'h> Handlers<'h> {
         now_ns: u64,
         clock: &mut impl FnMut() -> u64,
         out: &mut Vec<ServerOp>,
-    ) -> u64 {
+    ) -> Option<u64> {
         let (rpc_type, len) = (request.rpc_type(), request.len().min(self.request.len()));
         let place = self.table.binary_search_by_key(&rpc_type, |entry| entry.rpc_type).ok();
         let Some(entry) = place.and_then(|place| self.table.get_mut(place)) else {
             // A client that has left gets no answer.
             let _answered = server.reply(request, Err(Status::UnknownType), now_ns, out);
-            return 0;
+            return Some(0);
         };
         if may_wait && entry.is_long {
             server.divert(request, &self.request[..len], now_ns, out);
-            return 0;
+            return None;
         }
         let handler = match &mut entry.action {
             Action::Answer(handler) => handler,
@@ -310,7 +312,7 @@ impl<'h> Handlers<'h> {
                 server.hold(&mut request);
                 self.held += 1;
                 give(take, request, &self.request[..len], self.response.len(), &self.answers.0);
-                return 0;
+                return Some(0);
             }
         };
         let start_ns = if entry.short_runs < LONG_RUNS { Some(clock()) } else { None };
@@ -322,7 +324,7 @@ impl<'h> Handlers<'h> {
             Err(HandlerError) => (Status::Failed, &[][..]),
         };
         running.end(status, payload, &mut *clock);
-        start_ns.map_or(0, |start_ns| entry.judge(clock().saturating_sub(start_ns), slice_ns))
+        Some(start_ns.map_or(0, |start_ns| entry.judge(clock().saturating_sub(start_ns), slice_ns)))
     }
 }
 

@@ -91,7 +91,11 @@ fn a_handler_that_takes_longer_than_a_slice_is_served_from_the_legacy_lane_and_a
         assert_eq!(answer(&mut world, &mut handlers, 1, &mut slow), Some(Ok(0)), "at first it is answered like any");
         assert_eq!(world.server.stats().legacy, 0);
     }
-    assert_eq!(answer(&mut world, &mut handlers, 1, &mut slow), None, "then they wait in the lane");
+    let side = &mut world.sides[0];
+    side.client.call(1, &[], 0, &mut side.to_server).unwrap();
+    world.deliver_to_server(0);
+    world.poll_server();
+    assert_eq!(handlers.step(&mut world.server, 8, 0, &mut slow, &mut Vec::new()), 0, "then they wait in the lane, unanswered");
     assert_eq!(answer(&mut world, &mut handlers, 1, &mut slow), Some(Err(CallFailure::Busy)), "which has one place");
     let mut ops = Vec::new();
     assert!(handlers.step_legacy(&mut world.server, &mut slow, &mut ops));
