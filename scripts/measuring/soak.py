@@ -39,11 +39,11 @@ COUNTERS = {
     "points": [r"(\d+) of \d+ (?:instructions|beginnings)"],
     "oracle operations": [r"oracle: (\d+) operations"],
     "garbled batches": [r"garbage: (\d+) batches"],
-    "operations": [r"(\d+) operations of the living", r"jobs, (\d+) operations"],
+    "operations": [r"(\d+) operations of the living"],
     "connections": [r"(\d+) connections, 0 seats"],
     "random worlds": [r"random worlds: (\d+) seeds"],
     "calls": [r"random worlds: \d+ seeds, (\d+) calls made", r"(\d+) calls executed", r"(\d+) calls answered", r"^(\d+) requests ran", r"^(\d+) requests, "],
-    "simulated jobs": [r"(\d+) jobs, \d+ operations"],
+    "simulated jobs": [r"^(\d+) jobs: "],
     "tests": [r"(\d+) passed;"],
 }
 
