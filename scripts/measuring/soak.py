@@ -43,7 +43,7 @@ COUNTERS = {
     "connections": [r"(\d+) connections, 0 seats"],
     "random worlds": [r"random worlds: (\d+) seeds"],
     "calls": [r"random worlds: \d+ seeds, (\d+) calls made", r"(\d+) calls executed", r"(\d+) calls answered", r"^(\d+) requests ran", r"^(\d+) requests, "],
-    "simulated jobs": [r"^(\d+) jobs: "],
+    "simulated jobs": [r"(\d+) jobs: "],
     "tests": [r"(\d+) passed;"],
 }
 
