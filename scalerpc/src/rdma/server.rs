@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use mlx5::{Access, Device, DeviceSpec, Inline, MonoCq, Mr, PostError, RcQp, Read, Sge, Signal, Write};
+use mlx5::{Access, Device, DeviceSpec, Found, Inline, MonoCq, Mr, PostError, RcQp, Read, Sge, Signal, Write};
 
 use super::exchange::{Accept, Admission, Offer};
 use super::port::{Port, Target, post_to, post_write};
@@ -175,7 +175,9 @@ impl RdmaServer {
     /// and posts. Returns the number of completions and requests; 0 means that nothing moved.
     pub fn step(&mut self, handlers: &mut Handlers<'_>, budget: usize) -> usize {
         let now_ns = self.port.now_ns();
-        let completions = if self.port.cq.progress() { self.take_completions(now_ns) } else { 0 };
+        let Self { port, peers, core, unserved, under_way, .. } = self;
+        let found = port.cq.progress();
+        let completions = found.map_or(0, |found| take_completions(found, now_ns, core, peers, unserved, under_way));
         if completions < COMPLETION_BATCH {
             // The queue is empty, so it holds nothing of the queue pairs that are gone.
             self.under_way -= std::mem::take(&mut self.of_the_gone);
@@ -252,28 +254,6 @@ impl RdmaServer {
     #[must_use]
     pub const fn device(&self) -> &Device {
         self.port.device()
-    }
-
-    #[inline(never)]
-    fn take_completions(&mut self, now_ns: u64) -> usize {
-        let Self { port, peers, core, unserved, under_way, .. } = self;
-        port.cq.take(COMPLETION_BATCH, |nth, cqe| {
-            let Some((client, peer)) = nth.and_then(|nth| Some((ClientId(*nth as u16), peers[*nth].as_mut()?))) else { return };
-            if cqe.result().is_err() {
-                peer.is_broken = true;
-                unserved.push(client);
-                return;
-            }
-            let Some(word) = peer.qp.complete(&cqe) else { return };
-            let completed = Counts::from_word(word);
-            let ended = completed.since(std::mem::replace(&mut peer.completed, completed));
-            *under_way -= usize::from(ended.all);
-            core.on_responses_done(client, ended.responses);
-            // A client has one announcement under way.
-            if ended.last_reads > 0 {
-                core.on_reads_done(client, now_ns);
-            }
-        })
     }
 
     /// Posts the operations of the core, and disconnects the clients that are broken or evicted.
@@ -374,6 +354,35 @@ impl RdmaServer {
         drop(peer);
         self.core.leave(client);
     }
+}
+
+/// Takes the completions of a queue that has some. Returns their number.
+#[inline(never)]
+fn take_completions(
+    found: Found<'_, usize>,
+    now_ns: u64,
+    core: &mut Server<Mr>,
+    peers: &mut [Option<Peer>],
+    unserved: &mut Vec<ClientId>,
+    under_way: &mut usize,
+) -> usize {
+    found.take(COMPLETION_BATCH, |nth, cqe| {
+        let Some((client, peer)) = nth.and_then(|nth| Some((ClientId(*nth as u16), peers[*nth].as_mut()?))) else { return };
+        if cqe.result().is_err() {
+            peer.is_broken = true;
+            unserved.push(client);
+            return;
+        }
+        let Some(word) = peer.qp.complete(&cqe) else { return };
+        let completed = Counts::from_word(word);
+        let ended = completed.since(std::mem::replace(&mut peer.completed, completed));
+        *under_way -= usize::from(ended.all);
+        core.on_responses_done(client, ended.responses);
+        // A client has one announcement under way.
+        if ended.last_reads > 0 {
+            core.on_reads_done(client, now_ns);
+        }
+    })
 }
 
 /// Posts operations of one client in their order, as many as there is room for. Returns their number. The client is broken if it is to be
