@@ -108,6 +108,8 @@ fn progress_is_shown_on_a_terminal_and_gone_before_the_table() {
         String::from_utf8_lossy(&shown).into_owned()
     });
     let mut command = benchkv(&["--json", "-"]);
+    // Without one, or on a dumb terminal, no progress is shown.
+    command.env("TERM", "xterm");
     let job = Job::start_on(end, command.args(SHORT).arg("--shm-dir").arg(dir.path()));
     drop(command);
     let ended = job.end();
