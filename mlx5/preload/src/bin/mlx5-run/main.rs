@@ -74,7 +74,6 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<ExitCode, String> {
-    library::check_driver()?;
     let fabric = fabric(arguments)?;
     let is_there = |fault| arguments.faults.contains(&fault);
     let options = TreeOptions {
@@ -85,6 +84,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     };
     let tree = Tree::make(&options)?;
     let library = library::find(tree.path())?;
+    library::check_driver()?;
     let [program, rest @ ..] = &arguments.command[..] else { return Err("no command".to_owned()) };
     let mut command = Command::new(program);
     let faults: Vec<_> = arguments.faults.iter().map(Fault::to_string).collect();
