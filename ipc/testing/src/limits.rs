@@ -1,14 +1,23 @@
 //! Duration of tests with several processes, and addresses of their own.
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// Ends the test process, and so the test, if it hangs.
+/// Ends the test process if the test of this thread is not over in time.
 pub fn watchdog(limit: Duration) {
+    thread_local! {
+        /// Dropped when the test's thread ends, or begins its next test.
+        static TEST: RefCell<Option<Sender<()>>> = const { RefCell::new(None) };
+    }
+    let (test, ended) = channel();
+    TEST.set(Some(test));
     std::thread::spawn(move || {
-        std::thread::sleep(limit);
-        eprintln!("watchdog: the test hangs");
-        std::process::abort();
+        if ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("watchdog: the test hangs");
+            std::process::abort();
+        }
     });
 }
 
