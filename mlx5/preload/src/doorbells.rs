@@ -86,7 +86,7 @@ impl fmt::Display for Counts {
 pub(crate) struct Doorbells {
     registers: Registers,
     queues: Vec<Watched>,
-    pub(crate) counts: Counts,
+    counts: Counts,
 }
 
 #[derive(Debug)]
@@ -115,13 +115,16 @@ struct Announced {
     first: u16,
     /// Counter of the last WQE.
     last: u16,
+    /// The register held the first 8 bytes of the last WQE: all of the announcement, or the begin of one that is still being written.
+    is_word: bool,
 }
 
 /// The result of reading a register.
 enum Found {
     Block,
     Word,
-    /// Only half of the announcement, or none of it.
+    /// The first 8 bytes of the last WQE, and something else behind them.
+    Part,
     Nothing,
 }
 
@@ -136,6 +139,12 @@ impl Doorbells {
         self.queues.push(Watched { qpn, sq, register, is_ready: false, producer: 0, halves, announced: None });
     }
 
+    /// Returns the numbers so far.
+    pub(crate) fn counts(&self) -> Counts {
+        let words = self.queues.iter().filter(|queue| queue.announced.as_ref().is_some_and(|announced| announced.is_word)).count();
+        Counts { words: self.counts.words + words as u64, ..self.counts }
+    }
+
     /// Starts checking a queue pair that may send. It may have been able to send before.
     pub(crate) fn start(&mut self, qpn: u32) {
         let Self { registers, queues, .. } = self;
@@ -147,7 +156,8 @@ impl Doorbells {
     /// Stops checking a queue pair that may not send any more.
     pub(crate) fn stop(&mut self, qpn: u32) {
         if let Some(queue) = self.queues.iter_mut().find(|queue| queue.qpn == qpn) {
-            (queue.is_ready, queue.announced) = (false, None);
+            queue.is_ready = false;
+            queue.give_up(&self.registers.halves(queue.register), &mut self.counts);
         }
     }
 
@@ -226,7 +236,17 @@ impl Watched {
         let tail = array::from_fn(|word| self.word(first.wrapping_add((word / 8) as u16), word % 8));
         // The driver may have posted more meanwhile, and wrapped around.
         let is_whole = self.record().wrapping_sub(first) <= capacity;
-        is_whole.then_some(Announced { since: now, before: self.halves, tail, first, last })
+        is_whole.then_some(Announced { since: now, before: self.halves, tail, first, last, is_word: false })
+    }
+
+    /// Counts the announcement, if it was not seen in whole, by what has become of it: the next one is in the other half.
+    fn give_up(&mut self, halves: &[Half; 2], counts: &mut Counts) {
+        let Some(announced) = self.announced.take() else { return };
+        match announced.find(self.producer, halves) {
+            Found::Block => counts.blocks += 1,
+            _ if announced.is_word => counts.words += 1,
+            _ => counts.overtaken += 1,
+        }
     }
 
     /// Checks the record and the register.
@@ -236,19 +256,23 @@ impl Watched {
         let now = Instant::now();
         if producer != self.producer {
             counts.rung += 1;
-            counts.overtaken += u64::from(self.announced.take().is_some());
+            self.give_up(&halves, counts);
             self.announced = self.announced(producer, now);
             counts.overtaken += u64::from(self.announced.is_none());
             self.producer = producer;
         }
         self.halves = halves;
-        let announced = self.announced.as_ref()?;
-        let found = (0..2)
-            .map(|half| announced.find(producer, &halves[half], &announced.before[half]))
-            .find(|found| !matches!(found, Found::Nothing));
-        match found {
-            Some(Found::Block) => counts.blocks += 1,
-            Some(Found::Word) => counts.words += 1,
+        let announced = self.announced.as_mut()?;
+        match announced.find(producer, &halves) {
+            Found::Block => counts.blocks += 1,
+            // Or the first store of a block: the next look may find it.
+            Found::Word if now - announced.since < patience => {
+                announced.is_word = true;
+                return None;
+            }
+            Found::Word => counts.words += 1,
+            // Another queue pair shares the register.
+            Found::Nothing if announced.is_word => counts.words += 1,
             _ if now - announced.since < patience => return None,
             _ => {
                 let violation = announced.broken(self.qpn, &halves);
@@ -262,8 +286,14 @@ impl Watched {
 }
 
 impl Announced {
-    /// Tells whether half a register announces all WQEs before `producer`. `before` is its content before the record moved.
-    fn find(&self, producer: u16, half: &Half, before: &Half) -> Found {
+    /// Tells whether a register announces all WQEs before `producer`.
+    fn find(&self, producer: u16, halves: &[Half; 2]) -> Found {
+        let mut found = (0..2).map(|half| self.find_in(producer, &halves[half], &self.before[half]));
+        found.find(|found| !matches!(found, Found::Nothing)).unwrap_or(Found::Nothing)
+    }
+
+    /// The same of half a register. `before` is its content before the record moved.
+    fn find_in(&self, producer: u16, half: &Half, before: &Half) -> Found {
         let ctrl = ctrl_of(half);
         let offset = usize::from(ctrl.wqe_index().wrapping_sub(self.first));
         // The last WQE, or in a batch an earlier one.
@@ -277,6 +307,7 @@ impl Announced {
         match () {
             () if is_block => Found::Block,
             () if is_last && half[1..] == before[1..] => Found::Word,
+            () if is_last => Found::Part,
             () => Found::Nothing,
         }
     }

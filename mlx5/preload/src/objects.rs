@@ -102,7 +102,7 @@ impl Objects {
 impl Drop for Objects {
     fn drop(&mut self) {
         if let Some(doorbells) = &self.doorbells {
-            log::refused(self.settings, format_args!("doorbells: {}", doorbells.counts));
+            log::refused(self.settings, format_args!("doorbells: {}", doorbells.counts()));
         }
     }
 }
