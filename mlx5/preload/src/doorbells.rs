@@ -115,7 +115,7 @@ struct Announced {
     first: u16,
     /// Counter of the last WQE.
     last: u16,
-    /// The register held the first 8 bytes of the last WQE: all of the announcement, or the begin of one that is still being written.
+    /// The register held the first 8 bytes of the last WQE: all of the announcement, or the first store of a longer one.
     is_word: bool,
 }
 
@@ -239,7 +239,7 @@ impl Watched {
         is_whole.then_some(Announced { since: now, before: self.halves, tail, first, last, is_word: false })
     }
 
-    /// Counts the announcement, if it was not seen in whole, by what has become of it: the next one is in the other half.
+    /// Counts the announcement, if it was not seen in whole, by its present state: the next one is in the other half.
     fn give_up(&mut self, halves: &[Half; 2], counts: &mut Counts) {
         let Some(announced) = self.announced.take() else { return };
         match announced.find(self.producer, halves) {
