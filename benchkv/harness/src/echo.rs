@@ -104,7 +104,7 @@ impl Echo {
         let mut finished_ns = start_ns;
         'measuring: loop {
             for sent in &mut sent_ns {
-                if socket.read(&mut reply)? != self.reply_bytes {
+                if receive(&mut socket, &mut reply)? != self.reply_bytes {
                     return Err(io::Error::new(ErrorKind::UnexpectedEof, "the echo server has gone"));
                 }
                 let now_ns = clock.now_ns();
@@ -122,6 +122,16 @@ impl Echo {
         let latency_ns = latencies.summary();
         let elapsed_ns = finished_ns.saturating_sub(start_ns).max(1);
         Ok(EchoResult { depth: self.depth, rps: latency_ns.count as f64 * 1e9 / elapsed_ns as f64, latency_ns })
+    }
+}
+
+/// Reads a message. A process that is stopped and continued is interrupted in a read with a time limit (signal(7)).
+fn receive(socket: &mut UnixStream, message: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match socket.read(message) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            ended => return ended,
+        }
     }
 }
 
@@ -152,7 +162,7 @@ impl EchoServer {
     fn answer_all(&mut self) -> io::Result<()> {
         let mut request = vec![0; MAX_MESSAGE_BYTES];
         let reply = vec![0xa5; self.reply_bytes];
-        while self.socket.read(&mut request)? != 0 {
+        while receive(&mut self.socket, &mut request)? != 0 {
             self.socket.write_all(&reply)?;
         }
         Ok(())

@@ -337,6 +337,30 @@ fn the_baselines_count_round_trips_and_leave_no_process() {
     }
 }
 
+#[test]
+fn an_echo_whose_process_is_stopped_again_and_again_goes_on() {
+    let mut launcher = start(1, "echo", 0);
+    let child = |parent: i32| -> Option<i32> {
+        let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
+        children.split_whitespace().next()?.parse().ok()
+    };
+    let begin = Instant::now();
+    while launcher.try_wait().unwrap().is_none() {
+        assert!(begin.elapsed() < WATCHDOG);
+        let rank = child(launcher.id() as i32);
+        let Some((rank, server)) = rank.and_then(|rank| Some((rank, child(rank)?))) else { continue };
+        // It waits for a reply that does not come, when it is stopped.
+        for (process, signal) in [(server, libc::SIGSTOP), (rank, libc::SIGSTOP), (rank, libc::SIGCONT), (server, libc::SIGCONT)] {
+            // SAFETY: no memory is involved. A number is free only when its parent has waited for the process.
+            unsafe { libc::kill(process, signal) };
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+    let output = launcher.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("echo "), "{output:?}");
+}
+
 /// Large messages in both directions, silence, the last message of a helper that ends, and how it ended.
 #[test]
 fn a_helper_answers_and_its_end_is_told_after_its_last_message() {
