@@ -3,23 +3,23 @@
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use copyrpc::mlx5::{FabricSpec, LocalFabric, SoftOptions};
 use copyrpc::typed::Call;
 use copyrpc::{
     Client, ClientError, ClientOptions, CloseReason, ConnectFailure, EXCHANGE_RECORD_SIZE, EndpointConfig, ExchangeError, ExchangeRecord,
-    RecordError, Refusal, Server, ServerError, ServerOptions, StopHandle,
+    RecordError, Refusal, Server, ServerError, ServerOptions,
 };
 
+#[path = "support/local.rs"]
+mod local;
+
+use local::{Net, WATCHDOG};
 use shm_testing::limits::{self, any_port};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
-
-const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// Errors go to other threads, and into boxes.
 const _: () = {
@@ -27,64 +27,6 @@ const _: () = {
     is_portable::<ClientError>();
     is_portable::<ServerError>();
 };
-
-fn endpoint() -> EndpointConfig {
-    EndpointConfig { ring_size: 64 << 10, ..EndpointConfig::default() }
-}
-
-/// Where the servers and clients of a test meet.
-#[derive(Clone)]
-struct Net(LocalFabric);
-
-impl Net {
-    fn new() -> Self {
-        limits::watchdog(WATCHDOG);
-        Self(LocalFabric::new())
-    }
-
-    fn device(&self) -> copyrpc::mlx5::DeviceSpec {
-        copyrpc::mlx5::DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(self.0.clone()), ..SoftOptions::default() })
-    }
-
-    fn server_options(&self) -> ServerOptions {
-        ServerOptions { device: self.device(), endpoint: endpoint(), ..ServerOptions::default() }
-    }
-
-    fn client_options(&self) -> ClientOptions {
-        ClientOptions { device: self.device(), endpoint: endpoint(), connect_timeout: Duration::MAX, ..ClientOptions::default() }
-    }
-
-    fn client(&self, address: SocketAddr) -> Client {
-        Client::with_options(address, &self.client_options()).unwrap()
-    }
-
-    /// A server in a thread of its own, which does `run` to it.
-    fn serve(&self, address: &str, run: impl FnOnce(&mut Server) + Send + 'static) -> Served {
-        let (options, address, (told, tell)) = (self.server_options(), address.to_owned(), mpsc::channel());
-        let thread = thread::spawn(move || {
-            let mut server = Server::with_options(address, &options).unwrap();
-            told.send((server.local_addr().unwrap(), server.stop_handle())).unwrap();
-            run(&mut server);
-            assert_eq!(server.device_info().violations, 0);
-        });
-        let (address, stop) = tell.recv().unwrap();
-        Served { address, stop, thread }
-    }
-}
-
-struct Served {
-    address: SocketAddr,
-    stop: StopHandle,
-    thread: JoinHandle<()>,
-}
-
-impl Served {
-    fn end(self) -> SocketAddr {
-        self.stop.stop();
-        self.thread.join().unwrap();
-        self.address
-    }
-}
 
 fn upper_case(server: &mut Server) {
     server.serve(|request| request.to_vec().to_ascii_uppercase()).unwrap();
@@ -238,13 +180,8 @@ fn a_call_ends_in_time_and_its_late_reply_is_not_the_next_ones() {
 fn strangers_that_say_nothing_or_anything_keep_nobody_waiting_and_take_no_place() {
     let net = Net::new();
     let options = ServerOptions { clients: 2, ..net.server_options() };
-    let (told, tell) = mpsc::channel();
-    let server = thread::spawn(move || {
-        let mut server = Server::with_options(any_port(), &options).unwrap();
-        told.send((server.local_addr().unwrap(), server.stop_handle())).unwrap();
-        upper_case(&mut server);
-    });
-    let (address, stop) = tell.recv().unwrap();
+    let served = local::serve(&any_port(), options, upper_case);
+    let address = served.address;
     let silent: Vec<_> = (0..50).map(|_| TcpStream::connect(address).unwrap()).collect();
     for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 128], &[0xff; 4096], b"x", b""] {
         let mut stranger = TcpStream::connect(address).unwrap();
@@ -264,21 +201,15 @@ fn strangers_that_say_nothing_or_anything_keep_nobody_waiting_and_take_no_place(
     }
     assert!(start.elapsed() < Duration::from_secs(4), "nobody was waited for");
     drop(silent);
-    stop.stop();
-    server.join().unwrap();
+    served.end();
 }
 
 #[test]
 fn clients_above_the_limit_are_told_so_and_find_room_when_others_leave() {
     let net = Net::new();
     let options = ServerOptions { clients: 3, ..net.server_options() };
-    let (told, tell) = mpsc::channel();
-    let server = thread::spawn(move || {
-        let mut server = Server::with_options(any_port(), &options).unwrap();
-        told.send((server.local_addr().unwrap(), server.stop_handle())).unwrap();
-        upper_case(&mut server);
-    });
-    let (address, stop) = tell.recv().unwrap();
+    let served = local::serve(&any_port(), options, upper_case);
+    let address = served.address;
     let mut clients = Vec::new();
     let refused = loop {
         match Client::with_options(address, &net.client_options()) {
@@ -299,8 +230,7 @@ fn clients_above_the_limit_are_told_so_and_find_room_when_others_leave() {
         }
     };
     assert_eq!(client.call(b"room").unwrap(), b"ROOM");
-    stop.stop();
-    server.join().unwrap();
+    served.end();
 }
 
 #[test]

@@ -5,20 +5,21 @@ use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
 use std::pin::pin;
 use std::process::Command;
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
+use std::task::{Context, Poll};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use copyrpc::mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use copyrpc::typed::Call;
-use copyrpc::{AsyncCall, AsyncClient, AsyncServer, ClientError, ClientOptions, EndpointConfig, ServerOptions, ServerRequest};
+use copyrpc::{AsyncCall, AsyncClient, AsyncServer, ClientError, ClientOptions, ServerRequest};
+#[path = "support/local.rs"]
+mod local;
+
+use local::{Net, WATCHDOG};
+use shm_testing::executor::block_on;
 use shm_testing::limits::{self, any_port};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use zerocopy::{Immutable, IntoBytes};
-
-const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// All of it goes to other threads.
 const _: () = {
@@ -30,54 +31,12 @@ const _: () = {
     is_sent::<AsyncCall>();
 };
 
-/// A plain executor: polls when it is woken, and sleeps meanwhile.
-fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let (mut future, mut task) = (pin!(future), Context::from_waker(&waker));
-    loop {
-        match future.as_mut().poll(&mut task) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => thread::park(),
-        }
-    }
+async fn start(net: &Net, address: &str) -> AsyncServer {
+    AsyncServer::with_options(address.to_owned(), &net.server_options()).await.unwrap()
 }
 
-/// Where the servers and clients of a test meet.
-#[derive(Clone)]
-struct Net(LocalFabric);
-
-impl Net {
-    fn new() -> Self {
-        limits::watchdog(WATCHDOG);
-        Self(LocalFabric::new())
-    }
-
-    fn device(&self) -> DeviceSpec {
-        DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(self.0.clone()), ..SoftOptions::default() })
-    }
-
-    async fn server(&self, address: &str) -> AsyncServer {
-        let options = ServerOptions { device: self.device(), endpoint: endpoint(), ..ServerOptions::default() };
-        AsyncServer::with_options(address.to_owned(), &options).await.unwrap()
-    }
-
-    fn client_options(&self) -> ClientOptions {
-        ClientOptions { device: self.device(), endpoint: endpoint(), connect_timeout: Duration::MAX, ..ClientOptions::default() }
-    }
-
-    async fn client(&self, address: SocketAddr) -> AsyncClient {
-        AsyncClient::with_options(address, &self.client_options()).await.unwrap()
-    }
-}
-
-fn endpoint() -> EndpointConfig {
-    EndpointConfig { ring_size: 64 << 10, ..EndpointConfig::default() }
+async fn connect(net: &Net, address: SocketAddr) -> AsyncClient {
+    AsyncClient::with_options(address, &net.client_options()).await.unwrap()
 }
 
 fn reversed(bytes: &[u8]) -> Vec<u8> {
@@ -89,7 +48,7 @@ fn tasks_of_a_runtime_share_a_connection_and_get_each_their_own_replies() {
     const TASKS: u32 = 200;
     let net = Net::new();
     Runtime::new().unwrap().block_on(async {
-        let server = net.server(&any_port()).await;
+        let server = start(&net, &any_port()).await;
         let (address, stop) = (server.local_addr(), server.stop_handle());
         let serving = tokio::spawn(async move {
             let mut answers = JoinSet::new();
@@ -105,7 +64,7 @@ fn tasks_of_a_runtime_share_a_connection_and_get_each_their_own_replies() {
             }
             answers.join_all().await.len()
         });
-        let clients = [net.client(address).await, net.client(address).await];
+        let clients = [connect(&net, address).await, connect(&net, address).await];
         let mut calls = JoinSet::new();
         for task in 0..TASKS {
             let client = clients[task as usize % 2].clone();
@@ -146,7 +105,7 @@ impl Call for Misunderstood {
 #[test]
 fn a_plain_loop_that_sleeps_is_woken_for_every_request_and_reply() {
     let net = Net::new();
-    let server = block_on(net.server(&any_port()));
+    let server = block_on(start(&net, &any_port()));
     let (address, stop) = (server.local_addr(), server.stop_handle());
     let serving = thread::spawn(move || {
         while let Some(request) = block_on(server.recv()).unwrap() {
@@ -154,7 +113,7 @@ fn a_plain_loop_that_sleeps_is_woken_for_every_request_and_reply() {
             request.reply(reply);
         }
     });
-    let client = block_on(net.client(address));
+    let client = block_on(connect(&net, address));
     for round in 0..300u64 {
         if round % 16 == 0 {
             // Both threads sleep by then.
@@ -171,8 +130,8 @@ fn a_plain_loop_that_sleeps_is_woken_for_every_request_and_reply() {
 #[test]
 fn every_way_in_which_a_call_ends_is_told_apart() {
     let net = Net::new();
-    let server = block_on(net.server(&any_port()));
-    let client = block_on(net.client(server.local_addr()));
+    let server = block_on(start(&net, &any_port()));
+    let client = block_on(connect(&net, server.local_addr()));
     let end = |client: &AsyncClient, act: fn(ServerRequest)| {
         let mut call = pin!(client.call(b"x"));
         block_on(std::future::poll_fn(|task| {
@@ -211,8 +170,8 @@ fn every_way_in_which_a_call_ends_is_told_apart() {
 #[test]
 fn a_call_that_is_given_up_leaves_room_for_others() {
     let net = Net::new();
-    let server = block_on(net.server(&any_port()));
-    let client = block_on(net.client(server.local_addr()));
+    let server = block_on(start(&net, &any_port()));
+    let client = block_on(connect(&net, server.local_addr()));
     // More than the ring and its credit take: some are under way, others wait.
     let request = vec![7; 4 << 10];
     for _ in 0..3 {
@@ -244,8 +203,8 @@ fn a_call_that_is_given_up_leaves_room_for_others() {
 #[test]
 fn a_call_ends_at_its_time_behind_others_that_the_ring_has_no_room_for() {
     let net = Net::new();
-    let server = block_on(net.server(&any_port()));
-    let client = block_on(net.client(server.local_addr()));
+    let server = block_on(start(&net, &any_port()));
+    let client = block_on(connect(&net, server.local_addr()));
     // Nobody answers, and these are more than the ring holds.
     let mut patient: Vec<_> = (0..100).map(|_| Box::pin(client.call_within(vec![0; 1_900], WATCHDOG * 2))).collect();
     block_on(std::future::poll_fn(|task| {
@@ -272,9 +231,9 @@ fn serve(server: AsyncServer) -> thread::JoinHandle<()> {
 #[test]
 fn a_server_that_comes_back_is_connected_to_again() {
     let net = Net::new();
-    let server = block_on(net.server(&any_port()));
+    let server = block_on(start(&net, &any_port()));
     let address = server.local_addr();
-    let client = block_on(net.client(address));
+    let client = block_on(connect(&net, address));
     let (mut stop, mut serving) = (server.stop_handle(), serve(server));
     for _ in 0..3 {
         assert_eq!(block_on(client.call(b"?")).unwrap(), b"here");
@@ -287,7 +246,7 @@ fn a_server_that_comes_back_is_connected_to_again() {
             thread::spawn(move || block_on(client.call(b"?")))
         };
         thread::sleep(Duration::from_millis(5));
-        let server = block_on(net.server(&address.to_string()));
+        let server = block_on(start(&net, &address.to_string()));
         (stop, serving) = (server.stop_handle(), serve(server));
         assert_eq!(call.join().unwrap().unwrap(), b"here");
     }
@@ -303,9 +262,9 @@ fn a_server_that_comes_back_is_connected_to_again() {
 #[test]
 fn calls_end_in_their_time_also_while_their_connection_is_made_again() {
     let net = Net::new();
-    let server = block_on(net.server(&any_port()));
+    let server = block_on(start(&net, &any_port()));
     let address = server.local_addr();
-    let client = block_on(net.client(address));
+    let client = block_on(connect(&net, address));
     let (stop, serving) = (server.stop_handle(), serve(server));
     assert_eq!(block_on(client.call(b"?")).unwrap(), b"here");
     stop.stop();
@@ -326,7 +285,7 @@ fn calls_end_in_their_time_also_while_their_connection_is_made_again() {
     assert!(matches!(first, Err(ClientError::TimedOut)), "{first:?}");
     assert!(matches!(meanwhile.join().unwrap(), Err(ClientError::TimedOut)));
     assert!(matches!(block_on(client.call_within(b"?", Duration::from_millis(20))), Err(ClientError::TimedOut)));
-    let server = block_on(net.server(&address.to_string()));
+    let server = block_on(start(&net, &address.to_string()));
     let (stop, serving) = (server.stop_handle(), serve(server));
     assert_eq!(patient.join().unwrap().unwrap(), b"here");
     stop.stop();
@@ -359,8 +318,8 @@ fn idle_process() {
         return;
     }
     let net = Net::new();
-    let server = block_on(net.server(&any_port()));
-    let client = block_on(net.client(server.local_addr()));
+    let server = block_on(start(&net, &any_port()));
+    let client = block_on(connect(&net, server.local_addr()));
     let answering = thread::spawn(move || {
         while let Some(request) = block_on(server.recv()).unwrap() {
             request.reply(*b"pong");

@@ -5,9 +5,9 @@
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::{Arc, mpsc};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, JoinHandle, Thread};
+use std::sync::mpsc;
+use std::task::{Context, Waker};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use scalerpc::mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
@@ -20,6 +20,7 @@ use scalerpc::{
     AsyncCall, AsyncClient, CallFailure, ClientError, ClientOptions, Handlers, HeldRequest, ReplyMode, Server, ServerConfig, ServerOptions,
     StopHandle,
 };
+use shm_testing::executor::block_on;
 use shm_testing::limits::{self, any_port};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
@@ -47,24 +48,6 @@ struct Next(U32);
 impl Call for Next {
     const RPC_TYPE: u16 = 2;
     type Reply = U32;
-}
-
-/// A plain executor: polls when it is woken, and sleeps meanwhile.
-fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let (mut future, mut task) = (pin!(future), Context::from_waker(&waker));
-    loop {
-        match future.as_mut().poll(&mut task) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => thread::park(),
-        }
-    }
 }
 
 /// The network of a server and its clients.

@@ -5,6 +5,7 @@
 //! suite's name.
 //!
 //! - `limits`: watchdogs, the scale of tests, and addresses that no other test listens at.
+//! - `executor`: a plain loop for futures.
 //! - `helpers`: scratch directories, and processes that execute the test binary again in a role.
 //! - `tracee`: a process that is single-stepped from one of its markers to the next.
 //! - `conformance`: the promises of every such RPC. `facade`: binding, connecting, serving and asking. `bad_input`: refusals.
@@ -18,6 +19,7 @@
 pub mod bad_input;
 pub mod caller;
 pub mod conformance;
+pub mod executor;
 pub mod facade;
 pub mod helpers;
 pub mod limits;

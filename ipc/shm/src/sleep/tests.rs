@@ -19,6 +19,10 @@ impl Mail {
         self.sleep.wake();
     }
 
+    fn sent(&self) -> u64 {
+        self.published.load(Ordering::Relaxed)
+    }
+
     fn beyond(&self, taken: u64) -> Counter<'_> {
         Counter { mail: self, taken, slice: HOUR, checks: 0, gives_up_after: 0 }
     }
@@ -52,12 +56,16 @@ fn wait_for_all(counters: &mut [Counter<'_>], timeout: Option<Duration>) -> bool
     wait(counters.iter_mut().map(|counter| counter as &mut dyn Sleeper), timeout)
 }
 
-/// Runs threads that are never to hang.
-fn play<const N: usize>(players: [Box<dyn FnOnce() + Send>; N]) {
+/// Runs threads that are never to hang; `published` is what they have sent each other.
+fn play<const N: usize>(published: impl Fn() -> u64, players: [Box<dyn FnOnce() + Send>; N]) {
     let players = players.map(std::thread::spawn);
-    let start = Instant::now();
+    let (mut before, mut progress) = (0, Instant::now());
     while !players.iter().all(|player| player.is_finished()) {
-        assert!(start.elapsed() < Duration::from_secs(60), "a wake-up was lost");
+        let now = published();
+        if now != before {
+            (before, progress) = (now, Instant::now());
+        }
+        assert!(progress.elapsed() < Duration::from_secs(60), "a wake-up was lost");
         std::thread::sleep(Duration::from_millis(1));
     }
     assert!(players.into_iter().all(|player| player.join().is_ok()));
@@ -126,25 +134,29 @@ fn any_number_of_words_can_be_slept_on() {
         let taken: Arc<Mail> = Arc::default();
         let order = [count - 1, 0, count / 2, 1];
         let (also_mails, also_taken) = (Arc::clone(&mails), Arc::clone(&taken));
-        play([
-            Box::new(move || {
-                let mut watches: Vec<_> = mails.iter().map(|mail| mail.beyond(0)).collect();
-                for which in order {
-                    assert!(wait_for_all(&mut watches, None));
-                    assert!(watches[which].look(false), "{which} of {count}");
-                    watches[which].taken += 1;
-                    taken.publish();
-                }
-            }),
-            Box::new(move || {
-                for (round, which) in (0..).zip(order) {
-                    // Long enough for the other to fall asleep.
-                    std::thread::sleep(Duration::from_millis(5));
-                    also_mails[which].publish();
-                    assert!(wait_for_all(&mut [also_taken.beyond(round)], None));
-                }
-            }),
-        ]);
+        let published = Arc::clone(&taken);
+        play(
+            || published.sent(),
+            [
+                Box::new(move || {
+                    let mut watches: Vec<_> = mails.iter().map(|mail| mail.beyond(0)).collect();
+                    for which in order {
+                        assert!(wait_for_all(&mut watches, None));
+                        assert!(watches[which].look(false), "{which} of {count}");
+                        watches[which].taken += 1;
+                        taken.publish();
+                    }
+                }),
+                Box::new(move || {
+                    for (round, which) in (0..).zip(order) {
+                        // Long enough for the other to fall asleep.
+                        std::thread::sleep(Duration::from_millis(5));
+                        also_mails[which].publish();
+                        assert!(wait_for_all(&mut [also_taken.beyond(round)], None));
+                    }
+                }),
+            ],
+        );
     }
 }
 
@@ -166,7 +178,7 @@ fn two_that_wait_for_each_other_lose_no_wake_up() {
             }
         })
     };
-    play([player(0), player(1)]);
+    play(|| ends.iter().map(Mail::sent).sum(), [player(0), player(1)]);
 }
 
 /// Each of three waits for the mail of both others at once, and sends one to each when it has one of each.
@@ -190,7 +202,7 @@ fn three_that_wait_for_two_each_lose_no_wake_up() {
             }
         })
     };
-    play([player(0), player(1), player(2)]);
+    play(|| mails.iter().flatten().map(Mail::sent).sum(), [player(0), player(1), player(2)]);
 }
 
 /// Two listen to one bell, each beside something else.
@@ -231,7 +243,7 @@ fn a_bell_is_heard_by_all_who_listen() {
             }
         })
     };
-    play([listener(0), listener(1), ringer]);
+    play(|| shared.phase.load(Ordering::Relaxed), [listener(0), listener(1), ringer]);
 }
 
 /// Counts its wakes.
