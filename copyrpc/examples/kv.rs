@@ -54,7 +54,7 @@ fn answer(store: &mut Store, request: Request) -> Reply {
 fn serve(address: SocketAddr, mut store: Store, tell: &mpsc::Sender<(SocketAddr, StopHandle)>) -> Result<Store, ServerError> {
     let endpoint = EndpointConfig { ring_size: 64 << 10, ..EndpointConfig::default() };
     let mut server = Server::with_options(address, &ServerOptions { endpoint, ..ServerOptions::default() })?;
-    let address = server.local_addr().map_err(ServerError::Listen)?;
+    let address = server.local_addr().map_err(|source| ServerError::Listen { address: address.to_string(), source })?;
     // The thread that waits for it may be gone.
     let _ = tell.send((address, server.stop_handle()));
     server.serve_typed(|request| answer(&mut store, request))?;

@@ -8,11 +8,11 @@
 //! A server and a client, in two processes or two threads. They connect through a TCP address, and all messages go over the device:
 //!
 //! ```rust
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 //! # let (told, tell) = std::sync::mpsc::channel();
-//! # let server = std::thread::spawn(move || -> Result<(), copyrpc::ServerError> {
+//! # let server = std::thread::spawn(move || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 //! let mut server = copyrpc::Server::bind("127.0.0.1:0")?;
-//! # told.send((server.local_addr().map_err(copyrpc::ServerError::Listen)?, server.stop_handle())).ok();
+//! # told.send((server.local_addr()?, server.stop_handle())).ok();
 //! server.serve(|request| request.to_vec().to_ascii_uppercase())?;
 //! # Ok(())
 //! # });

@@ -79,6 +79,17 @@ fn a_server_that_is_not_there_is_waited_for_as_long_as_asked() {
 
 /// For ever, by its options; but the call has a time.
 #[test]
+fn an_address_that_is_taken_is_named() {
+    let net = Net::new();
+    let served = net.serve(&any_port(), upper_case);
+    let address = served.address.to_string();
+    let refused = Server::with_options(&address, &net.server_options()).unwrap_err();
+    assert!(matches!(&refused, ServerError::Listen { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse), "{refused}");
+    assert!(refused.to_string().starts_with(&format!("listening at \"{address}\": ")), "{refused}");
+    served.end();
+}
+
+#[test]
 fn a_call_ends_in_its_time_also_while_it_connects_again() {
     let net = Net::new();
     let served = net.serve(&any_port(), upper_case);

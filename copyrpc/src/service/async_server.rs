@@ -79,7 +79,7 @@ impl AsyncServer {
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
-    pub async fn bind(address: impl ToSocketAddrs + Send + 'static) -> Result<Self, ServerError> {
+    pub async fn bind(address: impl ToSocketAddrs + fmt::Debug + Send + 'static) -> Result<Self, ServerError> {
         Self::with_options(address, &ServerOptions::default()).await
     }
 
@@ -87,7 +87,10 @@ impl AsyncServer {
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
-    pub async fn with_options(address: impl ToSocketAddrs + Send + 'static, options: &ServerOptions) -> Result<Self, ServerError> {
+    pub async fn with_options(
+        address: impl ToSocketAddrs + fmt::Debug + Send + 'static,
+        options: &ServerOptions,
+    ) -> Result<Self, ServerError> {
         let (options, (tell, told)) = (options.clone(), oneshot());
         let run = move || serve(address, &options, tell);
         let thread = thread::Builder::new().name("copyrpc-server".to_owned()).spawn(run).map_err(ServerError::Thread)?;
@@ -193,9 +196,9 @@ impl Drop for ServerRequest {
 }
 
 /// Runs the thread: makes the server, tells `tell` of it, and serves until its end.
-fn serve(address: impl ToSocketAddrs, options: &ServerOptions, tell: Sender<Result<AsyncServer, ServerError>>) {
-    let bound = Server::with_options(address, options).and_then(|server| {
-        let address = server.local_addr().map_err(ServerError::Listen)?;
+fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell: Sender<Result<AsyncServer, ServerError>>) {
+    let bound = Server::with_options(&address, options).and_then(|server| {
+        let address = server.local_addr().map_err(|source| ServerError::Listen { address: format!("{address:?}"), source })?;
         Ok((server, address))
     });
     let (mut server, address) = match bound {

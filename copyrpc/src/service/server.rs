@@ -64,8 +64,13 @@ pub enum ServerError {
     #[error("starting the thread of a server: {0}")]
     Thread(#[source] io::Error),
     /// The server cannot listen at the address.
-    #[error("listening at the server's address: {0}")]
-    Listen(#[source] io::Error),
+    #[error("listening at {address}: {source}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// The socket's error.
+        source: io::Error,
+    },
     /// The device reported an error.
     #[error(transparent)]
     Poll(#[from] PollError),
@@ -151,7 +156,7 @@ impl Server {
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
-    pub fn bind(address: impl ToSocketAddrs) -> Result<Self, ServerError> {
+    pub fn bind(address: impl ToSocketAddrs + fmt::Debug) -> Result<Self, ServerError> {
         Self::with_options(address, &ServerOptions::default())
     }
 
@@ -159,8 +164,8 @@ impl Server {
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
-    pub fn with_options(address: impl ToSocketAddrs, options: &ServerOptions) -> Result<Self, ServerError> {
-        let gate = Gate::bind(address, CONNECT_TIME).map_err(ServerError::Listen)?;
+    pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions) -> Result<Self, ServerError> {
+        let gate = Gate::bind(&address, CONNECT_TIME).map_err(|source| ServerError::Listen { address: format!("{address:?}"), source })?;
         let context = ContextBuilder::new(options.device.clone()).endpoints_with(options.clients, &options.endpoint).build()?;
         let stop = StopHandle { is_stopped: Arc::default(), waker: context.waker() };
         Ok(Self { clients: Vec::new(), gate, context, endpoint: options.endpoint.clone(), stop, polls_to_look: 0, in_vain: 0 })

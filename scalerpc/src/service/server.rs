@@ -59,8 +59,13 @@ pub enum ServerError {
     #[error(transparent)]
     Setup(#[from] SetupError),
     /// The server cannot listen at the address.
-    #[error("listening at the server's address: {0}")]
-    Listen(#[source] io::Error),
+    #[error("listening at {address}: {source}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// The socket's error.
+        source: io::Error,
+    },
 }
 
 /// Ends [`Server::serve`], from any thread.
@@ -166,7 +171,7 @@ impl Server {
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
-    pub fn bind(address: impl ToSocketAddrs) -> Result<Self, ServerError> {
+    pub fn bind(address: impl ToSocketAddrs + fmt::Debug) -> Result<Self, ServerError> {
         Self::with_options(address, &ServerOptions::default())
     }
 
@@ -174,8 +179,9 @@ impl Server {
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
-    pub fn with_options(address: impl ToSocketAddrs, options: &ServerOptions) -> Result<Self, ServerError> {
-        Self::at(Gate::bind(address, CONNECT_TIME).map_err(ServerError::Listen)?, options.clone(), StopHandle::default())
+    pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions) -> Result<Self, ServerError> {
+        let gate = Gate::bind(&address, CONNECT_TIME).map_err(|source| ServerError::Listen { address: format!("{address:?}"), source })?;
+        Self::at(gate, options.clone(), StopHandle::default())
     }
 
     /// Makes one more server at the address of another one, for another thread: clients are distributed among them. Each has a device and
@@ -200,8 +206,8 @@ impl Server {
     ///
     /// # Errors
     /// No descriptor is free.
-    pub fn share(&mut self) -> Result<SharedAddress, ServerError> {
-        let listener = self.gate.listener().map_err(ServerError::Listen)?;
+    pub fn share(&mut self) -> io::Result<SharedAddress> {
+        let listener = self.gate.listener()?;
         self.gate.take_by(PEERS_PER_LOOK_OF_MANY);
         self.rdma.synchronise(SAME_CLOCK);
         Ok(SharedAddress { listener, options: self.options.clone(), stop: self.stop.clone() })
