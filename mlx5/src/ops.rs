@@ -17,6 +17,8 @@ mod rdma;
 mod send;
 mod ud;
 
+use std::ptr;
+
 use crate::wire::{InlineHeader, Opcode, SEGMENT};
 
 pub use atomic::{CompareSwap, FetchAdd};
@@ -63,12 +65,12 @@ pub trait Operation: sealed::Sealed {
     fn check(&self) -> Result<(), PostError> {
         Ok(())
     }
-    /// Returns the number of 16-byte segments between the control segment and the payload.
+    /// The segments between the control segment and the payload: bytes, in whole segments.
     #[doc(hidden)]
-    fn header_segments(&self) -> usize;
-    /// Writes exactly `header_segments` segments.
+    type Header: Copy;
+    /// Returns these segments.
     #[doc(hidden)]
-    fn emit_header(&self, out: &mut Segments);
+    fn header(&self) -> Self::Header;
 }
 
 /// An operation of a reliable-connected queue pair.
@@ -122,13 +124,13 @@ impl Segments {
     }
 
     #[inline(always)]
-    pub(crate) fn put<const BYTES: usize>(&mut self, segments: &[u8; BYTES]) {
-        const { assert!(BYTES % SEGMENT == 0, "whole segments") };
+    pub(crate) fn put<T: Copy>(&mut self, segments: &T) {
+        const { assert!(size_of::<T>() % SEGMENT == 0, "whole segments") };
         // SAFETY: within the declared segments (contract of `new`; `Operation` and `Payload` are sealed and declare the segments they
         // write).
         unsafe {
-            self.at.copy_from_nonoverlapping(segments.as_ptr(), BYTES);
-            self.at = self.at.add(BYTES);
+            self.at.copy_from_nonoverlapping(ptr::from_ref(segments).cast(), size_of::<T>());
+            self.at = self.at.add(size_of::<T>());
         }
     }
 

@@ -157,7 +157,7 @@ impl SendQueue {
         if payload.bytes() > MAX_MESSAGE_BYTES {
             return Err(PostError::MessageTooLong { bytes: payload.bytes() });
         }
-        let ds = 1 + op.header_segments() + payload.segments();
+        let ds = 1 + size_of::<O::Header>() / SEGMENT + payload.segments();
         let blocks = ds.div_ceil(WQEBB / SEGMENT) as u16;
         let mut signaled = flags.signal == Signal::Always;
         self.room = match self.room.checked_sub(blocks.into()) {
@@ -172,7 +172,7 @@ impl SendQueue {
         }
         let head = self.head;
         let mut out = self.start(O::OPCODE, ds, signaled, flags, op.imm());
-        op.emit_header(&mut out);
+        out.put(&op.header());
         payload.emit(&mut out);
         self.finish(head, blocks, user);
         Ok(())

@@ -1,7 +1,7 @@
 //! Atomics on 8 bytes of the peer's memory. The previous value arrives in the result's [`Sge`], in host byte order.
 
-use super::{Operation, PostError, RcOperation, Segments, Sge, sealed};
-use crate::wire::{ATOMIC_BYTES, AtomicSegment, Opcode, RaddrSegment};
+use super::{Operation, PostError, RcOperation, Sge, sealed};
+use crate::wire::{ATOMIC_BYTES, AtomicSegment, Opcode, RaddrSegment, SEGMENT};
 
 /// Compare-and-swap: stores `swap` at `addr` if the value there is `compare`. The store happened if the result equals `compare`.
 ///
@@ -52,6 +52,7 @@ fn check(addr: u64, into: &Sge) -> Result<(), PostError> {
 impl Operation for CompareSwap {
     const OPCODE: Opcode = Opcode::AtomicCompareSwap;
     type Payload = Sge;
+    type Header = [[u8; SEGMENT]; 2];
     #[inline(always)]
     fn payload(&self) -> &Sge {
         &self.into
@@ -61,19 +62,16 @@ impl Operation for CompareSwap {
         check(self.addr, &self.into)
     }
     #[inline(always)]
-    fn header_segments(&self) -> usize {
-        2
-    }
-    #[inline(always)]
-    fn emit_header(&self, out: &mut Segments) {
-        out.put(&RaddrSegment { addr: self.addr, rkey: self.rkey }.emit());
-        out.put(&AtomicSegment { swap_add: self.swap, compare: self.compare }.emit());
+    fn header(&self) -> Self::Header {
+        let atomic = AtomicSegment { swap_add: self.swap, compare: self.compare };
+        [RaddrSegment { addr: self.addr, rkey: self.rkey }.emit(), atomic.emit()]
     }
 }
 
 impl Operation for FetchAdd {
     const OPCODE: Opcode = Opcode::AtomicFetchAdd;
     type Payload = Sge;
+    type Header = [[u8; SEGMENT]; 2];
     #[inline(always)]
     fn payload(&self) -> &Sge {
         &self.into
@@ -83,12 +81,8 @@ impl Operation for FetchAdd {
         check(self.addr, &self.into)
     }
     #[inline(always)]
-    fn header_segments(&self) -> usize {
-        2
-    }
-    #[inline(always)]
-    fn emit_header(&self, out: &mut Segments) {
-        out.put(&RaddrSegment { addr: self.addr, rkey: self.rkey }.emit());
-        out.put(&AtomicSegment { swap_add: self.add, compare: 0 }.emit());
+    fn header(&self) -> Self::Header {
+        let atomic = AtomicSegment { swap_add: self.add, compare: 0 };
+        [RaddrSegment { addr: self.addr, rkey: self.rkey }.emit(), atomic.emit()]
     }
 }

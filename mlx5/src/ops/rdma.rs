@@ -1,6 +1,6 @@
 //! RDMA verbs, which name an address in the peer's memory.
 
-use super::{Operation, Payload, RcOperation, Segments, Sge, sealed};
+use super::{Operation, Payload, RcOperation, Sge, sealed};
 use crate::wire::{Opcode, RaddrSegment};
 
 /// RDMA WRITE: the device writes the payload to `addr` in the peer's region `rkey`, without notice to the peer's CPU.
@@ -48,23 +48,21 @@ impl RcOperation for Read {}
 impl<P: Payload> Operation for Write<P> {
     const OPCODE: Opcode = Opcode::RdmaWrite;
     type Payload = P;
+    type Header = [u8; RaddrSegment::LEN];
     #[inline(always)]
     fn payload(&self) -> &P {
         &self.payload
     }
     #[inline(always)]
-    fn header_segments(&self) -> usize {
-        1
-    }
-    #[inline(always)]
-    fn emit_header(&self, out: &mut Segments) {
-        out.put(&RaddrSegment { addr: self.addr, rkey: self.rkey }.emit());
+    fn header(&self) -> Self::Header {
+        RaddrSegment { addr: self.addr, rkey: self.rkey }.emit()
     }
 }
 
 impl<P: Payload> Operation for WriteImm<P> {
     const OPCODE: Opcode = Opcode::RdmaWriteImm;
     type Payload = P;
+    type Header = [u8; RaddrSegment::LEN];
     #[inline(always)]
     fn payload(&self) -> &P {
         &self.payload
@@ -74,28 +72,21 @@ impl<P: Payload> Operation for WriteImm<P> {
         self.imm
     }
     #[inline(always)]
-    fn header_segments(&self) -> usize {
-        1
-    }
-    #[inline(always)]
-    fn emit_header(&self, out: &mut Segments) {
-        out.put(&RaddrSegment { addr: self.addr, rkey: self.rkey }.emit());
+    fn header(&self) -> Self::Header {
+        RaddrSegment { addr: self.addr, rkey: self.rkey }.emit()
     }
 }
 
 impl Operation for Read {
     const OPCODE: Opcode = Opcode::RdmaRead;
     type Payload = Sge;
+    type Header = [u8; RaddrSegment::LEN];
     #[inline(always)]
     fn payload(&self) -> &Sge {
         &self.into
     }
     #[inline(always)]
-    fn header_segments(&self) -> usize {
-        1
-    }
-    #[inline(always)]
-    fn emit_header(&self, out: &mut Segments) {
-        out.put(&RaddrSegment { addr: self.addr, rkey: self.rkey }.emit());
+    fn header(&self) -> Self::Header {
+        RaddrSegment { addr: self.addr, rkey: self.rkey }.emit()
     }
 }

@@ -1,6 +1,6 @@
 //! SEND on a connected queue pair: the peer's receive determines the destination of the bytes.
 
-use super::{Operation, Payload, RcOperation, Segments, sealed};
+use super::{Operation, Payload, RcOperation, sealed};
 use crate::wire::Opcode;
 
 /// SEND: the device writes the payload to the buffers of the peer's next receive, which it consumes and completes.
@@ -27,21 +27,21 @@ impl<P: Payload> RcOperation for SendImm<P> {}
 impl<P: Payload> Operation for Send<P> {
     const OPCODE: Opcode = Opcode::Send;
     type Payload = P;
+    type Header = [u8; 0];
     #[inline(always)]
     fn payload(&self) -> &P {
         &self.payload
     }
     #[inline(always)]
-    fn header_segments(&self) -> usize {
-        0
+    fn header(&self) -> Self::Header {
+        []
     }
-    #[inline(always)]
-    fn emit_header(&self, _: &mut Segments) {}
 }
 
 impl<P: Payload> Operation for SendImm<P> {
     const OPCODE: Opcode = Opcode::SendImm;
     type Payload = P;
+    type Header = [u8; 0];
     #[inline(always)]
     fn payload(&self) -> &P {
         &self.payload
@@ -51,9 +51,7 @@ impl<P: Payload> Operation for SendImm<P> {
         self.imm
     }
     #[inline(always)]
-    fn header_segments(&self) -> usize {
-        0
+    fn header(&self) -> Self::Header {
+        []
     }
-    #[inline(always)]
-    fn emit_header(&self, _: &mut Segments) {}
 }

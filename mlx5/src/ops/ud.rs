@@ -1,8 +1,8 @@
 //! SEND on an unreliable-datagram queue pair: every message names its destination. A message that the network or the peer cannot take is
 //! dropped.
 
-use super::{Operation, Payload, Segments, UdOperation, sealed};
-use crate::wire::{AddressVector, DatagramSegment, Opcode, SEGMENT};
+use super::{Operation, Payload, UdOperation, sealed};
+use crate::wire::{AddressVector, DatagramSegment, Opcode};
 
 /// The destination of a datagram: the path to the port of a queue pair, its number and its Q_Key. Stored as the bytes that go into the WQE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,23 +58,21 @@ impl<P: Payload> UdOperation for UdSendImm<'_, P> {}
 impl<P: Payload> Operation for UdSend<'_, P> {
     const OPCODE: Opcode = Opcode::Send;
     type Payload = P;
+    type Header = [u8; DatagramSegment::LEN];
     #[inline(always)]
     fn payload(&self) -> &P {
         &self.payload
     }
     #[inline(always)]
-    fn header_segments(&self) -> usize {
-        DatagramSegment::LEN / SEGMENT
-    }
-    #[inline(always)]
-    fn emit_header(&self, out: &mut Segments) {
-        out.put(&self.to.segment);
+    fn header(&self) -> Self::Header {
+        self.to.segment
     }
 }
 
 impl<P: Payload> Operation for UdSendImm<'_, P> {
     const OPCODE: Opcode = Opcode::SendImm;
     type Payload = P;
+    type Header = [u8; DatagramSegment::LEN];
     #[inline(always)]
     fn payload(&self) -> &P {
         &self.payload
@@ -84,11 +82,7 @@ impl<P: Payload> Operation for UdSendImm<'_, P> {
         self.imm
     }
     #[inline(always)]
-    fn header_segments(&self) -> usize {
-        DatagramSegment::LEN / SEGMENT
-    }
-    #[inline(always)]
-    fn emit_header(&self, out: &mut Segments) {
-        out.put(&self.to.segment);
+    fn header(&self) -> Self::Header {
+        self.to.segment
     }
 }
