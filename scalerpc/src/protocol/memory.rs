@@ -19,12 +19,18 @@ pub trait Memory {
     }
     /// Returns the 8 bytes at `offset`, a multiple of 8, little-endian, in one access; Acquire.
     fn load(&self, offset: usize) -> u64;
-    /// Finds the first run with a word that is not 0. Returns the run, and the set of its words that are not 0: bit i is word i. Each run
-    /// has `count` words, at most 64; word i of a run that begins at `first` is at `first + i * stride`, both multiples of 8. Relaxed:
-    /// the result only says where to [`load`](Self::load).
-    fn find(&self, runs: &[usize], stride: usize, count: usize) -> Option<(usize, u64)> {
-        let set_of = |first: usize| (0..count).fold(0, |set, nth| set | u64::from(self.load(first + nth * stride) != 0) << nth);
-        runs.iter().map(|first| set_of(*first)).enumerate().find(|(_, set)| *set != 0)
+    /// Finds the first word that is not 0. Returns its run, and its number in the run. Each run has `count` words, at most 64; word i of a
+    /// run that begins at `first` is at `first + i * stride`, both multiples of 8. Relaxed: the result only says where to
+    /// [`load`](Self::load).
+    fn find(&self, runs: &[usize], stride: usize, count: usize) -> Option<(usize, usize)> {
+        let in_run = |first: usize| (0..count).find(|nth| self.load(first + nth * stride) != 0);
+        runs.iter().enumerate().find_map(|(run, first)| Some((run, in_run(*first)?)))
+    }
+    /// Calls `f` with the number and the value of each word that is not 0, of the words `from..count` of such a run. Each is
+    /// [loaded](Self::load) once.
+    #[inline]
+    fn each(&self, first: usize, stride: usize, from: usize, count: usize, mut f: impl FnMut(usize, u64)) {
+        (from..count).map(|nth| (nth, self.load(first + nth * stride))).filter(|(_, word)| *word != 0).for_each(|(nth, word)| f(nth, word));
     }
     /// Stores 8 bytes at `offset`, a multiple of 8, in one access; Release.
     fn store(&self, offset: usize, word: u64);

@@ -106,9 +106,28 @@ impl Memory for Mr {
     }
 
     #[inline(always)]
-    fn find(&self, runs: &[usize], stride: usize, count: usize) -> Option<(usize, u64)> {
+    fn find(&self, runs: &[usize], stride: usize, count: usize) -> Option<(usize, usize)> {
         // A call costs as much as a short search.
         if runs.len().wrapping_mul(count) <= 16 { find(self, runs, stride, count) } else { find_in_many(self, runs, stride, count) }
+    }
+
+    #[inline(always)]
+    fn each(&self, first: usize, stride: usize, from: usize, count: usize, mut f: impl FnMut(usize, u64)) {
+        let last = count.wrapping_sub(1).checked_mul(stride).and_then(|bytes| bytes.checked_add(first));
+        let (Some(last), Some(end)) = (last, Self::len(self).checked_sub(8)) else { return };
+        if from >= count || first % 8 != 0 || stride % 8 != 0 || last > end {
+            return;
+        }
+        let mut at = self.as_ptr().as_ptr().wrapping_add(first + from * stride);
+        for nth in from..count {
+            // SAFETY: word `nth` is not behind word `count - 1`, which is inside the region. It is aligned: `first` and `stride` are multiples
+            // of 8, and regions begin at a page. The rest is as in `word`.
+            let word = u64::from_le(unsafe { AtomicU64::from_ptr(at.cast()) }.load(Ordering::Acquire));
+            if word != 0 {
+                f(nth, word);
+            }
+            at = at.wrapping_add(stride);
+        }
     }
 
     #[inline]
@@ -166,12 +185,12 @@ impl Memory for Mr {
 
 /// [`Memory::find`] in a function of its own, so that its loop has all registers.
 #[inline(never)]
-fn find_in_many(region: &Mr, runs: &[usize], stride: usize, count: usize) -> Option<(usize, u64)> {
+fn find_in_many(region: &Mr, runs: &[usize], stride: usize, count: usize) -> Option<(usize, usize)> {
     find(region, runs, stride, count)
 }
 
 #[inline(always)]
-fn find(region: &Mr, runs: &[usize], stride: usize, count: usize) -> Option<(usize, u64)> {
+fn find(region: &Mr, runs: &[usize], stride: usize, count: usize) -> Option<(usize, usize)> {
     if count == 0 || count > 64 || stride % 8 != 0 || stride > usize::MAX / 128 {
         return None;
     }
@@ -190,7 +209,7 @@ fn find(region: &Mr, runs: &[usize], stride: usize, count: usize) -> Option<(usi
             }
             while left > 0 {
                 if load(at) != 0 {
-                    return Some((run, set_of(at, stride, left) << (count - left)));
+                    return Some((run, count - left));
                 }
                 (left, at) = (left - 1, at.wrapping_add(stride));
             }
@@ -207,28 +226,6 @@ fn find(region: &Mr, runs: &[usize], stride: usize, count: usize) -> Option<(usi
 unsafe fn load(at: *mut u8) -> u64 {
     // SAFETY: guaranteed by the caller; the rest is as in `word`.
     unsafe { AtomicU64::from_ptr(at.cast()) }.load(Ordering::Relaxed)
-}
-
-/// Returns the set of the words that are not 0, of `count` words, at most 64.
-///
-/// # Safety
-/// Like [`load`], for each of them.
-#[inline(never)]
-unsafe fn set_of(mut at: *mut u8, stride: usize, count: usize) -> u64 {
-    let (mut set, mut bit, mut left) = (0, 1_u64, count);
-    while left > 0 {
-        // SAFETY: guaranteed by the caller, for each of the `count` words.
-        unsafe {
-            if load(at) != 0 {
-                set |= bit;
-            } else if left >= 4 && is_four_empty(at, stride) {
-                (bit, at, left) = (bit << 4, at.wrapping_add(4 * stride), left - 4);
-                continue;
-            }
-        }
-        (bit, at, left) = (bit << 1, at.wrapping_add(stride), left - 1);
-    }
-    set
 }
 
 /// Returns whether four words are 0.
@@ -261,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn find_sees_every_word_it_is_asked_for_and_none_outside_of_the_region() {
+    fn find_and_each_see_every_word_they_are_asked_for_and_none_outside_of_the_region() {
         let device = DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), ..SoftOptions::default() });
         let device = Device::open(device).unwrap();
         let port = port::Port::on(&device, device.create_cq(16).unwrap(), &RdmaOptions::default()).unwrap();
@@ -270,15 +267,33 @@ mod tests {
         assert_eq!(region.find(&[56], 64, 7), None);
         for nth in (0..7).rev() {
             region.store(56 + 64 * nth, 1 << 63);
-            let set = 0x7f & !0 << nth;
-            assert_eq!(region.find(&[56], 64, 7), Some((0, set)));
+            assert_eq!(region.find(&[56], 64, 7), Some((0, nth)));
             assert_eq!(region.find(&[56], 64, nth), None, "the one behind the last");
-            assert_eq!(region.find(&[0, 8, 56], 64, 7), Some((2, set)), "the run that has it");
+            assert_eq!(region.find(&[0, 8, 56], 64, 7), Some((2, nth)), "the run that has it");
         }
         region.store(end - 8, 1);
-        assert_eq!((region.find(&[end - 72], 64, 2), region.find(&[end - 8], 8, 1)), (Some((0, 2)), Some((0, 1))));
+        assert_eq!((region.find(&[end - 72], 64, 2), region.find(&[end - 8], 8, 1)), (Some((0, 1)), Some((0, 0))));
         for (first, stride, count) in [(end - 8, 8, 2), (end, 8, 1), (end - 8, usize::MAX / 8 * 8, 2), (end - 12, 8, 1), (end - 16, 4, 3)] {
             assert_eq!(region.find(&[first], stride, count), None, "{first} {stride} {count}");
+        }
+        let each = |first, stride, from, count| {
+            let mut seen = Vec::new();
+            region.each(first, stride, from, count, |nth, word| seen.push((nth, word)));
+            seen
+        };
+        assert_eq!(each(56, 64, 2, 5), [(2, 1 << 63), (3, 1 << 63), (4, 1 << 63)]);
+        assert_eq!((each(end - 72, 64, 0, 2), each(end - 8, 8, 0, 1)), (vec![(1, 1)], vec![(0, 1)]));
+        for (first, stride, from, count) in [
+            (end - 8, 8, 0, 2),
+            (end, 8, 0, 1),
+            (end - 12, 8, 0, 1),
+            (end - 16, 4, 0, 3),
+            (0, usize::MAX / 8 * 8, 1, 2),
+            (usize::MAX - 7, 8, 0, 2),
+            (56, 64, 0, 0),
+            (56, 64, 3, 3),
+        ] {
+            assert_eq!(each(first, stride, from, count), [], "{first} {stride} {from} {count}");
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Endpoint entries: takes releases and announcements from memory that clients write.
 
 use super::{SWEEP, Server};
-use crate::protocol::bits;
 use crate::protocol::mapping::ClientId;
 use crate::protocol::memory::Memory;
 use crate::protocol::wire::{Announcement, ENTRY_BYTES, HEADER_BYTES, Release, TRAILER_BYTES, Trailer, valid};
@@ -29,7 +28,11 @@ impl<M: Memory> Server<M> {
         let halves = trailers.map(|trailer_at| self.sweep * ENTRY_BYTES + trailer_at);
         let mut first = 0;
         while let Some((nth, written)) = self.memory.entries.find(&halves[first..], ENTRY_BYTES, end - self.sweep) {
-            bits(written).for_each(|nth| self.take_entry(ClientId((self.sweep + nth) as u16)));
+            for client in (self.sweep + written..end).map(|client| ClientId(client as u16)) {
+                if self.is_written(client) {
+                    self.take_entry(client);
+                }
+            }
             first += nth + 1;
         }
         self.sweep = if end == self.clients.len() { 0 } else { end };

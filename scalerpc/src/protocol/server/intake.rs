@@ -2,7 +2,6 @@
 
 use super::zones::ActiveZone;
 use super::{ReplyMode, Server, ServerOp, ServerStats};
-use crate::protocol::bits;
 use crate::protocol::config::Layout;
 use crate::protocol::memory::Memory;
 use crate::protocol::request::{ClientRegions, Request};
@@ -23,28 +22,28 @@ impl<M: Memory> Server<M> {
         let Layout { depth, slot_bytes, .. } = self.layout;
         let mut first = 0;
         while first < self.active_at.len() {
-            let Some((nth, written)) = self.memory.pools.find(&self.active_at[first..], slot_bytes, depth) else { return };
-            self.accept_zone(first + nth, written);
+            let Some((nth, slot)) = self.memory.pools.find(&self.active_at[first..], slot_bytes, depth) else { return };
+            self.accept_zone(first + nth, slot);
             first += nth + 1;
         }
     }
 
-    /// Accepts the requests that arrived in these slots of an active zone.
-    pub(super) fn accept_zone(&mut self, nth: usize, written: u64) {
+    /// Accepts the requests that arrived in an active zone, whose slots before `first` are empty.
+    #[inline(never)]
+    pub(super) fn accept_zone(&mut self, nth: usize, first: usize) {
         let Layout { depth, slot_bytes, .. } = self.layout;
         let (ActiveZone { zone, client }, start) = (self.active[nth], self.active_at[nth]);
         let Self { memory, clients, accepted, dispatch, layout, stats, .. } = self;
         let Some(record) = clients.get_mut(client.index()).and_then(Option::as_mut) else { return };
         let accepted = &mut accepted[client.index() * depth..][..depth];
         let (mut count, mut bytes) = (0, 0);
-        for slot in bits(written) {
+        memory.pools.each(start, slot_bytes, first, depth, |slot, word| {
             let trailer_at = start + slot * slot_bytes;
-            let word = memory.pools.load(trailer_at);
-            let Some(last) = accepted.get_mut(slot) else { break };
+            let Some(last) = accepted.get_mut(slot) else { return };
             let (trailer, id) = (Trailer::from_word(word), ReqId { slot: slot as u8, sequence: last.wrapping_add(1) });
             let Some(rpc_type) = check(&memory.pools, layout, &record.regions, trailer_at, id, trailer) else {
                 remove(&memory.pools, stats, trailer_at, word, *last);
-                continue;
+                return;
             };
             // Clear before the reply, after which the client may write here again (S3). Until then the client does not, so nothing else
             // is removed.
@@ -55,7 +54,7 @@ impl<M: Memory> Server<M> {
             dispatch.push_back(Queued { request, zone, trailer_at });
             count += 1;
             bytes += u64::from(trailer.len);
-        }
+        });
         record.requests += u64::from(count);
         record.bytes += bytes;
         stats.accepted += u64::from(count);

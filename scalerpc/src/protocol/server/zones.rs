@@ -186,8 +186,8 @@ impl<M: Memory> Server<M> {
         self.active_at.push(self.layout.pool_slot(zone, 0) + self.layout.trailer_at());
         let Layout { depth, slot_bytes, .. } = self.layout;
         let nth = self.active.len() - 1;
-        if let Some((_, written)) = self.memory.pools.find(&self.active_at[nth..], slot_bytes, depth) {
-            self.accept_zone(nth, written);
+        if let Some((_, slot)) = self.memory.pools.find(&self.active_at[nth..], slot_bytes, depth) {
+            self.accept_zone(nth, slot);
         }
     }
 
