@@ -36,6 +36,7 @@ impl Control {
     }
 
     /// Returns the time on the device's clock.
+    #[inline]
     pub(crate) fn now_ns(&self) -> u64 {
         self.hook.as_ref().map_or_else(clock::monotonic_ns, |hook| hook.now_ns())
     }

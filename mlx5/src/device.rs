@@ -182,6 +182,7 @@ impl Device {
     /// Returns the time on the device's clock, in ns since an arbitrary moment. The device measures its retries and delays by it. A program
     /// that measures its own deadlines by it runs in virtual time without a change. Hardware has the system's monotonic clock.
     #[must_use]
+    #[inline]
     pub fn now_ns(&self) -> u64 {
         self.control.now_ns()
     }

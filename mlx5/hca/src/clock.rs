@@ -26,6 +26,7 @@ pub enum Clock {
 impl Clock {
     /// Nanoseconds since an arbitrary moment.
     #[must_use]
+    #[inline]
     pub fn now_ns(&self) -> u64 {
         match self {
             Self::System => clock::monotonic_ns(),

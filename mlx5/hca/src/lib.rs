@@ -386,6 +386,7 @@ impl Hca {
 
     /// Returns the time on its clock, in ns since an arbitrary moment.
     #[must_use]
+    #[inline]
     pub fn now_ns(&self) -> u64 {
         self.clock.now_ns()
     }
