@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use scalerpc::mlx5::{Clock, DeviceSpec, Rule, SoftOptions, Timing};
+use scalerpc::mlx5::{Clock, Device, DeviceSpec, Rule, SoftOptions, Timing};
 use scalerpc::protocol::DEFAULT_TIMEOUT_NS;
-use scalerpc::rdma::SyncCallError;
-use scalerpc::{CallError, CallFailure, CloseReason, HandlerError, RdmaServer, ReplyMode, ServerConfig, State};
+use scalerpc::rdma::{RdmaOptions, SyncCallError};
+use scalerpc::{CallError, CallFailure, CloseReason, Grouping, HandlerError, Handlers, RdmaServer, ReplyMode, ServerConfig, State};
 use support::books::handlers;
 use support::caller::Caller;
 use support::connect;
@@ -33,21 +33,26 @@ fn config(reply_mode: ReplyMode) -> ServerConfig {
     ServerConfig { group_size: 4, slice_ns: 20_000, reply_mode, ..base }
 }
 
+/// Runs until each caller has made `quota` calls, each of which got its response.
+fn run(server: &mut RdmaServer, handlers: &mut Handlers, callers: &mut [Caller], quota: u64) {
+    let start = Instant::now();
+    while callers.iter().any(|caller| caller.made() < quota || caller.outstanding() > 0) {
+        assert!(start.elapsed() < WATCHDOG, "{} under way, {:?}", server.under_way(), server.stats());
+        for caller in &mut *callers {
+            caller.step(quota);
+        }
+        server.step(handlers, 16);
+    }
+    callers.iter().for_each(|caller| assert_eq!(caller.failures, []));
+}
+
 /// Has eight clients make all their calls, each of which gets its response.
 fn eight_clients(device: &DeviceSpec, config: &ServerConfig) -> (RdmaServer, Vec<Caller>) {
     let mut server = RdmaServer::new(device, config).unwrap();
     let (mut handlers, books) = handlers(&server);
     let mut callers: Vec<_> = (0..8).map(|name| Caller::new(connect(device, &mut server), name)).collect();
     assert_eq!(server.groups(), 8 / config.group_size as usize);
-    let start = Instant::now();
-    while callers.iter().any(|caller| caller.made() < QUOTA || caller.outstanding() > 0) {
-        assert!(start.elapsed() < WATCHDOG, "{:?}", server.stats());
-        for caller in &mut callers {
-            caller.step(QUOTA);
-        }
-        server.step(&mut handlers, 16);
-    }
-    callers.iter().for_each(|caller| assert_eq!(caller.failures, []));
+    run(&mut server, &mut handlers, &mut callers, QUOTA);
     callers.iter().for_each(|caller| books.borrow_mut().close(caller.name, QUOTA));
     let stats = server.stats();
     assert_eq!((stats.accepted, stats.garbage), (8 * QUOTA, 0));
@@ -112,9 +117,72 @@ fn a_synchronous_call_ends_with_its_response_or_says_why() {
     }
 }
 
-/// The server does nothing until all calls have ended by their deadline. Those of the first round were announced, later ones were written
-/// into the pool. Their responses arrive afterwards and end no call, but each gives its slot back. Calls made with a permit are written
-/// straight into the pool, and a permit is available in the client's slice only.
+/// S25: operations that ask for no completion hold buffers, and entries of the completion queue. They leave enough of both, however few
+/// there are, for clients that come after them: none waits for the probe of another one.
+#[test]
+fn few_buffers_and_few_completions_stop_nobody() {
+    let clock = Clock::Manual(Arc::default());
+    let device = DeviceSpec::Soft(SoftOptions { clock, ..SoftOptions::default() });
+    for (buffers, cq_size) in [(1, 4096), (2, 4096), (8, 4096), (8, 8), (448, 8)] {
+        let config = config(ReplyMode::ServerWrites);
+        let config = ServerConfig { response_buffers: config.legacy_capacity + buffers, grouping: Grouping::Off, ..config };
+        let options = RdmaOptions { cq_size, ..RdmaOptions::default() };
+        let mut server = RdmaServer::on(&Device::open(&device).unwrap(), &config, &options).unwrap();
+        let (mut handlers, _books) = handlers(&server);
+        let mut callers: Vec<_> = (0..8).map(|name| Caller::new(connect(&device, &mut server), name)).collect();
+        run(&mut server, &mut handlers, &mut callers, QUOTA);
+    }
+}
+
+/// S25, S20: the last responses to a client that calls no more have no completion, and a client that vanishes then is noticed all the same.
+#[test]
+fn a_client_that_vanishes_after_its_last_response_is_noticed_in_seconds() {
+    const STEP_NS: u64 = 1_000_000;
+    let now_ns = Arc::new(AtomicU64::new(0));
+    let device = DeviceSpec::Soft(SoftOptions { clock: Clock::Manual(Arc::clone(&now_ns)), ..SoftOptions::default() });
+    let mut server = RdmaServer::new(&device, &config(ReplyMode::ServerWrites)).unwrap();
+    let (mut handlers, _books) = handlers(&server);
+    let mut callers = [Caller::new(connect(&device, &mut server), 1)];
+    run(&mut server, &mut handlers, &mut callers, 5);
+    assert!(server.under_way() > 0, "the responses asked for no completion");
+    for _ in 0..3_000 {
+        now_ns.fetch_add(STEP_NS, Ordering::Relaxed);
+        server.step(&mut handlers, 16);
+        callers[0].poll();
+    }
+    assert_eq!((server.under_way(), server.clients()), (0, 1), "a probe completes them");
+    run(&mut server, &mut handlers, &mut callers, 10);
+    assert!(server.under_way() > 0);
+    drop(callers);
+    for _ in 0..3_000 {
+        now_ns.fetch_add(STEP_NS, Ordering::Relaxed);
+        server.step(&mut handlers, 16);
+    }
+    assert_eq!((server.under_way(), server.clients()), (0, 0));
+}
+
+/// S25: a server that ends learns when its last responses have arrived, without a probe, and before its time for that is over.
+#[test]
+fn everything_completes_once_a_server_settles() {
+    let device = DeviceSpec::Soft(SoftOptions { clock: Clock::Manual(Arc::default()), ..SoftOptions::default() });
+    let mut server = RdmaServer::new(&device, &config(ReplyMode::ServerWrites)).unwrap();
+    let (mut handlers, _books) = handlers(&server);
+    let mut callers = [Caller::new(connect(&device, &mut server), 1)];
+    run(&mut server, &mut handlers, &mut callers, 5);
+    assert!(server.under_way() > 0);
+    server.settle();
+    // Later responses complete too.
+    for quota in [5, 10] {
+        run(&mut server, &mut handlers, &mut callers, quota);
+        let start = Instant::now();
+        while server.under_way() > 0 {
+            assert!(start.elapsed() < WATCHDOG);
+            server.step(&mut handlers, 16);
+        }
+    }
+}
+
+/// Calls made with a permit are written straight into the pool, and a permit is available in the client's slice only.
 #[test]
 fn a_permit_is_had_while_the_server_serves_the_client() {
     let device = DeviceSpec::default();
@@ -144,6 +212,8 @@ fn a_permit_is_had_while_the_server_serves_the_client() {
     assert!([&[first][..], &with_permit].concat().iter().all(|call| ended.contains(call)));
 }
 
+/// The server does nothing until all calls have ended by their deadline. Those of the first round were announced, later ones were written
+/// into the pool. Their responses arrive afterwards and end no call, but each gives its slot back.
 #[test]
 fn late_responses_end_no_call_and_give_the_slots_back() {
     const STEP_NS: u64 = 10_000;

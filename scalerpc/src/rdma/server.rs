@@ -10,32 +10,37 @@ use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError,
 use crate::protocol::wire::ENTRY_BYTES;
 use crate::protocol::{ClientId, Handlers, JoinError, ReplyMode, Server, ServerConfig, ServerMemory, ServerOp, ServerRegions, ServerStats};
 
-/// Counts of the operations on a queue pair. Those up to an operation are the word that comes back with its completion, which completes all
-/// before it. They wrap; a send queue holds fewer operations.
+/// Three counts of the operations on a queue pair, in one word. That of the operations up to one comes back with its completion, which
+/// completes all before it. A sum carries into the next count and a difference borrows from it, so the difference of two words has the
+/// three differences, which are below 2^16: a send queue holds fewer operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Counts {
-    all: u16,
-    responses: u16,
-    /// READs that are the last of their announcement.
-    last_reads: u16,
-}
+struct Counts(u64);
 
 impl Counts {
-    fn to_word(self) -> u64 {
-        u64::from(self.all) | u64::from(self.responses) << 16 | u64::from(self.last_reads) << 32
-    }
+    const OTHER: Self = Self(1);
+    const RESPONSE: Self = Self(1 | 1 << 16);
+    /// A READ that is the last of its announcement.
+    const LAST_READ: Self = Self(1 | 1 << 32);
 
-    const fn from_word(word: u64) -> Self {
-        Self { all: word as u16, responses: (word >> 16) as u16, last_reads: (word >> 32) as u16 }
+    const fn and(self, operation: Self) -> Self {
+        Self(self.0.wrapping_add(operation.0))
     }
 
     /// Returns the counts of the operations after `before`.
     const fn since(self, before: Self) -> Self {
-        Self {
-            all: self.all.wrapping_sub(before.all),
-            responses: self.responses.wrapping_sub(before.responses),
-            last_reads: self.last_reads.wrapping_sub(before.last_reads),
-        }
+        Self(self.0.wrapping_sub(before.0))
+    }
+
+    const fn all(self) -> u16 {
+        self.0 as u16
+    }
+
+    const fn responses(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+
+    const fn last_reads(self) -> u16 {
+        (self.0 >> 32) as u16
     }
 }
 
@@ -57,7 +62,7 @@ struct Peer {
 impl Peer {
     /// Returns the number of operations posted and not completed.
     fn under_way(&self) -> usize {
-        self.posted.since(self.completed).all.into()
+        self.posted.since(self.completed).all().into()
     }
 }
 
@@ -76,6 +81,16 @@ impl PendingPeer {
     }
 }
 
+/// Numbers of operations under way.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// Maximum: the entries of the completion queue.
+    most: usize,
+    /// Up to so many, an operation asks for a completion only where its send queue needs one (S25). With more, each run of operations
+    /// asks for one.
+    quiet: usize,
+}
+
 /// A server on a device. It belongs to one thread.
 #[derive(Debug)]
 pub struct RdmaServer {
@@ -91,8 +106,7 @@ pub struct RdmaServer {
     /// Operations under way, and operations of removed queue pairs whose completions may still be in the queue.
     under_way: usize,
     of_the_gone: usize,
-    /// Maximum number of operations under way: the entries of the completion queue.
-    most_under_way: usize,
+    limits: Limits,
     /// The next client to probe, and the time of that probe.
     probe: usize,
     probe_ns: u64,
@@ -124,8 +138,10 @@ impl RdmaServer {
         let core = Server::new(config, memory)?;
         let peers = (0..config.max_clients).map(|_| None).collect();
         let (ops, unserved, probe_ns) = (Vec::new(), Vec::new(), port.now_ns().saturating_add(PROBE_NS));
-        let most_under_way = options.cq_size as usize;
-        Ok(Self { peers, core, port, ops, unserved, under_way: 0, of_the_gone: 0, most_under_way, probe: 0, probe_ns })
+        // The other half is left to runs that ask.
+        let quiet = options.cq_size.min(config.response_buffers - config.legacy_capacity) / 2;
+        let limits = Limits { most: options.cq_size as usize, quiet: quiet as usize };
+        Ok(Self { peers, core, port, ops, unserved, under_way: 0, of_the_gone: 0, limits, probe: 0, probe_ns })
     }
 
     /// Makes a queue pair for one more client.
@@ -189,7 +205,9 @@ impl RdmaServer {
             answered += usize::from(handlers.step_legacy(core, || port.now_ns(), ops));
         }
         self.post();
-        self.probe(now_ns);
+        if now_ns >= self.probe_ns {
+            self.probe_next(now_ns);
+        }
         completions + answered
     }
 
@@ -238,10 +256,22 @@ impl RdmaServer {
         self.core.synchronise(offset_ns);
     }
 
-    /// Returns the number of operations posted and not completed, as far as the steps so far have seen.
+    /// Returns the number of operations posted and not completed, as far as the steps so far have seen. Most do not ask for a completion:
+    /// they count until a later one completes, at latest after a second, or after [`settle`](Self::settle).
     #[must_use]
     pub const fn under_way(&self) -> usize {
         self.under_way
+    }
+
+    /// Asks for the completion of everything that is under way, and of everything that is posted from now on: for the end of a server,
+    /// which waits until nothing is [`under_way`](Self::under_way), so that its last responses arrive.
+    pub fn settle(&mut self) {
+        self.limits.quiet = 0;
+        for nth in 0..self.peers.len() {
+            if self.peers[nth].as_ref().is_some_and(|peer| peer.under_way() > 0) {
+                self.probe(nth);
+            }
+        }
     }
 
     /// Returns the number of connected clients.
@@ -284,7 +314,7 @@ impl RdmaServer {
         let posted = match self.peers.get_mut(client.index()).and_then(Option::as_mut) {
             Some(peer) if !peer.backlog.is_empty() => 0,
             Some(peer) => {
-                let posted = post_all(peer, self.core.memory(), ops, self.most_under_way, &mut self.under_way);
+                let posted = post_all(peer, self.core.memory(), ops, self.limits, &mut self.under_way);
                 if posted == ops.len() && !peer.is_broken {
                     return;
                 }
@@ -299,7 +329,7 @@ impl RdmaServer {
         let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) else { return };
         let mut backlog = std::mem::take(&mut peer.backlog);
         let ops = backlog.make_contiguous();
-        let posted = post_all(peer, self.core.memory(), ops, self.most_under_way, &mut self.under_way);
+        let posted = post_all(peer, self.core.memory(), ops, self.limits, &mut self.under_way);
         backlog.drain(..posted);
         peer.backlog = backlog;
         if peer.is_broken {
@@ -322,27 +352,28 @@ impl RdmaServer {
         }
     }
 
-    /// Probes one client, if it is time.
-    fn probe(&mut self, now_ns: u64) {
-        if now_ns < self.probe_ns {
-            return;
-        }
+    /// Probes the next client.
+    #[cold]
+    fn probe_next(&mut self, now_ns: u64) {
         self.probe_ns = now_ns + PROBE_NS / self.peers.len() as u64;
         self.probe = (self.probe + 1) % self.peers.len();
-        let Some(peer) = self.peers[self.probe].as_mut() else { return };
-        if peer.under_way() > 0 || self.under_way >= self.most_under_way {
-            return;
-        }
+        self.probe(self.probe);
+    }
+
+    /// Posts a WRITE of no bytes to a client. It completes everything before it, or shows that the client is gone (S20).
+    fn probe(&mut self, nth: usize) {
+        let Some(peer) = self.peers[nth].as_mut().filter(|_| self.under_way < self.limits.most) else { return };
         let (addr, rkey) = peer.probe_at;
-        let posted = Counts { all: peer.posted.all.wrapping_add(1), ..peer.posted };
-        match peer.qp.post(&Write { addr, rkey, payload: () }, Signal::Always, posted.to_word()) {
+        let posted = peer.posted.and(Counts::OTHER);
+        match peer.qp.post(&Write { addr, rkey, payload: () }, Signal::Always, posted.0) {
             Ok(()) => {
                 peer.posted = posted;
                 self.under_way += 1;
                 peer.qp.ring();
             }
-            // Nothing is under way, so there is room.
-            Err(_) => self.part_with(ClientId(self.probe as u16)),
+            // A full queue has operations that complete, and show the same.
+            Err(error) if is_full(&error) => {}
+            Err(_) => self.part_with(ClientId(nth as u16)),
         }
     }
 
@@ -374,12 +405,12 @@ fn take_completions(
             return;
         }
         let Some(word) = peer.qp.complete(&cqe) else { return };
-        let completed = Counts::from_word(word);
+        let completed = Counts(word);
         let ended = completed.since(std::mem::replace(&mut peer.completed, completed));
-        *under_way -= usize::from(ended.all);
-        core.on_responses_done(client, ended.responses);
+        *under_way -= usize::from(ended.all());
+        core.on_responses_done(client, ended.responses());
         // A client has one announcement under way.
-        if ended.last_reads > 0 {
+        if ended.last_reads() > 0 {
             core.on_reads_done(client, now_ns);
         }
     })
@@ -387,13 +418,14 @@ fn take_completions(
 
 /// Posts operations of one client in their order, as many as there is room for. Returns their number. The client is broken if it is to be
 /// evicted, or if its queue pair refuses an operation.
-fn post_all(peer: &mut Peer, memory: &ServerMemory<Mr>, ops: &[ServerOp], most_under_way: usize, under_way: &mut usize) -> usize {
-    let fitting = ops.len().min(most_under_way - *under_way);
+fn post_all(peer: &mut Peer, memory: &ServerMemory<Mr>, ops: &[ServerOp], limits: Limits, under_way: &mut usize) -> usize {
+    let fitting = ops.len().min(limits.most - *under_way);
+    // The completion of the last operation implies all before it. Where the room ends, a completion is needed to go on.
+    let asking = if *under_way + fitting > limits.quiet { fitting } else { 0 };
     let mut posted = 0;
     if !peer.is_broken {
         for op in &ops[..fitting] {
-            // The completion of the last operation implies all before it. Where the room ends, a completion is needed to go on.
-            let signal = if posted + 1 == fitting { Signal::Always } else { Signal::Reclaim };
+            let signal = if posted + 1 == asking { Signal::Always } else { Signal::Reclaim };
             match post_op(peer, memory, op, signal) {
                 Ok(true) => posted += 1,
                 Err(error) if is_full(&error) => break,
@@ -415,23 +447,28 @@ fn post_all(peer: &mut Peer, memory: &ServerMemory<Mr>, ops: &[ServerOp], most_u
 /// Posts an operation. Returns `false` if the client is to be evicted.
 #[inline(always)]
 fn post_op(peer: &mut Peer, memory: &ServerMemory<Mr>, op: &ServerOp, signal: Signal) -> Result<bool, PostError> {
-    let (qp, wakes, mut posted) = (&mut peer.qp, peer.sleeps, peer.posted);
-    posted.all = posted.all.wrapping_add(1);
-    match *op {
+    let (qp, wakes) = (&mut peer.qp, peer.sleeps);
+    let posted = match *op {
         ServerOp::Read { addr, rkey, into, len, is_last, .. } => {
             let into = Sge { addr: memory.pools.addr() + into as u64, len, lkey: memory.pools.lkey() };
-            posted.last_reads = posted.last_reads.wrapping_add(is_last.into());
-            qp.post(&Read { addr, rkey, into }, signal, posted.to_word())?;
+            // The core is told of the last one.
+            let (count, signal) = if is_last { (Counts::LAST_READ, Signal::Always) } else { (Counts::OTHER, signal) };
+            let posted = peer.posted.and(count);
+            qp.post(&Read { addr, rkey, into }, signal, posted.0)?;
+            posted
         }
         ServerOp::WriteResponse { addr, rkey, from, len, .. } => {
-            posted.responses = posted.responses.wrapping_add(1);
-            post_write(qp, &memory.responses, from, len, Target { addr, rkey, wakes }, signal, posted.to_word())?;
+            let posted = peer.posted.and(Counts::RESPONSE);
+            post_write(qp, &memory.responses, from, len, Target { addr, rkey, wakes }, signal, posted.0)?;
+            posted
         }
         ServerOp::WriteEvent { addr, rkey, bytes, .. } => {
-            post_to(qp, Target { addr, rkey, wakes }, Inline(&bytes), signal, posted.to_word())?;
+            let posted = peer.posted.and(Counts::OTHER);
+            post_to(qp, Target { addr, rkey, wakes }, Inline(&bytes), signal, posted.0)?;
+            posted
         }
         ServerOp::Evict { .. } => return Ok(false),
-    }
+    };
     peer.posted = posted;
     Ok(true)
 }
@@ -441,9 +478,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_has_the_counts_and_their_differences_survive_a_wrap() {
-        let (before, posted) = (Counts { all: 0xfffe, responses: 0xffff, last_reads: 7 }, Counts { all: 3, responses: 2, last_reads: 8 });
-        assert_eq!(Counts::from_word(posted.to_word()), posted);
-        assert_eq!(posted.since(before), Counts { all: 5, responses: 3, last_reads: 1 });
+    fn differences_of_counts_survive_the_wrap_of_each() {
+        // Just before each count wraps, in a word that wraps too.
+        for start in [0, 0xfffe, 0xffff_fffe, 0xffff_0000_fffe, 0xffff_ffff_ffff, u64::MAX - 1] {
+            let before = Counts(start);
+            let operations = [Counts::OTHER, Counts::RESPONSE, Counts::LAST_READ, Counts::RESPONSE, Counts::RESPONSE, Counts::OTHER];
+            let ended = operations.into_iter().fold(before, Counts::and).since(before);
+            assert_eq!((ended.all(), ended.responses(), ended.last_reads()), (6, 3, 1), "{start:#x}");
+        }
     }
 }

@@ -274,6 +274,7 @@ impl Server {
             self.step(handlers);
         }
         // The last responses must arrive before the queue pairs are destroyed.
+        self.rdma.settle();
         let end = Instant::now() + LINGER;
         // Clients that keep calling do not delay the end.
         while (self.rdma.step(handlers, BUDGET) > 0 || self.rdma.under_way() > 0) && Instant::now() < end {}
