@@ -79,11 +79,6 @@ impl Buffers {
         chain.oldest = rest.filter(|_| last != newest);
     }
 
-    #[inline]
-    pub(crate) const fn is_any_free(&self) -> bool {
-        self.free.is_some()
-    }
-
     /// Returns the number of free buffers.
     pub(crate) fn free(&self) -> usize {
         std::iter::successors(self.free, |buffer| self.next[place(*buffer)]).count()

@@ -130,6 +130,8 @@ pub struct Handlers<'h> {
     late: Option<Answer>,
     /// Number of held requests that are not answered.
     held: usize,
+    /// Duration, in ns, of the measured runs of this step.
+    measured_ns: u64,
 }
 
 impl fmt::Debug for Handlers<'_> {
@@ -179,6 +181,7 @@ impl<'h> Handlers<'h> {
             answers: mpsc::channel(),
             late: None,
             held: 0,
+            measured_ns: 0,
         }
     }
 
@@ -233,15 +236,13 @@ impl<'h> Handlers<'h> {
         out: &mut Vec<ServerOp>,
     ) -> usize {
         let held = if self.held > 0 { self.answer_held(server, now_ns, out) } else { 0 };
-        let (mut done, mut measured_ns) = (held, 0);
+        let mut done = held;
+        self.measured_ns = 0;
         while done < budget {
             let Some(request) = server.take(&mut self.request) else { break };
-            if let Some(run_ns) = self.run(server, request, true, now_ns, &mut clock, out) {
-                measured_ns += run_ns;
-                done += 1;
-            }
+            done += usize::from(self.run(server, request, true, now_ns, &mut clock, out));
         }
-        if done > held && clock().saturating_sub(now_ns).saturating_sub(measured_ns) > server.slice_ns() {
+        if done > held && clock().saturating_sub(now_ns).saturating_sub(self.measured_ns) > server.slice_ns() {
             self.measure();
         }
         done
@@ -283,8 +284,8 @@ impl<'h> Handlers<'h> {
         true
     }
 
-    /// Answers one request, or puts it into the legacy lane if it `may_wait`. `now_ns` is a time before its run. Returns the duration of the
-    /// run, in ns, which is 0 if it was not measured; `None` if the request went to the lane.
+    /// Answers one request, or puts it into the legacy lane if it `may_wait`. `now_ns` is a time before its run. Returns `false` if the
+    /// request went to the lane.
     #[inline(always)]
     fn run<M: Memory>(
         &mut self,
@@ -294,17 +295,17 @@ impl<'h> Handlers<'h> {
         now_ns: u64,
         clock: &mut impl FnMut() -> u64,
         out: &mut Vec<ServerOp>,
-    ) -> Option<u64> {
+    ) -> bool {
         let (rpc_type, len) = (request.rpc_type(), request.len().min(self.request.len()));
         let place = self.table.binary_search_by_key(&rpc_type, |entry| entry.rpc_type).ok();
         let Some(entry) = place.and_then(|place| self.table.get_mut(place)) else {
             // A client that has left gets no answer.
             let _answered = server.reply(request, Err(Status::UnknownType), now_ns, out);
-            return Some(0);
+            return true;
         };
         if may_wait && entry.is_long {
             server.divert(request, &self.request[..len], now_ns, out);
-            return None;
+            return false;
         }
         let handler = match &mut entry.action {
             Action::Answer(handler) => handler,
@@ -312,20 +313,29 @@ impl<'h> Handlers<'h> {
                 server.hold(&mut request);
                 self.held += 1;
                 give(take, request, &self.request[..len], self.response.len(), &self.answers.0);
-                return Some(0);
+                return true;
             }
         };
         let start_ns = if entry.short_runs < LONG_RUNS { Some(clock()) } else { None };
-        let slice_ns = server.slice_ns();
+        let room = self.response.len().min(server.layout().max_payload());
+        let response = &mut self.response[..room];
         let running = Running { server: &mut *server, out, request: &request, now_ns };
-        let (status, payload) = match handler(&self.request[..len], &mut self.response).map(|bytes| self.response.get(..bytes)) {
-            Ok(Some(payload)) => (Status::Ok, payload),
-            Ok(None) => (Status::ResponseTooLarge, &[][..]),
-            Err(HandlerError) => (Status::Failed, &[][..]),
+        let (status, payload) = match handler(&self.request[..len], response) {
+            Ok(bytes) if bytes <= room => (Status::Ok, &response[..bytes]),
+            outcome => (failure(outcome), &[][..]),
         };
         running.end(status, payload, &mut *clock);
-        Some(start_ns.map_or(0, |start_ns| entry.judge(clock().saturating_sub(start_ns), slice_ns)))
+        if let Some(start_ns) = start_ns {
+            self.measured_ns += entry.judge(clock().saturating_sub(start_ns), server.slice_ns());
+        }
+        true
     }
+}
+
+/// Returns the status for the outcome of a handler that gave no response, or one that is too large.
+#[cold]
+fn failure(outcome: Result<usize, HandlerError>) -> Status {
+    outcome.map_or(Status::Failed, |_| Status::ResponseTooLarge)
 }
 
 /// Gives a request away, to be answered later.

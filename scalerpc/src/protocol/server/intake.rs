@@ -66,15 +66,18 @@ impl<M: Memory> Server<M> {
     /// response that is written frees one.
     #[inline]
     pub fn take(&mut self, into: &mut [u8]) -> Option<Request> {
-        let needs_buffer = self.layout.reply_mode == ReplyMode::ServerWrites;
-        if needs_buffer && !self.buffers.is_any_free() {
+        if self.dispatch.is_empty() {
             return None;
         }
-        let Queued { mut request, zone, trailer_at } = self.dispatch.pop_front()?;
+        let buffer = match self.layout.reply_mode {
+            ReplyMode::ServerWrites => Some(self.buffers.allocate()?),
+            ReplyMode::ClientReads => None,
+        };
+        let Queued { request, zone, trailer_at } = self.dispatch.pop_front()?;
+        let request = Request { buffer, ..request };
         let (payload, len) = (request.len(), request.len().min(into.len()));
         self.memory.pools.read(trailer_at - payload, &mut into[..len]);
         self.unpin(zone);
-        request.buffer = if needs_buffer { self.buffers.allocate() } else { None };
         Some(request)
     }
 

@@ -38,17 +38,19 @@ impl<M: Memory> Server<M> {
         now_ns: u64,
         out: &mut Vec<ServerOp>,
     ) -> Result<(), ReplyFailure> {
-        let (status, payload) = outcome.map_or_else(|status| (status, &[][..]), |payload| (Status::Ok, payload));
-        let (len, max) = (payload.len(), self.layout.max_payload());
-        match self.answer(&request, status, payload, || now_ns, out) {
-            false => Err(ReplyFailure::Gone),
-            true if len > max => Err(ReplyFailure::TooLarge { len, max }),
-            true => Ok(()),
-        }
+        let max = self.layout.max_payload();
+        let (status, payload, refused) = match outcome {
+            Ok(payload) if payload.len() > max => {
+                (Status::ResponseTooLarge, &[][..], Some(ReplyFailure::TooLarge { len: payload.len(), max }))
+            }
+            Ok(payload) => (Status::Ok, payload, None),
+            Err(status) => (status, &[][..], None),
+        };
+        if self.answer(&request, status, payload, || now_ns, out) { refused.map_or(Ok(()), Err) } else { Err(ReplyFailure::Gone) }
     }
 
-    /// Ends a request, which the caller then drops. If the payload is too large, the response is a status that says so. Returns `false`
-    /// if the client has left. `clock` returns the time, in ns, which is needed only if clients are owed an event.
+    /// Ends a request, which the caller then drops. The payload must fit into a slot. Returns `false` if the client has left. `clock` returns
+    /// the time, in ns, which is needed only if clients are owed an event.
     #[inline]
     pub(crate) fn answer(
         &mut self,
@@ -75,14 +77,11 @@ impl<M: Memory> Server<M> {
     fn answer_with(
         &mut self,
         request: &Request,
-        mut status: Status,
-        mut payload: &[u8],
+        status: Status,
+        payload: &[u8],
         event: impl FnOnce(&mut Self) -> Option<Event>,
         out: &mut Vec<ServerOp>,
     ) -> bool {
-        if payload.len() > self.layout.max_payload() {
-            (status, payload) = (Status::ResponseTooLarge, &[]);
-        }
         let Request { client, id, buffer, .. } = *request;
         let record = self.clients.get_mut(client.index()).and_then(Option::as_mut);
         let Some(record) = record.filter(|record| record.generation == request.generation) else {
