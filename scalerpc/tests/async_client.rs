@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 const WATCHDOG: Duration = Duration::from_secs(120);
 /// Type of requests that are kept until the test answers. Those of type 0 are answered in upper case.
 const KEPT: u16 = 1;
-/// Maximum polls of a thread before it sleeps, twice, and a number for early wake-ups.
+/// Maximum polls of a client that waits: those before it sleeps, twice, and some after early wake-ups.
 const FEW: u64 = 2_000;
 
 /// All types can be sent to other threads.
@@ -216,10 +216,16 @@ fn a_call_ends_at_its_time_with_a_slot_and_without() {
         kept.reply(*b"done").unwrap();
         assert_eq!(first.await.unwrap(), b"done");
 
+        // The call has the slot, and the server has the request.
+        let hasty = ClientOptions { timeout: Duration::from_secs(1), ..net.options() };
+        let hasty = AsyncClient::with_options(server.address, &hasty).await.unwrap();
+        assert!(late(hasty.call_type(KEPT, b"too late").await.unwrap_err()), "with a slot");
+        server.kept.recv().unwrap().reply(*b"unheard").unwrap();
+        assert_eq!(hasty.call_within(b"next", WATCHDOG).await.unwrap(), b"NEXT", "the late response gives the slot back");
+
         let mut call = pin!(client.call_type(KEPT, b"kept too"));
         assert!(call.as_mut().poll(&mut task).is_pending());
-        let kept = server.kept.recv().unwrap();
-        drop(kept);
+        drop(server.kept.recv().unwrap());
         assert!(matches!(call.await, Err(ClientError::Call(SyncCallError::Failure(CallFailure::HandlerFailed)))));
         assert!(matches!(
             client.call(vec![0; client.max_payload() + 1]).await,

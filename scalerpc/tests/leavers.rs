@@ -6,38 +6,15 @@
     reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
 )]
 
-mod support;
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
+use harness::held::{Counting, Held};
 use scalerpc::mlx5::{Clock, Device, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use scalerpc::rdma::{PendingClient, RdmaOptions};
 use scalerpc::{Handlers, RdmaServer, ServerConfig};
-
-struct Counting;
-
-thread_local! {
-    /// Bytes that this thread has allocated and not freed.
-    static LIVE: Cell<usize> = const { Cell::new(0) };
-}
-
-// SAFETY: the system's allocator, and a count.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE.with(|live| live.set(live.get().wrapping_add(layout.size())));
-        // SAFETY: the caller's contract is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        LIVE.with(|live| live.set(live.get().wrapping_sub(layout.size())));
-        // SAFETY: as above.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
+use shm_testing::limits;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -104,16 +81,18 @@ impl Room {
 
 #[test]
 fn clients_that_left_leave_nothing_behind() {
+    limits::watchdog(Duration::from_secs(120));
     let mut room = Room::new();
-    let mut live = Vec::new();
+    let mut held = Vec::new();
     for _ in 0..6 {
         for nth in 0..100 {
             room.visit(nth % 2 == 0);
         }
-        live.push(LIVE.with(Cell::get));
+        held.push(Held::now().unwrap());
     }
     assert!(room.server.stats().accepted > 0);
     // A list may have grown by an entry or two; a byte for each client would be more.
-    let [_, first, .., last] = live[..] else { panic!("{live:?}") };
-    assert!(last.saturating_sub(first) < 4 * 100 * AT_A_TIME, "bytes after so many times 800 clients: {live:?}");
+    let [_, first, .., last] = held[..] else { panic!("{held:?}") };
+    let grown = last.less(first);
+    assert!(grown.heap < (4 * 100 * AT_A_TIME) as f64 && grown.device <= 0.0, "bytes after so many times 800 clients: {held:?}");
 }

@@ -1,37 +1,13 @@
 //! After warm-up a call allocates nothing, at either end. (Forming groups anew allocates, at most once in a rotation.)
 #![allow(clippy::unwrap_used, reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests")]
 
+#[path = "../../mlx5/tests/support/counting.rs"]
+mod counting;
 mod support;
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 
 use scalerpc::mlx5::DeviceSpec;
 use scalerpc::{Handlers, RdmaServer, ServerConfig};
 use support::connect;
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: the system's allocator, and a count.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's contract is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn calls_allocate_nothing() {
@@ -57,7 +33,5 @@ fn calls_allocate_nothing() {
         }
     };
     round(500);
-    let before = ALLOCATIONS.with(Cell::get);
-    round(500);
-    assert_eq!(ALLOCATIONS.with(Cell::get) - before, 0, "allocations in 1,000 calls");
+    assert_eq!(counting::calls_of(|| round(500)), 0, "allocations in 1,000 calls");
 }

@@ -74,8 +74,8 @@ pub struct RdmaOptions {
     pub connect: ConnectOptions,
     /// WQEBBs of each send queue, 16 to the device's maximum. Default 128.
     pub send_queue_size: u32,
-    /// Entries of a server's completion queue, which bounds its operations under way. A client's completion queue is as large as its send
-    /// queue needs. Default 4096.
+    /// Entries of a server's completion queue, 1 to the device's maximum, which bounds its operations under way. A client's completion queue
+    /// is as large as its send queue needs. Default 4096.
     pub cq_size: u32,
     /// For a client: responses and events are WRITEs with immediate, for which the client posts receives. Their completions end the sleep
     /// of [`RdmaClient::wait`]. Servers ignore this option. A server whose clients READ their responses cannot wake a client. Default:
