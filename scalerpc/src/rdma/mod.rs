@@ -29,7 +29,7 @@ const COMPLETION_BATCH: usize = 32;
 /// Maximum bytes of a message that is carried in its WQE.
 const MAX_INLINE_BYTES: usize = 60;
 
-/// Interval in ns at which an end probes its peer, if it waits for the peer and posts nothing else (S20).
+/// Interval in ns at which a server probes each client, and a client its server if it waits for a response (S20).
 const PROBE_NS: u64 = 1_000_000_000;
 
 /// Why an end could not be created or connected.
