@@ -11,7 +11,7 @@ use crate::ring::{DEFAULT_RING_SIZE, MAX_RING_SIZE, MIN_RING_SIZE};
 /// WQEBBs of the WQE of a batch of maximum inline length.
 const BATCH_WQEBBS: u32 = 4;
 /// Maximum WQEBBs of a send queue without a given size.
-const MAX_COMPUTED_SEND_WR: u64 = 256;
+const MAX_COMPUTED_SEND_WR: u32 = 256;
 /// Maximum number of messages that wait in the software HCA.
 const MAX_LANE_SLOTS: u64 = 128;
 
@@ -79,17 +79,17 @@ impl Default for EndpointConfig {
 }
 
 impl EndpointConfig {
-    /// Returns the WQEBBs of the send queue: `max_send_wr`, or the number for the batches in flight and the one-sided operations, and at
-    /// most 256. The device rounds up to a power of two.
+    /// Returns the WQEBBs of the send queue: `max_send_wr`, or the number for the batches in flight at their maximum length, one more in
+    /// eight, and the one-sided operations, at most 256. The device rounds up to a power of two, at least 16. The batches more are for the
+    /// READ of the peer's record, the NOPs before the queue's end, and WQEs that are done and not reported
+    /// ([`mlx5::Signal::Reclaim`]). With fewer than 8 batches in flight there may be no room for these: then an operation waits for the
+    /// completion of earlier ones, which needs nothing of the peer's program. `max_send_wr` makes room, at 72 bytes each.
     #[must_use]
     pub fn send_queue_wqebbs(&self) -> u32 {
         self.max_send_wr.unwrap_or_else(|| {
-            // A READ or WRITE of the application takes one WQEBB, and so does the READ of the peer's record.
-            let in_flight = self.batches_in_flight.saturating_mul(BATCH_WQEBBS).saturating_add(self.raw_operations).saturating_add(1);
-            // NOPs before the ring's end, where the largest WQE does not fit.
-            let needed = u64::from(in_flight) + u64::from(BATCH_WQEBBS) - 1;
-            // One completion in a quarter of the queue: that many WQEBBs may be done without a report to this end.
-            (needed * 4).div_ceil(3).min(MAX_COMPUTED_SEND_WR) as u32
+            let batches = self.batches_in_flight.saturating_add(self.batches_in_flight / 8);
+            // A READ or WRITE of the application takes one WQEBB.
+            batches.saturating_mul(BATCH_WQEBBS).saturating_add(self.raw_operations).clamp(1, MAX_COMPUTED_SEND_WR)
         })
     }
 

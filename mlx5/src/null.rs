@@ -56,7 +56,9 @@ struct NullCq {
 }
 
 struct NullRq {
-    memory: PrivateMemory,
+    _memory: PrivateMemory,
+    /// At the start of the memory; the WQEs are [`RQ_BUFFER`] bytes further.
+    record: NonNull<AtomicU32>,
     wqe_cnt: u16,
     stride: usize,
 }
@@ -78,20 +80,21 @@ impl Objects {
 const RQ_BUFFER: usize = WQEBB;
 
 impl NullRq {
-    fn record(&self) -> NonNull<AtomicU32> {
-        self.memory.at(0)
+    fn buffer(&self) -> NonNull<u8> {
+        // SAFETY: inside the queue's memory.
+        unsafe { self.record.cast::<u8>().add(RQ_BUFFER) }
     }
 
     fn posted(&self) -> u16 {
         // SAFETY: the record is at the start of the queue's memory; the driver accesses it through the same atomic type.
-        queue_record_index(unsafe { self.record().as_ref() }.load(Ordering::Acquire))
+        queue_record_index(unsafe { self.record.as_ref() }.load(Ordering::Acquire))
     }
 
     fn wqe(&self, index: u16) -> Option<Vec<u8>> {
         (index < self.wqe_cnt).then(|| {
-            let at = self.memory.at::<u8>(RQ_BUFFER + usize::from(index) * self.stride);
+            let first = usize::from(index) * self.stride;
             // SAFETY: a WQE inside the queue; the driver is this thread and not writing now.
-            (0..self.stride).map(|byte| unsafe { at.add(byte).read() }).collect()
+            (first..first + self.stride).map(|byte| unsafe { self.buffer().add(byte).read() }).collect()
         })
     }
 }
@@ -106,9 +109,9 @@ impl Null {
         check("the number of buffers of a receive", max_sge as u64, 0, MAX_RECV_SGE.into())?;
         let wqe_cnt = (depth + u32::from(is_linked)).next_power_of_two() as u16;
         let stride = (SEGMENT * (max_sge + usize::from(is_linked))).next_power_of_two().max(if is_linked { 2 * SEGMENT } else { SEGMENT });
-        let memory = PrivateMemory::new("a receive queue", RQ_BUFFER + usize::from(wqe_cnt) * stride, PAGE)?;
-        let rq = NullRq { memory, wqe_cnt, stride };
-        let (buffer, record) = (rq.memory.at(RQ_BUFFER), rq.record());
+        let (memory, first) = PrivateMemory::new("a receive queue", RQ_BUFFER + usize::from(wqe_cnt) * stride, PAGE)?;
+        let rq = NullRq { _memory: memory, record: first.cast(), wqe_cnt, stride };
+        let (buffer, record) = (rq.buffer(), rq.record);
         let objects = &mut *self.objects.borrow_mut();
         let srqn = objects.next();
         objects.rqs.insert(srqn, rq);
@@ -180,9 +183,9 @@ impl Provider for Null {
     fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, _huge: bool) -> Result<MrParts, RegisterError> {
         check_region(bytes, access)?;
         let no_memory = |_| RegisterError::Memory { bytes, source: std::io::ErrorKind::OutOfMemory.into() };
-        let memory = PrivateMemory::new("a region", bytes, PAGE).map_err(no_memory)?;
+        let (memory, first) = PrivateMemory::new("a region", bytes, PAGE).map_err(no_memory)?;
         // SAFETY: the memory is kept until the region is deregistered.
-        let parts = unsafe { self.register(pd, memory.at(0), bytes, access) }?;
+        let parts = unsafe { self.register(pd, first, bytes, access) }?;
         self.objects.borrow_mut().mrs.insert(parts.key, memory);
         Ok(parts)
     }

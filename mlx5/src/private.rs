@@ -24,44 +24,34 @@ const UNASKED_ALIGN: usize = 8;
 pub(crate) struct PrivateMemory {
     /// As allocated.
     whole: NonNull<u8>,
-    layout: Layout,
-    /// At the multiple, and the bytes from there on.
-    base: NonNull<u8>,
     bytes: usize,
 }
 
 impl PrivateMemory {
-    /// Allocates `bytes` at a multiple of `align`, a power of two, for `what`.
-    pub(crate) fn new(what: &'static str, bytes: usize, align: usize) -> Result<Self, CreateError> {
+    /// Allocates `bytes` at a multiple of `align`, a power of two, for `what`. Returns the memory and the address of the first byte.
+    pub(crate) fn new(what: &'static str, bytes: usize, align: usize) -> Result<(Self, NonNull<u8>), CreateError> {
         let no_memory = |source| CreateError::Memory { what, source };
-        let whole_bytes = bytes.saturating_add(align).max(1);
-        let layout = Layout::from_size_align(whole_bytes, UNASKED_ALIGN).map_err(|error| no_memory(std::io::Error::other(error)))?;
+        let bytes = bytes.saturating_add(align).max(1);
+        let layout = Layout::from_size_align(bytes, UNASKED_ALIGN).map_err(|error| no_memory(std::io::Error::other(error)))?;
         // SAFETY: the layout's size is not 0.
         let whole = unsafe { alloc_zeroed(layout) };
         let whole = NonNull::new(whole).ok_or_else(|| no_memory(std::io::ErrorKind::OutOfMemory.into()))?;
-        // SAFETY: less than `align` bytes further, which were allocated beside `bytes`.
+        // SAFETY: less than `align` bytes further, which were allocated beside those asked for.
         let base = unsafe { whole.add(whole.align_offset(align)) };
-        Ok(Self { whole, layout, base, bytes })
-    }
-
-    /// Returns the address of byte `offset`, which must be inside.
-    pub(crate) fn at<T>(&self, offset: usize) -> NonNull<T> {
-        debug_assert!(offset + size_of::<T>() <= self.bytes);
-        // SAFETY: inside the allocation.
-        unsafe { self.base.add(offset).cast() }
+        Ok((Self { whole, bytes }, base))
     }
 }
 
 impl Drop for PrivateMemory {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout.
-        unsafe { dealloc(self.whole.as_ptr(), self.layout) };
+        // SAFETY: allocated in `new` with this layout, which was legal there.
+        unsafe { dealloc(self.whole.as_ptr(), Layout::from_size_align_unchecked(self.bytes, UNASKED_ALIGN)) };
     }
 }
 
 /// A completion queue's memory: the doorbell record and, on the next page, untouched entries.
 pub(crate) struct CqPlace {
-    _memory: PrivateMemory,
+    pub(crate) memory: PrivateMemory,
     pub(crate) buffer: NonNull<u8>,
     pub(crate) entries: u32,
     pub(crate) record: NonNull<AtomicU32>,
@@ -79,19 +69,20 @@ impl CqPlace {
             return Err(CreateError::Illegal { what: "the size of a CQE", value: stride as u64, legal: "64 or 128" });
         }
         let entries = config.entries.next_power_of_two();
-        let memory = PrivateMemory::new("a completion queue", PAGE + entries as usize * stride, PAGE)?;
-        let (buffer, record) = (memory.at(PAGE), memory.at(0));
+        let (memory, record) = PrivateMemory::new("a completion queue", PAGE + entries as usize * stride, PAGE)?;
+        // SAFETY: inside the new memory.
+        let buffer = unsafe { record.add(PAGE) };
         for entry in 1..=entries as usize {
             // SAFETY: inside the new memory, which no other code has yet; the CQE is the last 64 bytes of its entry.
             unsafe { buffer.add(entry * stride - CQE_BYTES + OP_OWN_OFFSET).write(OP_OWN_UNTOUCHED) };
         }
-        Ok(Self { _memory: memory, buffer, entries, record })
+        Ok(Self { memory, buffer, entries, record: record.cast() })
     }
 }
 
-/// A send queue's memory: the doorbell record, the WQEBBs, and before them the BlueFlame register, aligned to its size.
+/// A send queue's memory: the BlueFlame register, aligned to its size, the WQEBBs and the doorbell record.
 pub(crate) struct SqPlace {
-    _memory: PrivateMemory,
+    pub(crate) memory: PrivateMemory,
     /// `None` for a device that reads no register.
     pub(crate) register: Option<NonNull<u8>>,
     pub(crate) record: NonNull<AtomicU32>,
@@ -107,11 +98,13 @@ impl SqPlace {
         // The longest WQE, 220 B inline and an SGE, takes 5 WQEBBs; with the NOPs before the ring's end it may need 9.
         let wqe_cnt = config.max_send_wr.next_power_of_two().max(16);
         let register_bytes = if kind == RegisterKind::Unread { 0 } else { 2 * BLUEFLAME_BYTES };
-        let bytes = register_bytes + WQEBB + wqe_cnt as usize * WQEBB;
-        let memory = PrivateMemory::new("a send queue", bytes, register_bytes.max(WQEBB))?;
-        let register = (register_bytes > 0).then(|| memory.at(0));
-        let (record, buffer) = (memory.at(register_bytes), memory.at(register_bytes + WQEBB));
-        Ok(Self { _memory: memory, register, record, buffer, wqe_cnt: wqe_cnt as u16 })
+        let buffer_bytes = wqe_cnt as usize * WQEBB;
+        let bytes = register_bytes + buffer_bytes + size_of::<AtomicU32>();
+        let (memory, first) = PrivateMemory::new("a send queue", bytes, register_bytes.max(WQEBB))?;
+        let register = (register_bytes > 0).then_some(first);
+        // SAFETY: inside the new memory.
+        let (buffer, record) = unsafe { (first.add(register_bytes), first.add(register_bytes + buffer_bytes).cast()) };
+        Ok(Self { memory, register, record, buffer, wqe_cnt: wqe_cnt as u16 })
     }
 
     /// Describes the queue. The register's place among those of the device is `uar_offset`.

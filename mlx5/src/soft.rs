@@ -15,7 +15,7 @@ use crate::config::{CqConfig, DeviceInfo, Pages};
 use crate::error::{ConnectError, CreateError, OpenError, RegisterError, check, check_region};
 use crate::mmio::RegisterKind;
 use crate::parts::{ConnectParts, CqParts, MrParts, QpParts, QpRequest, Receives, RqParts, SrqParts};
-use crate::private::{COMP_VECTORS, CqPlace, SqPlace};
+use crate::private::{COMP_VECTORS, CqPlace, PrivateMemory, SqPlace};
 use crate::provider::Provider;
 use crate::wire::{Access, AddressVector, AsyncEvent, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR};
 
@@ -24,8 +24,8 @@ pub(crate) struct Soft {
     hca: Rc<Hca>,
     /// Kind of the queue pairs' registers: only strict devices read them.
     register: RegisterKind,
-    sqs: RefCell<HashMap<u32, SqPlace>>,
-    cqs: RefCell<HashMap<u32, CqPlace>>,
+    sqs: RefCell<HashMap<u32, PrivateMemory>>,
+    cqs: RefCell<HashMap<u32, PrivateMemory>>,
     alarm: Arc<Alarm>,
 }
 
@@ -125,12 +125,11 @@ impl Provider for Soft {
     }
 
     fn create_cq(&self, config: &CqConfig) -> Result<CqParts, CreateError> {
-        let place = CqPlace::new(config)?;
-        let CqPlace { buffer, entries, record, .. } = place;
-        let memory = CqMemory { buffer, entries, cqe_bytes: config.cqe_bytes, compression: config.compression, record: record.cast() };
+        let CqPlace { memory, buffer, entries, record } = CqPlace::new(config)?;
+        let queue = CqMemory { buffer, entries, cqe_bytes: config.cqe_bytes, compression: config.compression, record: record.cast() };
         // SAFETY: the memory is kept until the queue is destroyed.
-        let cqn = unsafe { self.hca.create_cq(&memory) }?;
-        self.cqs.borrow_mut().insert(cqn, place);
+        let cqn = unsafe { self.hca.create_cq(&queue) }?;
+        self.cqs.borrow_mut().insert(cqn, memory);
         Ok(CqParts { cqn, buffer, entries, stride: config.cqe_bytes as usize, record })
     }
 
@@ -174,7 +173,7 @@ impl Provider for Soft {
         });
         let (qpn, place) = created.inspect_err(|_| rq.iter().for_each(|(rqn, _)| self.hca.destroy_srq(*rqn)))?;
         let sq = place.parts(qpn, config, self.register, Hca::register_offset(qpn));
-        self.sqs.borrow_mut().insert(qpn, place);
+        self.sqs.borrow_mut().insert(qpn, place.memory);
         Ok(QpParts { sq, rq: rq.map(|(_, parts)| parts) })
     }
 

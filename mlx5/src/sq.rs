@@ -14,7 +14,7 @@ pub enum Signal {
     /// Gives a CQE for this operation.
     Always,
     /// Gives a CQE on failure. Gives one on success when the queue needs it to reclaim its entries: at least one in a quarter of its depth,
-    /// so that the queue never fills up with work that no completion will release.
+    /// or in 8 WQEBBs if that is more, so that the queue never fills up with work that no completion will release.
     Reclaim,
 }
 
@@ -90,6 +90,13 @@ pub(crate) struct SendQueue {
     doorbell: Doorbell,
 }
 
+/// Returns the maximum number of WQEBBs, less one, in which one operation gives a CQE, in a queue of `mask + 1` WQEBBs. The smallest queue,
+/// of 16, has 9 left beside as many: room for the longest WQE and the NOPs before it.
+#[inline(always)]
+const fn silent(mask: u16) -> u16 {
+    if mask / 4 < 7 { 7 } else { mask / 4 }
+}
+
 impl SendQueue {
     pub(crate) fn new(parts: &SqParts, doorbell: Doorbell) -> Self {
         debug_assert!(parts.wqe_cnt.is_power_of_two());
@@ -110,7 +117,7 @@ impl SendQueue {
             mask: parts.wqe_cnt - 1,
             last: parts.buffer.as_ptr(),
             consumer: 0,
-            signal_by: (parts.wqe_cnt - 1) / 4,
+            signal_by: silent(parts.wqe_cnt - 1),
             buffer: parts.buffer,
             users,
             doorbell,
@@ -168,7 +175,7 @@ impl SendQueue {
             }
         };
         if flags.signal == Signal::Always {
-            self.signal_by = self.producer.wrapping_add(blocks + self.mask / 4);
+            self.signal_by = self.producer.wrapping_add(blocks + silent(self.mask));
         }
         let head = self.head;
         let mut out = self.start(O::OPCODE, ds, signaled, flags, op.imm());
@@ -207,14 +214,14 @@ impl SendQueue {
         self.enter();
         let contiguous = if padding > 0 { free - padding } else { to_end.min(free) };
         // The NOPs may have passed `signal_by`.
-        let silent = (self.signal_by.wrapping_sub(self.producer) as i16).max(0) as u16;
-        if blocks <= silent {
-            self.room = contiguous.min(silent).into();
+        let silent_left = (self.signal_by.wrapping_sub(self.producer) as i16).max(0) as u16;
+        if blocks <= silent_left {
+            self.room = contiguous.min(silent_left).into();
             return Ok(false);
         }
-        let quarter = self.mask / 4;
-        self.signal_by = self.producer.wrapping_add(blocks + quarter);
-        self.room = contiguous.min(blocks + quarter).into();
+        let until_next = blocks + silent(self.mask);
+        self.signal_by = self.producer.wrapping_add(until_next);
+        self.room = contiguous.min(until_next).into();
         Ok(true)
     }
 

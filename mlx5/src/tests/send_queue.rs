@@ -9,11 +9,15 @@ use crate::*;
 const DEPTH: u16 = 32;
 
 fn queue_pair() -> (NullDevice, RcQp) {
+    queue_pair_of(DEPTH)
+}
+
+fn queue_pair_of(depth: u16) -> (NullDevice, RcQp) {
     let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(8).unwrap();
     let srq = pd.create_srq(1, 0).unwrap();
-    let config = QpConfig { max_send_wr: DEPTH.into(), max_inline_data: 220, ..QpConfig::default() };
+    let config = QpConfig { max_send_wr: depth.into(), max_inline_data: 220, ..QpConfig::default() };
     let mut qp = pd.create_qp(&cq, &cq, &srq, &config).unwrap();
     qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
     (device.null().unwrap(), qp)
@@ -40,16 +44,18 @@ fn is_signaled(device: &NullDevice, qp: &RcQp, counter: u16) -> bool {
 #[test]
 fn every_operation_comes_back_once_and_in_order_over_many_laps_of_ring_and_index() {
     for seed in 0..8 {
-        let (device, mut qp) = queue_pair();
+        // The smallest queue, too.
+        let depth = if seed % 2 == 0 { DEPTH } else { 16 };
+        let (device, mut qp) = queue_pair_of(depth);
         let mut random = Random::new(seed);
         let mut posted: VecDeque<Expected> = VecDeque::new();
         let (mut producer, mut consumer, mut user, mut wqebbs) = (0u16, 0u16, 0u64, 0u32);
         // Twice the 16-bit index; the ring's depth thousands of times.
         while wqebbs < 2 << 16 {
             let blocks = 1 + random.below(5) as u16;
-            let to_end = DEPTH - producer % DEPTH;
+            let to_end = depth - producer % depth;
             let padding = if blocks > to_end { to_end } else { 0 };
-            let free = DEPTH - producer.wrapping_sub(consumer);
+            let free = depth - producer.wrapping_sub(consumer);
             let signal = if random.one_in(16) { Signal::Always } else { Signal::Reclaim };
             match qp.post(&write(blocks), signal, user) {
                 Ok(()) => {
@@ -64,7 +70,7 @@ fn every_operation_comes_back_once_and_in_order_over_many_laps_of_ring_and_index
                     user += 1;
                 }
                 Err(PostError::QueueFull { needed, free: told, capacity }) => {
-                    assert_eq!((needed, told, capacity), ((blocks + padding).into(), free.into(), DEPTH.into()));
+                    assert_eq!((needed, told, capacity), ((blocks + padding).into(), free.into(), depth.into()));
                     assert!(blocks + padding > free, "refused with room");
                     // Only signaled WQEs tell, and the queue never fills without one.
                     let last = posted.iter().rposition(|p| p.signaled).unwrap();
@@ -109,7 +115,7 @@ fn a_counter_that_is_no_outstanding_wqe_changes_nothing() {
 }
 
 #[test]
-fn a_queue_asks_for_a_completion_within_a_quarter_of_its_depth() {
+fn a_queue_asks_for_a_completion_within_a_quarter_of_its_depth_or_8_wqebbs() {
     let (device, mut qp) = queue_pair();
     let signaled = |qp: &mut RcQp, n: u16| {
         let post = |i| qp.post(&write(1), Signal::Reclaim, i).unwrap();
@@ -127,6 +133,11 @@ fn a_queue_asks_for_a_completion_within_a_quarter_of_its_depth() {
     signaled(&mut qp, 8);
     let which: Vec<u16> = (DEPTH..DEPTH + 12).filter(|&i| is_signaled(&device, &qp, i)).collect();
     assert_eq!(which, [35, 43]);
+    // The smallest queue has room for the longest WQE beside 8 WQEBBs.
+    let (device, mut qp) = queue_pair_of(16);
+    signaled(&mut qp, 16);
+    let which: Vec<u16> = (0..16).filter(|&i| is_signaled(&device, &qp, i)).collect();
+    assert_eq!(which, [7, 15]);
 }
 
 #[test]

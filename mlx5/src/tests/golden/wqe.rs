@@ -60,14 +60,14 @@ impl Bench {
     }
 
     /// Posts `op` over 0xa5, compares the whole ring with what must be there, and completes it. `flags` may be unsignaled: then it is
-    /// signaled when more than a quarter of the queue is not.
+    /// signaled when more than 7 WQEBBs are not.
     fn check(&mut self, op: &impl Operation, flags: Flags, opcode: u8, imm: u32, body: &[u8]) {
         let ds = 1 + body.len() / 16;
         let blocks = ds.div_ceil(4) as u16;
         let to_end = WQE_CNT - self.producer % WQE_CNT;
         let nops = if blocks > to_end { to_end } else { 0 };
         self.unsignaled += nops + blocks;
-        let signaled = flags.signal == Signal::Always || self.unsignaled > WQE_CNT / 4 - 1;
+        let signaled = flags.signal == Signal::Always || self.unsignaled > 7;
         if signaled {
             self.unsignaled = 0;
         }
