@@ -61,8 +61,8 @@ fn sleeper(device: &Device, cq: &mut Cq, solicited_only: bool, total: u64, taken
     }
 }
 
-/// Runs both threads to their end.
-fn together(receiver: impl FnOnce() + std::marker::Send + 'static, sender: impl FnOnce() + std::marker::Send + 'static) {
+/// Runs both threads to their end. In the watchdog's time, the receiver takes a message.
+fn together(taken: &AtomicU64, receiver: impl FnOnce() + std::marker::Send + 'static, sender: impl FnOnce() + std::marker::Send + 'static) {
     mlx5_hca::testing::sleep_without_end();
     let (done_tx, done_rx) = mpsc::channel();
     let also_done = done_tx.clone();
@@ -76,8 +76,14 @@ fn together(receiver: impl FnOnce() + std::marker::Send + 'static, sender: impl 
             also_done.send(()).unwrap();
         }),
     ];
-    for _ in 0..2 {
-        done_rx.recv_timeout(WATCHDOG).expect("a sleeper was not woken");
+    let (mut running, mut before) = (2, 0);
+    while running > 0 {
+        if done_rx.recv_timeout(WATCHDOG).is_ok() {
+            running -= 1;
+        } else {
+            let now = taken.load(Ordering::Relaxed);
+            assert_ne!(std::mem::replace(&mut before, now), now, "a sleeper was not woken");
+        }
     }
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
@@ -111,8 +117,9 @@ fn connected(rounds: u64, per_round: u64, solicited_only: bool) {
     let (to_receiver, from_sender) = mpsc::channel();
     let taken = Arc::<AtomicU64>::default();
     let (receivers, senders) = (options(&fabric), options(&fabric));
-    let count = Arc::clone(&taken);
+    let (count, progress) = (Arc::clone(&taken), Arc::clone(&taken));
     together(
+        &progress,
         move || {
             let (device, mut cq, mut srq, mut qps) = queues(receivers);
             connect(&mut qps, &to_sender, &from_sender);
@@ -158,7 +165,7 @@ fn a_sleeper_is_woken_by_every_datagram() {
     let (to_sender, from_receiver) = mpsc::channel();
     let taken = Arc::<AtomicU64>::default();
     let (receivers, senders) = (options(&fabric), options(&fabric));
-    let count = Arc::clone(&taken);
+    let (count, progress) = (Arc::clone(&taken), Arc::clone(&taken));
     let create = |options: SoftOptions| {
         let device = Device::open(DeviceSpec::Soft(options)).unwrap();
         let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(256).unwrap());
@@ -168,6 +175,7 @@ fn a_sleeper_is_woken_by_every_datagram() {
         (device, cq, qp, mr)
     };
     together(
+        &progress,
         move || {
             let (device, mut cq, mut qp, mr) = create(receivers);
             let post = |qp: &mut UdQp| {
