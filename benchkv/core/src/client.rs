@@ -10,9 +10,10 @@ use harness::hist::{HistogramError, LatencyHistogram};
 use serde::{Deserialize, Serialize};
 
 use crate::activity::WorkerReport;
-use crate::backend::{BackendError, Ending, IssueError, Paths};
+use crate::backend::{BackendError, IssueError, Paths};
 use crate::counters;
-use crate::message::{Op, Outcome, Request};
+use crate::message::{Op, Outcome, Request, Response};
+use crate::operation::{Kind, Operation};
 use crate::pace::Schedule;
 use crate::phase::Phase;
 use crate::values::ClientValues;
@@ -108,8 +109,6 @@ counters! {
         sum unfinished,
         /// Of the completed: gets that found no value.
         sum not_found,
-        /// Endings that no outstanding operation waited for: a fault of the transport.
-        sum strays,
     }
 }
 
@@ -178,8 +177,8 @@ pub struct ClientSpec {
 pub struct Client<P> {
     paths: P,
     book: Book,
-    /// The operations that a poll has found ended.
-    ended: Vec<(u32, Ending)>,
+    /// The operations that a poll has found ended, with their answers.
+    ended: Vec<(Operation, Option<Response>)>,
 }
 
 /// The counts of a client while it runs: differences of two looks are those of the time between.
@@ -197,16 +196,16 @@ struct Book {
     spec: ClientSpec,
     /// Total number of operations to issue.
     limit: u64,
-    /// The places of tails, and one tail; `None` if values have none.
-    tails: Option<(ClientValues, Vec<u8>)>,
-    next_access: usize,
-    /// By token. `None`: the token is free.
-    outstanding: Vec<Option<Outstanding>>,
-    free: Vec<u32>,
+    /// `None` if values have no tails.
+    tails: Option<Tails>,
+    /// Index of the next access.
+    next_access: u32,
     /// A request that no path has accepted yet.
-    refused: Option<(u32, Request)>,
+    refused: Option<(Operation, Request)>,
     counts: Counts,
-    /// The last round trips of this step that are not recorded yet, by [`kind`].
+    /// Sum of the times of issue of all outstanding operations, in ns; wraps.
+    issued_ns: u64,
+    /// By [`Kind`]: the last round trips of this step that are not recorded yet.
     alike: [Alike; 4],
     windows: Vec<Window>,
     phase: Phase,
@@ -226,39 +225,23 @@ struct Alike {
     held_ns: u64,
 }
 
-/// Returns the index of a kind: local gets, local puts, remote gets, remote puts.
-const fn kind(is_remote: bool, is_put: bool) -> usize {
-    2 * is_remote as usize + is_put as usize
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Outstanding {
-    access: Access,
-    /// Start of the latency: the issue, in an open loop the intended start.
-    intended_ns: u64,
-    issued_ns: u64,
-    moment: u32,
-    is_put: bool,
-}
-
-impl Outstanding {
-    /// Returns the time since its issue, in ns.
-    fn age_ns(&self, now_ns: u64) -> u64 {
-        if self.issued_ns == NOT_ISSUED { 0 } else { now_ns.saturating_sub(self.issued_ns) }
-    }
+/// The places of the tails of a client's values.
+#[derive(Debug)]
+struct Tails {
+    values: ClientValues,
+    /// Places without an operation.
+    free: Vec<u32>,
+    /// The tail that was written or read last.
+    tail: Vec<u8>,
 }
 
 /// Interval at which a refused request is offered again. There may be no outstanding operation whose end would tell.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Time stamp of an operation that no path has accepted yet.
-const NOT_ISSUED: u64 = 0;
-
 impl<P: Paths> Client<P> {
     /// Makes a client that has issued nothing. All its memory is allocated here, unless it is frugal.
     #[must_use]
     pub fn new(spec: ClientSpec, paths: P) -> Self {
-        let depth = spec.queue_depth;
         let window = Window {
             started_ns: 0,
             ended_ns: 0,
@@ -272,15 +255,15 @@ impl<P: Paths> Client<P> {
         };
         let book = Book {
             limit: spec.ops.unwrap_or(u64::MAX),
-            tails: paths.values().map(|values| {
-                let tail = vec![0; values.tail_bytes()];
-                (values, tail)
+            tails: paths.values().map(|values| Tails {
+                free: (0..spec.queue_depth as u32).rev().collect(),
+                tail: vec![0; values.tail_bytes()],
+                values,
             }),
             next_access: 0,
-            outstanding: vec![None; depth],
-            free: (0..depth as u32).rev().collect(),
             refused: None,
             counts: Counts::default(),
+            issued_ns: 0,
             alike: [Alike::default(); 4],
             windows: vec![window; spec.runs],
             phase: Phase::Ready,
@@ -289,7 +272,7 @@ impl<P: Paths> Client<P> {
             window_from_ns: 0,
             spec,
         };
-        Self { paths, book, ended: Vec::with_capacity(depth) }
+        Self { ended: Vec::with_capacity(book.spec.queue_depth), paths, book }
     }
 
     /// Takes ended operations and, while `phase` asks for load, issues as many again. Reads `now_ns` at most twice. Once as many
@@ -303,17 +286,18 @@ impl<P: Paths> Client<P> {
         let phase = if book.has_ended() { Phase::Drain } else { phase };
         book.enter(phase, begin_ns);
         let before = book.counts;
-        let polled = paths.poll(|token, ending| ended.push((token, ending)));
+        let polled = paths.poll(|operation, response| ended.push((operation, response)));
         if !ended.is_empty() {
-            ended.iter().for_each(|&(token, ending)| book.end(token, ending, begin_ns));
+            ended.iter().for_each(|(operation, response)| book.end(operation, *response, begin_ns));
             ended.clear();
-            (0..4).for_each(|kind| book.record(kind));
+            Kind::ALL.into_iter().for_each(|kind| book.record(kind));
         }
         polled?;
         if phase.is_loading() && book.wants_to_issue(begin_ns) {
             let issue_ns = now_ns();
             book.count_outstanding(issue_ns);
             book.issue_all(paths, issue_ns)?;
+            book.issued_ns = book.issued_ns.wrapping_add((book.counts.issued - before.issued).wrapping_mul(issue_ns));
             paths.flush()?;
         }
         Ok(match book.counts.moves() - before.moves() {
@@ -326,11 +310,11 @@ impl<P: Paths> Client<P> {
     /// Returns for how long it has nothing to do, unless one of its operations ends. [`Duration::MAX`]: forever.
     #[must_use]
     pub fn until_due(&self, now_ns: u64) -> Duration {
-        let Book { spec, phase, free, refused, .. } = &self.book;
+        let Book { spec, phase, refused, .. } = &self.book;
         if refused.is_some() {
             return RETRY_INTERVAL;
         }
-        let next = spec.schedule.as_ref().filter(|_| phase.is_loading() && !free.is_empty());
+        let next = spec.schedule.as_ref().filter(|_| phase.is_loading() && self.book.room() > 0);
         next.map_or(Duration::MAX, |schedule| schedule.until_next(now_ns))
     }
 
@@ -367,6 +351,16 @@ impl Book {
         self.counts.issued - self.counts.completed - self.counts.errors
     }
 
+    /// Returns the number of operations that can be issued before another ends, if none was refused.
+    fn room(&self) -> u64 {
+        (self.spec.queue_depth as u64 - self.in_flight()).min(self.limit - self.counts.issued)
+    }
+
+    /// Returns the age of all outstanding operations together, in ns.
+    fn age_ns(&self, now_ns: u64) -> i128 {
+        i128::from(self.in_flight().wrapping_mul(now_ns).wrapping_sub(self.issued_ns) as i64)
+    }
+
     /// Returns whether all operations that it was to issue have ended.
     fn has_ended(&self) -> bool {
         self.counts.issued == self.limit && self.in_flight() == 0
@@ -385,7 +379,7 @@ impl Book {
         if phase == self.phase {
             return;
         }
-        let age_ns = self.outstanding.iter().flatten().map(|outstanding| i128::from(outstanding.age_ns(now_ns))).sum::<i128>();
+        let age_ns = self.age_ns(now_ns);
         let (from_ns, to_ns) = (self.window_from_ns, self.outstanding_ns);
         if let Some(window) = self.window() {
             window.ended_ns = now_ns;
@@ -419,10 +413,10 @@ impl Book {
         }
     }
 
-    /// Returns whether there is something to issue, and a token for it.
+    /// Returns whether there is something to issue, and room for it.
     fn wants_to_issue(&self, now_ns: u64) -> bool {
         let is_due = || self.spec.schedule.as_ref().is_none_or(|schedule| schedule.due_ns(now_ns).is_some());
-        self.refused.is_some() || (!self.free.is_empty() && self.counts.issued < self.limit && is_due())
+        self.refused.is_some() || (self.room() > 0 && is_due())
     }
 
     fn count_outstanding(&mut self, now_ns: u64) {
@@ -433,22 +427,19 @@ impl Book {
     }
 
     fn issue_all<P: Paths>(&mut self, paths: &mut P, now_ns: u64) -> Result<(), BackendError> {
-        if let Some((token, request)) = self.refused.take() {
-            let is_closed_loop = self.spec.schedule.is_none();
-            if let Some(Some(outstanding)) = self.outstanding.get_mut(token as usize) {
-                outstanding.issued_ns = now_ns;
-                if is_closed_loop {
-                    outstanding.intended_ns = now_ns;
-                }
+        if let Some((mut operation, request)) = self.refused.take() {
+            operation.issued_ns = now_ns;
+            if self.spec.schedule.is_none() {
+                operation.intended_ns = now_ns;
             }
-            if !self.issue(paths, token, request)? {
+            if !self.issue(paths, request, operation)? {
                 return Ok(());
             }
         }
-        // Bounded by the queue depth: each turn takes a free token or ends the loop.
-        while let Some((token, request)) = self.prepare(now_ns) {
-            if !self.issue(paths, token, request)? {
-                return Ok(());
+        for _ in 0..self.room() {
+            let Some((operation, request)) = self.next_operation(now_ns) else { break };
+            if !self.issue(paths, request, operation)? {
+                break;
             }
         }
         Ok(())
@@ -456,72 +447,63 @@ impl Book {
 
     /// Offers a request. Returns `false` if there is no room for it now.
     #[inline(always)]
-    fn issue<P: Paths>(&mut self, paths: &mut P, token: u32, request: Request) -> Result<bool, BackendError> {
-        match paths.issue(&request, token) {
+    fn issue<P: Paths>(&mut self, paths: &mut P, request: Request, operation: Operation) -> Result<bool, BackendError> {
+        let Operation { access, moment, intended_ns, issued_ns, place, kind } = operation;
+        let note = || Operation { access, moment, intended_ns, issued_ns, place, kind };
+        match paths.issue(request, note) {
             Ok(()) => {
                 self.counts.issued += 1;
                 Ok(true)
             }
             Err(IssueError::Full) => {
-                if let Some(Some(outstanding)) = self.outstanding.get_mut(token as usize) {
-                    outstanding.issued_ns = NOT_ISSUED;
-                }
-                self.refused = Some((token, request));
+                self.refused = Some((note(), request));
                 Ok(false)
             }
-            Err(IssueError::Down(error)) => Err(error),
+            Err(IssueError::Down(error)) => Err(*error),
         }
     }
 
-    /// Takes a token for the next access that can be made and is due.
+    /// Makes an operation of the next access that can be made, if it is due.
     #[inline(always)]
-    fn prepare(&mut self, now_ns: u64) -> Option<(u32, Request)> {
-        if self.counts.issued == self.limit {
-            return None;
-        }
-        let token = *self.free.last()?;
-        let intended_ns = self.spec.schedule.as_ref().map_or(Some(now_ns), |schedule| schedule.due_ns(now_ns))?;
-        // A private key with an operation outstanding is skipped. There are fewer consecutive private accesses than this.
-        let mut tries = 0..4;
-        let (access, request) = loop {
-            tries.next()?;
-            if let Some(next) = self.next_request(token) {
-                break next;
-            }
-        };
-        self.free.pop();
-        if let Some(schedule) = &mut self.spec.schedule {
-            schedule.take();
+    fn next_operation(&mut self, now_ns: u64) -> Option<(Operation, Request)> {
+        let intended_ns = self.spec.schedule.as_mut().map_or(Some(now_ns), |schedule| schedule.take_due(now_ns))?;
+        let (access, mut request) = self.next_request()?;
+        let mut place = 0;
+        if self.tails.is_some() {
+            place = self.take_place(access, request.op());
+            request = self.tails.as_ref().map_or(request, |tails| request.at(tails.values.place(place)));
         }
         let moment = self.spec.verifier.as_mut().map_or(0, Verifier::issue);
-        let slot = self.outstanding.get_mut(token as usize)?;
-        *slot = Some(Outstanding { access, intended_ns, issued_ns: now_ns, moment, is_put: request.is_put() });
-        Some((token, request))
+        let kind = Kind::new(request.rank() != u32::from(self.spec.rank), request.is_put());
+        Some((Operation { access, moment, intended_ns, issued_ns: now_ns, place, kind }, request))
     }
 
+    /// Returns the next access that can be made, as its index and its request.
     #[inline(always)]
-    fn next_request(&mut self, token: u32) -> Option<(Access, Request)> {
-        let accesses = &self.spec.pattern.accesses;
-        let access = *accesses.get(self.next_access)?;
-        self.next_access = if self.next_access + 1 < accesses.len() { self.next_access + 1 } else { 0 };
-        let (rank, key) = (u32::from(access.rank), access.key);
-        let request = match (access.kind, &mut self.spec.verifier) {
-            (AccessKind::Read, _) => Request::get(rank, key),
-            (AccessKind::Write, Some(verifier)) => Request::put(rank, key, verifier.next_value(access.rank, key)),
-            (AccessKind::Private, Some(_)) => self.next_private(&access)?,
-            (AccessKind::Write | AccessKind::Private, None) => Request::put(rank, key, key),
-        };
-        let Some((values, _)) = &self.tails else { return Some((access, request)) };
-        let request = request.at(values.place(token));
-        if let (Some(Op::Put { value, .. }), Some(_)) = (request.op(), &self.spec.verifier) {
-            self.write_tail(value, token, access.kind);
+    fn next_request(&mut self) -> Option<(u32, Request)> {
+        // A private key with an operation outstanding is skipped. There are fewer consecutive private accesses than this.
+        for _ in 0..4 {
+            let (index, accesses) = (self.next_access, &self.spec.pattern.accesses);
+            let &Access { key, rank, kind, .. } = accesses.get(index as usize)?;
+            self.next_access = if index as usize + 1 < accesses.len() { index + 1 } else { 0 };
+            let request = match (kind, &mut self.spec.verifier) {
+                (AccessKind::Read, _) => Request::get(rank.into(), key),
+                (AccessKind::Write, Some(verifier)) => Request::put(rank.into(), key, verifier.next_value(rank, key)),
+                (AccessKind::Private, Some(_)) => match self.next_private(index) {
+                    Some(request) => request,
+                    None => continue,
+                },
+                (AccessKind::Write | AccessKind::Private, None) => Request::put(rank.into(), key, key),
+            };
+            return Some((index, request));
         }
-        Some((access, request))
+        None
     }
 
     /// Returns the next request for a private key; `None` while one is outstanding.
     #[inline(never)]
-    fn next_private(&mut self, access: &Access) -> Option<Request> {
+    fn next_private(&mut self, access: u32) -> Option<Request> {
+        let access = self.spec.pattern.accesses.get(access as usize)?;
         let (rank, key) = (u32::from(access.rank), access.key);
         Some(match self.spec.verifier.as_mut()?.begin_private(access)? {
             PrivateStep::Get => Request::get(rank, key),
@@ -532,47 +514,54 @@ impl Book {
         })
     }
 
-    /// Writes the tail of the value of a put to its place. One that is not judged is the last one again.
+    /// Takes a place, and writes the tail of the value of a put there. One that is not judged is the last one again.
     #[inline(never)]
-    fn write_tail(&mut self, value: u64, token: u32, kind: AccessKind) {
-        let Self { tails: Some((values, tail)), spec, .. } = self else { return };
-        let is_corrupt = kind == AccessKind::Private && std::mem::take(&mut spec.corrupt_one);
-        fill_tail(value, tail);
-        tail.last_mut().into_iter().for_each(|last| *last ^= u8::from(is_corrupt));
-        values.write(token, tail);
+    fn take_place(&mut self, access: u32, op: Option<Op>) -> u32 {
+        let Some(Tails { values, free, tail }) = &mut self.tails else { return 0 };
+        // There is one for each operation that can be outstanding.
+        let place = free.pop().unwrap_or_default();
+        if let (Some(Op::Put { value, .. }), Some(_)) = (op, &self.spec.verifier) {
+            let is_private = self.spec.pattern.accesses.get(access as usize).is_some_and(|access| access.kind == AccessKind::Private);
+            let is_corrupt = is_private && std::mem::take(&mut self.spec.corrupt_one);
+            fill_tail(value, tail);
+            tail.last_mut().into_iter().for_each(|last| *last ^= u8::from(is_corrupt));
+            values.write(place, tail);
+        }
+        place
     }
 
-    /// Records the end of an operation. A token that is not outstanding is a fault of the transport, and must not end another operation.
+    /// Frees the place of an operation, and judges the tail of the value that it has found.
+    #[inline(never)]
+    fn end_tail(&mut self, operation: &Operation, outcome: Option<Outcome>) {
+        let Self { tails: Some(Tails { values, free, tail }), spec, .. } = self else { return };
+        free.push(operation.place);
+        let access = spec.pattern.accesses.get(operation.access as usize);
+        if let (Some(verifier), Some(Outcome::GetOk { value }), Some(access)) = (&mut spec.verifier, outcome, access) {
+            values.read(operation.place, tail);
+            verifier.judge_tail(access, value, tail);
+        }
+    }
+
+    /// Records the end of an operation.
     #[inline(always)]
-    fn end(&mut self, token: u32, ending: Ending, now_ns: u64) {
-        let ended = self.outstanding.get_mut(token as usize).and_then(Option::take);
-        let Some(Outstanding { access, intended_ns, issued_ns, moment, is_put }) = ended else {
-            self.counts.strays += 1;
-            return;
-        };
-        self.free.push(token);
-        let outcome = match ending {
-            Ending::Reply(response) => response.outcome().filter(|outcome| answers(*outcome, is_put)),
-            Ending::Error => None,
-        };
-        if let Some(verifier) = &mut self.spec.verifier {
-            if let (Some((values, tail)), Some(Outcome::GetOk { value })) = (&mut self.tails, outcome) {
-                values.read(token, tail);
-                verifier.judge_tail(&access, value, tail);
-            }
+    fn end(&mut self, operation: &Operation, response: Option<Response>, now_ns: u64) {
+        let Operation { access, moment, intended_ns, issued_ns, kind, .. } = *operation;
+        let outcome = response.and_then(|response| response.outcome()).filter(|outcome| answers(*outcome, kind.is_put()));
+        self.issued_ns = self.issued_ns.wrapping_sub(issued_ns);
+        if self.tails.is_some() {
+            self.end_tail(operation, outcome);
+        }
+        if let (Some(verifier), Some(access)) = (&mut self.spec.verifier, self.spec.pattern.accesses.get(access as usize)) {
             match (access.kind, outcome) {
-                (AccessKind::Private, outcome) => verifier.end_private(&access, outcome),
-                (_, Some(Outcome::GetOk { value })) => verifier.judge_read(&access, moment, Some(value)),
-                (_, Some(Outcome::NotFound)) => verifier.judge_read(&access, moment, None),
+                (AccessKind::Private, outcome) => verifier.end_private(access, outcome),
+                (_, Some(Outcome::GetOk { value })) => verifier.judge_read(access, moment, Some(value)),
+                (_, Some(Outcome::NotFound)) => verifier.judge_read(access, moment, None),
                 _ => {}
             }
         }
-        let kind = kind(access.rank != self.spec.rank, is_put);
         let Some(outcome) = outcome else {
             self.counts.errors += 1;
-            if let Some(window) = self.window() {
-                window.errors += 1;
-            }
+            self.window().into_iter().for_each(|window| window.errors += 1);
             return;
         };
         self.counts.completed += 1;
@@ -581,32 +570,33 @@ impl Book {
             self.window().into_iter().for_each(|window| window.not_found += 1);
         }
         let latency_ns = now_ns.saturating_sub(intended_ns);
-        if latency_ns != self.alike[kind].latency_ns {
+        if latency_ns != self.alike[kind as usize].latency_ns {
             self.record(kind);
-            self.alike[kind].latency_ns = latency_ns;
+            self.alike[kind as usize].latency_ns = latency_ns;
         }
-        self.alike[kind].count += 1;
-        self.alike[kind].held_ns += issued_ns.saturating_sub(intended_ns);
+        let alike = &mut self.alike[kind as usize];
+        alike.count += 1;
+        alike.held_ns += issued_ns - intended_ns;
     }
 
     /// Records the round trips of a kind in [`alike`](Self::alike), if there are any.
     #[inline(always)]
-    fn record(&mut self, kind: usize) {
-        if self.alike[kind].count > 0 {
+    fn record(&mut self, kind: Kind) {
+        if self.alike[kind as usize].count > 0 {
             self.record_alike(kind);
         }
     }
 
     /// Records the round trips of a kind, if they ended in a window.
     #[inline(never)]
-    fn record_alike(&mut self, kind: usize) {
-        let Alike { latency_ns, count, held_ns } = std::mem::take(&mut self.alike[kind]);
+    fn record_alike(&mut self, kind: Kind) {
+        let Alike { latency_ns, count, held_ns } = std::mem::take(&mut self.alike[kind as usize]);
         let Some(window) = self.window() else { return };
         let histogram = match kind {
-            0 => &mut window.local.gets,
-            1 => &mut window.local.puts,
-            2 => &mut window.remote.gets,
-            _ => &mut window.remote.puts,
+            Kind::LocalGet => &mut window.local.gets,
+            Kind::LocalPut => &mut window.local.puts,
+            Kind::RemoteGet => &mut window.remote.gets,
+            Kind::RemotePut => &mut window.remote.puts,
         };
         histogram.record_many(latency_ns, count);
         window.open_loop.held_ns += u128::from(held_ns);

@@ -8,7 +8,7 @@
 //! - [`message`]: the bytes of a request and its response.
 //! - [`values`]: the bytes of values that messages do not hold.
 //! - [`store`]: the shard that a daemon serves.
-//! - [`client`]: the loop that issues requests; [`verify`] judges their results.
+//! - [`client`]: the loop that issues requests; [`operation`]: its note on each; [`verify`] judges their results.
 //! - [`topology`]: the endpoints between threads, and the paths of requests; [`transport`]: the carriers.
 //! - [`backend`]: daemons, the paths of clients to them, and the carriers of messages between ranks ([`ucx`]: the library of one
 //!   carrier).
@@ -25,6 +25,7 @@ pub mod drain;
 pub mod drive;
 pub mod job;
 pub mod message;
+pub mod operation;
 pub mod pace;
 pub mod phase;
 pub mod policy;

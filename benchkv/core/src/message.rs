@@ -169,11 +169,14 @@ impl Response {
     /// Returns the outcome; `None` if the bytes are not a response.
     #[must_use]
     pub const fn outcome(&self) -> Option<Outcome> {
-        match (self.status, self.value) {
-            (PUT_OK, 0) => Some(Outcome::PutOk),
-            (GET_OK, value) => Some(Outcome::GetOk { value }),
-            (GET_NOT_FOUND, 0) => Some(Outcome::NotFound),
-            (REFUSED, 0) => Some(Outcome::Refused),
+        if self.status == GET_OK {
+            return Some(Outcome::GetOk { value: self.value });
+        }
+        match self.status {
+            _ if self.value != 0 => None,
+            PUT_OK => Some(Outcome::PutOk),
+            GET_NOT_FOUND => Some(Outcome::NotFound),
+            REFUSED => Some(Outcome::Refused),
             _ => None,
         }
     }

@@ -107,11 +107,13 @@ impl Schedule {
         Duration::from_nanos(self.next_ns.saturating_sub(now_ns))
     }
 
-    /// Takes the next operation from the schedule.
-    #[inline]
-    pub fn take(&mut self) {
+    /// Takes the next operation from the schedule, if it is due. Returns its intended start in ns.
+    #[inline(never)]
+    pub fn take_due(&mut self, now_ns: u64) -> Option<u64> {
+        let due_ns = self.due_ns(now_ns)?;
         self.taken += 1;
         self.next_ns = self.start_ns(self.taken);
+        Some(due_ns)
     }
 
     /// Returns the number of operations whose intended start has come, since load began.
@@ -149,11 +151,7 @@ mod tests {
     }
 
     fn starts(schedule: &mut Schedule, count: usize) -> Vec<u64> {
-        let start = |_| {
-            let start = schedule.due_ns(u64::MAX).unwrap();
-            schedule.take();
-            start - ORIGIN_NS
-        };
+        let start = |_| schedule.take_due(u64::MAX).unwrap() - ORIGIN_NS;
         (0..count).map(start).collect()
     }
 
@@ -182,7 +180,7 @@ mod tests {
                 assert_eq!(schedule.due(ORIGIN_NS + now_ns), due, "{arrivals:?} {now_ns}");
             }
             let due = schedule.due(ORIGIN_NS + 123_456);
-            (0..10).for_each(|_| schedule.take());
+            (0..10).for_each(|_| assert!(schedule.take_due(u64::MAX).is_some()));
             assert_eq!(schedule.backlog(ORIGIN_NS + 123_456), due - 10);
             assert_eq!(schedule.backlog(ORIGIN_NS), 0, "taken too early is not owed");
         }

@@ -140,7 +140,7 @@ impl Values {
     }
 }
 
-/// The places of one client: operation `token` has the place of that number.
+/// The places of one client. It numbers them from 0, and gives one to each operation that is outstanding.
 #[derive(Debug, Clone)]
 pub struct ClientValues {
     pub(crate) values: Values,
@@ -154,20 +154,20 @@ impl ClientValues {
         self.values.tail_bytes()
     }
 
-    /// Returns the place of an operation.
+    /// Returns a place of the client, by its number.
     #[must_use]
-    pub const fn place(&self, token: u32) -> u32 {
-        self.first + token
+    pub const fn place(&self, number: u32) -> u32 {
+        self.first + number
     }
 
-    /// Copies the tail of an operation out.
-    pub fn read(&self, token: u32, tail: &mut [u8]) {
-        self.values.read(self.place(token), tail);
+    /// Copies the tail at place `number` out.
+    pub fn read(&self, number: u32, tail: &mut [u8]) {
+        self.values.read(self.place(number), tail);
     }
 
-    /// Copies `tail` to the place of an operation.
-    pub fn write(&self, token: u32, tail: &[u8]) {
-        self.values.write(self.place(token), tail);
+    /// Copies `tail` to place `number`.
+    pub fn write(&self, number: u32, tail: &[u8]) {
+        self.values.write(self.place(number), tail);
     }
 }
 

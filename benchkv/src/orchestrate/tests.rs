@@ -13,9 +13,10 @@ use shm::sleep::{Due, Watch};
 use super::*;
 use crate::cli::Cli;
 use crate::result::{Conditions, JobResult};
-use engine::backend::{Ending, IssueError, Paths};
+use engine::backend::{IssueError, Paths};
 use engine::counters;
-use engine::message::Request;
+use engine::message::{Request, Response};
+use engine::operation::Operation;
 use engine::store::{Shard, owner_of};
 use engine::topology::Peer;
 
@@ -132,7 +133,8 @@ impl Exchange for ThreadExchange {
     }
 }
 
-type Parcel = (Request, u32, Sender<(u32, Ending)>);
+type Answer = (Operation, Option<Response>);
+type Parcel = (Request, Operation, Sender<Answer>);
 
 /// The inboxes of all daemons of all ranks.
 type Network = Arc<Mutex<HashMap<(usize, usize), Sender<Parcel>>>>;
@@ -174,8 +176,8 @@ struct ChannelPaths {
     /// Complete when the endpoints of all ranks are connected.
     network: HashMap<(usize, usize), Sender<Parcel>>,
     shards: usize,
-    reply_to: Sender<(u32, Ending)>,
-    replies: Receiver<(u32, Ending)>,
+    reply_to: Sender<Answer>,
+    replies: Receiver<Answer>,
 }
 
 impl Backend for Channels {
@@ -273,14 +275,14 @@ impl Daemon for ChannelDaemon {
             return Ok(counters::Round::default());
         }
         let mut moved = 0;
-        for (request, token, reply_to) in self.inbox.try_iter().take(16) {
+        for (request, operation, reply_to) in self.inbox.try_iter().take(16) {
             moved += 1;
             let response = self.shard.apply(&request);
             if let Some(gate) = &self.gate {
                 gate.answered.fetch_add(1, Ordering::AcqRel);
             }
             if self.flaw != Flaw::DaemonForgetsReplies || self.steps < 100 {
-                let _ = reply_to.send((token, Ending::Reply(response)));
+                let _ = reply_to.send((operation, Some(response)));
             }
         }
         Ok(counters::Round { moved, ..counters::Round::default() })
@@ -294,14 +296,14 @@ impl Sleeper for ChannelPaths {
 }
 
 impl Paths for ChannelPaths {
-    fn issue(&mut self, request: &Request, token: u32) -> Result<(), IssueError> {
+    fn issue(&mut self, request: Request, note: impl FnOnce() -> Operation) -> Result<(), IssueError> {
         let owner = (request.rank() as usize, owner_of(request.key(), self.shards));
-        let _ = self.network[&owner].send((*request, token, self.reply_to.clone()));
+        let _ = self.network[&owner].send((request, note(), self.reply_to.clone()));
         Ok(())
     }
 
-    fn poll(&mut self, mut ended: impl FnMut(u32, Ending)) -> Result<(), BackendError> {
-        self.replies.try_iter().for_each(|(token, ending)| ended(token, ending));
+    fn poll(&mut self, mut ended: impl FnMut(Operation, Option<Response>)) -> Result<(), BackendError> {
+        self.replies.try_iter().for_each(|(operation, response)| ended(operation, response));
         Ok(())
     }
 }

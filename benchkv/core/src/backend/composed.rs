@@ -47,7 +47,7 @@ impl Composed {
     ///
     /// # Errors
     /// [`BackendError::Setup`] with the cause.
-    pub fn open_client_on(&self, client: usize, device: Option<&Device>) -> Result<ClientPaths, BackendError> {
+    pub fn open_client_on<U>(&self, client: usize, device: Option<&Device>) -> Result<ClientPaths<U>, BackendError> {
         ClientPaths::open(&self.plan, client, device)
     }
 

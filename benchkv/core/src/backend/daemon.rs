@@ -327,6 +327,7 @@ fn open_ring(plan: &Plan, daemon: usize) -> Result<RingServer, BackendError> {
 }
 
 /// Passes an answer of another rank to its caller. `None`: the call failed.
+#[inline(always)]
 fn answer_caller(
     whom: Whom,
     response: Option<Response>,

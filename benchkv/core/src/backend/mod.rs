@@ -23,6 +23,7 @@ use thiserror::Error;
 
 use crate::counters::{Round, TransportReport};
 use crate::message::{Request, Response};
+use crate::operation::Operation;
 use crate::policy::PolicyReport;
 use crate::topology::Peer;
 use crate::trace::Sample;
@@ -126,20 +127,22 @@ pub trait Restful {
     fn abort(&mut self);
 }
 
-/// The paths of a client's requests to a store. A sleep on them ends when a poll has something to do.
-pub trait Paths: Endpoints + Sleeper {
-    /// Offers a request. [`poll`](Self::poll) reports its end with the same token. Nothing is kept of a refused request. Requests for one
-    /// key are executed in the order in which they were accepted.
+/// The paths of a client's requests to a store. They have the only book of outstanding operations: `U` is the client's note of one. A sleep
+/// on them ends when a poll has something to do.
+pub trait Paths<U = Operation>: Endpoints + Sleeper {
+    /// Offers a request, and keeps the note that `note` makes until its end, which [`poll`](Self::poll) reports. Nothing is kept of a refused
+    /// request. Requests for one key are executed in the order in which they were accepted.
     ///
     /// # Errors
     /// [`IssueError::Full`]: try again after a poll. [`IssueError::Down`]: never again.
-    fn issue(&mut self, request: &Request, token: u32) -> Result<(), IssueError>;
+    fn issue(&mut self, request: Request, note: impl FnOnce() -> U) -> Result<(), IssueError>;
 
-    /// Reports every operation that has ended since the last call, each exactly once, in any order.
+    /// Reports every operation that has ended since the last call, each exactly once, in any order, with the answer of the store; `None`:
+    /// the transport failed it with an error.
     ///
     /// # Errors
     /// A daemon is gone; outstanding operations will not end.
-    fn poll(&mut self, ended: impl FnMut(u32, Ending)) -> Result<(), BackendError>;
+    fn poll(&mut self, ended: impl FnMut(U, Option<Response>)) -> Result<(), BackendError>;
 
     /// Returns the places of the tails of its values; `None` if they have none.
     fn values(&self) -> Option<ClientValues> {
@@ -155,15 +158,6 @@ pub trait Paths: Endpoints + Sleeper {
     }
 }
 
-/// The end of an operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
-    /// The store answered.
-    Reply(Response),
-    /// The transport failed the operation with an error.
-    Error,
-}
-
 /// Why a request was not accepted.
 #[derive(Debug, Error)]
 pub enum IssueError {
@@ -172,7 +166,7 @@ pub enum IssueError {
     Full,
     /// The path is unusable.
     #[error(transparent)]
-    Down(#[from] BackendError),
+    Down(Box<BackendError>),
 }
 
 /// Why the transports of a rank failed.

@@ -8,29 +8,30 @@ use shm::sleep::{self, Due, Sleeper, Watch};
 
 use super::plan::{Plan, TYPE_TAG};
 use super::remote::Remote;
-use super::{BackendError, Ending, Endpoints, IssueError, Paths, Records, Restful};
+use super::{BackendError, Endpoints, IssueError, Paths, Records, Restful};
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
+use crate::operation::Operation;
 use crate::store::owner_of;
 use crate::topology::Topology;
 use crate::topology::{Peer, Worker};
 use crate::values::ClientValues;
 
-/// A client's connections to the daemons of the rank, and the further ones of its topology.
+/// A client's connections to the daemons of the rank, and the further ones of its topology. `U` is what it keeps of an operation.
 #[derive(Debug)]
-pub struct ClientPaths {
+pub struct ClientPaths<U = Operation> {
     rank: usize,
     topology: Topology,
     /// By daemon: its ipc server.
-    shards: Vec<ipc::Client<Request, Response, u32>>,
+    shards: Vec<ipc::Client<Request, Response, U>>,
     /// By daemon: a seat at its ring, if it has a ring.
-    rings: Vec<delegationrpc::Client<Request, Response, u32>>,
-    /// Endpoints of the client's own, if it has any.
-    remote: Option<Remote<u32>>,
+    rings: Vec<delegationrpc::Client<Request, Response, U>>,
+    /// Endpoints of the client's own, if it has any. A call has the place of the tail of its value.
+    remote: Option<Remote<(U, u32)>>,
     values: ClientValues,
 }
 
-impl ClientPaths {
+impl<U> ClientPaths<U> {
     pub(super) fn open(plan: &Plan, client: usize, device: Option<&Device>) -> Result<Self, BackendError> {
         let topology = plan.topology;
         let shard = |daemon| {
@@ -53,7 +54,7 @@ impl ClientPaths {
     }
 }
 
-impl Endpoints for ClientPaths {
+impl<U> Endpoints for ClientPaths<U> {
     fn records(&self) -> Records {
         self.remote.as_ref().map_or_else(Vec::new, Remote::records)
     }
@@ -75,7 +76,7 @@ impl Endpoints for ClientPaths {
     }
 }
 
-impl Sleeper for ClientPaths {
+impl<U> Sleeper for ClientPaths<U> {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         let Self { shards, rings, remote, .. } = self;
         // Only polls make room for requests that wait for it.
@@ -89,31 +90,31 @@ impl Sleeper for ClientPaths {
     }
 }
 
-impl ClientPaths {
+impl<U> ClientPaths<U> {
     /// Offers a request for another rank to the path that leads there.
-    #[inline(never)]
-    fn issue_far(&mut self, request: &Request, token: u32) -> Result<(), IssueError> {
-        if let Some((link, remote)) = self.remote.as_mut().and_then(|remote| Some((remote.link_for(request)?, remote))) {
+    #[inline(always)]
+    fn issue_far(&mut self, request: Request, note: U) -> Result<(), IssueError> {
+        if let Some((link, remote)) = self.remote.as_mut().and_then(|remote| Some((remote.link_for(&request)?, remote))) {
             // A request that finds no room waits there; the queue depth bounds their number.
-            return remote.call(link, *request, token).map_err(IssueError::Down);
+            return remote.call(link, request, (note, request.place())).map_err(|error| IssueError::Down(Box::new(error)));
         }
         let far_daemon = self.topology.far_daemon(self.rank, request.key());
         if let Some(ring) = self.rings.get_mut(far_daemon) {
-            return ring.call(*request, token).map(|_| ()).map_err(|error| refused("the path to a daemon's ring", &error));
+            return ring.call(request, note).map(|_| ()).map_err(|error| refused("the path to a daemon's ring", &error));
         }
-        self.issue_here(request, token)
+        self.issue_here(request, note)
     }
 
     /// Offers a request to the daemon of this rank that owns the key.
     #[inline(always)]
-    fn issue_here(&mut self, request: &Request, token: u32) -> Result<(), IssueError> {
+    fn issue_here(&mut self, request: Request, note: U) -> Result<(), IssueError> {
         let owner = owner_of(request.key(), self.shards.len());
         let Some(shard) = self.shards.get_mut(owner) else { return Err(IssueError::Full) };
-        shard.call(*request, token).map(|_| ()).map_err(|error| refused("the path to a daemon", &error))
+        shard.call(request, note).map(|_| ()).map_err(|error| refused("the path to a daemon", &error))
     }
 }
 
-impl Restful for ClientPaths {
+impl<U> Restful for ClientPaths<U> {
     fn rest(&mut self, waker: &Waker) -> Option<Duration> {
         let Self { shards, rings, remote, .. } = self;
         let remote = remote.as_mut().map_or(Some(Duration::MAX), Remote::rest)?;
@@ -137,40 +138,42 @@ impl Restful for ClientPaths {
 
 /// Returns why a call through ipc or the ring was not made.
 #[cold]
-fn refused(path: &'static str, error: &ipc::CallError<Request, u32>) -> IssueError {
-    match error {
-        ipc::CallError::Full { .. } => IssueError::Full,
-        ipc::CallError::Disconnected { end, .. } => BackendError::transport(path, *end).into(),
-        ipc::CallError::TooLarge { .. } => BackendError::transport(path, std::io::Error::other(error.to_string())).into(),
-    }
+fn refused<U>(path: &'static str, error: &ipc::CallError<Request, U>) -> IssueError {
+    let down = match error {
+        ipc::CallError::Full { .. } => return IssueError::Full,
+        ipc::CallError::Disconnected { end, .. } => BackendError::transport(path, *end),
+        ipc::CallError::TooLarge { .. } => BackendError::transport(path, error.to_string()),
+    };
+    IssueError::Down(Box::new(down))
 }
 
 /// Requests of a client for one key take one path, so they keep their order.
-impl Paths for ClientPaths {
+impl<U> Paths<U> for ClientPaths<U> {
     fn values(&self) -> Option<ClientValues> {
         (self.values.tail_bytes() > 0).then(|| self.values.clone())
     }
 
     #[inline(always)]
-    fn issue(&mut self, request: &Request, token: u32) -> Result<(), IssueError> {
-        if request.rank() as usize == self.rank { self.issue_here(request, token) } else { self.issue_far(request, token) }
+    fn issue(&mut self, request: Request, note: impl FnOnce() -> U) -> Result<(), IssueError> {
+        if request.rank() as usize == self.rank { self.issue_here(request, note()) } else { self.issue_far(request, note()) }
     }
 
-    fn poll(&mut self, mut ended: impl FnMut(u32, Ending)) -> Result<(), BackendError> {
+    #[inline(always)]
+    fn poll(&mut self, mut ended: impl FnMut(U, Option<Response>)) -> Result<(), BackendError> {
         for shard in &mut self.shards {
-            let polled = shard.poll(|token, outcome| ended(token, outcome.map_or(Ending::Error, Ending::Reply)));
+            let polled = shard.poll(|operation, outcome| ended(operation, outcome.ok()));
             polled.map_err(|end| BackendError::transport("the path to a daemon", end))?;
         }
         for ring in &mut self.rings {
-            let polled = ring.poll(|token, outcome| ended(token, outcome.map_or(Ending::Error, Ending::Reply)));
+            let polled = ring.poll(|operation, outcome| ended(operation, outcome.ok()));
             polled.map_err(|end| BackendError::transport("the path to a daemon's ring", end))?;
         }
         let Self { remote: Some(remote), values, .. } = self else { return Ok(()) };
-        remote.poll(|token, response, tail| {
+        remote.poll(|(operation, place), response, tail| {
             if !tail.is_empty() {
-                values.write(token, tail);
+                values.values.write(place, tail);
             }
-            ended(token, response.map_or(Ending::Error, Ending::Reply));
+            ended(operation, response);
         })?;
         remote.retry()?;
         remote.flush()

@@ -101,20 +101,20 @@ impl Job {
 
     fn run_client(&self, rank: usize, number: usize) {
         self.meeting.wait();
-        let mut paths = self.ranks[rank].open_client(number).unwrap();
+        let mut paths = self.ranks[rank].open_client_on(number, None).unwrap();
         self.connect(Peer { rank, worker: Worker::Client(number) }, &mut paths);
         for token in 0..OPERATIONS {
             let to = if token % 3 == 0 { rank } else { 1 - rank };
-            paths.issue(&Request::get(to as u32, u64::from(token)), token).unwrap();
+            paths.issue(Request::get(to as u32, u64::from(token)), || token).unwrap();
             paths.flush().unwrap();
             let mut ended = None;
             while ended.is_none() {
-                paths.poll(|token, ending| ended = Some((token, ending))).unwrap();
+                paths.poll(|token, response| ended = Some((token, response))).unwrap();
                 if ended.is_none() {
                     sleep::wait([&mut Patient(&mut paths) as &mut dyn Sleeper], None);
                 }
             }
-            assert!(matches!(ended, Some((ended, Ending::Reply(_))) if ended == token), "{ended:?}");
+            assert!(matches!(ended, Some((ended, Some(_))) if ended == token), "{ended:?}");
         }
         if self.clients_left.wait().is_leader() {
             self.is_over.store(true, Ordering::Release);

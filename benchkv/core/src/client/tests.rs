@@ -15,10 +15,11 @@ use crate::workload::{Distribution, Workload};
 #[derive(Clone)]
 struct Loopback {
     stores: Rc<RefCell<[Shard; 2]>>,
-    queue: Rc<RefCell<VecDeque<(u32, Request)>>>,
+    queue: Rc<RefCell<VecDeque<(Operation, Request)>>>,
     room: usize,
     serve: Rc<Cell<usize>>,
-    ending: Option<Ending>,
+    /// Ends all operations in the place of the stores' answers.
+    ending: Option<Option<Response>>,
     /// Number of requests in the queue that were flushed.
     flushed: Rc<Cell<usize>>,
 }
@@ -32,27 +33,27 @@ impl Sleeper for Loopback {
 }
 
 impl Paths for Loopback {
-    fn issue(&mut self, request: &Request, token: u32) -> Result<(), IssueError> {
+    fn issue(&mut self, request: Request, note: impl FnOnce() -> Operation) -> Result<(), IssueError> {
         let mut queue = self.queue.borrow_mut();
         if queue.len() == self.room {
             return Err(IssueError::Full);
         }
-        queue.push_back((token, *request));
+        queue.push_back((note(), request));
         Ok(())
     }
 
-    fn poll(&mut self, mut ended: impl FnMut(u32, Ending)) -> Result<(), BackendError> {
+    fn poll(&mut self, mut ended: impl FnMut(Operation, Option<Response>)) -> Result<(), BackendError> {
         let mut queue = self.queue.borrow_mut();
         let count = queue.len().min(self.serve.get());
         // Executed in order, answered in reverse.
         let served: Vec<_> = queue
             .drain(..count)
-            .map(|(token, request)| {
+            .map(|(operation, request)| {
                 let response = self.stores.borrow_mut()[request.rank() as usize].apply(&request);
-                (token, self.ending.unwrap_or(Ending::Reply(response)))
+                (operation, self.ending.unwrap_or(Some(response)))
             })
             .collect();
-        served.into_iter().rev().for_each(|(token, ending)| ended(token, ending));
+        served.into_iter().rev().for_each(|(operation, response)| ended(operation, response));
         Ok(())
     }
 
@@ -186,9 +187,9 @@ fn a_client_with_a_number_of_operations_ends_by_itself_when_they_have_ended() {
 #[test]
 fn littles_law_holds_in_a_window() {
     for (room, served, count) in [(100, usize::MAX, 10_000), (100, 1, 40), (3, 2, 30), (100, 0, 5)] {
-        let paths = loopback(room);
-        for mut client in [client(paths.clone(), false), open_loop(paths.clone(), 3.0), open_loop(paths.clone(), 300.0)] {
-            let clock = Cell::new(1);
+        for per_us in [None, Some(3.0), Some(300.0)] {
+            let (paths, clock) = (loopback(room), Cell::new(1));
+            let mut client = per_us.map_or_else(|| client(paths.clone(), false), |per_us| open_loop(paths.clone(), per_us));
             steps(&mut client, &clock, Phase::WarmUp, 5);
             paths.serve.set(served);
             steps(&mut client, &clock, Phase::Window(0), count);
@@ -233,7 +234,7 @@ fn latency_counts_from_the_intended_start_through_a_stall() {
     steps(&mut client, &clock, Phase::Window(0), 1);
     paths.serve.set(0);
     steps_until(&mut client, &clock, Phase::Window(0), STALL_NS);
-    assert_eq!((client.book.in_flight(), client.book.free.len()), (8, 0), "the queue depth bounds what is outstanding");
+    assert_eq!((client.book.in_flight(), client.book.room()), (8, 0), "the queue depth bounds what is outstanding");
     paths.serve.set(usize::MAX);
     steps_until(&mut client, &clock, Phase::Window(0), 2 * STALL_NS);
     steps(&mut client, &clock, Phase::Between, 1);
@@ -268,8 +269,7 @@ fn a_full_path_delays_requests_and_loses_none() {
     let (clock, mut client) = (Cell::new(1), client(loopback(3), false));
     steps(&mut client, &clock, Phase::WarmUp, 5000);
     drain(&mut client, &clock);
-    let waiting = usize::from(client.book.refused.is_some());
-    assert_eq!(client.book.free.len() + waiting, 8, "a refused request keeps its token and nothing else does");
+    assert_eq!((client.book.in_flight(), client.book.room(), client.book.age_ns(clock.get())), (0, 8, 0));
     let report = client.report(WorkerReport::default());
     assert!(report.counts.issued >= 3 * 4999);
     assert_eq!((report.counts.completed, report.outstanding), (report.counts.issued, 0));
@@ -278,11 +278,11 @@ fn a_full_path_delays_requests_and_loses_none() {
 
 /// The refused request may be the only one, with no outstanding operation whose end would make room.
 #[test]
-fn a_refused_request_that_holds_the_last_token_is_tried_again() {
+fn a_refused_request_that_takes_the_last_room_is_tried_again() {
     let (clock, mut client) = (Cell::new(1), client(loopback(0), false));
-    client.book.free.truncate(1);
+    client.book.spec.queue_depth = 1;
     steps(&mut client, &clock, Phase::WarmUp, 3);
-    assert_eq!((client.book.counts.issued, client.book.free.len()), (0, 0));
+    assert_eq!((client.book.counts.issued, client.book.refused.is_some()), (0, true));
     client.paths.room = 1;
     steps(&mut client, &clock, Phase::WarmUp, 3);
     assert!(client.book.counts.completed > 0);
@@ -333,8 +333,8 @@ fn the_queue_depth_is_never_exceeded() {
 
 #[test]
 fn errors_and_nonsense_replies_are_counted_as_errors() {
-    let put_to_get = Ending::Reply(Response::new(Outcome::Refused));
-    for ending in [Ending::Error, put_to_get] {
+    let put_to_get = Some(Response::new(Outcome::Refused));
+    for ending in [None, put_to_get] {
         let paths = Loopback { ending: Some(ending), ..loopback(100) };
         let (clock, mut client) = (Cell::new(1), client(paths, false));
         steps(&mut client, &clock, Phase::Window(0), 100);
@@ -351,13 +351,4 @@ fn one_corrupted_value_is_caught() {
     let (clock, mut client) = (Cell::new(1), client(loopback(100), true));
     steps(&mut client, &clock, Phase::WarmUp, 1000);
     assert_eq!(client.report(WorkerReport::default()).verdict.unwrap().failures, 1);
-}
-
-#[test]
-fn an_ending_nobody_waits_for_changes_nothing() {
-    let mut client = client(loopback(100), false);
-    for token in [0, 7, 8, u32::MAX] {
-        client.book.end(token, Ending::Error, 1);
-    }
-    assert_eq!((client.book.counts, client.book.free.len()), (Counts { strays: 4, ..Counts::default() }, 8));
 }

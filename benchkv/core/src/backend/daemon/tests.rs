@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::super::composed::Composed;
 use super::super::paths::ClientPaths;
-use super::super::{Backend, Ending, Paths};
+use super::super::{Backend, Paths};
 use super::*;
 use crate::policy::PolicyOptions;
 use crate::testing::{self, Scratch, topology};
@@ -15,7 +15,7 @@ use crate::topology::{Routing, Transport};
 struct Job {
     asking: KvDaemon,
     answering: Vec<KvDaemon>,
-    client: ClientPaths,
+    client: ClientPaths<u32>,
     now_ns: Cell<u64>,
     _dir: Scratch,
 }
@@ -29,9 +29,9 @@ impl Job {
             let policies = if rank == 0 { testing::policies(policies) } else { PolicyOptions::default() };
             let backend = Composed::new(&crate::job::Job { policies, ..job.clone() }, dir.site(rank)).unwrap();
             let daemon = backend.open_daemon(0).unwrap();
-            (daemon, backend.open_client(0).unwrap())
+            (daemon, backend.open_client_on(0, None).unwrap())
         };
-        let mut ends: Vec<(KvDaemon, ClientPaths)> = (0..ranks).map(open).collect();
+        let mut ends: Vec<(KvDaemon, ClientPaths<u32>)> = (0..ranks).map(open).collect();
         let records: Vec<Records> = ends.iter().map(|(daemon, _)| daemon.records()).collect();
         for (rank, (daemon, _)) in ends.iter_mut().enumerate() {
             let of_peer = |from: usize| {
@@ -47,7 +47,7 @@ impl Job {
     }
 
     fn ask(&mut self, rank: u32, token: u32) {
-        self.client.issue(&Request::get(rank, u64::from(token)), token).unwrap();
+        self.client.issue(Request::get(rank, u64::from(token)), || token).unwrap();
     }
 
     /// Does a round, with the polls that are added to it.
@@ -77,8 +77,8 @@ impl Job {
     fn ended(&mut self) -> Vec<u32> {
         let mut ended = Vec::new();
         self.client
-            .poll(|token, ending| {
-                assert!(matches!(ending, Ending::Reply(_)), "{token}");
+            .poll(|token, response| {
+                assert!(response.is_some(), "{token}");
                 ended.push(token);
             })
             .unwrap();

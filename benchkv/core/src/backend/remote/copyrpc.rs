@@ -102,7 +102,7 @@ impl<C> Carrier<C> for Links<C> {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>> {
         let Self { links, values, message, has_lost_calls, .. } = self;
         let Some(Link { peer, end: End::Connected(endpoint) }) = links.get(link) else { return Err(SendError::Full(whom)) };
@@ -132,14 +132,12 @@ impl<C> Carrier<C> for Links<C> {
             answers += 1;
             has_lost_calls |= matches!(outcome, Err(CallFailure::Closed(_)));
             // A response of another length is not a response.
-            match outcome.ok() {
-                Some(bytes) if tail_bytes == 0 => answer(whom, exactly(bytes), &[]),
-                Some(bytes) => {
-                    let (response, tail) = split(bytes, message, |response: &Response| response.bytes_behind(tail_bytes));
-                    answer(whom, response, tail);
-                }
-                None => answer(whom, None, &[]),
-            }
+            let (response, tail) = match outcome.ok() {
+                Some(bytes) if tail_bytes == 0 => (exactly(bytes), &[][..]),
+                Some(bytes) => split(bytes, message, |response: &Response| response.bytes_behind(tail_bytes)),
+                None => (None, &[][..]),
+            };
+            answer(whom, response, tail);
         });
         let cqes = drained.map_err(|e| BackendError::transport("the RDMA context", e))?;
         self.has_lost_calls = has_lost_calls;

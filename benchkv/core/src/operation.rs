@@ -1,0 +1,46 @@
+//! [`Operation`]: the note of a client on an outstanding operation, in the books of the path that carries it and in no other.
+
+/// An operation from its issue to its end. It cannot be copied, so no path can end it twice.
+#[derive(Debug)]
+pub struct Operation {
+    /// Index of its access in the client's pattern.
+    pub(crate) access: u32,
+    /// Its moment on the scale of the client's [`Verifier`](crate::verify::Verifier).
+    pub(crate) moment: u32,
+    /// Start of the latency: the issue, in an open loop the intended start.
+    pub(crate) intended_ns: u64,
+    /// Time of the issue.
+    pub(crate) issued_ns: u64,
+    /// The client's place for the tail of its value, if values have one.
+    pub(crate) place: u32,
+    pub(crate) kind: Kind,
+}
+
+/// The kind of an operation. It has 32 bits, so that an [`Operation`] has no gaps, which would be copied apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Kind {
+    LocalGet,
+    LocalPut,
+    RemoteGet,
+    RemotePut,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 4] = [Self::LocalGet, Self::LocalPut, Self::RemoteGet, Self::RemotePut];
+
+    #[inline(always)]
+    pub(crate) const fn new(is_remote: bool, is_put: bool) -> Self {
+        match (is_remote, is_put) {
+            (false, false) => Self::LocalGet,
+            (false, true) => Self::LocalPut,
+            (true, false) => Self::RemoteGet,
+            (true, true) => Self::RemotePut,
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) const fn is_put(self) -> bool {
+        self as u32 % 2 == 1
+    }
+}
