@@ -78,6 +78,9 @@ pub(crate) struct SendQueue {
     is_open: bool,
     /// WQEBBs - 1.
     mask: u16,
+    /// Maximum number of WQEBBs without a CQE. The smallest queue, of 16, has 9 beside as many: room for the longest WQE and the NOPs
+    /// before it.
+    silent: u16,
     /// The last WQE.
     last: *mut u8,
     /// WQEBBs that the device has finished, as reported by its CQEs.
@@ -90,19 +93,14 @@ pub(crate) struct SendQueue {
     doorbell: Doorbell,
 }
 
-/// Returns the maximum number of WQEBBs, less one, in which one operation gives a CQE, in a queue of `mask + 1` WQEBBs. The smallest queue,
-/// of 16, has 9 left beside as many: room for the longest WQE and the NOPs before it.
-#[inline(always)]
-const fn silent(mask: u16) -> u16 {
-    if mask / 4 < 7 { 7 } else { mask / 4 }
-}
-
 impl SendQueue {
     pub(crate) fn new(parts: &SqParts, doorbell: Doorbell) -> Self {
         debug_assert!(parts.wqe_cnt.is_power_of_two());
         let users: Box<[u64]> = vec![0; usize::from(parts.wqe_cnt)].into_boxed_slice();
         // `user` points into it too, so it is owned as a pointer.
         let users = NonNull::from(Box::leak(users)).cast();
+        let mask = parts.wqe_cnt - 1;
+        let silent = (mask / 4).max(7);
         Self {
             head: parts.buffer.as_ptr(),
             user: users.as_ptr(),
@@ -114,10 +112,11 @@ impl SendQueue {
             max_inline: parts.max_inline.min(63 * SEGMENT) as u16,
             has_atomics: parts.has_atomics,
             is_open: true,
-            mask: parts.wqe_cnt - 1,
+            mask,
+            silent,
             last: parts.buffer.as_ptr(),
             consumer: 0,
-            signal_by: silent(parts.wqe_cnt - 1),
+            signal_by: silent,
             buffer: parts.buffer,
             users,
             doorbell,
@@ -175,7 +174,7 @@ impl SendQueue {
             }
         };
         if flags.signal == Signal::Always {
-            self.signal_by = self.producer.wrapping_add(blocks + silent(self.mask));
+            self.signal_by = self.producer.wrapping_add(blocks + self.silent);
         }
         let head = self.head;
         let mut out = self.start(O::OPCODE, ds, signaled, flags, op.imm());
@@ -219,7 +218,7 @@ impl SendQueue {
             self.room = contiguous.min(silent_left).into();
             return Ok(false);
         }
-        let until_next = blocks + silent(self.mask);
+        let until_next = blocks + self.silent;
         self.signal_by = self.producer.wrapping_add(until_next);
         self.room = contiguous.min(until_next).into();
         Ok(true)
