@@ -93,6 +93,10 @@ pub(super) struct Report {
 
 pub(super) struct Graph {
     world: World,
+    /// The world may be in another state than the one that is expanded.
+    has_moved: bool,
+    /// All actions but serves.
+    actions: Vec<Action>,
     states: States,
     /// For each state, the state from which it was found first.
     parents: Vec<u32>,
@@ -107,6 +111,8 @@ impl Graph {
     pub(super) fn new(setup: Setup, start: [u64; 2]) -> Self {
         let mut graph = Self {
             world: World::new(setup, start),
+            has_moved: false,
+            actions: actions(setup).collect(),
             states: States::new(),
             parents: Vec::new(),
             finishing: Vec::new(),
@@ -151,13 +157,16 @@ impl Graph {
     fn expand(&mut self, from: u32) {
         let state = self.states.get(from as usize).to_vec();
         self.world.restore(&state);
-        if self.world.is_done(&state) {
-            self.done.push(from);
+        self.has_moved = false;
+        if self.world.may_be_done() {
+            self.has_moved = true;
+            if self.world.takes_the_largest(&state) {
+                self.done.push(from);
+            }
         }
-        self.world.restore(&state);
         for side in [0, 1] {
-            for action in actions(self.world.setup) {
-                self.attempt(from, &state, side, action);
+            for nth in 0..self.actions.len() {
+                self.attempt(from, &state, side, self.actions[nth]);
             }
             if self.world.setup.defers {
                 let mut room = 0;
@@ -171,10 +180,11 @@ impl Graph {
     }
 
     fn attempt(&mut self, from: u32, state: &[u8], side: usize, action: Action) -> Step {
-        let step = self.world.apply(side, action);
-        if step == Step::Outside {
+        if self.has_moved {
             self.world.restore(state);
         }
+        let step = self.world.apply(side, action);
+        self.has_moved = step != Step::Disabled;
         if matches!(step, Step::Disabled | Step::Outside) {
             return step;
         }
@@ -185,7 +195,6 @@ impl Graph {
         if is_finishing && to != from {
             self.finishing.push((from, to));
         }
-        self.world.restore(state);
         step
     }
 

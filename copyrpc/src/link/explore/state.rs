@@ -11,10 +11,16 @@ impl World {
     /// Saves the state as bytes. Two states with the same bytes behave the same. If the sides have the same parameters, two states that
     /// are each other's mirror image have the same bytes too.
     pub(super) fn save(&mut self, bytes: &mut Vec<u8>) {
+        let is_symmetric = self.setup.is_symmetric();
+        // Of mirror images, the lesser bytes count. The first byte is the turn, and is lesser in the image that begins with its side.
+        let (first, has_image) = match self.turn {
+            Turn::Takes(side) | Turn::Acts(side) if is_symmetric => (side, false),
+            _ => (0, is_symmetric),
+        };
         bytes.clear();
-        self.walk_saving(0);
+        self.walk_saving(first);
         bytes.extend_from_slice(self.coder.bytes());
-        if self.setup.is_symmetric() {
+        if has_image {
             self.walk_saving(1);
             if self.coder.bytes() < &bytes[..] {
                 bytes.clear();

@@ -327,15 +327,14 @@ impl World {
         }
     }
 
-    /// Returns whether every request is answered, and either side could make the largest call.
-    pub(super) fn is_done(&mut self, state: &[u8]) -> bool {
-        if self.turn != Turn::Nobody {
-            return false;
-        }
+    /// Returns whether every request is answered between two turns.
+    pub(super) fn may_be_done(&self) -> bool {
         let [first, second] = &self.links;
-        if first.unanswered_requests() + second.unanswered_requests() > 0 {
-            return false;
-        }
+        self.turn == Turn::Nobody && first.unanswered_requests() + second.unanswered_requests() == 0
+    }
+
+    /// Returns whether either side can make the largest call in this state. Tries it.
+    pub(super) fn takes_the_largest(&mut self, state: &[u8]) -> bool {
         [0, 1].into_iter().all(|side| {
             self.restore(state);
             self.setup.calls[side] == 0 || Self::try_call(&mut self.links[side], self.setup.kinds[1], 1).is_ok()
