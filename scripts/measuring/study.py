@@ -258,7 +258,7 @@ def check(page, named, program):
 
 def same(program):
     """Says which builds and runs of one job have another document than the first."""
-    debug = tools.built("benchkv", "bin", "benchkv", release=False)
+    debug = tools.built("benchkv", "bin", "benchkv", release=False, beside="jobs")
     first, wrong = None, []
     for name, binary in (("release", program), ("release again", program), ("debug", debug)):
         document = json.loads(tools.output([binary, "sim", "--json", "-", *SAME]))

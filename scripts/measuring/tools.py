@@ -51,15 +51,16 @@ def output(command, **options):
     return done.stdout
 
 
-def built(folder, kind, name=None, *, release=True, features=(), workspace=ROOT):
+def built(folder, kind, name=None, *, release=True, features=(), workspace=ROOT, beside=None):
     """Builds a program of the package in `folder` and returns its path: the bin, bench, example or test called `name`, or its unit tests (lib).
 
-    Always selects the whole workspace: with `-p`, cargo unifies the features of fewer packages, and builds the dependencies again.
+    Always selects the whole workspace: with `-p`, cargo unifies the features of fewer packages, and builds the dependencies again. A bin that
+    is built `beside` a test of this name has the features of the tests, which may have built it already.
     """
-    is_test = kind in ("test", "lib")
+    is_test = beside is not None or kind in ("test", "lib")
     command = ["cargo", "test", "--no-run"] if is_test else ["cargo", "build"]
     command += ["--workspace", "-q", "--locked", "--message-format=json", "--manifest-path", str(workspace / "Cargo.toml")]
-    command += ["--lib"] if kind == "lib" else [f"--{kind}", name]
+    command += ["--test", beside] if beside else ["--lib"] if kind == "lib" else [f"--{kind}", name]
     command += ["--release"] if release else []
     command += ["--features", ",".join(features)] if features else []
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
