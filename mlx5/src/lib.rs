@@ -221,7 +221,8 @@
 //! - Pass the CQE of a send to `complete` of its queue pair, or to `complete_each`, which names every operation it finishes. Pass the CQE
 //!   of a receive to `complete_receive` of its queue pair or of its shared queue. The WQE is not reused before that.
 //! - `Signal::Always` asks for a CQE. With `Signal::Reclaim` a successful operation is silent, except at least once in a quarter of the
-//!   queue, or in 8 WQEBBs if that is more, so that the queue never fills up with work that no completion will release. A failure is never silent.
+//!   queue, or in 8 WQEBBs if that is more, so that the queue never fills up with work that no completion will release. A failure is
+//!   never silent.
 //! - A completion queue that overruns is dead, and so are its queue pairs. It needs an entry for every completion that may arrive before
 //!   the next poll. After an error these are all outstanding WQEs, including the NOPs before the ring's end: `send_capacity` of each send
 //!   queue always suffices.
