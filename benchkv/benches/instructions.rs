@@ -2,7 +2,7 @@
 //! thread, so that nothing waits and the counts are exact.
 //!
 //! The count is the work of all threads of a job together for an operation, without the loop around their steps. Reads and writes are
-//! verified. Bounds are about a tenth above the counts.
+//! verified. Bounds are about two hundredths above the counts.
 //!
 //! `--lockstep OPTIONS` runs the job with these options of benchkv, and prints two lines: the messages between threads for one operation, and how many
 //! of them stay within a rank, where each message is counted where it is taken; messages a WRITE, completions a round of a daemon, and completions a
