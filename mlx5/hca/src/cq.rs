@@ -72,8 +72,8 @@ impl SoftCq {
         cq
     }
 
-    /// Makes it as if `counter` CQEs had been written already.
-    #[cfg(any(test, feature = "testing"))]
+    /// For tests: makes it as if `counter` CQEs had been written already.
+    #[doc(hidden)]
     pub fn start_at(&mut self, counter: u32) {
         (self.producer, self.solicited, self.limit) = (counter, counter, counter);
     }

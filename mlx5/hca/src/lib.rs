@@ -93,7 +93,7 @@ mod rqs;
 mod rule;
 mod simulation;
 mod strict;
-#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
 pub mod testing;
 mod timing;
 mod trace;

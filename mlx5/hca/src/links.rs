@@ -67,7 +67,6 @@ pub(crate) struct Outgoing {
     pub(crate) tx: LaneTx<DatagramHeader>,
 }
 
-#[cfg(any(test, feature = "testing"))]
 impl Outgoing {
     /// Returns whether a datagram has room.
     #[cfg(test)]

@@ -19,6 +19,7 @@ pub fn sleep_without_end() {
     events::SLEEPS_WITHOUT_END.store(true, Ordering::Relaxed);
 }
 
+#[doc(hidden)]
 impl Hca {
     /// One word of what its peers may write becomes nonsense.
     pub fn spoil(&self, seed: u64) {
