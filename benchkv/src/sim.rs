@@ -3,9 +3,9 @@
 use engine::drive::simulated::{Simulated, SimulationError, World};
 use harness::affinity::PinPolicy;
 use harness::clock::ClockSource;
-use harness::device::{DeviceChoice, SoftDevice};
 use harness::environment::Environment;
 use harness::range::{RangeError, range};
+use launch::device::{DeviceChoice, SoftDevice};
 use shm::wait::WaitStrategy;
 use thiserror::Error;
 
