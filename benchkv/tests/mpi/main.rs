@@ -154,7 +154,7 @@ fn every_rank_writes_the_series_of_its_daemons() {
     let series = TraceFile::all_in(&traces).unwrap();
     assert_eq!(series.iter().map(|file| (file.rank, file.daemon)).collect::<Vec<_>>(), [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]);
     for file in series {
-        let (samples, report) = (file.read().unwrap(), &result["per_rank"][file.rank]["daemons"][file.daemon]["trace"]);
+        let (samples, report) = (file.read().unwrap().samples, &result["per_rank"][file.rank]["daemons"][file.daemon]["trace"]);
         assert_eq!(&report["samples"], samples.len(), "{file:?}");
         assert!(samples.iter().any(|sample| sample.run == Some(0)), "{file:?}");
     }

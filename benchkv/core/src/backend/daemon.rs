@@ -435,6 +435,10 @@ impl Daemon for KvDaemon {
         Sample { messages, writes, window_stalls, outstanding, backlog, held, ..self.policy.gauges() }
     }
 
+    fn by_endpoint(&self, values: &mut Vec<u32>) {
+        values.extend(self.remote.iter().flat_map(Remote::by_endpoint).map(|missing| missing as u32));
+    }
+
     fn policy(&self) -> Option<PolicyReport> {
         self.policy.report()
     }

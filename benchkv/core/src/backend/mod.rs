@@ -105,6 +105,9 @@ pub trait Daemon: Endpoints + Sleeper {
         Sample::default()
     }
 
+    /// Appends the requests sent through each of its endpoints and not answered yet, in the order of [`Topology::asks`](crate::topology::Topology::asks).
+    fn by_endpoint(&self, _values: &mut Vec<u32>) {}
+
     /// Returns the effects of its policies; `None` if it has none.
     fn policy(&self) -> Option<PolicyReport> {
         None

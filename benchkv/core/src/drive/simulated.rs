@@ -118,11 +118,13 @@ impl Simulated {
                 rank: number,
                 wakers: &mut wakers,
             };
-            let series = || world.trace_interval.map(|interval| Recorder::new(interval, WaitStrategy::Busy));
+            let series = |daemon| {
+                world.trace_interval.map(|interval| Recorder::new(interval, WaitStrategy::Busy, job.topology.asks(number, daemon)))
+            };
             let daemons = daemons
                 .into_iter()
                 .enumerate()
-                .map(|(number, daemon)| spawner.spawn(number, daemon, series()))
+                .map(|(number, daemon)| spawner.spawn(number, daemon, series(number)))
                 .collect::<Result<_, _>>()?;
             let clients =
                 clients.into_iter().enumerate().map(|(number, client)| spawner.spawn(number, client, None)).collect::<Result<_, _>>()?;

@@ -118,6 +118,9 @@ trait Carrier<C>: Sized {
         Vec::new()
     }
 
+    /// Returns the number of requests sent through a link and not answered yet.
+    fn missing(&self, link: usize) -> usize;
+
     /// See [`Remote::abort`].
     fn abort(&mut self) {}
 
@@ -311,6 +314,12 @@ impl<C> Remote<C> {
     #[inline]
     pub(super) fn outstanding(&self) -> usize {
         (self.sent - self.answered) as usize
+    }
+
+    /// Returns the number of these through each endpoint with a daemon, as [`Topology::asks`] has them.
+    pub(super) fn by_endpoint(&self) -> impl Iterator<Item = usize> {
+        let to_daemons = self.peers.iter().enumerate().filter(|(_, peer)| peer.is_daemon());
+        to_daemons.map(|(link, _)| each!(&self.carrier, links => links.missing(link)))
     }
 
     /// Returns the number of requests sent since the start.
