@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use copyrpc::EXCHANGE_VERSION;
 use harness::environment::Environment;
-use harness::exchange::{Exchange, ExchangeError};
+use launch::exchange::{Exchange, ExchangeError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 

@@ -129,7 +129,7 @@ impl ReportArgs {
 
 #[cfg(test)]
 mod tests {
-    use harness::device::{DeviceChoice, SoftDevice};
+    use launch::device::{DeviceChoice, SoftDevice};
 
     use super::*;
     use crate::options::Options;

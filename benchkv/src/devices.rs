@@ -5,8 +5,8 @@ use std::path::Path;
 use std::str::FromStr;
 
 use engine::topology::{Topology, Worker};
-use harness::device::{AutoError, DeviceChoice};
 use harness::range::{RangeError, range};
+use launch::device::{AutoError, DeviceChoice};
 use mlx5::DeviceSpec;
 use mlx5::verbs::VerbsError;
 

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use harness::hosts::Hosts;
 use harness::report;
+use launch::hosts::Hosts;
 use serde::{Deserialize, Serialize};
 
 /// The launcher of a job, as one of its ranks sees it.

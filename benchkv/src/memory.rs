@@ -138,9 +138,9 @@ impl Memory {
 
     /// Adds the memory of the time series of the daemons, if they are wanted.
     #[must_use]
-    pub const fn with_traces(self, are_wanted: bool, topology: &Topology) -> Self {
-        let recorders = if are_wanted { topology.daemons } else { 0 };
-        Self { total_bytes: self.total_bytes + (recorders * Recorder::BYTES) as u64, ..self }
+    pub fn with_traces(self, are_wanted: bool, topology: &Topology) -> Self {
+        let series = (0..topology.daemons).filter(|_| are_wanted).map(|daemon| Recorder::bytes(topology.asks(0, daemon).len()) as u64);
+        Self { total_bytes: self.total_bytes + series.sum::<u64>(), ..self }
     }
 
     /// Returns the memory of that many such ranks together.
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(stores, 3 * 16 * 1_000_000);
         assert!(memory("--verify=false").clients_bytes < memory("--verify").clients_bytes);
         let series = |args: &str| memory(&format!("{args} --trace series")).total_bytes - memory(args).total_bytes;
-        assert_eq!(series("--ranks 3 --server-threads 2"), 6 * Recorder::BYTES as u64, "one of each daemon");
+        assert_eq!(series("--ranks 3 --server-threads 2"), 3 * (Recorder::bytes(2) + Recorder::bytes(0)) as u64, "one of each daemon");
     }
 
     #[test]

@@ -6,8 +6,8 @@
 use std::process::ExitCode;
 
 use benchkv::cli::Cli;
-use harness::exchange::{Exchange, MpiExchange, mpi_library};
-use harness::role::foreign_launchers;
+use launch::exchange::{Exchange, MpiExchange, mpi_library};
+use launch::role::foreign_launchers;
 
 use crate::{EXIT_OPTIONS, fail, rank_process};
 

@@ -25,8 +25,8 @@ use std::time::Duration;
 use harness::affinity::{AffinityError, pin_current_thread};
 use harness::clock::Clock;
 use harness::environment::cpu_seconds;
-use harness::exchange::{Exchange, ExchangeError};
-use harness::helper::HelperError;
+use launch::exchange::{Exchange, ExchangeError};
+use launch::helper::HelperError;
 use shm::memfd::MemfdCreateError;
 use shm::sleep::{SLICE, Sleeper};
 use thiserror::Error;
@@ -254,7 +254,7 @@ impl<B: Backend> Rank<'_, B> {
         let mut report = RankReport::new(self.rank, course, clients, daemons);
         if let Some(trace) = &options.asked.traced {
             // The measurement does not depend on it.
-            let written = trace.write(self.rank, series.iter().flatten().map(Recorder::samples));
+            let written = trace.write(self.rank, series.iter().flatten().map(Recorder::series));
             written.unwrap_or_else(|failure| report.add_trace_failure(&failure));
         }
         Ok(report)
@@ -446,7 +446,12 @@ impl<B: Backend> Rank<'_, B> {
         let mut waiter = self.options.wait.waiter();
         let now_ns = || self.clock.now_ns();
         let mut log = ActivityLog::new(self.options.job.runs, now_ns());
-        let mut series = self.options.asked.traced.as_ref().map(|trace| Recorder::new(trace.interval, self.options.wait));
+        let mut series = self
+            .options
+            .asked
+            .traced
+            .as_ref()
+            .map(|trace| Recorder::new(trace.interval, self.options.wait, self.options.job.topology.asks(self.rank, number)));
         while !self.control.is_stopped() {
             let phase = self.control.steering().phase();
             log.enter(phase, now_ns, &mut daemon);
@@ -458,7 +463,10 @@ impl<B: Backend> Rank<'_, B> {
                     }
                     log.note_round(round, now_ns);
                     if let Some(series) = &mut series {
-                        series.note(phase, round, now_ns, || daemon.gauges());
+                        series.note(phase, round, now_ns, |values| {
+                            daemon.by_endpoint(values);
+                            daemon.gauges()
+                        });
                     }
                     if round.moved > 0 {
                         waiter.busy();

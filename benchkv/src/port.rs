@@ -1,8 +1,8 @@
 //! Options of a hardware device's port: the path of packets.
 
 use clap::Args;
-use harness::device::DeviceChoice;
 use harness::range::{RangeError, range};
+use launch::device::DeviceChoice;
 use mlx5::DeviceSpec;
 use serde::{Deserialize, Serialize};
 

@@ -40,6 +40,8 @@ impl Progress {
         // The time between runs is too short to be shown.
         if let Some(name) = name_of(phase, self.runs) {
             self.bar.set_message(name);
+            // Draws at once: a short run may be over before the next redraw is due.
+            self.bar.suspend(|| ());
         }
     }
 

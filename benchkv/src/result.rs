@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 
 use harness::affinity::Plan;
 use harness::clock::ClockSource;
-use harness::echo::EchoResult;
 use harness::environment::Environment;
 use harness::hist::{LatencyHistogram, LatencySummary};
+use launch::echo::EchoResult;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::JobArgs;

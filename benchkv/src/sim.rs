@@ -3,9 +3,9 @@
 use engine::drive::simulated::{Simulated, SimulationError, World};
 use harness::affinity::PinPolicy;
 use harness::clock::ClockSource;
-use harness::device::{DeviceChoice, SoftDevice};
 use harness::environment::Environment;
 use harness::range::{RangeError, range};
+use launch::device::{DeviceChoice, SoftDevice};
 use shm::wait::WaitStrategy;
 use thiserror::Error;
 
@@ -112,7 +112,7 @@ pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, SimError> {
         let course = Course { windows_s: vec![window_s; runs], ..Course::default() };
         let mut report = RankReport::new(rank, course, outcome.clients, outcome.daemons).of_no_process();
         if let Some(trace) = &options.asked.traced {
-            let written = trace.write(rank, outcome.series.iter().map(engine::trace::recorder::Recorder::samples));
+            let written = trace.write(rank, outcome.series.iter().map(engine::trace::recorder::Recorder::series));
             written.unwrap_or_else(|failure| report.add_trace_failure(&failure));
         }
         parts.push(serde_json::to_vec(&report)?);

@@ -1,59 +1,38 @@
 //! The activity of a daemon, sampled over time: `--trace`, and the files it writes.
 //!
-//! A file for each daemon, `rank-R-daemon-D.csv`: the line of [`COLUMNS`], then a line for each [`Sample`]. Only this module knows the format.
+//! A file for each daemon, `rank-R-daemon-D.csv`: a line of names, then a line for each [`Sample`], with its requests by endpoint. Only this
+//! module knows the format.
 //! The [`recorder`](engine::trace::recorder) takes the samples while the job runs, and writes nothing; files are written when all daemons have ended.
 
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use engine::trace::Sample;
+use csv::StringRecord;
+use engine::trace::{Sample, Series};
 use harness::range::{RangeError, within};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// The header line: names with units, in the order of the fields of [`Sample`].
-pub const COLUMNS: [&str; 14] = [
-    "time_ns",
-    "run",
-    "loops",
-    "cqes",
-    "moved",
-    "messages",
-    "writes",
-    "window_stalls",
-    "outstanding",
-    "backlog",
-    "held",
-    "hold_ns",
-    "poll_budget",
-    "rtt_ns",
-];
-
 /// Maximum interval between samples, in rounds.
 const MAX_INTERVAL: u64 = 1_000_000_000;
-/// Index of the only column that may be empty.
-const RUN: usize = 1;
 
-/// The values of a sample, in the order of [`COLUMNS`].
-fn fields(sample: &Sample) -> [Option<u64>; COLUMNS.len()] {
-    let Sample { time_ns, run, loops, cqes, moved, messages, writes, window_stalls, .. } = *sample;
-    let Sample { outstanding, backlog, held, hold_ns, poll_budget, rtt_ns, .. } = *sample;
-    let head = [time_ns, 0, loops, cqes, moved, messages, writes, window_stalls];
-    let tail = [outstanding, backlog, held, hold_ns, poll_budget, rtt_ns];
-    let mut fields = [None; COLUMNS.len()];
-    fields.iter_mut().zip(head.into_iter().chain(tail)).for_each(|(field, value)| *field = Some(value));
-    fields[RUN] = run.map(u64::from);
-    fields
-}
+/// A line of a file: the sample, and its requests by endpoint.
+#[derive(Deserialize)]
+struct Row(Sample, #[serde(default)] Vec<u32>);
 
-/// The inverse of [`fields`]; a missing value becomes 0.
-fn from_fields(fields: [Option<u64>; COLUMNS.len()]) -> Sample {
-    let run = fields[RUN].map(|run| run as u16);
-    let [time_ns, _, loops, cqes, moved, messages, writes, window_stalls, rest @ ..] = fields.map(Option::unwrap_or_default);
-    let [outstanding, backlog, held, hold_ns, poll_budget, rtt_ns] = rest;
-    Sample { time_ns, run, loops, cqes, moved, messages, writes, window_stalls, outstanding, backlog, held, hold_ns, poll_budget, rtt_ns }
+/// Beginning of the name of an endpoint's column; the rank at its other end follows.
+const ENDPOINT: &str = "outstanding_";
+
+/// Returns the header line: names with units, of the fields of a [`Sample`] and of endpoints to these ranks.
+fn columns(endpoints: &[usize]) -> String {
+    let mut out = csv::Writer::from_writer(Vec::new());
+    // Memory takes it.
+    let _ = out.serialize(Sample::default());
+    let text = String::from_utf8(out.into_inner().unwrap_or_default()).unwrap_or_default();
+    let names = text.lines().next().unwrap_or_default().to_owned();
+    endpoints.iter().fold(names, |names, rank| format!("{names},{ENDPOINT}{rank}"))
 }
 
 /// The command-line flags.
@@ -113,7 +92,7 @@ pub enum TraceError {
         dir: PathBuf,
     },
     /// The file is not a trace, or a trace of another version.
-    #[error("{} is not a trace of this version: line 1 is {found:?}, not {:?}", path.display(), COLUMNS.join(","))]
+    #[error("{} is not a trace of this version: line 1 is {found:?}, not {:?}", path.display(), columns(&[]))]
     Header {
         /// The file.
         path: PathBuf,
@@ -121,7 +100,7 @@ pub enum TraceError {
         found: String,
     },
     /// A line has too few or too many fields.
-    #[error("{}, line {line}: {found} fields, not {}", path.display(), COLUMNS.len())]
+    #[error("{}, line {line}: {found} fields, not {wanted}", path.display())]
     Fields {
         /// The file.
         path: PathBuf,
@@ -129,6 +108,8 @@ pub enum TraceError {
         line: usize,
         /// Number of fields in the line.
         found: usize,
+        /// Number of columns.
+        wanted: usize,
     },
     /// A field is not a value of its column.
     #[error("{}, line {line}, column {column}: {found:?} is not a number from 0 to {most}", path.display())]
@@ -138,7 +119,7 @@ pub enum TraceError {
         /// The line, from 1.
         line: usize,
         /// The column.
-        column: &'static str,
+        column: String,
         /// The field's text.
         found: String,
         /// The largest legal value.
@@ -193,57 +174,56 @@ impl TraceFile {
     ///
     /// # Errors
     /// [`TraceError::Io`]; a part of the file may be left.
-    pub fn write(&self, samples: &[Sample]) -> Result<(), TraceError> {
-        let write = || {
-            let mut out = BufWriter::new(File::create(&self.path)?);
-            writeln!(out, "{}", COLUMNS.join(","))?;
-            for sample in samples {
-                for (at, field) in fields(sample).into_iter().enumerate() {
-                    let comma = if at == 0 { "" } else { "," };
-                    match field {
-                        Some(value) => write!(out, "{comma}{value}")?,
-                        None => write!(out, "{comma}")?,
-                    }
-                }
-                writeln!(out)?;
-            }
-            out.flush()
+    pub fn write(&self, series: &Series) -> Result<(), TraceError> {
+        let write = || -> csv::Result<()> {
+            let mut out = csv::WriterBuilder::new().has_headers(false).from_path(&self.path)?;
+            out.write_record(columns(&series.endpoints).split(','))?;
+            series.rows().try_for_each(|row| out.serialize(row))?;
+            Ok(out.flush()?)
         };
-        write().map_err(|source| self.failed(source))
+        write().map_err(|source| self.failed(source.into()))
     }
 
     /// Reads the series back. The file may have any content, and nothing in it is trusted.
     ///
     /// # Errors
     /// [`TraceError`] names the file, the line and the column.
-    pub fn read(&self) -> Result<Vec<Sample>, TraceError> {
+    pub fn read(&self) -> Result<Series, TraceError> {
         let mut lines = BufReader::new(File::open(&self.path).map_err(|source| self.failed(source))?).lines();
         let header = lines.next().transpose().map_err(|source| self.failed(source))?.unwrap_or_default();
-        if !header.split(',').eq(COLUMNS) {
+        let endpoints = header.split(',').filter_map(|name| name.strip_prefix(ENDPOINT)?.parse().ok()).collect();
+        let mut series = Series { endpoints, ..Series::default() };
+        if header != columns(&series.endpoints) {
             return Err(TraceError::Header { path: self.path.clone(), found: header.chars().take(200).collect() });
         }
-        let parse = |(at, line): (usize, io::Result<String>)| self.parse(at + 2, &line.map_err(|source| self.failed(source))?);
-        lines.enumerate().map(parse).collect()
+        let names = header.split(',').collect();
+        for (at, line) in lines.enumerate() {
+            let Row(sample, by_endpoint) = self.parse(at + 2, &line.map_err(|source| self.failed(source))?, &names)?;
+            series.samples.push(sample);
+            series.by_endpoint.extend(by_endpoint);
+        }
+        Ok(series)
     }
 
-    fn parse(&self, line: usize, text: &str) -> Result<Sample, TraceError> {
-        let found = text.split(',').count();
-        if found != COLUMNS.len() {
-            return Err(TraceError::Fields { path: self.path.clone(), line, found });
+    fn parse(&self, line: usize, text: &str, names: &StringRecord) -> Result<Row, TraceError> {
+        let fields: StringRecord = text.split(',').collect();
+        if fields.len() != names.len() {
+            return Err(TraceError::Fields { path: self.path.clone(), line, found: fields.len(), wanted: names.len() });
         }
-        let mut fields = [None; COLUMNS.len()];
-        for (at, ((field, column), text)) in fields.iter_mut().zip(COLUMNS).zip(text.split(',')).enumerate() {
-            let most = if at == RUN { u64::from(u16::MAX) } else { u64::MAX };
-            *field = match text.parse::<u64>() {
-                Ok(value) if value <= most => Some(value),
-                Err(_) if at == RUN && text.is_empty() => None,
-                _ => {
-                    let found = text.chars().take(40).collect();
-                    return Err(TraceError::Value { path: self.path.clone(), line, column, found, most });
-                }
+        fields.deserialize(None).map_err(|error| {
+            let at = match error.kind() {
+                csv::ErrorKind::Deserialize { err, .. } => err.field().unwrap_or_default() as usize,
+                _ => 0,
             };
-        }
-        Ok(from_fields(fields))
+            let text = |record: &StringRecord| record.get(at).unwrap_or_default().chars().take(40).collect::<String>();
+            let column = text(names);
+            let most = match column.as_str() {
+                "run" => u64::from(u16::MAX),
+                name if name.starts_with(ENDPOINT) => u64::from(u32::MAX),
+                _ => u64::MAX,
+            };
+            TraceError::Value { path: self.path.clone(), line, found: text(&fields), column, most }
+        })
     }
 
     fn failed(&self, source: io::Error) -> TraceError {
@@ -271,9 +251,9 @@ impl TraceOptions {
     ///
     /// # Errors
     /// The error of the first file that could not be written.
-    pub fn write<'a>(&self, rank: usize, series: impl Iterator<Item = &'a [Sample]>) -> Result<(), TraceError> {
+    pub fn write<'a>(&self, rank: usize, series: impl Iterator<Item = &'a Series>) -> Result<(), TraceError> {
         fs::create_dir_all(&self.dir).map_err(|source| TraceError::Io { path: self.dir.clone(), source })?;
-        series.enumerate().try_for_each(|(daemon, samples)| TraceFile::new(&self.dir, rank, daemon).write(samples))
+        series.enumerate().try_for_each(|(daemon, series)| TraceFile::new(&self.dir, rank, daemon).write(series))
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clap::Parser;
-use harness::device::DeviceChoice;
+use launch::device::DeviceChoice;
 use shm::dir::Dir;
 
 use crate::backend::plan::Site;

@@ -39,6 +39,14 @@ pub struct Peer {
     pub worker: Worker,
 }
 
+impl Peer {
+    /// Returns whether it serves requests.
+    #[must_use]
+    pub const fn is_daemon(&self) -> bool {
+        matches!(self.worker, Worker::Daemon(_))
+    }
+}
+
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.worker {
@@ -164,6 +172,12 @@ impl Topology {
                 .collect(),
             (_, Worker::Client(_)) => Vec::new(),
         }
+    }
+
+    /// Returns the ranks that a daemon sends requests to, each through an endpoint, in the order of [`peers_of`](Self::peers_of).
+    #[must_use]
+    pub fn asks(&self, rank: usize, daemon: usize) -> Vec<usize> {
+        self.peers_of(rank, Worker::Daemon(daemon)).iter().filter(|peer| peer.is_daemon()).map(|peer| peer.rank).collect()
     }
 
     /// Returns the number of threads of a rank that have endpoints.

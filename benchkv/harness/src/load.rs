@@ -11,7 +11,7 @@ use crate::affinity::{pin_current_thread, usable_cores};
 use crate::clock::Clock;
 use crate::hist::LatencyHistogram;
 
-/// The payload of requests and replies: 32 bytes, as in [`pingpong`](crate::pingpong).
+/// The payload of requests and replies: 32 bytes, as in the ping-pong of two processes.
 pub type Payload = [u64; 4];
 /// The failure of a measurement, which is over.
 pub type Failure = Box<dyn Error + Send + Sync>;

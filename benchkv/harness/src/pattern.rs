@@ -4,8 +4,6 @@
 //! in a reply) and grow by a constant. Requests below 8 bytes have as much of the tag as fits. Then the answering end cannot identify the
 //! request, and only the caller checks.
 
-use copyrpc::RecvBytes;
-
 /// An odd constant with its bits spread.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -95,8 +93,9 @@ pub fn is_reply(bytes: &[u8], tag: Tag) -> bool {
 }
 
 /// Copies a payload out. Returns `None` if it has another length than `target`.
+#[cfg(feature = "copyrpc")]
 #[must_use]
-pub fn copied<'a>(bytes: RecvBytes<'_>, target: &'a mut [u8]) -> Option<&'a [u8]> {
+pub fn copied<'a>(bytes: copyrpc::RecvBytes<'_>, target: &'a mut [u8]) -> Option<&'a [u8]> {
     (bytes.len() == target.len()).then(|| {
         bytes.copy_to(target);
         &*target
@@ -104,7 +103,8 @@ pub fn copied<'a>(bytes: RecvBytes<'_>, target: &'a mut [u8]) -> Option<&'a [u8]
 }
 
 /// Reads a payload without checking it, as any receiver would.
-pub fn touch(bytes: RecvBytes<'_>) {
+#[cfg(feature = "copyrpc")]
+pub fn touch(bytes: copyrpc::RecvBytes<'_>) {
     std::hint::black_box(bytes.read::<u64>());
 }
 

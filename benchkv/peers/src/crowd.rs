@@ -8,8 +8,8 @@ use std::sync::Barrier;
 
 use harness::affinity::pin_current_thread;
 use harness::clock::Clock;
-use harness::exchange::Exchange;
 use harness::load::{Answerer, Caller, Failure, Load, Wait, serve};
+use launch::exchange::Exchange;
 
 use crate::Job;
 use crate::measures::{CHECKED, DEPTH, MEET_LIMIT, Names, meet};

@@ -15,11 +15,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use harness::exchange::Exchange;
-use harness::launcher::Launch;
 use harness::load::{Failure, two_cores};
 use harness::report::{JsonSink, say};
-use harness::role::{Role, role};
+use launch::exchange::Exchange;
+use launch::launcher::Launch;
+use launch::role::{Role, role};
 
 use rivals::iceoryx::Place;
 

@@ -5,11 +5,11 @@ use std::time::Duration;
 use flux::Config;
 use harness::affinity::pin_current_thread;
 use harness::clock::Clock;
-use harness::echo::Echo;
-use harness::exchange::Exchange;
 use harness::load::{Answerer, Caller, Failure, Load, Payload, Wait, Window, between_threads, serve};
-use harness::pingpong::PingPong;
 use ipc::Dir;
+use launch::echo::Echo;
+use launch::exchange::Exchange;
+use launch::pingpong::PingPong;
 
 use crate::Job;
 use crate::crowd;

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use harness::affinity::PinPolicy;
-use harness::launcher::Launch;
 use harness::range::{RangeError, amount, range, within};
 use harness::report::JsonSink;
 use harness::units;
+use launch::launcher::Launch;
 use serde::{Deserialize, Serialize};
 use shm::wait::WaitStrategy;
 

@@ -58,7 +58,7 @@ fn port(device: &str, entry: &PortEntry) -> Port {
 
 #[cfg(feature = "mpi")]
 fn mpi_library() -> Option<String> {
-    Some(harness::exchange::mpi_library())
+    Some(launch::exchange::mpi_library())
 }
 
 #[cfg(not(feature = "mpi"))]

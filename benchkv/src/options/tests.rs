@@ -2,7 +2,7 @@ mod policies;
 
 use clap::Parser;
 use engine::ucx::PeerErrors;
-use harness::exchange::{Exchange, ExchangeError};
+use launch::exchange::{Exchange, ExchangeError};
 
 use super::*;
 use crate::cli::Cli;

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use harness::clock::Clock;
 use harness::environment::peak_rss_bytes;
-use harness::exchange::ExchangeError;
-use harness::helper::{Helper, HelperError, Owner};
-use harness::hosts::Hosts;
+use launch::exchange::ExchangeError;
+use launch::helper::{Helper, HelperError, Owner};
+use launch::hosts::Hosts;
 use serde::{Deserialize, Serialize};
 use shm::memfd::MemfdId;
 

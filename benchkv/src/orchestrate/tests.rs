@@ -231,7 +231,7 @@ impl ChannelDaemon {
 }
 
 impl Endpoints for ChannelDaemon {
-    fn records(&self) -> Records {
+    fn records(&mut self) -> Records {
         letters(self.me(), &self.peers)
     }
 
@@ -242,7 +242,7 @@ impl Endpoints for ChannelDaemon {
 }
 
 impl Endpoints for ChannelPaths {
-    fn records(&self) -> Records {
+    fn records(&mut self) -> Records {
         letters(self.me, &self.peers)
     }
 

@@ -156,6 +156,10 @@ fn page(names: &[String], results: &[JobResult], traces: &[Trace]) -> String {
         let (header, rows) = traces::begins(traces);
         page.table(&header, &rows);
         page.charts(&traces::figures(traces, true));
+        if let Some(trace) = traces.iter().find(|trace| trace.endpoints.len() > 1) {
+            page.subheading("By endpoint", "Of the first daemon with several: whether their answers come together, or spread.");
+            page.charts(&traces::figures(&trace.endpoints, true));
+        }
     }
     page.end(&title)
 }

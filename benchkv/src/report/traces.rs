@@ -2,9 +2,9 @@
 
 use super::page::Cell;
 use crate::trace::{TraceError, TraceFile};
-use engine::trace::Sample;
+use engine::trace::{Sample, Series};
 use harness::chart::axis::Axis;
-use harness::chart::{Lines, Point, Series};
+use harness::chart::{self, Lines, Point};
 use harness::report::nanos;
 
 /// Number of bins of a series.
@@ -25,6 +25,8 @@ pub(super) struct Trace {
     begin: Begin,
     /// Beginnings and ends of measured runs, in nanoseconds.
     runs: Vec<(f64, f64)>,
+    /// The series of its endpoints.
+    pub(super) endpoints: Vec<Trace>,
 }
 
 /// The beginning of a series, and its steady state: numbers of requests outstanding to other ranks with their times, from the beginning
@@ -116,7 +118,21 @@ impl Bin {
 impl Trace {
     /// Reads a file.
     pub(super) fn read(file: &TraceFile) -> Result<Self, TraceError> {
-        Ok(Self::new(format!("rank {}, daemon {}", file.rank, file.daemon), &file.read()?))
+        let (name, series) = (format!("rank {}, daemon {}", file.rank, file.daemon), file.read()?);
+        Ok(Self { endpoints: Self::by_endpoint(&name, &series), ..Self::new(name, &series.samples) })
+    }
+
+    /// Returns the series of each endpoint, which has times, work and requests outstanding.
+    fn by_endpoint(daemon: &str, series: &Series) -> Vec<Self> {
+        let of = |(at, rank): (usize, &usize)| {
+            let outstanding = |values: &[u32]| values.get(at).copied().unwrap_or_default().into();
+            let sample = |(all, values): (&Sample, &[u32])| {
+                let Sample { time_ns, run, moved, .. } = *all;
+                Sample { time_ns, run, moved, outstanding: outstanding(values), ..Sample::default() }
+            };
+            Self::new(format!("{daemon}, to rank {rank}"), &series.rows().map(sample).collect::<Vec<_>>())
+        };
+        series.endpoints.iter().enumerate().map(of).collect()
     }
 
     fn new(name: String, samples: &[Sample]) -> Self {
@@ -128,7 +144,7 @@ impl Trace {
         let head: Vec<Sample> = samples.get(worked..).unwrap_or_default().iter().take_while(is_first).copied().collect();
         let relative = |sample: &Sample| Sample { time_ns: sample.time_ns.saturating_sub(first_ns), ..*sample };
         let head = bins(&head.iter().map(relative).collect::<Vec<_>>());
-        Self { name, bins: bins(samples), head, begin: Begin::of(samples), runs: windows.filter_map(ends).collect() }
+        Self { name, bins: bins(samples), head, begin: Begin::of(samples), runs: windows.filter_map(ends).collect(), endpoints: Vec::new() }
     }
 }
 
@@ -209,7 +225,7 @@ pub(super) fn figures(traces: &[Trace], of_head: bool) -> Vec<String> {
         (format!("Means of {BINS} bins. Shaded: measured runs."), "since the warm-up began")
     };
     let chart = |course: &Course, traces: &[Trace]| {
-        let series: Vec<Series> = traces.iter().map(|trace| over_time(trace, of_head, course.value)).collect();
+        let series: Vec<chart::Series> = traces.iter().map(|trace| over_time(trace, of_head, course.value)).collect();
         let values: Vec<f64> = series.iter().flat_map(|series| &series.points).map(|point| point.y).collect();
         let times: Vec<f64> = series.iter().flat_map(|series| &series.points).map(|point| point.x).collect();
         values.iter().any(|value| *value > 0.0).then(|| {
@@ -228,9 +244,9 @@ pub(super) fn figures(traces: &[Trace], of_head: bool) -> Vec<String> {
     traces.chunks(TOGETHER).flat_map(|traces| courses.iter().filter_map(|course| chart(course, traces))).collect()
 }
 
-fn over_time(trace: &Trace, of_head: bool, value: fn(&Bin) -> Option<f64>) -> Series {
+fn over_time(trace: &Trace, of_head: bool, value: fn(&Bin) -> Option<f64>) -> chart::Series {
     let bins = if of_head { &trace.head } else { &trace.bins };
-    Series { name: trace.name.clone(), points: bins.iter().filter_map(|bin| Some(Point::new(bin.time_ns, value(bin)?))).collect() }
+    chart::Series { name: trace.name.clone(), points: bins.iter().filter_map(|bin| Some(Point::new(bin.time_ns, value(bin)?))).collect() }
 }
 
 #[cfg(test)]

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use harness::clock::ClockSource;
 use harness::counters::PortCounters;
-use harness::echo::EchoResult;
 use harness::environment::{Environment, peak_rss_bytes};
 use harness::hist::{HistogramError, LatencyHistogram};
+use launch::echo::EchoResult;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 

@@ -8,14 +8,14 @@ use clap::Parser;
 use engine::backend::composed::Composed;
 use engine::backend::daemon::KvDaemon;
 use engine::backend::paths::ClientPaths;
-use engine::backend::{Backend, BackendError, Daemon, Endpoints, Records};
-use engine::counters::{Round, TransportReport};
+use engine::backend::{Backend, BackendError, Daemon, Endpoints};
+use engine::counters::Round;
 use engine::drive::cluster::Cluster;
 use engine::drive::simulated::{Simulated, World};
 use engine::job::Job;
 use engine::message::{Outcome, Request};
 use engine::store::{Shard, owner_of};
-use engine::topology::{Peer, Topology};
+use engine::topology::Topology;
 use engine::workload::AccessKind;
 use harness::clock::Clock;
 use shm::sleep::{Sleeper, Watch};
@@ -57,16 +57,8 @@ impl Drop for Kept {
 }
 
 impl Endpoints for Kept {
-    fn records(&self) -> Records {
-        self.daemon.as_ref().map_or_else(Vec::new, KvDaemon::records)
-    }
-
-    fn connect(&mut self, records: &[(Peer, Vec<u8>)]) -> Result<(), BackendError> {
-        self.daemon().connect(records)
-    }
-
-    fn transport(&mut self) -> Option<TransportReport> {
-        self.daemon().transport()
+    fn remote(&mut self) -> Option<&mut dyn Endpoints> {
+        Some(self.daemon())
     }
 }
 

@@ -3,7 +3,7 @@
 //! `mlx5-run cargo test -p benchkv --test jobs -- --ignored hardware`; on a NIC without `mlx5-run`, and with `BENCHKV_TEST_DEVICE` if it
 //! is not mlx5_0.
 
-use harness::device::DEVICE_VARIABLE;
+use launch::device::DEVICE_VARIABLE;
 
 use crate::job::{BACKENDS, Job, SHORT, Scratch, benchkv, run, turn};
 use crate::measurement::{assert_sound, list, transports};

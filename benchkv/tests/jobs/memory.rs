@@ -27,7 +27,7 @@ fn connections_take_about_what_was_reckoned() {
     let before = held();
     let open = |rank| Composed::new(&options.job, options.site(rank, std::process::id()).unwrap()).unwrap().open_daemon(0).unwrap();
     let mut daemons: Vec<_> = (0..RANKS).map(open).collect();
-    let records: Vec<Records> = daemons.iter().map(Endpoints::records).collect();
+    let records: Vec<Records> = daemons.iter_mut().map(Endpoints::records).collect();
     let daemon_of = |rank| Peer { rank, worker: Worker::Daemon(0) };
     for (rank, daemon) in daemons.iter_mut().enumerate() {
         let for_it = |(from, records): (usize, &Records)| {

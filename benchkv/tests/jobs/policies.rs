@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use benchkv::trace::TraceFile;
-use engine::trace::Sample;
+use engine::trace::{Sample, Series};
 use serde_json::Value;
 
 use crate::job::{Job, SHORT, Scratch, benchkv, turn};
@@ -23,11 +23,13 @@ fn traced(args: &[&str]) -> (Value, Vec<Vec<Sample>>) {
     let expected: Vec<(usize, usize)> =
         (0..count(&result, "ranks") as usize).flat_map(|rank| (0..per_rank).map(move |daemon| (rank, daemon))).collect();
     assert_eq!(written, expected);
-    let series: Vec<Vec<Sample>> = series.iter().map(|file| file.read().unwrap()).collect();
-    for (samples, daemon) in series.iter().zip(daemons(&result)) {
-        assert_series(samples, daemon);
+    let series: Vec<Series> = series.iter().map(|file| file.read().unwrap()).collect();
+    for (series, daemon) in series.iter().zip(daemons(&result)) {
+        assert_series(&series.samples, daemon);
+        let is_whole = |(at, values): (&Sample, &[u32])| at.outstanding == values.iter().map(|value| u64::from(*value)).sum::<u64>();
+        assert!(series.endpoints.len() < count(&result, "ranks") as usize && series.rows().all(is_whole), "{:?}", series.endpoints);
     }
-    (result, series)
+    (result, series.into_iter().map(|series| series.samples).collect())
 }
 
 /// Asserts that time and counters grow, that some samples are in the window, and that the last counts agree with the result's.
@@ -119,7 +121,7 @@ fn a_directory_for_series_is_looked_at_before_the_run() {
     let file = files.path().join("file");
     std::fs::write(&file, "").unwrap();
     refused(&file, "Not a directory");
-    TraceFile::new(files.path(), 3, 1).write(&[]).unwrap();
+    TraceFile::new(files.path(), 3, 1).write(&Series::default()).unwrap();
     refused(files.path(), "has the traces of another job");
     let ended = Job::start(&mut benchkv(&["--trace-interval", "5"])).end();
     ended.assert_failed(2, &["--trace <DIR>"]);

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use harness::device::DEVICE_VARIABLE;
+use launch::device::DEVICE_VARIABLE;
 
 use crate::job::{Ended, Job, Scratch, turn};
 

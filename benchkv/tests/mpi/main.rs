@@ -13,8 +13,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use benchkv::trace::TraceFile;
-use harness::device::DEVICE_VARIABLE;
 use job::{BACKENDS, Ended, Job, Process, SHORT, Scratch, TICKS_OF_LOAD, TICKS_OF_RUN, run, turn};
+use launch::device::DEVICE_VARIABLE;
 use serde_json::Value;
 
 /// A part of a job's ranks, with arguments of their own.
@@ -154,7 +154,7 @@ fn every_rank_writes_the_series_of_its_daemons() {
     let series = TraceFile::all_in(&traces).unwrap();
     assert_eq!(series.iter().map(|file| (file.rank, file.daemon)).collect::<Vec<_>>(), [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]);
     for file in series {
-        let (samples, report) = (file.read().unwrap(), &result["per_rank"][file.rank]["daemons"][file.daemon]["trace"]);
+        let (samples, report) = (file.read().unwrap().samples, &result["per_rank"][file.rank]["daemons"][file.daemon]["trace"]);
         assert_eq!(&report["samples"], samples.len(), "{file:?}");
         assert!(samples.iter().any(|sample| sample.run == Some(0)), "{file:?}");
     }

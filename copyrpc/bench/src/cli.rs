@@ -5,9 +5,9 @@ use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
 use harness::affinity::PinPolicy;
-use harness::device::DeviceChoice;
 use harness::report::JsonSink;
 use harness::window::WindowChoice;
+use launch::device::DeviceChoice;
 use serde::{Deserialize, Serialize};
 
 /// copyrpc between two processes: round-trip times or calls per second.

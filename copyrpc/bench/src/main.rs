@@ -21,10 +21,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use harness::exchange::Exchange;
-use harness::launcher::Launch;
 use harness::report::{JsonSink, say};
-use harness::role::{Role, foreign_launcher, role};
+use launch::exchange::Exchange;
+use launch::launcher::Launch;
+use launch::role::{Role, foreign_launcher, role};
 
 use cli::Cli;
 use options::{Options, RANKS};

@@ -4,9 +4,9 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use harness::exchange::{Exchange, MpiExchange};
-use harness::hosts::Hosts;
 use harness::report::{JsonSink, say};
+use launch::exchange::{Exchange, MpiExchange};
+use launch::hosts::Hosts;
 
 use crate::cli::Cli;
 use crate::options::{Options, RANKS};

@@ -8,9 +8,9 @@ use std::time::Duration;
 use copyrpc::ring::{DEFAULT_RING_SIZE, RingSize};
 use copyrpc::{Context, DEFAULT_CQ_SIZE, DEFAULT_SRQ_SIZE, EndpointConfig, PollError};
 use harness::affinity::{self, AffinityError, Plan, Threads};
-use harness::device::{AutoError, DeviceChoice};
 use harness::report::{self, JsonSink};
 use harness::window::WindowChoice;
+use launch::device::{AutoError, DeviceChoice};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 

@@ -8,9 +8,9 @@ use std::time::Duration;
 use harness::affinity::pin_current_thread;
 use harness::clock::{Clock, ClockSource};
 use harness::environment::peak_rss_bytes;
-use harness::exchange::{Exchange, ExchangeError};
 use harness::hist::LatencyHistogram;
-use harness::pingpong::{PingPong, PingPongResult};
+use launch::exchange::{Exchange, ExchangeError};
+use launch::pingpong::{PingPong, PingPongResult};
 use serde::{Deserialize, Serialize};
 
 use crate::client::Load;

@@ -6,8 +6,8 @@ use harness::affinity::Plan;
 use harness::clock::ClockSource;
 use harness::environment::Environment;
 use harness::hist::{HistogramError, LatencyHistogram, LatencySummary};
-use harness::pingpong::PingPongResult;
 use harness::report::{Spread, Table, nanos, rate};
+use launch::pingpong::PingPongResult;
 use serde::Serialize;
 use thiserror::Error;
 

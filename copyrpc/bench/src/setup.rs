@@ -5,7 +5,7 @@ use copyrpc::{
     ExchangeError, ExchangeRecord, PendingEndpoint, PollError, Stats,
 };
 use harness::affinity::AffinityError;
-use harness::pingpong::PingPongError;
+use launch::pingpong::PingPongError;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -15,7 +15,7 @@ use crate::options::Options;
 #[derive(Debug, Error)]
 pub(crate) enum JobError {
     #[error(transparent)]
-    Exchange(#[from] harness::exchange::ExchangeError),
+    Exchange(#[from] launch::exchange::ExchangeError),
     #[error(transparent)]
     Affinity(#[from] AffinityError),
     #[error(transparent)]

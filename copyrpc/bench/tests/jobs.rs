@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use harness::affinity::{pin_current_thread, usable_cores};
-use harness::device::DEVICE_VARIABLE;
+use launch::device::DEVICE_VARIABLE;
 use serde_json::Value;
 
 /// The processes of a job meet in a directory of their own.

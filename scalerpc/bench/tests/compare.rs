@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use harness::device::DEVICE_VARIABLE;
+use launch::device::DEVICE_VARIABLE;
 use serde_json::Value;
 
 const CONTESTANTS: [&str; 6] = ["scalerpc", "scalerpc-read", "scalerpc-off", "copyrpc", "rc-send", "ud-send"];

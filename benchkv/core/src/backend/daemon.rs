@@ -12,13 +12,13 @@ use shm::sleep::{self, Due, Sleeper, Watch};
 use super::plan::{Plan, TYPE_TAG};
 use super::remote::{Incoming, Remote};
 use super::shards::{Hop, ShardNode, Shards};
-use super::{BackendError, Daemon, Endpoints, Records, Restful};
+use super::{BackendError, Daemon, Endpoints, Restful};
 use crate::counters::Round;
 use crate::counters::TransportReport;
 use crate::message::{Outcome, Request, Response};
 use crate::policy::{Policy, PolicyReport};
 use crate::store::{Shard, owner_of};
-use crate::topology::{Peer, Worker};
+use crate::topology::Worker;
 use crate::trace::Sample;
 use crate::values::Tail;
 use crate::verify::{fill_tail, first_value};
@@ -357,26 +357,14 @@ fn answer_daemon(shards: &mut Shards<Waiting>, token: flux::Token, hop: Hop) {
 }
 
 impl Endpoints for KvDaemon {
-    fn records(&self) -> Records {
-        self.remote.as_ref().map_or_else(Vec::new, Remote::records)
-    }
-
-    fn connect(&mut self, records: &[(Peer, Vec<u8>)]) -> Result<(), BackendError> {
-        self.remote.as_mut().map_or(Ok(()), |remote| remote.connect(records))
-    }
-
-    fn settle(&mut self) -> Result<bool, BackendError> {
-        self.remote.as_mut().map_or(Ok(true), Remote::settle)
-    }
-
-    fn credit_used(&self) -> Vec<(Peer, [u64; 2])> {
-        self.remote.as_ref().map_or_else(Vec::new, Remote::credit_used)
+    fn remote(&mut self) -> Option<&mut dyn Endpoints> {
+        self.remote.as_mut().map(|remote| remote as &mut dyn Endpoints)
     }
 
     fn transport(&mut self) -> Option<TransportReport> {
         let backlogged = self.backlogged();
         let backlog_peak = std::mem::replace(&mut self.backlog_peak, backlogged) as u64;
-        let report = self.remote.as_mut()?.report();
+        let report = self.remote.as_mut()?.transport()?;
         Some(TransportReport { backlog_peak: report.backlog_peak.max(backlog_peak), ..report })
     }
 }
@@ -406,18 +394,6 @@ impl Restful for KvDaemon {
         let parts = own.into_iter().chain(ring.as_mut().map(|ring| ring as &mut dyn Sleeper));
         Some(remote.min(sleep::rest(parts, waker)?))
     }
-
-    fn has_connections(&self) -> bool {
-        self.remote.is_some()
-    }
-
-    fn has_news(&self) -> bool {
-        self.remote.as_ref().is_some_and(Remote::has_work)
-    }
-
-    fn abort(&mut self) {
-        self.remote.iter_mut().for_each(Remote::abort);
-    }
 }
 
 impl Daemon for KvDaemon {
@@ -433,6 +409,10 @@ impl Daemon for KvDaemon {
         let counters = self.remote.as_ref().map_or_else(Sample::default, Remote::counters);
         let Sample { messages, writes, window_stalls, .. } = counters;
         Sample { messages, writes, window_stalls, outstanding, backlog, held, ..self.policy.gauges() }
+    }
+
+    fn by_endpoint(&self, values: &mut Vec<u32>) {
+        values.extend(self.remote.iter().flat_map(Remote::by_endpoint).map(|missing| missing as u32));
     }
 
     fn policy(&self) -> Option<PolicyReport> {

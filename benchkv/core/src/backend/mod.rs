@@ -54,11 +54,16 @@ pub trait Backend: Sync {
 /// Connection records, each with the thread at the other end.
 pub type Records = Vec<(Peer, Vec<u8>)>;
 
-/// The endpoints of a daemon or client to threads of other ranks. The default methods are those of a thread without endpoints.
+/// The endpoints of a daemon or client to threads of other ranks. The default methods are those of [`remote`](Self::remote).
 pub trait Endpoints {
+    /// Returns the endpoints as a part of their owner; `None` if it has none.
+    fn remote(&mut self) -> Option<&mut dyn Endpoints> {
+        None
+    }
+
     /// Returns the connection records of the endpoints, each with its addressee.
-    fn records(&self) -> Records {
-        Vec::new()
+    fn records(&mut self) -> Records {
+        self.remote().map_or_else(Vec::new, |remote| remote.records())
     }
 
     /// Connects the endpoints with the records that the other ends made for them, one for each of [`records`](Self::records). The bytes
@@ -66,8 +71,8 @@ pub trait Endpoints {
     ///
     /// # Errors
     /// [`BackendError::Setup`] when a record does not fit.
-    fn connect(&mut self, _records: &[(Peer, Vec<u8>)]) -> Result<(), BackendError> {
-        Ok(())
+    fn connect(&mut self, records: &[(Peer, Vec<u8>)]) -> Result<(), BackendError> {
+        self.remote().map_or(Ok(()), |remote| remote.connect(records))
     }
 
     /// Makes progress, without waiting, with connections for which connecting both ends is not enough. Returns whether all are
@@ -76,18 +81,28 @@ pub trait Endpoints {
     /// # Errors
     /// A connection cannot be established.
     fn settle(&mut self) -> Result<bool, BackendError> {
-        Ok(true)
+        self.remote().map_or(Ok(true), |remote| remote.settle())
     }
 
     /// Returns the activity of its connections to other ranks; `None` if it has none. `backlog_peak` is that since the last call.
     fn transport(&mut self) -> Option<TransportReport> {
-        None
+        self.remote()?.transport()
     }
 
     /// Returns, for each connection with credit, the bytes that calls of this end have paid for, and the bytes that its answers have
     /// given back.
-    fn credit_used(&self) -> Vec<(Peer, [u64; 2])> {
-        Vec::new()
+    fn credit_used(&mut self) -> Vec<(Peer, [u64; 2])> {
+        self.remote().map_or_else(Vec::new, |remote| remote.credit_used())
+    }
+
+    /// Returns whether the device has a completion for it. Called while it rests.
+    fn has_news(&mut self) -> bool {
+        self.remote().is_some_and(|remote| remote.has_news())
+    }
+
+    /// Ends its connections without a goodbye, which takes time to be heard: a drop would wait for that.
+    fn abort(&mut self) {
+        self.remote().into_iter().for_each(|remote| remote.abort());
     }
 }
 
@@ -105,26 +120,20 @@ pub trait Daemon: Endpoints + Sleeper {
         Sample::default()
     }
 
+    /// Appends the requests sent through each of its endpoints and not answered yet, in the order of [`Topology::asks`](crate::topology::Topology::asks).
+    fn by_endpoint(&self, _values: &mut Vec<u32>) {}
+
     /// Returns the effects of its policies; `None` if it has none.
     fn policy(&self) -> Option<PolicyReport> {
         None
     }
 }
 
-/// Questions of a driver that runs many threads' work in one thread, after a step that found nothing to do.
-pub trait Restful {
+/// A question of a driver that runs many threads' work in one thread, after a step that found nothing to do.
+pub trait Restful: Endpoints {
     /// Returns for how long there is nothing to do unless `waker` is called, by a neighbour of the rank in one of its own steps, or a
     /// device of this thread gets a completion. `None`: there is work now.
     fn rest(&mut self, waker: &Waker) -> Option<Duration>;
-
-    /// Returns whether it has connections to other ranks, and so may get completions of its device.
-    fn has_connections(&self) -> bool;
-
-    /// Returns whether the device has a completion for it. Called while it rests.
-    fn has_news(&self) -> bool;
-
-    /// Ends its connections without a goodbye, which takes time to be heard: a drop would wait for that.
-    fn abort(&mut self);
 }
 
 /// The paths of a client's requests to a store. They have the only book of outstanding operations: `U` is the client's note of one. A sleep

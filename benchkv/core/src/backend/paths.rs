@@ -8,13 +8,11 @@ use shm::sleep::{self, Due, Sleeper, Watch};
 
 use super::plan::{Plan, TYPE_TAG};
 use super::remote::Remote;
-use super::{BackendError, Endpoints, IssueError, Paths, Records, Restful};
-use crate::counters::TransportReport;
+use super::{BackendError, Endpoints, IssueError, Paths, Restful};
 use crate::message::{Request, Response};
 use crate::operation::Operation;
 use crate::store::owner_of;
-use crate::topology::Topology;
-use crate::topology::{Peer, Worker};
+use crate::topology::{Topology, Worker};
 use crate::values::ClientValues;
 
 /// A client's connections to the daemons of the rank, and the further ones of its topology. `U` is what it keeps of an operation.
@@ -55,24 +53,8 @@ impl<U> ClientPaths<U> {
 }
 
 impl<U> Endpoints for ClientPaths<U> {
-    fn records(&self) -> Records {
-        self.remote.as_ref().map_or_else(Vec::new, Remote::records)
-    }
-
-    fn connect(&mut self, records: &[(Peer, Vec<u8>)]) -> Result<(), BackendError> {
-        self.remote.as_mut().map_or(Ok(()), |remote| remote.connect(records))
-    }
-
-    fn settle(&mut self) -> Result<bool, BackendError> {
-        self.remote.as_mut().map_or(Ok(true), Remote::settle)
-    }
-
-    fn credit_used(&self) -> Vec<(Peer, [u64; 2])> {
-        self.remote.as_ref().map_or_else(Vec::new, Remote::credit_used)
-    }
-
-    fn transport(&mut self) -> Option<TransportReport> {
-        self.remote.as_mut().map(Remote::report)
+    fn remote(&mut self) -> Option<&mut dyn Endpoints> {
+        self.remote.as_mut().map(|remote| remote as &mut dyn Endpoints)
     }
 }
 
@@ -121,18 +103,6 @@ impl<U> Restful for ClientPaths<U> {
         let shards = shards.iter_mut().map(|shard| shard as &mut dyn Sleeper);
         let rings = rings.iter_mut().map(|ring| ring as &mut dyn Sleeper);
         Some(remote.min(sleep::rest(shards.chain(rings), waker)?))
-    }
-
-    fn has_connections(&self) -> bool {
-        self.remote.is_some()
-    }
-
-    fn has_news(&self) -> bool {
-        self.remote.as_ref().is_some_and(Remote::has_work)
-    }
-
-    fn abort(&mut self) {
-        self.remote.iter_mut().for_each(Remote::abort);
     }
 }
 

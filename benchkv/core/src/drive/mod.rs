@@ -12,6 +12,4 @@ mod threads;
 mod world;
 
 #[cfg(test)]
-mod swarm;
-#[cfg(test)]
 mod tests;

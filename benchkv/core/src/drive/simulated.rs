@@ -25,7 +25,7 @@ use crate::activity::WorkerReport;
 use crate::backend::daemon::KvDaemon;
 use crate::backend::paths::ClientPaths;
 use crate::backend::plan::Site;
-use crate::backend::{BackendError, Daemon, Endpoints, Restful};
+use crate::backend::{BackendError, Daemon, Endpoints};
 use crate::client::{Client, ClientReport};
 use crate::job::Job;
 use crate::phase::Phase;
@@ -118,11 +118,13 @@ impl Simulated {
                 rank: number,
                 wakers: &mut wakers,
             };
-            let series = || world.trace_interval.map(|interval| Recorder::new(interval, WaitStrategy::Busy));
+            let series = |daemon| {
+                world.trace_interval.map(|interval| Recorder::new(interval, WaitStrategy::Busy, job.topology.asks(number, daemon)))
+            };
             let daemons = daemons
                 .into_iter()
                 .enumerate()
-                .map(|(number, daemon)| spawner.spawn(number, daemon, series()))
+                .map(|(number, daemon)| spawner.spawn(number, daemon, series(number)))
                 .collect::<Result<_, _>>()?;
             let clients =
                 clients.into_iter().enumerate().map(|(number, client)| spawner.spawn(number, client, None)).collect::<Result<_, _>>()?;
@@ -269,7 +271,7 @@ impl Simulated {
                 used.extend(credit.into_iter().map(|(peer, used)| ((own, peer), used)));
             };
             for (number, daemon) in daemons.iter().enumerate() {
-                let daemon = &daemon.borrow().worker;
+                let daemon = &mut daemon.borrow_mut().worker;
                 note(Worker::Daemon(number), daemon.credit_used());
                 let Sample { outstanding, backlog, held, .. } = daemon.gauges();
                 if outstanding + backlog + held > 0 {
@@ -341,7 +343,7 @@ impl Spawner<'_> {
         W: Turns + 'static,
     {
         let mut thread = Thread::new(worker, self.device.soft(), self.shared, self.runs, (self.rank, number), series);
-        let devices: &[&dyn mlx5::hca::Simulated] = if thread.worker.restful().has_connections() { &[self.device] } else { &[] };
+        let devices: &[&dyn mlx5::hca::Simulated] = if thread.worker.restful().remote().is_some() { &[self.device] } else { &[] };
         let thread = Rc::new(RefCell::new(thread));
         let actor = self.simulation.spawn(devices, Handle(Rc::clone(&thread)));
         let actor = actor.map_err(|e| SimulationError::Setup(BackendError::setup("an actor of the simulation", e)))?;

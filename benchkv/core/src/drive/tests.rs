@@ -10,6 +10,8 @@ use crate::topology::{Routing, Transport};
 use crate::verify::VerifyFailure;
 use crate::workload::Workload;
 
+mod swarm;
+
 fn world() -> World {
     World { cpu: Cpu::default(), nic: mlx5::NicParameters::default(), strict: true, ..World::default() }
 }

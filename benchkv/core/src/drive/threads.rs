@@ -202,7 +202,15 @@ impl Turns for KvDaemon {
         }
         thread.log.note_round(round, || now_ns);
         if let Some(series) = &mut thread.series {
-            series.note(phase, round, || now_ns, || thread.worker.gauges());
+            series.note(
+                phase,
+                round,
+                || now_ns,
+                |values| {
+                    thread.worker.by_endpoint(values);
+                    thread.worker.gauges()
+                },
+            );
         }
         let now = thread.sends();
         let writes = now - before + std::mem::take(&mut thread.writes);

@@ -1,9 +1,11 @@
-//! The activity of a daemon, sampled over time: a [`Sample`], and the [`recorder`] that records samples while a job runs.
+//! The activity of a daemon, sampled over time: a [`Series`] of [`Sample`]s, and the [`recorder`] that makes it while a job runs.
 
 pub mod recorder;
 
-/// The state of a daemon at one time.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+use serde::{Deserialize, Serialize};
+
+/// The state of a daemon at one time. Its fields are columns of a series, in their order.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
     /// Time since this rank's warm-up began, in ns.
     pub time_ns: u64,
@@ -33,4 +35,24 @@ pub struct Sample {
     pub poll_budget: u64,
     /// Smoothed time from a flush to the next completion, in ns; 0 while no policy needs it.
     pub rtt_ns: u64,
+}
+
+/// The samples of a daemon, in the order of time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Series {
+    /// The samples.
+    pub samples: Vec<Sample>,
+    /// The rank at the other end of each endpoint with which the daemon sends requests.
+    pub endpoints: Vec<usize>,
+    /// For each sample: requests sent through each endpoint and not answered yet.
+    pub by_endpoint: Vec<u32>,
+}
+
+impl Series {
+    /// Returns each sample with its requests by endpoint.
+    pub fn rows(&self) -> impl Iterator<Item = (&Sample, &[u32])> {
+        let width = self.endpoints.len();
+        let row = move |(at, sample)| (sample, self.by_endpoint.get(at * width..(at + 1) * width).unwrap_or_default());
+        self.samples.iter().enumerate().map(row)
+    }
 }

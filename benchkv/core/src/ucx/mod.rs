@@ -4,7 +4,7 @@
 
 mod ffi;
 #[cfg(test)]
-mod oracle;
+mod tests;
 pub(crate) mod worker;
 
 use std::fmt;

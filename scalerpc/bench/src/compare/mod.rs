@@ -17,11 +17,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use harness::clock::Clock;
-use harness::exchange::Exchange;
-use harness::launcher::Launch;
 use harness::load::Failure;
 use harness::report::{JsonSink, say};
-use harness::role::{Role, foreign_launcher, role};
+use launch::exchange::Exchange;
+use launch::launcher::Launch;
+use launch::role::{Role, foreign_launcher, role};
 
 pub(crate) use options::Options;
 use options::{Job, OptionError, RANKS};

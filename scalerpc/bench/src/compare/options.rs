@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use harness::affinity::{self, AffinityError, PinPolicy, Plan, Threads};
-use harness::device::{AutoError, DeviceChoice};
 use harness::report::{JsonSink, bytes, plural};
+use launch::device::{AutoError, DeviceChoice};
 use serde::{Deserialize, Serialize};
 use shm::wait::WaitStrategy;
 use thiserror::Error;

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use harness::affinity::pin_current_thread;
 use harness::clock::Clock;
-use harness::exchange::{Exchange, ExchangeError};
 use harness::load::Failure;
+use launch::exchange::{Exchange, ExchangeError};
 use mlx5::Device;
 use serde::{Deserialize, Serialize};
 

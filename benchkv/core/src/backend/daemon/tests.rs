@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use super::super::composed::Composed;
 use super::super::paths::ClientPaths;
-use super::super::{Backend, Paths};
+use super::super::{Backend, Paths, Records};
 use super::*;
+
 use crate::policy::PolicyOptions;
 use crate::testing::{self, Scratch, topology};
-use crate::topology::{Routing, Transport};
+use crate::topology::{Peer, Routing, Transport};
 
 /// A job in which rank 0 has a client and calls; the other ranks answer.
 struct Job {
@@ -32,7 +33,7 @@ impl Job {
             (daemon, backend.open_client_on(0, None).unwrap())
         };
         let mut ends: Vec<(KvDaemon, ClientPaths<u32>)> = (0..ranks).map(open).collect();
-        let records: Vec<Records> = ends.iter().map(|(daemon, _)| daemon.records()).collect();
+        let records: Vec<Records> = ends.iter_mut().map(|(daemon, _)| daemon.records()).collect();
         for (rank, (daemon, _)) in ends.iter_mut().enumerate() {
             let of_peer = |from: usize| {
                 let (_, bytes) = records[from].iter().find(|(to, _)| to.rank == rank).unwrap();

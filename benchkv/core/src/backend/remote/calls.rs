@@ -22,9 +22,9 @@ impl<C> Calls<C> {
         Self { places, free: (0..window).rev().map(|place| place as u16).collect() }
     }
 
-    /// Returns whether no call waits.
-    pub(super) fn is_empty(&self) -> bool {
-        self.free.len() == self.places.len()
+    /// Returns the number of calls that wait.
+    pub(super) fn len(&self) -> usize {
+        self.places.len() - self.free.len()
     }
 
     /// Adds a call and returns its id.
@@ -61,7 +61,7 @@ mod tests {
         let ids: Vec<u32> = (0..3).map(|whom| calls.insert(whom).unwrap()).collect();
         assert_eq!(calls.insert(9), Err(9));
         assert_eq!([1, 0, 2].map(|call: usize| calls.take(ids[call])), [Some(1), Some(0), Some(2)]);
-        assert!(calls.is_empty());
+        assert_eq!(calls.len(), 0);
         assert_eq!(ids.iter().filter_map(|id| calls.take(*id)).count(), 0, "answered already");
     }
 

@@ -194,6 +194,13 @@ impl<C> Carrier<C> for Links<C> {
         }
     }
 
+    fn missing(&self, link: usize) -> usize {
+        match self.links.get(link).map(|link| &link.end) {
+            Some(End::Connected(endpoint)) => endpoint.outstanding_calls(),
+            _ => 0,
+        }
+    }
+
     fn credit_used(&self) -> Vec<(Peer, [u64; 2])> {
         let used = |link: &Link<C>| match &link.end {
             End::Connected(endpoint) => Some((link.peer, endpoint.credit_used().into())),

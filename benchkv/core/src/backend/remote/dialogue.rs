@@ -40,9 +40,9 @@ impl<C> Dialogue<C> {
         Self { calls: Calls::new(window), window, unanswered: 0, tail_bytes }
     }
 
-    /// Returns whether an answer of the peer is missing.
-    pub(super) fn is_waiting(&self) -> bool {
-        !self.calls.is_empty()
+    /// Returns the number of answers of the peer that are missing.
+    pub(super) fn missing(&self) -> usize {
+        self.calls.len()
     }
 
     /// Makes the message of a call. Returns the call's id too.
@@ -104,11 +104,11 @@ mod tests {
         let (mut asking, mut answering) = (Dialogue::new(1, 0), Dialogue::<()>::new(1, 0));
         for (whom, response) in [(7, Some(Response::new(Outcome::PutOk))), (8, None)] {
             let (_, message) = asking.call(&REQUEST, whom).unwrap();
-            assert!(asking.is_waiting() && asking.call(&REQUEST, 9).is_err());
+            assert!(asking.missing() > 0 && asking.call(&REQUEST, 9).is_err());
             let Ok((Arrival::Request(REQUEST, call), [])) = answering.arrive(message.as_bytes()) else { panic!("no request") };
             let answer = answering.answer(call, response);
             assert_eq!(asking.arrive(answer.as_bytes()), Ok((Arrival::Answer(whom, response), &[][..])));
-            assert!(!asking.is_waiting());
+            assert_eq!(asking.missing(), 0);
         }
     }
 

@@ -22,11 +22,10 @@ use mlx5::Device;
 use shm::sleep::{Sleeper, Watch};
 
 use super::plan::{Plan, ThreadDevice};
-use super::{BackendError, Records};
+use super::{BackendError, Endpoints, Records};
 use crate::counters::{Figures, TransportReport};
 use crate::message::{Request, Response};
-use crate::topology::{Peer, Worker};
-use crate::topology::{Topology, Transport};
+use crate::topology::{Peer, Topology, Transport, Worker};
 use crate::trace::Sample;
 use crate::values::copy;
 
@@ -78,7 +77,7 @@ trait Carrier<C>: Sized {
     /// Connects a link. The bytes are a peer's, and untrusted.
     fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
-    /// See [`Remote::settle`].
+    /// See [`Endpoints::settle`].
     fn settle(&mut self) -> Result<bool, BackendError> {
         Ok(true)
     }
@@ -108,17 +107,20 @@ trait Carrier<C>: Sized {
         None
     }
 
-    /// See [`Remote::has_work`].
+    /// Returns whether a poll has something to take.
     fn has_work(&self) -> bool {
         true
     }
 
-    /// See [`Endpoints::credit_used`](super::Endpoints::credit_used).
+    /// See [`Endpoints::credit_used`].
     fn credit_used(&self) -> Vec<(Peer, [u64; 2])> {
         Vec::new()
     }
 
-    /// See [`Remote::abort`].
+    /// Returns the number of requests sent through a link and not answered yet.
+    fn missing(&self, link: usize) -> usize;
+
+    /// See [`Endpoints::abort`].
     fn abort(&mut self) {}
 
     /// The type that its counters are read from.
@@ -274,27 +276,6 @@ impl<C> Remote<C> {
         }))
     }
 
-    /// Returns the connection records, each with its addressee.
-    pub(super) fn records(&self) -> Records {
-        let record = |(link, peer): (usize, &Peer)| Some((*peer, each!(&self.carrier, links => links.record(link))?));
-        self.peers.iter().enumerate().filter_map(record).collect()
-    }
-
-    /// Connects each link with the record that its other end made for it.
-    pub(super) fn connect(&mut self, records: &[(Peer, Vec<u8>)]) -> Result<(), BackendError> {
-        let links: HashMap<Peer, usize> = self.peers.iter().enumerate().map(|(link, peer)| (*peer, link)).collect();
-        records.iter().try_for_each(|(peer, record)| {
-            let what = || format!("connecting to {peer}");
-            let link = links.get(peer).ok_or_else(|| BackendError::setup(what(), "there is no endpoint for it"))?;
-            each!(&mut self.carrier, links => links.connect(*link, record)).map_err(|source| BackendError::Setup { what: what(), source })
-        })
-    }
-
-    /// Makes progress with connections that take both ends. Returns whether all are established.
-    pub(super) fn settle(&mut self) -> Result<bool, BackendError> {
-        each!(&mut self.carrier, links => links.settle())
-    }
-
     /// Returns the link of this request, if it leaves from here.
     #[inline]
     pub(super) fn link_for(&self, request: &Request) -> Option<usize> {
@@ -311,6 +292,12 @@ impl<C> Remote<C> {
     #[inline]
     pub(super) fn outstanding(&self) -> usize {
         (self.sent - self.answered) as usize
+    }
+
+    /// Returns the number of these through each endpoint with a daemon, as [`Topology::asks`] has them.
+    pub(super) fn by_endpoint(&self) -> impl Iterator<Item = usize> {
+        let to_daemons = self.peers.iter().enumerate().filter(|(_, peer)| peer.is_daemon());
+        to_daemons.map(|(link, _)| each!(&self.carrier, links => links.missing(link)))
     }
 
     /// Returns the number of requests sent since the start.
@@ -417,28 +404,32 @@ impl<C> Remote<C> {
         each!(&mut self.carrier, links => links.rest())
     }
 
-    /// Returns whether a poll has something to take.
-    pub(super) fn has_work(&self) -> bool {
-        each!(&self.carrier, links => links.has_work())
-    }
-
-    /// See [`Endpoints::credit_used`](super::Endpoints::credit_used).
-    pub(super) fn credit_used(&self) -> Vec<(Peer, [u64; 2])> {
-        each!(&self.carrier, links => links.credit_used())
-    }
-
-    /// Ends every connection without a goodbye.
-    pub(super) fn abort(&mut self) {
-        each!(&mut self.carrier, links => links.abort());
-    }
-
     /// Returns counters since the start, for the series of a daemon: messages, WRITEs, and flushes that the batch window stopped.
     pub(super) fn counters(&self) -> Sample {
         each!(&self.carrier, links => links.counters())
     }
+}
 
-    /// Returns counters since the start, and the maximum backlog since the last report.
-    pub(super) fn report(&mut self) -> TransportReport {
+impl<C> Endpoints for Remote<C> {
+    fn records(&mut self) -> Records {
+        let record = |(link, peer): (usize, &Peer)| Some((*peer, each!(&self.carrier, links => links.record(link))?));
+        self.peers.iter().enumerate().filter_map(record).collect()
+    }
+
+    fn connect(&mut self, records: &[(Peer, Vec<u8>)]) -> Result<(), BackendError> {
+        let links: HashMap<Peer, usize> = self.peers.iter().enumerate().map(|(link, peer)| (*peer, link)).collect();
+        records.iter().try_for_each(|(peer, record)| {
+            let what = || format!("connecting to {peer}");
+            let link = links.get(peer).ok_or_else(|| BackendError::setup(what(), "there is no endpoint for it"))?;
+            each!(&mut self.carrier, links => links.connect(*link, record)).map_err(|source| BackendError::Setup { what: what(), source })
+        })
+    }
+
+    fn settle(&mut self) -> Result<bool, BackendError> {
+        each!(&mut self.carrier, links => links.settle())
+    }
+
+    fn transport(&mut self) -> Option<TransportReport> {
         let backlog_peak = std::mem::replace(&mut self.backlog_peak, self.backlogged) as u64;
         let mut report = each!(&self.carrier, links => {
             let mut report = links.report();
@@ -446,7 +437,19 @@ impl<C> Remote<C> {
             report
         });
         report.backlog_peak = backlog_peak;
-        report
+        Some(report)
+    }
+
+    fn credit_used(&mut self) -> Vec<(Peer, [u64; 2])> {
+        each!(&self.carrier, links => links.credit_used())
+    }
+
+    fn has_news(&mut self) -> bool {
+        each!(&self.carrier, links => links.has_work())
+    }
+
+    fn abort(&mut self) {
+        each!(&mut self.carrier, links => links.abort());
     }
 }
 

@@ -240,6 +240,10 @@ impl<C> Carrier<C> for Links<C> {
         Ok(())
     }
 
+    fn missing(&self, link: usize) -> usize {
+        self.links.get(link).map_or(0, |link| link.dialogue.missing())
+    }
+
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         // A flush sends answers that wait for room.
         if !self.unflushed.is_empty() {
@@ -382,7 +386,7 @@ impl<C> Link<C> {
 
     /// Probes a peer that owes an answer and is silent.
     fn look(&mut self, now_ns: u64) {
-        if std::mem::take(&mut self.pulse.was_heard) || !self.dialogue.is_waiting() {
+        if std::mem::take(&mut self.pulse.was_heard) || self.dialogue.missing() == 0 {
             self.pulse.heard_ns = now_ns;
         } else if !self.pulse.is_probing && now_ns.saturating_sub(self.pulse.heard_ns) > PROBE_AFTER.as_nanos() as u64 {
             // A WRITE of no bytes names no memory. If the queue is full, its operations prove as much.

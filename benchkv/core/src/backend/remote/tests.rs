@@ -34,7 +34,7 @@ fn ranks_of<const N: usize>(scratch: &Scratch, transport: Transport, value_bytes
         Remote::open(&Plan::new(&job, scratch.site(rank)).unwrap(), Worker::Daemon(0), None).unwrap().unwrap()
     };
     let mut ranks: [Remote<usize>; N] = std::array::from_fn(open);
-    let records: Vec<_> = ranks.iter().map(Remote::records).collect();
+    let records: Vec<_> = ranks.iter_mut().map(Remote::records).collect();
     for (from, (to, record)) in records.iter().enumerate().flat_map(|(from, records)| records.iter().map(move |record| (from, record))) {
         ranks[to.rank].connect(&[(Peer { rank: from, worker: Worker::Daemon(0) }, record.clone())]).unwrap();
     }
@@ -118,9 +118,9 @@ fn waiting_for_credit_is_not_work_and_ends_with_it() {
     let [mut asking, mut answering] = pair(&scratch, Transport::Copyrpc);
     call_all(&mut asking);
     moving_rounds(&mut asking);
-    let (waiting, reads) = (asking.backlogged(), asking.report().counted.of("reads"));
+    let (waiting, reads) = (asking.backlogged(), asking.transport().unwrap().counted.of("reads"));
     assert_eq!((moving_rounds(&mut asking), asking.backlogged()), (0, waiting), "nobody answers, so nothing moves");
-    assert!(waiting > 0 && asking.report().counted.of("reads") > reads, "it went on looking for credit");
+    assert!(waiting > 0 && asking.transport().unwrap().counted.of("reads") > reads, "it went on looking for credit");
     answer_all(&mut asking, &mut answering);
 }
 
@@ -169,7 +169,7 @@ fn no_more_sends_are_under_way_than_receives_are_posted() {
     moving_rounds(&mut asking);
     assert_eq!((moving_rounds(&mut asking), asking.backlogged()), (0, REQUESTS - WINDOW));
     answer_all(&mut asking, &mut answering);
-    let [asked, answered] = [asking, answering].map(|mut end| end.report());
+    let [asked, answered] = [asking, answering].map(|mut end| end.transport().unwrap());
     assert_eq!([&asked, &answered].map(|end| end.counted.of("messages")), [REQUESTS as u64; 2]);
     assert!(asked.counted.of("waits") > 0, "{asked:?}");
 }
@@ -183,7 +183,7 @@ fn no_more_messages_of_ucx_wait_for_answers_than_the_window_has_places() {
     moving_rounds(&mut asking);
     assert_eq!((moving_rounds(&mut asking), asking.backlogged()), (0, REQUESTS - WINDOW));
     answer_all(&mut asking, &mut answering);
-    let report = asking.report();
+    let report = asking.transport().unwrap();
     assert!(report.counted.of("messages") == REQUESTS as u64 && report.counted.of("waits") > 0, "{report:?}");
     assert!(report.device.starts_with("ucx:1.") && report.reached_by.contains(" by tcp/"), "{report:?}");
 }

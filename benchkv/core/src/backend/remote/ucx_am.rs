@@ -162,6 +162,10 @@ impl<C> Carrier<C> for Links<C> {
     }
 
     /// The library wakes through a descriptor at most, which cannot be waited for together with words.
+    fn missing(&self, link: usize) -> usize {
+        self.links.get(link).map_or(0, |link| link.dialogue.missing())
+    }
+
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         then(&mut Due(POLL_SLICE));
     }

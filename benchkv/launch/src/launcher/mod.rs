@@ -28,12 +28,12 @@ use thiserror::Error;
 
 pub use crate::child::Ended;
 use crate::child::OwnChild;
-use crate::clock::Clock;
 use crate::exchange::channel::Channel;
 use crate::exchange::frame::{Frame, MAX_RANKS};
 use crate::exchange::rank_list;
 use crate::role_text::RoleText;
 use crate::sys::{self, EndSignals};
+use harness::clock::Clock;
 use relay::Relay;
 
 /// Exit status of a rank that ended because another rank, or the job, ended.

@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 use shm::memfd::{Memfd, MemfdId};
 use thiserror::Error;
 
-use crate::affinity::{AffinityError, pin_current_thread};
 use crate::child::OwnChild;
-use crate::clock::Clock;
-use crate::hist::{LatencyHistogram, LatencySummary};
 use crate::role_text::RoleText;
+use harness::affinity::{AffinityError, pin_current_thread};
+use harness::clock::Clock;
+use harness::hist::{LatencyHistogram, LatencySummary};
 
 /// Bytes of a message beside its sequence word.
 pub const MESSAGE_BYTES: usize = 32;

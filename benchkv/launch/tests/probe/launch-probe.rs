@@ -11,12 +11,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use harness::clock::Clock;
-use harness::echo::Echo;
-use harness::exchange::{Exchange, SocketExchange};
-use harness::helper::{Helper, Owner};
-use harness::launcher::{EXIT_FOLLOWS, Launch};
-use harness::pingpong::PingPong;
-use harness::role::{Role, role};
+use launch::echo::Echo;
+use launch::exchange::{Exchange, SocketExchange};
+use launch::helper::{Helper, Owner};
+use launch::launcher::{EXIT_FOLLOWS, Launch};
+use launch::pingpong::PingPong;
+use launch::role::{Role, role};
 
 const WITHIN: Duration = Duration::from_secs(2);
 

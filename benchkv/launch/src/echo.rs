@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::child::OwnChild;
-use crate::clock::Clock;
-use crate::hist::{LatencyHistogram, LatencySummary};
 pub use crate::role_text::MAX_MESSAGE_BYTES;
 use crate::role_text::RoleText;
 use crate::sys;
+use harness::clock::Clock;
+use harness::hist::{LatencyHistogram, LatencySummary};
 
 /// Maximum number of requests outstanding: a number that certainly fits the default socket buffers of both directions, so that neither
 /// side blocks on the other.

@@ -9,8 +9,8 @@ use std::{fs, io};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::affinity::{AffinityError, allowed_cores, usable_cores};
 use crate::exchange::{Exchange, ExchangeError};
+use harness::affinity::{AffinityError, allowed_cores, usable_cores};
 
 /// The hosts of a job, as one of its ranks sees them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -17,9 +17,9 @@ use std::time::Duration;
 use fastrand::Rng;
 use mlx5::NicParameters;
 
-use super::faults::{At, Faults};
-use super::simulated::*;
 use crate::backend::BackendError;
+use crate::drive::faults::{At, Faults};
+use crate::drive::simulated::*;
 use crate::job::{Job, Sizes};
 use crate::pace::{Arrivals, Pace};
 use crate::policy::PolicyOptions;
