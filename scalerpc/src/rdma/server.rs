@@ -289,18 +289,28 @@ impl RdmaServer {
     /// Posts the operations of the core, and disconnects the clients that are broken or evicted.
     #[inline]
     fn post(&mut self) {
+        if !self.unserved.is_empty() || !self.ops.is_empty() {
+            self.post_some();
+        }
+    }
+
+    fn post_some(&mut self) {
         // Operations that found no room come first, and hold back later ones for the same client.
         if !self.unserved.is_empty() {
             self.post_backlogs();
-        }
-        if self.ops.is_empty() {
-            return;
         }
         let posted = post_ops(&mut self.peers, self.core.memory(), &self.ops, self.limits, &mut self.under_way);
         if posted < self.ops.len() {
             self.put_off(posted);
         }
         self.ops.clear();
+    }
+
+    /// Does [`post_ops`] for operations that waited, or whose predecessors wait.
+    #[cold]
+    #[inline(never)]
+    fn post_late(&mut self, ops: &[ServerOp]) -> usize {
+        post_ops(&mut self.peers, self.core.memory(), ops, self.limits, &mut self.under_way)
     }
 
     #[cold]
@@ -314,7 +324,7 @@ impl RdmaServer {
     fn post_backlog(&mut self, client: ClientId) {
         let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) else { return };
         let mut backlog = std::mem::take(&mut peer.backlog);
-        let posted = post_ops(&mut self.peers, self.core.memory(), backlog.make_contiguous(), self.limits, &mut self.under_way);
+        let posted = self.post_late(backlog.make_contiguous());
         let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) else { return };
         backlog.drain(..posted);
         peer.backlog = backlog;
@@ -331,7 +341,7 @@ impl RdmaServer {
         while let Some(run) = ops[first..].chunk_by(are_of_one).next() {
             self.keep(run);
             first += run.len();
-            first += post_ops(&mut self.peers, self.core.memory(), &ops[first..], self.limits, &mut self.under_way);
+            first += self.post_late(&ops[first..]);
         }
         self.ops = ops;
     }
@@ -420,7 +430,7 @@ const fn are_of_one(op: &ServerOp, other: &ServerOp) -> bool {
 
 /// Posts operations in their order, up to the first that finds no room or whose client is broken. Returns their number, with those of
 /// clients that have left.
-#[inline(never)]
+#[inline(always)]
 fn post_ops(peers: &mut [Option<Peer>], memory: &ServerMemory<Mr>, ops: &[ServerOp], limits: Limits, under_way: &mut usize) -> usize {
     let mut done = 0;
     for run in ops.chunk_by(are_of_one) {
