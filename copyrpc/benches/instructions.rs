@@ -49,7 +49,7 @@ const fn part(name: &'static str, depth: usize, collect: &'static str, what: &'s
 const KINDS: &[Kind] = &[
     Kind {
         name: "rpc_depth1",
-        bound: Some(1328),
+        bound: Some(1318),
         collect: WITHOUT_LOOKS,
         what: "copyrpc: one call and its reply, both sides, one at a time, without the software HCA",
         depth: 1,
@@ -67,7 +67,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "rpc_depth1_received",
-        bound: Some(1664),
+        bound: Some(1648),
         collect: WITHOUT_LOOKS,
         what: "copyrpc: as rpc_depth1, the answerer with drain, recv, reply and flush in the place of serve",
         depth: 1,
@@ -85,7 +85,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "rpc_depth1_of_1024",
-        bound: Some(1328),
+        bound: Some(1318),
         collect: WITHOUT_LOOKS,
         what: "copyrpc: as rpc_depth1, with 1,023 idle endpoints beside it",
         depth: 1,

@@ -197,6 +197,8 @@ impl<C: Listed> Worklist<C> {
             connection.listing().next.set(next);
             return self.flush_several(connection, serve);
         }
+        // There is nothing to drop, which the compiler does not see behind `serve`.
+        std::mem::forget(next);
         self.leave(&connection, &mut serve);
     }
 

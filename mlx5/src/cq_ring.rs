@@ -368,16 +368,17 @@ impl CqRing {
     /// Like [`take`](Self::take), for a queue that [has any](Self::has_any): costs the least if that is one CQE, and plain.
     #[inline(always)]
     pub(crate) fn take_known<L: Copy>(&mut self, max: usize, find: &impl Fn(u32) -> L, f: &mut impl FnMut(L, Cqe<'_>)) -> usize {
-        let op_own = op_own_at(self.head);
+        let place = self.head;
+        let op_own = op_own_at(place);
         if self.session.count != 0 || CqeFormat::from_op_own(op_own) == CqeFormat::Compressed || max == 0 {
             return self.take_more(max, find, f);
         }
         // SAFETY: it is written, and no session is open.
-        let (bytes, beside) = unsafe { self.parts(self.head, self.entries.stride) };
+        let (bytes, beside) = unsafe { self.parts(place, self.entries.stride) };
         // SAFETY: as above.
         let qpn = ResponderCqe::parse(unsafe { bytes.as_ref() }).qpn;
         let cqe = Cqe::new(bytes, qpn, beside, self.kind);
-        (self.head, self.owner) = self.after(self.head, self.owner, &self.entries, self.last);
+        (self.head, self.owner) = self.after(place, self.owner, &self.entries, self.last);
         // Before the callback: if it panics, the entry is not handed out again.
         self.consumer = self.consumer.wrapping_add(1);
         let consumed = Consumed(self);

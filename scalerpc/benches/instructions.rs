@@ -54,10 +54,10 @@ const fn part(name: &'static str, depth: usize, collect: &'static str, what: &'s
 }
 
 const KINDS: &[Kind] = &[
-    kind("scale_rpc", 1820, 1, 1, Work::Calls(1), "scalerpc: a call in PROCESS and its response, both sides, without the software HCA"),
-    kind("scale_rpc_depth8", 1015, 1, 1, Work::Calls(8), "scalerpc: the same, 8 at a time"),
-    kind("scale_rpc_of_40", 3510, 40, 40, Work::Calls(1), "scalerpc: as scale_rpc, with 39 clients in PROCESS that do not call"),
-    kind("scale_rpc_of_100", 3152, 100, 1, Work::Calls(1), "scalerpc: as scale_rpc, with 99 IDLE clients"),
+    kind("scale_rpc", 1784, 1, 1, Work::Calls(1), "scalerpc: a call in PROCESS and its response, both sides, without the software HCA"),
+    kind("scale_rpc_depth8", 1000, 1, 1, Work::Calls(8), "scalerpc: the same, 8 at a time"),
+    kind("scale_rpc_of_40", 3468, 40, 40, Work::Calls(1), "scalerpc: as scale_rpc, with 39 clients in PROCESS that do not call"),
+    kind("scale_rpc_of_100", 3112, 100, 1, Work::Calls(1), "scalerpc: as scale_rpc, with 99 IDLE clients"),
     kind("scale_client_poll", 137, 1, 1, Work::ClientPolls, "scalerpc: a client's poll that finds nothing"),
     kind("scale_server_step", 195, 1, 1, Work::ServerSteps, "scalerpc: a server's step that finds nothing, one client in PROCESS"),
     kind("scale_server_step_of_40", 1816, 40, 40, Work::ServerSteps, "scalerpc: the same with 40"),

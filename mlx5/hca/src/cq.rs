@@ -22,12 +22,16 @@ pub struct SoftCq {
     record: NonNull<AtomicU32>,
     /// Entries - 1; they are a power of two.
     mask: u32,
-    /// Logarithm of the bytes of an entry, 64 or 128.
-    log_stride: u32,
+    /// Bytes of an entry, 64 or 128.
+    stride: u32,
     compression: bool,
     producer: u32,
-    /// Producer up to which entries were free when the consumer was last read: not beyond the producer once the queue has overrun.
+    /// Producer up to which entries were free when the consumer was last read, on the producer's lap: not beyond the producer once the queue has
+    /// overrun.
     limit: u32,
+    /// The CQE at the producer, and the owner bit of its lap, if the producer is below the limit.
+    next: *mut u8,
+    owner: bool,
     /// Producer behind the last CQE that was solicited or an error.
     solicited: u32,
     /// Producer when the last event was sent to another driver.
@@ -59,10 +63,12 @@ impl SoftCq {
             first: unsafe { memory.buffer.add(memory.cqe_bytes as usize - CQE_BYTES) },
             record: memory.record.cast(),
             mask: memory.entries - 1,
-            log_stride: memory.cqe_bytes.trailing_zeros(),
+            stride: memory.cqe_bytes,
             compression: memory.compression,
             producer: 0,
             limit: 0,
+            next: core::ptr::null_mut(),
+            owner: false,
             solicited: 0,
             announced: 0,
             overrun: false,
@@ -97,7 +103,7 @@ impl SoftCq {
     /// Returns the number of bytes of an entry.
     #[inline(always)]
     pub(crate) fn stride(&self) -> usize {
-        1 << self.log_stride
+        self.stride as usize
     }
 
     /// Returns whether sessions may be written.
@@ -115,13 +121,7 @@ impl SoftCq {
     fn cqe(&self, counter: u32) -> NonNull<u8> {
         let index = (counter & self.mask) as usize;
         // SAFETY: inside the buffer, which holds that many entries.
-        unsafe { self.first.add(index << self.log_stride) }
-    }
-
-    /// Returns the owner bit of an entry.
-    #[inline(always)]
-    fn owner(&self, counter: u32) -> bool {
-        counter & (self.mask + 1) != 0
+        unsafe { self.first.add(index * self.stride()) }
     }
 
     /// CQEs written and not consumed, as the record says, which has 24 bits: more than there are entries if it claims more than was written.
@@ -149,7 +149,9 @@ impl SoftCq {
             self.stop();
             return Err(Overrun { is_first });
         };
-        self.limit = self.producer.wrapping_add(free);
+        self.limit = self.producer.wrapping_add(free.min(self.mask + 1 - (self.producer & self.mask)));
+        self.next = self.cqe(self.producer).as_ptr();
+        self.owner = self.producer & (self.mask + 1) != 0;
         Ok(())
     }
 
@@ -158,21 +160,43 @@ impl SoftCq {
         (self.overrun, self.limit) = (true, self.producer);
     }
 
+    /// Stores the eight words of the CQE at the producer, which is free ([`reserve`](Self::reserve)): the one with the owner bit is last.
+    #[inline(always)]
+    fn store(&mut self, word: impl Fn(usize) -> u64) {
+        let at = self.next.cast::<u64>();
+        // SAFETY: the CQE is inside the buffer, 64-aligned, and the driver is done with it.
+        unsafe {
+            for i in 0..7 {
+                at.add(i).write(word(i));
+            }
+            (*at.add(7).cast::<AtomicU64>()).store(word(7), Ordering::Release);
+        }
+    }
+
+    /// Goes on to the next entry.
+    #[inline(always)]
+    fn advance(&mut self) {
+        self.producer = self.producer.wrapping_add(1);
+        self.next = self.next.wrapping_add(self.stride());
+    }
+
     /// Writes the CQE at the producer: body first, then the 8 bytes that end with the owner bit.
     #[inline(always)]
     fn put(&mut self, mut bytes: [u8; CQE_BYTES], opcode: CqeOpcode, format: CqeFormat, entries: u32) {
-        let owner = self.owner(self.producer);
-        bytes[OP_OWN_OFFSET] = op_own_with(opcode, format, is_solicited(bytes[OP_OWN_OFFSET]), owner);
-        let at = self.cqe(self.producer).cast::<u64>();
-        // SAFETY: the CQE is inside the buffer, 64-aligned, and the driver is done with it (`reserve`).
-        unsafe {
-            let words = bytes.as_ptr().cast::<u64>();
-            for i in 0..7 {
-                at.add(i).write(words.add(i).read_unaligned());
+        bytes[OP_OWN_OFFSET] = op_own_with(opcode, format, is_solicited(bytes[OP_OWN_OFFSET]), self.owner);
+        let words = bytes.as_ptr().cast::<u64>();
+        // SAFETY: `bytes` has eight words.
+        self.store(|i| unsafe { words.add(i).read_unaligned() });
+        if entries == 1 {
+            self.advance();
+        } else {
+            self.producer = self.producer.wrapping_add(entries);
+            self.next = self.cqe(self.producer).as_ptr();
+            // A session may end on the next lap.
+            if self.limit.wrapping_sub(self.producer) as i32 <= 0 {
+                self.limit = self.producer;
             }
-            at.add(7).cast::<AtomicU64>().as_ref().store(words.add(7).read_unaligned(), Ordering::Release);
         }
-        self.producer = self.producer.wrapping_add(entries);
         if is_solicited(bytes[OP_OWN_OFFSET]) || matches!(opcode, CqeOpcode::RequesterError | CqeOpcode::ResponderError) {
             self.solicited = self.producer;
         }
@@ -235,17 +259,9 @@ impl SoftCq {
     #[inline(always)]
     pub(crate) fn write_receive(&mut self, cqe: &ResponderCqe, opcode: CqeOpcode, solicited: bool) -> Result<(), Overrun> {
         self.reserve(1)?;
-        let owner = self.owner(self.producer);
-        let words = cqe.emit_words(op_own_with(opcode, CqeFormat::Plain, solicited, owner));
-        let at = self.cqe(self.producer).cast::<u64>();
-        // SAFETY: as in `put`.
-        unsafe {
-            for (i, word) in words[..7].iter().enumerate() {
-                at.add(i).write(*word);
-            }
-            at.add(7).cast::<AtomicU64>().as_ref().store(words[7], Ordering::Release);
-        }
-        self.producer = self.producer.wrapping_add(1);
+        let words = cqe.emit_words(op_own_with(opcode, CqeFormat::Plain, solicited, self.owner));
+        self.store(|i| words[i]);
+        self.advance();
         if solicited {
             self.solicited = self.producer;
         }

@@ -8,7 +8,7 @@
 
 use core::ptr::NonNull;
 
-use mlx5_wire::{Access, CqeOpcode, CtrlWords, DataSegment, DataWords, InlineHeader, MAX_MESSAGE_BYTES, RaddrSegment, SEGMENT};
+use mlx5_wire::{CqeOpcode, CtrlWords, DataSegment, DataWords, InlineHeader, MAX_MESSAGE_BYTES, RaddrSegment, SEGMENT};
 use shm::cache::copy;
 
 use super::complete;
@@ -16,7 +16,6 @@ use super::layout::{Message, SOLICITED};
 use super::memory::place;
 use super::queues::{Mode, SqPlace, Transport, blocks};
 use super::reach::Reach;
-use super::requester::allows;
 use super::{Hca, State};
 
 /// Where the remote address is in a WQE, and where its data.
@@ -38,7 +37,7 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> bool {
     }
     let Transport::Connected(remote) = &mut qp.transport else { return false };
     let remote = &mut **remote;
-    if !allows(remote.granted(), Access::REMOTE_WRITE) {
+    if !remote.grants_writes() {
         return false;
     }
     qp.sq_limit = qp.sq.producer();

@@ -19,6 +19,7 @@ use super::outcome::WaitFor;
 use super::reach::Reach;
 use super::receive::{Receives, Taken};
 use super::request::SqMemory;
+use super::requester::allows;
 use super::under_way::UnderWay;
 use super::watch::QpWatch;
 
@@ -163,6 +164,9 @@ pub(crate) struct Waiting {
     pub(crate) rnr_left: u8,
 }
 
+/// An identity word that no connected queue pair has: it names one of datagrams. 0 would be that of one that is gone.
+const UNVERIFIED: u64 = u64::MAX;
+
 /// The other end of a connected queue pair. Its pointers go into the memory of `peer`, which it keeps mapped.
 pub(crate) struct Remote {
     pub(crate) peer: Rc<Peer>,
@@ -182,7 +186,7 @@ pub(crate) struct Remote {
     known_receives: u64,
     /// The region that the last plain WRITE wrote to.
     target: Reach,
-    /// The identity word under which the words beside it were found to name this queue pair; 0 before that.
+    /// The identity word under which the words beside it were found to name this queue pair, if it grants WRITEs; before that [`UNVERIFIED`].
     verified: Cell<u64>,
     /// Expected values of the peer's `identity` word (without rights and connections), and of its `peer` and `peer_epoch` words, while it is
     /// connected to this queue pair and receives.
@@ -192,8 +196,8 @@ pub(crate) struct Remote {
     pub(crate) pd: u32,
     pub(crate) lane: LaneTx<Message>,
     ready: ReadyWords,
-    /// A message was published since the ready bit was last considered.
-    published: bool,
+    /// Position of the lane when the ready bit was last considered.
+    announced: u64,
 }
 
 impl Remote {
@@ -220,7 +224,7 @@ impl Remote {
             receives,
             known_receives: Receives::NONE_KNOWN,
             target: Reach::none(),
-            verified: Cell::new(0),
+            verified: Cell::new(UNVERIFIED),
             identity,
             atomic: NonNull::from(&lane.atomic),
             life: peer.life_word(),
@@ -233,7 +237,7 @@ impl Remote {
             // checked before every message, and `has_room` before every publish.
             lane: unsafe { LaneTx::new(memory.lane_slots(place), place.slots.into(), 0) },
             ready: ready_words(memory),
-            published: false,
+            announced: 0,
             peer: Rc::clone(peer),
         })
     }
@@ -267,12 +271,25 @@ impl Remote {
     pub(crate) fn granted(&self) -> u64 {
         // H1. While this word is the same, so are the words beside it.
         let identity = self.entry().identity.load(Ordering::Acquire);
-        // SAFETY: `peer` keeps it.
-        let life = unsafe { self.life.as_ref() }.load(Ordering::Acquire);
-        if owner_may_be_gone(life) && self.peer.is_gone() {
+        if self.is_gone() {
             return 0;
         }
         if identity == self.verified.get() { identity } else { self.verify(identity) }
+    }
+
+    /// Returns whether [`granted`](Self::granted) has the right to WRITE.
+    #[inline(always)]
+    pub(crate) fn grants_writes(&self) -> bool {
+        let identity = self.entry().identity.load(Ordering::Acquire);
+        !self.is_gone() && (identity == self.verified.get() || allows(self.verify(identity), Access::REMOTE_WRITE))
+    }
+
+    /// Returns whether the peer is gone.
+    #[inline(always)]
+    fn is_gone(&self) -> bool {
+        // SAFETY: `peer` keeps it.
+        let life = unsafe { self.life.as_ref() }.load(Ordering::Acquire);
+        owner_may_be_gone(life) && self.peer.is_gone()
     }
 
     /// Does [`granted`](Self::granted) for an identity word that is new: looks at the words beside it.
@@ -286,7 +303,9 @@ impl Remote {
         if !is_connected {
             return 0;
         }
-        self.verified.set(identity);
+        if allows(identity, Access::REMOTE_WRITE) {
+            self.verified.set(identity);
+        }
         identity
     }
 
@@ -355,14 +374,13 @@ impl Remote {
     pub(crate) fn note_published(&mut self) {
         // H5
         self.intent().store(0, Ordering::Release);
-        self.published = true;
     }
 
     /// Tells the peer's owner about this doorbell's messages if it is not polling the lane.
     #[inline(always)]
     pub(crate) fn announce(&mut self, barrier: LightBarrier) {
-        if self.published {
-            self.published = false;
+        if self.lane.position() != self.announced {
+            self.announced = self.lane.position();
             if self.ready.notify_if_armed_behind(barrier, self.index, &self.entry().armed) {
                 self.peer.memory.wake();
             }

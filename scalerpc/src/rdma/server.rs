@@ -296,40 +296,36 @@ impl RdmaServer {
 
     fn post_some(&mut self) {
         // Operations that found no room come first, and hold back later ones for the same client.
+        if !self.unserved.is_empty() {
+            self.post_backlogs();
+        }
+        let posted = post_ops(&mut self.peers, self.core.memory(), &self.ops, self.limits, &mut self.under_way);
+        if posted < self.ops.len() {
+            self.put_off(posted);
+        }
+        self.ops.clear();
+    }
+
+    /// Does [`post_ops`] for operations that waited, or whose predecessors wait.
+    #[cold]
+    #[inline(never)]
+    fn post_late(&mut self, ops: &[ServerOp]) -> usize {
+        post_ops(&mut self.peers, self.core.memory(), ops, self.limits, &mut self.under_way)
+    }
+
+    #[cold]
+    fn post_backlogs(&mut self) {
         for nth in 0..self.unserved.len() {
             self.post_backlog(self.unserved[nth]);
         }
-        if !self.unserved.is_empty() {
-            self.unserved.retain(|client| self.peers[client.index()].as_ref().is_some_and(|peer| !peer.backlog.is_empty()));
-        }
-        let mut ops = std::mem::take(&mut self.ops);
-        ops.chunk_by(|op, next| op.client() == next.client()).for_each(|ops| self.post_run(ops));
-        ops.clear();
-        self.ops = ops;
-    }
-
-    /// Posts operations of one client.
-    fn post_run(&mut self, ops: &[ServerOp]) {
-        let Some(client) = ops.first().map(ServerOp::client) else { return };
-        let posted = match self.peers.get_mut(client.index()).and_then(Option::as_mut) {
-            Some(peer) if !peer.backlog.is_empty() => 0,
-            Some(peer) => {
-                let posted = post_all(peer, self.core.memory(), ops, self.limits, &mut self.under_way);
-                if posted == ops.len() && !peer.is_broken {
-                    return;
-                }
-                posted
-            }
-            None => return,
-        };
-        self.put_off(client, &ops[posted..]);
+        self.unserved.retain(|client| self.peers[client.index()].as_ref().is_some_and(|peer| !peer.backlog.is_empty()));
     }
 
     fn post_backlog(&mut self, client: ClientId) {
         let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) else { return };
         let mut backlog = std::mem::take(&mut peer.backlog);
-        let ops = backlog.make_contiguous();
-        let posted = post_all(peer, self.core.memory(), ops, self.limits, &mut self.under_way);
+        let posted = self.post_late(backlog.make_contiguous());
+        let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) else { return };
         backlog.drain(..posted);
         peer.backlog = backlog;
         if peer.is_broken {
@@ -337,16 +333,27 @@ impl RdmaServer {
         }
     }
 
-    /// Keeps operations of a client that found no room. If the client is broken, removes it.
+    /// Keeps the operations from `first` on that find no room, and posts those of other clients behind them. Removes clients that are
+    /// broken.
     #[cold]
-    fn put_off(&mut self, client: ClientId, ops: &[ServerOp]) {
-        let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) else { return };
-        if !ops.is_empty() {
-            if peer.backlog.is_empty() {
-                self.unserved.push(client);
-            }
-            peer.backlog.extend(ops);
+    fn put_off(&mut self, mut first: usize) {
+        let ops = std::mem::take(&mut self.ops);
+        while let Some(run) = ops[first..].chunk_by(are_of_one).next() {
+            self.keep(run);
+            first += run.len();
+            first += self.post_late(&ops[first..]);
         }
+        self.ops = ops;
+    }
+
+    /// Keeps operations of a client that found no room. If the client is broken, removes it.
+    fn keep(&mut self, ops: &[ServerOp]) {
+        let Some(client) = ops.first().map(ServerOp::client) else { return };
+        let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) else { return };
+        if peer.backlog.is_empty() {
+            self.unserved.push(client);
+        }
+        peer.backlog.extend(ops);
         if peer.is_broken {
             self.part_with(client);
         }
@@ -416,27 +423,69 @@ fn take_completions(
     })
 }
 
+/// Returns whether two operations are of one client.
+const fn are_of_one(op: &ServerOp, other: &ServerOp) -> bool {
+    op.client().0 == other.client().0
+}
+
+/// Posts operations in their order, up to the first that finds no room or whose client is broken. Returns their number, with those of
+/// clients that have left.
+#[inline(always)]
+fn post_ops(peers: &mut [Option<Peer>], memory: &ServerMemory<Mr>, ops: &[ServerOp], limits: Limits, under_way: &mut usize) -> usize {
+    let mut done = 0;
+    for run in ops.chunk_by(are_of_one) {
+        let peer = run.first().and_then(|op| peers.get_mut(op.client().index())).and_then(Option::as_mut);
+        let posted = match peer {
+            // Behind the operations that wait.
+            Some(peer) if !peer.backlog.is_empty() => return done,
+            Some(peer) => post_all(peer, memory, run, limits, under_way),
+            None => run.len(),
+        };
+        done += posted;
+        if posted < run.len() {
+            break;
+        }
+    }
+    done
+}
+
 /// Posts operations of one client in their order, as many as there is room for. Returns their number. The client is broken if it is to be
 /// evicted, or if its queue pair refuses an operation.
+#[inline(always)]
 fn post_all(peer: &mut Peer, memory: &ServerMemory<Mr>, ops: &[ServerOp], limits: Limits, under_way: &mut usize) -> usize {
     let fitting = ops.len().min(limits.most - *under_way);
+    if peer.is_broken || fitting == 0 {
+        return 0;
+    }
     // The completion of the last operation implies all before it. Where the room ends, a completion is needed to go on.
-    let asking = if *under_way + fitting > limits.quiet { fitting } else { 0 };
+    let quiet = fitting - usize::from(*under_way + fitting > limits.quiet);
     let mut posted = 0;
-    if !peer.is_broken {
-        for op in &ops[..fitting] {
-            let signal = if posted + 1 == asking { Signal::Always } else { Signal::Reclaim };
-            match post_op(peer, memory, op, signal) {
-                Ok(true) => posted += 1,
-                Err(error) if is_full(&error) => break,
-                Ok(false) | Err(_) => {
-                    peer.is_broken = true;
-                    break;
+    for op in &ops[..quiet] {
+        let is_posted = match *op {
+            // Nearly every operation.
+            ServerOp::WriteResponse { addr, rkey, from, len, .. } => {
+                let (to, after) = (Target { addr, rkey, wakes: peer.sleeps }, peer.posted.and(Counts::RESPONSE));
+                match post_write(&mut peer.qp, &memory.responses, from, len, to, Signal::Reclaim, after.0) {
+                    Ok(()) => {
+                        peer.posted = after;
+                        true
+                    }
+                    Err(error) => refused(peer, &error),
                 }
             }
-            if posted % DOORBELL_BATCH == 0 {
-                peer.qp.ring();
-            }
+            _ => post_op(peer, memory, op, Signal::Reclaim),
+        };
+        if !is_posted {
+            break;
+        }
+        posted += 1;
+        if posted % DOORBELL_BATCH == 0 {
+            peer.qp.ring();
+        }
+    }
+    if posted == quiet {
+        for op in &ops[quiet..fitting] {
+            posted += usize::from(post_op(peer, memory, op, Signal::Always));
         }
     }
     peer.qp.ring();
@@ -444,33 +493,43 @@ fn post_all(peer: &mut Peer, memory: &ServerMemory<Mr>, ops: &[ServerOp], limits
     posted
 }
 
-/// Posts an operation. Returns `false` if the client is to be evicted.
-#[inline(always)]
-fn post_op(peer: &mut Peer, memory: &ServerMemory<Mr>, op: &ServerOp, signal: Signal) -> Result<bool, PostError> {
+/// Returns `false`: an operation was refused. A client whose queue pair is not full is broken.
+#[cold]
+fn refused(peer: &mut Peer, error: &PostError) -> bool {
+    peer.is_broken |= !is_full(error);
+    false
+}
+
+/// Posts an operation. Returns whether it was: it finds no room, or its client is broken now. A function of its own, so that the loop over
+/// responses has the registers.
+#[inline(never)]
+fn post_op(peer: &mut Peer, memory: &ServerMemory<Mr>, op: &ServerOp, signal: Signal) -> bool {
     let (qp, wakes) = (&mut peer.qp, peer.sleeps);
-    let posted = match *op {
+    let (count, done) = match *op {
         ServerOp::Read { addr, rkey, into, len, is_last, .. } => {
             let into = Sge { addr: memory.pools.addr() + into as u64, len, lkey: memory.pools.lkey() };
             // The core is told of the last one.
             let (count, signal) = if is_last { (Counts::LAST_READ, Signal::Always) } else { (Counts::OTHER, signal) };
-            let posted = peer.posted.and(count);
-            qp.post(&Read { addr, rkey, into }, signal, posted.0)?;
-            posted
+            (count, qp.post(&Read { addr, rkey, into }, signal, peer.posted.and(count).0))
         }
         ServerOp::WriteResponse { addr, rkey, from, len, .. } => {
-            let posted = peer.posted.and(Counts::RESPONSE);
-            post_write(qp, &memory.responses, from, len, Target { addr, rkey, wakes }, signal, posted.0)?;
-            posted
+            let (count, to) = (Counts::RESPONSE, Target { addr, rkey, wakes });
+            (count, post_write(qp, &memory.responses, from, len, to, signal, peer.posted.and(count).0))
         }
         ServerOp::WriteEvent { addr, rkey, bytes, .. } => {
-            let posted = peer.posted.and(Counts::OTHER);
-            post_to(qp, Target { addr, rkey, wakes }, Inline(&bytes), signal, posted.0)?;
-            posted
+            let count = Counts::OTHER;
+            (count, post_to(qp, Target { addr, rkey, wakes }, Inline(&bytes), signal, peer.posted.and(count).0))
         }
-        ServerOp::Evict { .. } => return Ok(false),
+        ServerOp::Evict { .. } => {
+            peer.is_broken = true;
+            return false;
+        }
     };
-    peer.posted = posted;
-    Ok(true)
+    if let Err(error) = done {
+        return refused(peer, &error);
+    }
+    peer.posted = peer.posted.and(count);
+    true
 }
 
 #[cfg(test)]

@@ -123,6 +123,21 @@ fn a_queue_pair_that_takes_its_rights_back_or_fails_or_connects_elsewhere_is_wri
 }
 
 #[test]
+fn a_queue_pair_that_is_gone_before_the_first_write_is_not_written_to() {
+    for kind in KINDS {
+        let [mut a, mut b] = pair(true);
+        b.post_receives();
+        let target = region(&b, 4096, ALL);
+        let taken = || b.hca.memory.rq(b.rqn).unwrap().1.word.load(Ordering::Relaxed);
+        let before = taken();
+        b.hca.destroy_qp(b.qpn);
+        assert!(!is_plain(&mut a, kind, &[raddr(&target, 0), Hand::inline(b"gone")]));
+        assert_eq!(error(&mut a), Some(Syndrome::TransportRetryExceeded as u8));
+        assert_eq!((bytes(&target, 0, 4), taken()), (vec![0; 4], before), "neither its memory nor its receives are used");
+    }
+}
+
+#[test]
 fn a_queue_pair_whose_port_is_down_sends_nothing() {
     assert_refused(Syndrome::TransportRetryExceeded, &[true, false], |a, _, _, _| a.hca.set_port_up(false));
 }
