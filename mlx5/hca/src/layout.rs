@@ -379,6 +379,12 @@ pub(crate) struct Publication {
     pub(crate) segments: [MemfdId; 3],
 }
 
+/// Returns whether an identity word has the right `needed`; 0 has none.
+#[inline(always)]
+pub(crate) fn allows(identity: u64, needed: Access) -> bool {
+    identity & u64::from(needed.bits()) != 0
+}
+
 const _: () = {
     use core::mem::offset_of;
     assert!(RIGHTS & (RECEIVES | DATAGRAM) == 0 && RIGHTS <= 0xff);

@@ -13,13 +13,12 @@ use shm::sync::LightBarrier;
 
 use super::Hca;
 use super::fabric::Peer;
-use super::layout::{AtomicRequest, CONNECTION, DATAGRAM, LanePlace, Message, QpEntry, RECEIVES, RIGHTS, Taking, Told, qp_index};
+use super::layout::{AtomicRequest, CONNECTION, DATAGRAM, LanePlace, Message, QpEntry, RECEIVES, RIGHTS, Taking, Told, allows, qp_index};
 use super::memory::ready_words;
 use super::outcome::WaitFor;
 use super::reach::Reach;
 use super::receive::{Receives, Taken};
 use super::request::SqMemory;
-use super::requester::allows;
 use super::under_way::UnderWay;
 use super::watch::QpWatch;
 

@@ -5,17 +5,11 @@ use mlx5_wire::{Access, AtomicSegment, CqeOpcode, CtrlWords, Opcode, RaddrSegmen
 use super::atomics;
 use super::datagram;
 use super::gather::{Data, check_local, scatter};
-use super::layout::{Message, RECEIVES, SOLICITED};
+use super::layout::{Message, RECEIVES, SOLICITED, allows};
 use super::memory::{Fault, Span};
 use super::outcome::{Limit, Malformed, Outcome, WaitFor};
 use super::queues::{Remote, SoftQp, Transport};
 use super::{Hca, Links};
-
-/// Returns whether `granted` by the connected peer ([`Remote::granted`]) has the right `needed`.
-#[inline(always)]
-pub(crate) fn allows(granted: u64, needed: Access) -> bool {
-    granted & u64::from(needed.bits()) != 0
-}
 
 /// Executes one WQE, as far as the connected peer `granted` it ([`Remote::granted`]). A queue pair that is gone refuses nothing, even if its
 /// regions are seen to be gone before it is: it does not answer.
