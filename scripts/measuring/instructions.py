@@ -14,7 +14,7 @@ counted in one run.
                                    also counts each operation through libibverbs and libmlx5, and prints the ratio. libmlx5 runs on the
                                    device of mlx5-run (or of the launcher that MLX5_RUN names), which executes none of its operations: its
                                    queue pairs are ready to libmlx5, but not to the device. The count is that of the measuring thread inside
-                                   the loops of mlx5/benches/instructions/loops.c, in three runs: it must be linear. "locked" is the
+                                   the loops of mlx5/benches/instructions/loops.c, which run three times: it must be linear. "locked" is the
                                    default of programs; "one" is libmlx5 at its best, without locks: a thread domain, a CQ of one thread,
                                    MLX5_SINGLE_THREADED=1. No other variable of libmlx5 is set.
 """
@@ -26,6 +26,7 @@ import os
 import pathlib
 import re
 import sys
+import tempfile
 from typing import NamedTuple, Optional
 
 from . import tools
@@ -57,9 +58,9 @@ def operations(program):
         yield Operation(name, None if bound == "-" else int(bound), int(first), int(second), collect, what)
 
 
-def callgrind(command, environment=None):
-    """Returns the instructions collected while `command` runs: callgrind's options and a program."""
-    valgrind = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *command]
+def callgrind(command, environment=None, written="/dev/null"):
+    """Returns the instructions collected while `command` runs: callgrind's options and a program. callgrind writes the file `written`."""
+    valgrind = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={written}", *command]
     launcher = environment.pop("LAUNCHER") if environment else None
     words = ([launcher] if launcher else []) + [str(word) for word in valgrind]
     # callgrind prints on standard error.
@@ -68,6 +69,15 @@ def callgrind(command, environment=None):
     if len(collected) != 1:
         raise Failure(f"callgrind said nothing of {' '.join(words)}:\n{printed}")
     return int(collected[0])
+
+
+def by_call(function, command, environment):
+    """Returns the instructions collected in each call of the C function while `command` runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        written = pathlib.Path(folder) / "out"
+        callgrind([f"--dump-after={function}", *command], environment, written)
+        dumps = sorted(written.parent.glob("out.*"), key=lambda dump: int(dump.suffix[1:]))
+        return [int(re.search(r"^totals: (\d+)$", dump.read_text(), re.MULTILINE)[1]) for dump in dumps]
 
 
 def of_one(program, operation, *options):
@@ -105,24 +115,27 @@ def count(program, operation):
     return round(each, 2)
 
 
-def linear(count_of, first, second):
-    """Returns the instructions of one operation from `count_of`, the count of n of them. Fails if the count is not linear."""
+def linear(counts_of, first, second):
+    """Returns the instructions of one operation from `counts_of`, the counts of some numbers of them. Fails if the count is not linear."""
     middle = (first + second) // 2
-    least, half, most = (count_of(count) for count in (first, middle, second))
+    least, half, most = counts_of([first, middle, second])
     a, b = (half - least) / (middle - first), (most - half) / (second - middle)
     if a <= 0 or a > 1.005 * b or b > 1.005 * a:
         raise Failure(f"not linear: {a} and {b}")
     return round((most - least) / (second - first), 2)
 
 
-def of_libmlx5(program, launcher, name, api, threads, count):
-    """Returns the instructions of `count` operations `name` in libmlx5, through the functions `api`."""
+def of_libmlx5(program, launcher, name, api, threads, numbers):
+    """Returns the instructions of each of these numbers of operations `name` in libmlx5, through the functions `api`."""
     ours = {"MLX5_SINGLE_THREADED", "MLX5_SHUT_UP_BF", "MLX5_POST_SEND_PREFER_BF"}
     environment = {variable: value for variable, value in os.environ.items() if variable not in ours}
     environment["LAUNCHER"] = launcher
     if threads == "one":
         environment["MLX5_SINGLE_THREADED"] = "1"
-    return callgrind(["--toggle-collect=measured_*", program, "--libmlx5", name, api, threads, count], environment)
+    # The first time also looks up symbols.
+    words = ["--toggle-collect=measured_*", program, "--libmlx5", name, api, threads, numbers[0], *numbers]
+    _, *counts = by_call("run", words, environment)
+    return counts
 
 
 def in_parallel(function, jobs):
@@ -157,7 +170,7 @@ def versus(json_file):
         known.append((name, theirs, apis.split(","), int(first), int(second), what))
 
     own = in_parallel(
-        lambda name, first, second: linear(lambda count: callgrind([program, name, count]), first, second),
+        lambda name, first, second: linear(lambda numbers: [callgrind([program, name, number]) for number in numbers], first, second),
         [(name, first, second) for name, _, _, first, second, _ in known],
     )
     # Several operations here are compared with the same one of libmlx5.
@@ -165,7 +178,7 @@ def versus(json_file):
         (theirs, api, threads, first, second) for _, theirs, apis, first, second, _ in known for api in apis for threads in ("locked", "one")
     )
     counts = in_parallel(
-        lambda theirs, api, threads, first, second: linear(lambda count: of_libmlx5(program, launcher, theirs, api, threads, count), first, second),
+        lambda theirs, api, threads, *counts: linear(lambda numbers: of_libmlx5(program, launcher, theirs, api, threads, numbers), *counts),
         list(rivals),
     )
     by_rival = dict(zip(rivals, counts))

@@ -40,14 +40,17 @@ pub(crate) const VERSUS: [Versus; 16] = [
     versus("poll_empty", "poll_empty", POLL),
 ];
 
-/// Does operation `name` `n` times; its queues belong to one thread, by a thread domain, if `single_threaded`.
-pub(crate) fn run(name: &str, api: &str, single_threaded: bool, n: usize) {
+/// Does operation `name` each of these numbers of times, in a call of the C function `run` each; its queues belong to one thread, by a
+/// thread domain, if `single_threaded`.
+pub(crate) fn run(name: &str, api: &str, single_threaded: bool, counts: impl Iterator<Item = u32>) {
     let library = Library::load("benches/instructions/loops.c").unwrap_or_else(|e| panic!("{e}"));
     type Run = unsafe extern "C" fn(*const c_char, *const c_char, c_int, u32) -> c_int;
     // SAFETY: the function has this type.
     let run: Run = unsafe { std::mem::transmute(library.symbol("run")) };
     let (name, api) = (CString::new(name).unwrap(), CString::new(api).unwrap());
-    // SAFETY: two strings.
-    let result = unsafe { run(name.as_ptr(), api.as_ptr(), single_threaded.into(), n as u32) };
-    assert_eq!(result, 0, "no such operation: {name:?}");
+    for n in counts {
+        // SAFETY: two strings.
+        let result = unsafe { run(name.as_ptr(), api.as_ptr(), single_threaded.into(), n) };
+        assert_eq!(result, 0, "no such operation: {name:?}");
+    }
 }

@@ -245,7 +245,9 @@ fn main() {
                 println!("{}|{}|{}|{}|{}|{}", kind.name, versus.theirs, versus.apis, kind.counts.0, kind.counts.1, kind.what);
             }
         }
-        ["--libmlx5", name, api, threads, count] => libmlx5::run(name, api, threads == "one", count.parse().unwrap()),
+        ["--libmlx5", name, api, threads, ref counts @ ..] => {
+            libmlx5::run(name, api, threads == "one", counts.iter().map(|count| count.parse().unwrap()));
+        }
         ["--copy-routine"] => println!("{}", RegisterKind::WriteCombining.copy_routine()),
         // `cargo bench` starts every benchmark like this.
         [] | [.., "--bench"] => println!("instructions: counted by scripts/instructions"),
@@ -254,7 +256,7 @@ fn main() {
             (kind.run)(count.parse().unwrap());
         }
         _ => panic!(
-            "usage: instructions OPERATION COUNT | --libmlx5 OPERATION FUNCTIONS THREADS COUNT | --list | --list-vs | --copy-routine"
+            "usage: instructions OPERATION COUNT | --libmlx5 OPERATION FUNCTIONS THREADS COUNT... | --list | --list-vs | --copy-routine"
         ),
     }
 }
