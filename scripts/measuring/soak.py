@@ -70,6 +70,7 @@ PARTS = {
     "driver": ("other people's programs under mlx5-run, killed, stopped, and given nonsense", [
         "cargo build --release --locked -p mlx5-preload",
         test("mlx5-preload", "--test", "front_end", "--", "--ignored", "--test-threads=1", "garbage", "storm", release=True),
+        "MLX5_TEST_SCALE=2 TESTS=bad_input scripts/verbs-tests target/release/mlx5-run --check-doorbells --",
         "target/release/mlx5-run -- scripts/hw-qualify --quick --device mlx5_0 -o target/hw-qualify.txt",
     ]),
     "shm-steps": ("ipc and delegationrpc: clients and servers stopped and killed at single instructions and system calls, all of them in 16 rounds", [
