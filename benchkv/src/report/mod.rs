@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use crate::cli::JobArgs;
 use crate::cli::ReportArgs;
-use crate::result::{JobResult, Measured, ReadError};
+use crate::result::{JobResult, ReadError};
 use crate::trace::{TraceError, TraceFile};
 use compare::Comparison;
 use figures::Measurements;
@@ -208,13 +208,14 @@ fn threads_on_cores(result: &JobResult) -> String {
 
 /// Returns the completions that daemons found in a round, and the shares of rounds that found none, one, up to ten, up to a hundred,
 /// more.
-fn completions(of: &Measured) -> String {
-    let shares = of.activity.loops_by_cqes.map(|share| format!("{:.0}", 100.0 * share));
-    format!("{:.2} ({} %)", of.activity.cqes_per_loop, shares.join("/"))
+fn completions(result: &JobResult) -> String {
+    let of = &result.measured.activity;
+    let shares = of.loops_by_cqes.map(|share| format!("{:.0}", 100.0 * share));
+    format!("{:.2} ({} %)", of.cqes_per_loop, shares.join("/"))
 }
 
-/// A function that returns a condition in words.
-type Condition = fn(&JobResult) -> String;
+/// A property of a result, in words.
+type Property = fn(&JobResult) -> String;
 
 fn conditions(comparison: &Comparison, results: &[JobResult]) -> Vec<(String, String)> {
     let mut conditions = Vec::new();
@@ -223,7 +224,7 @@ fn conditions(comparison: &Comparison, results: &[JobResult]) -> Vec<(String, St
             let value = of(first);
             if results.iter().all(|result| of(result) == value) { value } else { "differs".to_owned() }
         };
-        let others: [(&str, Condition); 5] = [
+        let others: [(&str, Property); 5] = [
             ("threads on cores", threads_on_cores),
             ("kernel", |result| result.environment.kernel.clone()),
             ("clock", |result| result.clock.to_string()),
@@ -240,58 +241,42 @@ fn conditions(comparison: &Comparison, results: &[JobResult]) -> Vec<(String, St
     telling.cloned().chain(conditions).collect()
 }
 
+/// The columns of the table of all results.
+const FIGURES: [(&str, Property); 20] = [
+    ("total", |result| rate(result.measured.total_rps)),
+    ("\u{b1}", |result| {
+        let share = |deviation: f64| format!("{:.1} %", 100.0 * deviation / result.measured.total_rps.max(1e-9));
+        result.over_runs.total_rps.std_dev.map_or_else(|| "-".to_owned(), share)
+    }),
+    ("slowest run", |result| rate(result.over_runs.total_rps.min)),
+    ("fastest run", |result| rate(result.over_runs.total_rps.max)),
+    ("remote", |result| rate(result.measured.remote_rps)),
+    ("p50", |result| nanos(result.measured.latency_ns.p50 as f64)),
+    ("p99", |result| nanos(result.measured.latency_ns.p99 as f64)),
+    ("p99.9", |result| nanos(result.measured.latency_ns.p999 as f64)),
+    ("gets p50", |result| nanos(result.measured.get_latency_ns.p50 as f64)),
+    ("gets p99", |result| nanos(result.measured.get_latency_ns.p99 as f64)),
+    ("puts p50", |result| nanos(result.measured.put_latency_ns.p50 as f64)),
+    ("puts p99", |result| nanos(result.measured.put_latency_ns.p99 as f64)),
+    ("core time an operation", |result| result.cpu_ns_per_op.map_or_else(|| "-".to_owned(), nanos)),
+    ("messages per WRITE", |result| format!("{:.1}", result.measured.activity.messages_per_write)),
+    ("empty rounds", |result| format!("{:.0} %", 100.0 * result.measured.activity.empty_loops)),
+    ("completions a round", completions),
+    ("rho", |result| format!("{:.3}", result.measured.activity.rho)),
+    ("lost", |result| result.fate.lost.to_string()),
+    ("not found", |result| result.fate.not_found.to_string()),
+    ("threads on cores", threads_on_cores),
+];
+
 fn table(names: &[String], results: &[JobResult], comparison: &Comparison) -> (Vec<Cell>, Vec<Vec<Cell>>) {
-    let text = |text: &str| Cell::Text(text.to_owned());
-    let figures = [
-        "total",
-        "\u{b1}",
-        "slowest run",
-        "fastest run",
-        "remote",
-        "p50",
-        "p99",
-        "p99.9",
-        "gets p50",
-        "gets p99",
-        "puts p50",
-        "puts p99",
-        "core time an operation",
-        "messages per WRITE",
-        "empty rounds",
-        "completions a round",
-        "rho",
-        "lost",
-        "not found",
-        "threads on cores",
-    ];
-    let header = [text("settings")].into_iter().chain(figures.map(|name| Cell::Figure(name.to_owned()))).chain([text("file")]).collect();
-    let row = |label: &str, member: usize| {
+    let text = |text: &str| [Cell::Text(text.to_owned())].into_iter();
+    let row = |label: &str, figures: [String; FIGURES.len()], name: &str| {
+        text(label).chain(figures.map(Cell::Figure)).chain(text(name)).collect()
+    };
+    let header = row("settings", FIGURES.map(|(name, _)| name.to_owned()), "file");
+    let of_member = |label: &str, member: usize| {
         let (result, name) = (results.get(member)?, names.get(member)?);
-        let (of, spread, latency) = (&result.measured, result.over_runs.total_rps, &result.measured.latency_ns);
-        let share = |deviation: f64| format!("{:.1} %", 100.0 * deviation / of.total_rps.max(1e-9));
-        let figures = [
-            rate(of.total_rps),
-            spread.std_dev.map_or_else(|| "-".to_owned(), share),
-            rate(spread.min),
-            rate(spread.max),
-            rate(of.remote_rps),
-            nanos(latency.p50 as f64),
-            nanos(latency.p99 as f64),
-            nanos(latency.p999 as f64),
-            nanos(of.get_latency_ns.p50 as f64),
-            nanos(of.get_latency_ns.p99 as f64),
-            nanos(of.put_latency_ns.p50 as f64),
-            nanos(of.put_latency_ns.p99 as f64),
-            result.cpu_ns_per_op.map_or_else(|| "-".to_owned(), nanos),
-            format!("{:.1}", of.activity.messages_per_write),
-            format!("{:.0} %", 100.0 * of.activity.empty_loops),
-            completions(of),
-            format!("{:.3}", of.activity.rho),
-            result.fate.lost.to_string(),
-            result.fate.not_found.to_string(),
-            threads_on_cores(result),
-        ];
-        Some([text(label)].into_iter().chain(figures.map(Cell::Figure)).chain([text(name)]).collect())
+        Some(row(label, FIGURES.map(|(_, of)| of(result)), name))
     };
     let members = comparison.groups.iter().flat_map(|group| {
         let count = group.members.len();
@@ -301,7 +286,7 @@ fn table(names: &[String], results: &[JobResult], comparison: &Comparison) -> (V
         };
         group.members.iter().enumerate().map(move |(number, member)| (label(number), *member))
     });
-    (header, members.filter_map(|(label, member)| row(&label, member)).collect())
+    (header, members.filter_map(|(label, member)| of_member(&label, member)).collect())
 }
 
 #[cfg(test)]
