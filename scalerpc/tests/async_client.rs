@@ -186,11 +186,16 @@ fn more_calls_than_slots_wait_for_slots_and_one_that_is_given_up_keeps_nobody_wa
         assert!(given_up.as_mut().poll(&mut task).is_pending());
         let kept = server.kept.recv().unwrap();
         drop(given_up);
-        // One slot is left for all these calls.
+        let mut holder = Box::pin(client.call_type(KEPT, b"last slot"));
+        assert!(holder.as_mut().poll(&mut task).is_pending());
+        let held = server.kept.recv().unwrap();
+        // No slot is left, and then one for all these calls.
         let mut calls: Vec<_> = (0..50_u8).map(|nth| Box::pin(client.call([b'a' + nth % 26]))).collect();
         for call in &mut calls {
             assert!(call.as_mut().poll(&mut task).is_pending());
         }
+        held.reply(*b"heard").unwrap();
+        assert_eq!(holder.await.unwrap(), b"heard");
         for (nth, call) in calls.into_iter().enumerate() {
             assert_eq!(call.await.unwrap(), [b'A' + nth as u8 % 26]);
         }
