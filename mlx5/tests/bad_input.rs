@@ -294,7 +294,7 @@ fn a_region_freed_while_its_operation_is_on_the_way_is_not_touched() {
 
 #[test]
 fn objects_of_both_kinds_of_queue_pair_can_be_dropped_in_any_order_with_work_posted() {
-    // Behind libibverbs each takes some hundred commands: a part of all orders, with every object first equally often. scripts/soak: all.
+    // Behind libibverbs each takes some hundred commands: a part of all orders, spread over them evenly. scripts/soak: all.
     let step = if time::mode() == time::Mode::Hardware && shm_testing::limits::scale_of("MLX5_TEST_SCALE") == 1 { 11 } else { 1 };
     for order in (0..5040usize).step_by(step) {
         let net = Net::new();
