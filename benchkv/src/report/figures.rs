@@ -285,7 +285,7 @@ pub(super) fn activity(groups: &[Measurements<'_>]) -> Vec<String> {
                 .collect()
         };
         let bars = groups.iter().map(|group| Bar { label: group.group.label.clone(), parts: shares(group), spread: None }).collect();
-        let x = Axis::plain("share of rounds (%)", [100.0]);
+        let x = Axis::plain("share of rounds (%)", [100.0].into_iter());
         let (title, what) = ("Messages that a daemon's round moved".to_owned(), "results (settings)".to_owned());
         Bars { title, note: "Mean over daemons and runs.".to_owned(), what, x, parts: classes.to_vec(), bars }.figure()
     };

@@ -85,16 +85,22 @@ pub(super) fn begins(traces: &[Trace]) -> (Vec<Cell>, Vec<Vec<Cell>>) {
     (header, traces.iter().map(row).collect())
 }
 
-/// The samples of a time bin.
-#[derive(Debug, Clone)]
+/// The values of a time bin.
+#[derive(Debug, Clone, Copy)]
 struct Bin {
     /// End of the bin.
     time_ns: f64,
-    samples: Vec<Sample>,
-    /// Last of them, which has the counters.
+    /// Last sample of the bin, which has the counters.
     last: Sample,
     /// The sample before the bin's first; for the first bin, its own first sample.
     before: Sample,
+    /// Means over the samples of the bin.
+    outstanding: f64,
+    backlog: f64,
+    held: f64,
+    hold_ns: f64,
+    poll_budget: f64,
+    rtt_ns: f64,
 }
 
 impl Bin {
@@ -102,17 +108,6 @@ impl Bin {
     fn per_s(&self, counter: fn(&Sample) -> u64) -> Option<f64> {
         let elapsed_ns = self.last.time_ns.saturating_sub(self.before.time_ns);
         (elapsed_ns > 0).then(|| self.grown(counter) * 1e9 / elapsed_ns as f64)
-    }
-
-    /// Returns the mean of a gauge over the samples.
-    fn mean(&self, gauge: fn(&Sample) -> u64) -> Option<f64> {
-        Some(self.samples.iter().map(|sample| gauge(sample) as f64).sum::<f64>() / self.samples.len() as f64)
-    }
-
-    /// Returns the messages in a WRITE.
-    fn batch(&self) -> Option<f64> {
-        let writes = self.grown(|sample| sample.writes);
-        (writes > 0.0).then(|| self.grown(|sample| sample.messages) / writes)
     }
 
     fn grown(&self, counter: fn(&Sample) -> u64) -> f64 {
@@ -161,8 +156,18 @@ fn bins(samples: &[Sample]) -> Vec<Bin> {
     let mut bins = Vec::new();
     for alike in samples.chunk_by(|a, b| bin_of(a) == bin_of(b)) {
         let Some(last) = alike.last().copied() else { continue };
-        let time_ns = (bin_of(&last) + 1) as f64 * end_ns as f64 / BINS as f64;
-        bins.push(Bin { time_ns, samples: alike.to_vec(), last, before });
+        let mean = |gauge: fn(&Sample) -> u64| alike.iter().map(|sample| gauge(sample) as f64).sum::<f64>() / alike.len() as f64;
+        bins.push(Bin {
+            time_ns: (bin_of(&last) + 1) as f64 * end_ns as f64 / BINS as f64,
+            last,
+            before,
+            outstanding: mean(|sample| sample.outstanding),
+            backlog: mean(|sample| sample.backlog),
+            held: mean(|sample| sample.held),
+            hold_ns: mean(|sample| sample.hold_ns),
+            poll_budget: mean(|sample| sample.poll_budget),
+            rtt_ns: mean(|sample| sample.rtt_ns),
+        });
         before = last;
     }
     bins
@@ -175,24 +180,40 @@ struct Course {
     axis: fn(Vec<f64>) -> Axis,
 }
 
-const fn course(title: &'static str, value: fn(&Bin) -> Option<f64>, axis: fn(Vec<f64>) -> Axis) -> Course {
-    Course { title, value, axis }
-}
-
 const COURSES: [Course; 9] = [
-    course(
-        "Requests outstanding to other ranks",
-        |bin| bin.mean(|of| of.outstanding),
-        |values| Axis::plain("outstanding (requests)", values),
-    ),
-    course("Messages in a WRITE", Bin::batch, |values| Axis::plain("batch (messages per WRITE)", values)),
-    course("WRITEs to other ranks", |bin| bin.per_s(|of| of.writes), |values| Axis::rates("rate", "WRITEs/s", values)),
-    course("Rounds of a daemon", |bin| bin.per_s(|of| of.loops), |values| Axis::rates("rate", "rounds/s", values)),
-    course("Hold of answers", |bin| bin.mean(|of| of.hold_ns), |values| Axis::times_from_zero("hold", values)),
-    course("Answers held", |bin| bin.mean(|of| of.held), |values| Axis::plain("held (answers)", values)),
-    course("Polls added to an empty round", |bin| bin.mean(|of| of.poll_budget), |values| Axis::plain("budget (polls)", values)),
-    course("Backlog", |bin| bin.mean(|of| of.backlog), |values| Axis::plain("waiting (requests)", values)),
-    course("From a flush to the next completion", |bin| bin.mean(|of| of.rtt_ns), |values| Axis::times_from_zero("smoothed time", values)),
+    Course {
+        title: "Requests outstanding to other ranks",
+        value: |bin| Some(bin.outstanding),
+        axis: |values| Axis::plain("outstanding (requests)", values.into_iter()),
+    },
+    Course {
+        title: "Messages in a WRITE",
+        value: |bin| Some(bin.grown(|sample| sample.messages) / Some(bin.grown(|sample| sample.writes)).filter(|writes| *writes > 0.0)?),
+        axis: |values| Axis::plain("batch (messages per WRITE)", values.into_iter()),
+    },
+    Course {
+        title: "WRITEs to other ranks",
+        value: |bin| bin.per_s(|sample| sample.writes),
+        axis: |values| Axis::rates("rate", "WRITEs/s", values.into_iter()),
+    },
+    Course {
+        title: "Rounds of a daemon",
+        value: |bin| bin.per_s(|sample| sample.loops),
+        axis: |values| Axis::rates("rate", "rounds/s", values.into_iter()),
+    },
+    Course { title: "Hold of answers", value: |bin| Some(bin.hold_ns), axis: |values| Axis::times_from_zero("hold", values.into_iter()) },
+    Course { title: "Answers held", value: |bin| Some(bin.held), axis: |values| Axis::plain("held (answers)", values.into_iter()) },
+    Course {
+        title: "Polls added to an empty round",
+        value: |bin| Some(bin.poll_budget),
+        axis: |values| Axis::plain("budget (polls)", values.into_iter()),
+    },
+    Course { title: "Backlog", value: |bin| Some(bin.backlog), axis: |values| Axis::plain("waiting (requests)", values.into_iter()) },
+    Course {
+        title: "From a flush to the next completion",
+        value: |bin| Some(bin.rtt_ns),
+        axis: |values| Axis::times_from_zero("smoothed time", values.into_iter()),
+    },
 ];
 
 /// Returns a chart for each quantity that is not always zero, for each few daemons: of the whole job, or of the first millisecond with
@@ -211,7 +232,7 @@ pub(super) fn figures(traces: &[Trace], of_head: bool) -> Vec<String> {
             Lines {
                 title: course.title.to_owned(),
                 note: note.clone(),
-                x: Axis::elapsed(since, times),
+                x: Axis::elapsed(since, times.into_iter()),
                 y: (course.axis)(values),
                 bands: traces.first().filter(|_| !of_head).map(|trace| trace.runs.clone()).unwrap_or_default(),
                 series,
@@ -245,7 +266,7 @@ mod tests {
         ];
         let trace = Trace::new("rank 0, daemon 0".to_owned(), &samples);
         let points = |value| over_time(&trace, false, value).points.iter().map(|point| (point.x, point.y)).collect::<Vec<_>>();
-        assert_eq!(points(|bin| bin.mean(|sample| sample.outstanding)), [(1e3, 4.0), (2e3, 8.0), (120e3, 2.0), (240e3, 0.0)]);
+        assert_eq!(points(|bin| Some(bin.outstanding)), [(1e3, 4.0), (2e3, 8.0), (120e3, 2.0), (240e3, 0.0)]);
         let of = |course: usize| points(COURSES[course].value).into_iter().map(|(_, y)| y).collect::<Vec<_>>();
         assert_eq!(of(1), [3.0; 3], "messages per WRITE, which the first sample cannot say");
         assert!((of(2)[0] - 30e9 / 901.0).abs() < 1.0, "WRITEs per second: {:?}", of(2));

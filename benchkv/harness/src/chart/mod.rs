@@ -376,7 +376,7 @@ mod tests {
             title: "A & B".to_owned(),
             note: "word ".repeat(40),
             x: Axis::settings("clients (count)".to_owned(), &[1.0, 3.0]),
-            y: Axis::rates("throughput", "requests/s", [4.0]),
+            y: Axis::rates("throughput", "requests/s", [4.0].into_iter()),
             bands: vec![(1.0, 2.0)],
             series: vec![series("first"), series("second")],
         };
