@@ -8,7 +8,7 @@ use harness::report::JsonSink;
 use thiserror::Error;
 
 use self::file::{Format, OutputFile};
-use crate::result::{JobResult, Value, columns, rows};
+use crate::result::{JobResult, Value, rows};
 use crate::trace::TraceFile;
 
 pub mod file;
@@ -69,14 +69,16 @@ pub fn check_apart(json: Option<&JsonSink>, output: Option<&OutputFile>, hgrm: O
 /// Encodes the table as CSV by RFC 4180, with a header. A cell without a value is empty. Numbers read back unchanged.
 fn csv(result: &JobResult) -> Result<Vec<u8>, OutputError> {
     let mut writer = csv::Writer::from_writer(Vec::new());
-    writer.write_record(columns().map(|column| column.name.into_owned())).map_err(OutputError::encode)?;
-    for row in rows(result) {
-        let cells = columns().map(|column| match column.cell.of(&row)? {
-            Value::Text(text) => Some(text),
-            Value::Count(count) => Some(count.to_string()),
-            Value::Number(number) => Some(number.to_string()),
+    let rows = rows(result);
+    let header = rows.first().into_iter().flatten().map(|cell| cell.column.as_bytes());
+    writer.write_record(header).map_err(OutputError::encode)?;
+    for row in rows {
+        let texts = row.into_iter().map(|cell| match cell.value {
+            Value::Text(text) => text,
+            Value::Count(count) => count.map(|count| count.to_string()),
+            Value::Number(number) => number.map(|number| number.to_string()),
         });
-        writer.write_record(cells.map(Option::unwrap_or_default)).map_err(OutputError::encode)?;
+        writer.write_record(texts.map(Option::unwrap_or_default)).map_err(OutputError::encode)?;
     }
     writer.into_inner().map_err(|error| OutputError::encode(error.into_error()))
 }

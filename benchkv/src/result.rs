@@ -33,7 +33,7 @@ mod table;
 pub use open_loop::OpenLoop;
 pub use read::ReadError;
 pub use reduce::{Conditions, Course, RankReport, ReduceError};
-pub use rows::{Cell, Column, Row, Value, columns, rows};
+pub use rows::{Cell, Value, rows};
 
 /// The value of [`JobResult::schema`].
 pub const SCHEMA: &str = "benchkv-result";

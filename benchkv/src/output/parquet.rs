@@ -10,19 +10,19 @@ use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::Type;
 
-use crate::result::{Cell, Column, JobResult, Row, Value, columns, rows};
+use crate::result::{Cell, JobResult, Value, rows};
 
 /// Returns the bytes of the file.
 pub(super) fn encode(result: &JobResult) -> Result<Vec<u8>, ParquetError> {
-    let fields = columns().map(|column| field(&column)).collect::<Result<_, _>>()?;
-    let schema = Type::group_type_builder("benchkv_result").with_fields(fields).build()?;
+    let rows = rows(result);
+    let header: &[Cell] = rows.first().map_or(&[], Vec::as_slice);
+    let schema = Type::group_type_builder("benchkv_result").with_fields(header.iter().map(field).collect::<Result<_, _>>()?).build()?;
     let mut bytes = Vec::new();
     let mut writer = SerializedFileWriter::new(&mut bytes, Arc::new(schema), Arc::new(WriterProperties::new()))?;
     let mut group = writer.next_row_group()?;
-    let rows = rows(result);
-    for column in columns() {
+    for column in 0..header.len() {
         let Some(mut place) = group.next_column()? else { break };
-        write(&column, &rows, place.untyped())?;
+        write(rows.iter().filter_map(|row| row.get(column)), place.untyped())?;
         place.close()?;
     }
     group.close()?;
@@ -30,41 +30,41 @@ pub(super) fn encode(result: &JobResult) -> Result<Vec<u8>, ParquetError> {
     Ok(bytes)
 }
 
-fn field(column: &Column) -> Result<Arc<Type>, ParquetError> {
-    let (physical, logical) = match column.cell {
-        Cell::Text(_) => (Physical::BYTE_ARRAY, Some(LogicalType::String)),
-        Cell::Count(_) | Cell::Fate(..) => (Physical::INT64, Some(LogicalType::integer(64, false))),
-        Cell::Number(_) | Cell::Figure(_) | Cell::Rate(_) => (Physical::DOUBLE, None),
+fn field(cell: &Cell) -> Result<Arc<Type>, ParquetError> {
+    let (physical, logical) = match cell.value {
+        Value::Text(_) => (Physical::BYTE_ARRAY, Some(LogicalType::String)),
+        Value::Count(_) => (Physical::INT64, Some(LogicalType::integer(64, false))),
+        Value::Number(_) => (Physical::DOUBLE, None),
     };
-    let field = Type::primitive_type_builder(&column.name, physical).with_repetition(Repetition::OPTIONAL).with_logical_type(logical);
+    let field = Type::primitive_type_builder(&cell.column, physical).with_repetition(Repetition::OPTIONAL).with_logical_type(logical);
     Ok(Arc::new(field.build()?))
 }
 
-fn write(column: &Column, rows: &[Row<'_>], place: &mut ColumnWriter<'_>) -> Result<(), ParquetError> {
-    let cells = || rows.iter().map(|row| column.cell.of(row));
-    match place {
-        ColumnWriter::ByteArrayColumnWriter(place) => {
-            let text = |value| if let Value::Text(text) = value { Some(ByteArray::from(text.into_bytes())) } else { None };
-            let (values, levels) = split(cells(), text);
-            place.write_batch(&values, Some(&levels), None)?;
-        }
-        ColumnWriter::Int64ColumnWriter(place) => {
-            // The column is declared unsigned: the same 64 bits.
-            let (values, levels) = split(cells(), |value| if let Value::Count(count) = value { Some(count as i64) } else { None });
-            place.write_batch(&values, Some(&levels), None)?;
-        }
-        ColumnWriter::DoubleColumnWriter(place) => {
-            let (values, levels) = split(cells(), |value| if let Value::Number(number) = value { Some(number) } else { None });
-            place.write_batch(&values, Some(&levels), None)?;
-        }
-        _ => return Err(ParquetError::General(format!("column {} has another type than its schema", column.name))),
+fn write<'a>(cells: impl Iterator<Item = &'a Cell>, place: &mut ColumnWriter<'_>) -> Result<(), ParquetError> {
+    let (mut texts, mut counts, mut numbers, mut levels) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for cell in cells {
+        let is_there = match &cell.value {
+            Value::Text(text) => {
+                texts.extend(text.as_deref().map(ByteArray::from));
+                text.is_some()
+            }
+            Value::Count(count) => {
+                // The column is declared unsigned: the same 64 bits.
+                counts.extend(count.map(|count| count as i64));
+                count.is_some()
+            }
+            Value::Number(number) => {
+                numbers.extend(number);
+                number.is_some()
+            }
+        };
+        levels.push(i16::from(is_there));
     }
+    match place {
+        ColumnWriter::ByteArrayColumnWriter(place) => place.write_batch(&texts, Some(&levels), None),
+        ColumnWriter::Int64ColumnWriter(place) => place.write_batch(&counts, Some(&levels), None),
+        ColumnWriter::DoubleColumnWriter(place) => place.write_batch(&numbers, Some(&levels), None),
+        _ => Err(ParquetError::General("a column has another type than its schema".to_owned())),
+    }?;
     Ok(())
-}
-
-/// Returns the values that rows have, and for each row whether it has one.
-fn split<T>(cells: impl Iterator<Item = Option<Value>>, get: impl Fn(Value) -> Option<T>) -> (Vec<T>, Vec<i16>) {
-    let cells: Vec<Option<T>> = cells.map(|cell| cell.and_then(&get)).collect();
-    let levels = cells.iter().map(|cell| i16::from(cell.is_some())).collect();
-    (cells.into_iter().flatten().collect(), levels)
 }

@@ -61,11 +61,11 @@ fn course(windows_s: &[f64]) -> Course {
     Course { windows_s: windows_s.to_vec(), ..Course::default() }
 }
 
-fn verdict(failures: u64, issued: u32, highest: [u32; 2]) -> Verdict {
+pub(super) fn verdict(failures: u64, issued: u32, highest: [u32; 2]) -> Verdict {
     Verdict { failures, first: None, issued, highest: highest.to_vec() }
 }
 
-fn reduced(verdicts: [Verdict; 2]) -> JobResult {
+pub(super) fn reduced(verdicts: [Verdict; 2]) -> JobResult {
     let options = options("--ranks 2 --runs 2 --duration 1");
     let [first, second] = verdicts;
     let parts: Vec<Vec<u8>> = [client(100, 300, Some(first)), client(200, 400, Some(second))]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use benchkv::result::{Cell, columns};
+use benchkv::result::{self, Cell, JobResult};
 use serde_json::Value;
 
 use crate::job::{Scratch, run, turn};
@@ -11,20 +11,21 @@ use crate::job::{Scratch, run, turn};
 /// A table by rows: each cell a number or a text, or nothing.
 type Table = Vec<BTreeMap<String, Value>>;
 
-fn read_csv(path: &Path) -> Table {
+fn read_csv(path: &Path, document: &Value) -> Table {
     let mut reader = csv::Reader::from_path(path).unwrap();
     let names = reader.headers().unwrap().clone();
-    assert_eq!(names.iter().collect::<Vec<_>>(), columns().map(|column| column.name).collect::<Vec<_>>());
-    let typed = |(column, text): (benchkv::result::Column, &str)| {
-        let value = match column.cell {
+    let columns = result::rows(&serde_json::from_value::<JobResult>(document.clone()).unwrap()).remove(0);
+    assert_eq!(names.iter().collect::<Vec<_>>(), columns.iter().map(|cell| &*cell.column).collect::<Vec<_>>());
+    let typed = |(cell, text): (&Cell, &str)| {
+        let value = match cell.value {
             _ if text.is_empty() => Value::Null,
-            Cell::Text(_) => text.into(),
-            Cell::Count(_) | Cell::Fate(..) => text.parse::<u64>().unwrap().into(),
-            Cell::Number(_) | Cell::Figure(_) | Cell::Rate(_) => text.parse::<f64>().unwrap().into(),
+            result::Value::Text(_) => text.into(),
+            result::Value::Count(_) => text.parse::<u64>().unwrap().into(),
+            result::Value::Number(_) => text.parse::<f64>().unwrap().into(),
         };
-        (column.name.into_owned(), value)
+        (cell.column.clone().into_owned(), value)
     };
-    reader.records().map(|row| columns().zip(&row.unwrap()).map(typed).collect()).collect()
+    reader.records().map(|row| columns.iter().zip(&row.unwrap()).map(typed).collect()).collect()
 }
 
 #[cfg(feature = "parquet")]
@@ -88,7 +89,7 @@ fn the_same_seed_issues_the_same_operations_and_all_formats_say_the_same() {
         run(&dir, &["--seed", seed, "--runs", "2", "--json", "-", "--output", table(file).to_str().unwrap()]).result()
     };
     let first = with("7", "first.csv");
-    let rows = read_csv(&table("first.csv"));
+    let rows = read_csv(&table("first.csv"), &first);
     assert_same_numbers(&rows, &first);
     let format = if cfg!(feature = "parquet") { "second.parquet" } else { "second.csv" };
     let second = with("7", format);
