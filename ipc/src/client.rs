@@ -289,11 +289,22 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
     /// # Errors
     /// [`AskError`].
     pub fn ask(&mut self, request: Req, timeout: Duration) -> Result<Resp, AskError> {
+        self.prepare_to_ask()?;
+        self.call_within(request, (), timeout)?;
+        Ok(self.answer()?.1)
+    }
+
+    /// Refuses if another call is unanswered. If calls that were given up have all places, takes their late replies: a client that only asks
+    /// never polls.
+    pub(crate) fn prepare_to_ask(&mut self) -> Result<(), AskError> {
         if self.in_flight() > 0 {
             return Err(AskError::Full);
         }
-        self.call_within(request, (), timeout)?;
-        Ok(self.answer()?.1)
+        if self.calls.len() == self.depth() {
+            // The end of the session is the call's to report.
+            let _ended = self.poll(|(), _| ());
+        }
+        Ok(())
     }
 
     /// Waits for the reply to the only call that is unanswered, whose slot comes before it.

@@ -42,3 +42,23 @@ fn messages_of_bytes_are_asked_and_answered_and_an_answer_that_is_too_long_is_a_
     handle.recv().unwrap().stop();
     server.join().unwrap();
 }
+
+#[test]
+fn one_who_only_asks_with_bytes_goes_on_after_a_server_that_was_away() {
+    let name = name("away-bytes");
+    let mut server = ipc::bytes::Server::bind(&name).unwrap();
+    let stop = server.stop_handle();
+    let mut client = ipc::bytes::Client::connect(&name).unwrap();
+    let questions = client.depth();
+    for _ in 0..questions {
+        assert_eq!(client.ask(b"late", Duration::ZERO), Err(AskError::Failed(CallFailed::TimedOut)));
+    }
+    let mut answered = 0;
+    while answered < questions {
+        answered += server.step(<[u8]>::to_ascii_uppercase);
+    }
+    let server = std::thread::spawn(move || server.serve(<[u8]>::to_ascii_uppercase));
+    assert_eq!(client.ask(b"now", LONG), Ok(b"NOW".to_vec()));
+    stop.stop();
+    server.join().unwrap();
+}

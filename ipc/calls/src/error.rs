@@ -31,7 +31,8 @@ pub enum CallFailed {
 /// Why one who asked and waited has no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AskError {
-    /// Another call of this client is unanswered, or so many that were given up that no other fits. Retryable: poll first.
+    /// Another call of this client is unanswered, or so many that were given up and that the other end has not answered yet that no other
+    /// fits. Retryable: poll first in the one case, ask again later in the other.
     #[error("this client has unanswered calls: poll for replies, then ask again")]
     Full,
     /// The other end takes no request of that length. Permanent.

@@ -153,9 +153,7 @@ impl Client<()> {
     /// # Errors
     /// [`AskError`].
     pub fn ask(&mut self, request: &[u8], timeout: Duration) -> Result<Vec<u8>, AskError> {
-        if self.in_flight() > 0 {
-            return Err(AskError::Full);
-        }
+        self.inner.prepare_to_ask()?;
         self.call_within(request, (), timeout)?;
         let (slot, message) = self.inner.answer()?;
         let Self { inner, areas, reply } = self;

@@ -60,5 +60,26 @@ macro_rules! facade {
             assert_eq!(client.poll(|(), reply| replies.push(reply)), Ok(1));
             assert_eq!(replies, [Ok(20)]);
         }
+
+        #[test]
+        fn one_who_only_asks_goes_on_after_a_server_that_was_away_for_more_questions_than_fit() {
+            let name = name("away");
+            let mut server = <$server>::bind(&name).unwrap();
+            let stop = server.stop_handle();
+            let mut client = <$client>::connect(&name).unwrap();
+            let questions = client.depth();
+            for _ in 0..questions {
+                assert_eq!(client.ask(1, Duration::ZERO), Err(AskError::Failed(CallFailed::TimedOut)));
+            }
+            assert_eq!(client.ask(2, LONG), Err(AskError::Full));
+            let mut answered = 0;
+            while answered < questions {
+                answered += server.step(|number| 10 * number);
+            }
+            let server = std::thread::spawn(move || server.serve(|number| 10 * number));
+            assert_eq!(client.ask(3, LONG), Ok(30));
+            stop.stop();
+            server.join().unwrap();
+        }
     };
 }
