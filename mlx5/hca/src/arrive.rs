@@ -8,11 +8,10 @@ use shm::ready::{Lanes, Wakes};
 use super::compact;
 use super::cq::SoftCq;
 use super::deliver::{Sender, deliver, trace};
-use super::faults::Injector;
 use super::layout::LANE_SLOTS;
 use super::memory::{DeviceMemory, ready_words};
 use super::queues::SoftQp;
-use super::{Hca, State};
+use super::{Hca, Queues, State};
 
 /// Bytes of a cache line.
 const LINE: u64 = 64;
@@ -28,8 +27,10 @@ pub(crate) fn told_every(slots: u32) -> u64 {
 /// One bounded pass over the lanes with traffic. Returns the number of messages taken. `IS_PLAIN` is as in [`Arrivals::take`].
 #[inline(always)]
 pub(crate) fn pass<const IS_PLAIN: bool>(hca: &Hca, state: &mut State) -> usize {
-    let State { qps, cqs, hot, injector, .. } = state;
-    hot.pass(&mut Ready(&hca.memory), &mut Arrivals { hca, qps, cqs, injector }, Arrivals::take::<IS_PLAIN>, || hca.clock.now_ns())
+    let State { queues, hot, .. } = state;
+    // A closure is inlined, a function that is named is called.
+    let take = |arrivals: &mut Arrivals<'_>, lane, budget| arrivals.take::<IS_PLAIN>(lane, budget);
+    hot.pass(&mut Ready(&hca.memory), &mut Arrivals { hca, queues }, take, || hca.clock.now_ns())
 }
 
 /// The ready words of a device, which are looked for where they are needed.
@@ -50,9 +51,8 @@ impl Wakes for Ready<'_> {
 /// Everything in the lanes whose ready bits are set, in the order of the lanes. They stay armed, so that every message sets one.
 #[cold]
 pub(crate) fn exact_pass(hca: &Hca, state: &mut State) -> usize {
-    let State { qps, cqs, injector, .. } = state;
     let ready = ready_words(&hca.memory);
-    let mut arrivals = Arrivals { hca, qps, cqs, injector };
+    let mut arrivals = Arrivals { hca, queues: &mut state.queues };
     let mut taken = 0;
     ready.drain(|lane| {
         taken += arrivals.take::<false>(lane, LANE_SLOTS);
@@ -78,22 +78,21 @@ pub(crate) fn drain(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
 
 pub(crate) struct Arrivals<'a> {
     pub(crate) hca: &'a Hca,
-    pub(crate) qps: &'a mut [Option<Box<SoftQp>>],
-    pub(crate) cqs: &'a mut [Option<SoftCq>],
-    pub(crate) injector: &'a mut Option<Box<Injector>>,
+    pub(crate) queues: &'a mut Queues,
 }
 
 impl Arrivals<'_> {
     /// Takes up to `budget` messages of a lane. With `IS_PLAIN` there is neither a trace nor a fault to make.
     #[inline(always)]
     fn take<const IS_PLAIN: bool>(&mut self, lane: usize, budget: usize) -> usize {
-        let Some(Some(qp)) = self.qps.get_mut(lane) else { return 0 };
-        if !IS_PLAIN && self.injector.as_mut().is_some_and(|injector| injector.passes_over()) {
+        let Queues { qps, cqs, injector } = &mut *self.queues;
+        let Some(Some(qp)) = qps.get_mut(lane) else { return 0 };
+        if !IS_PLAIN && injector.as_mut().is_some_and(|injector| injector.passes_over()) {
             // It counts as seen, so that the lane stays hot.
             return usize::from(qp.lane.is_ready());
         }
         let qp = &mut **qp;
-        let Some(Some(cq)) = self.cqs.get_mut(qp.recv_cq as usize) else { return 0 };
+        let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { return 0 };
         if qp.is_compact {
             return compact::visit(self.hca, qp, cq, budget);
         }
@@ -124,10 +123,10 @@ impl Arrivals<'_> {
 
 impl Lanes for Arrivals<'_> {
     fn is_ready(&self, lane: usize) -> bool {
-        matches!(self.qps.get(lane), Some(Some(qp)) if qp.lane.is_ready())
+        matches!(self.queues.qps.get(lane), Some(Some(qp)) if qp.lane.is_ready())
     }
 
     fn armed(&self, lane: usize) -> Option<&AtomicU32> {
-        matches!(self.qps.get(lane), Some(Some(_))).then(|| &self.hca.memory.qp(lane).armed)
+        matches!(self.queues.qps.get(lane), Some(Some(_))).then(|| &self.hca.memory.qp(lane).armed)
     }
 }

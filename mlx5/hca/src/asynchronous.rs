@@ -4,7 +4,7 @@ use mlx5_wire::AsyncEvent;
 
 use super::cq::Overrun;
 use super::queues::{Mode, SoftQp};
-use super::{Hca, State};
+use super::{Hca, Queues};
 
 /// The only port.
 const PORT: u8 = 1;
@@ -31,7 +31,7 @@ impl Hca {
         if self.is_port_up.replace(is_up) == is_up {
             return;
         }
-        self.state.borrow_mut().qps.iter_mut().flatten().for_each(|qp| qp.mode = Mode::Odd);
+        self.state.borrow_mut().queues.qps.iter_mut().flatten().for_each(|qp| qp.mode = Mode::Odd);
         self.report(if is_up { AsyncEvent::PortActive { port: PORT } } else { AsyncEvent::PortError { port: PORT } });
     }
 
@@ -44,7 +44,7 @@ impl Hca {
     /// Lets the device break down, and reports it: its queue pairs go to the error state, and as on hardware no completion tells of it, nor of
     /// anything else.
     pub fn break_down(&self) {
-        let State { qps, cqs, .. } = &mut *self.state.borrow_mut();
+        let Queues { qps, cqs, .. } = &mut self.state.borrow_mut().queues;
         cqs.iter_mut().flatten().for_each(|cq| cq.end());
         qps.iter_mut().flatten().for_each(|qp| qp.fail(self));
         self.report(AsyncEvent::DeviceFatal);

@@ -25,7 +25,7 @@ use super::outcome::{Limit, Malformed, Outcome, WaitFor};
 use super::queues::Transport;
 use super::receive::Receives;
 use super::rqs::RqSlot;
-use super::{Hca, Links, State};
+use super::{Hca, Links, Queues, State};
 
 /// A Q_Key with this bit in a WQE stands for the sending queue pair's own.
 const CONTROLLED_QKEY: u32 = 1 << 31;
@@ -254,7 +254,7 @@ fn forget_gone(hca: &Hca, state: &mut State) -> usize {
 
 /// Takes the datagrams in lane `index` of those that are known.
 fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
-    let State { links, qps, cqs, rqs, .. } = state;
+    let State { queues: Queues { qps, cqs, .. }, links, rqs, .. } = state;
     let Incoming { peer, lane, rx } = &mut links.incoming[index];
     let lane = peer.memory.datagram_lane(*lane);
     let mut received = 0;

@@ -33,8 +33,8 @@ pub(crate) struct Idle<'a>(pub(crate) &'a Hca);
 
 impl Idle<'_> {
     fn with_lanes<R>(&self, f: impl FnOnce(&mut HotSet, Arrivals<'_>) -> R) -> R {
-        let State { qps, cqs, hot, injector, .. } = &mut *self.0.state.borrow_mut();
-        f(hot, Arrivals { hca: self.0, qps, cqs, injector })
+        let State { queues, hot, .. } = &mut *self.0.state.borrow_mut();
+        f(hot, Arrivals { hca: self.0, queues })
     }
 }
 
@@ -104,7 +104,7 @@ impl Hca {
 
     /// Returns whether an armed CQ has a CQE that it was armed for. Disarms those.
     fn take_events(&self) -> bool {
-        let cqs = &mut self.state.borrow_mut().cqs;
+        let cqs = &mut self.state.borrow_mut().queues.cqs;
         cqs.iter_mut().flatten().filter_map(|cq| cq.take_event().then_some(())).count() > 0
     }
 

@@ -18,7 +18,7 @@ use super::queues::{Mode, REGISTER_BYTES, Remote, SoftQp, Waiting, blocks};
 use super::requester::execute;
 use super::rule::VENDOR;
 use super::timing::Timing;
-use super::{Hca, State, local, plain, strict};
+use super::{Hca, Queues, State, local, plain, strict};
 
 /// A peer that does not answer is asked again this often.
 const PEER_RETRY_NS: u64 = 1_000_000;
@@ -61,7 +61,7 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) {
 /// Executes WQEs that are not executed at once.
 #[cold]
 fn rung_for_later(hca: &Hca, state: &mut State, index: usize) {
-    let Some(Some(qp)) = state.qps.get_mut(index) else { return };
+    let Some(Some(qp)) = state.queues.qps.get_mut(index) else { return };
     let from = qp.under_way.announced.back().map_or(qp.sq_limit, |last| last.end);
     if hca.strict {
         local::remember(hca, qp, from, qp.sq_producer());
@@ -90,13 +90,13 @@ pub(crate) fn run_deferred(hca: &Hca, state: &mut State) -> bool {
     for _ in 0..state.deferred.len() {
         let Some(qpn) = state.deferred.pop_due(now_ns) else { break };
         let index = qp_index(qpn);
-        let Some(Some(qp)) = state.qps.get_mut(index) else { continue };
+        let Some(Some(qp)) = state.queues.qps.get_mut(index) else { continue };
         if qp.qpn != qpn {
             continue;
         }
         any = true;
         while let Some(acknowledged) = due(&mut qp.under_way.acknowledged, |acknowledged| acknowledged.at_ns <= now_ns) {
-            complete::show(hca, qp, &mut state.cqs, &mut state.violations, &acknowledged);
+            complete::show(hca, qp, &mut state.queues.cqs, &mut state.violations, &acknowledged);
         }
         run_due(hca, state, index, now_ns);
     }
@@ -105,7 +105,7 @@ pub(crate) fn run_deferred(hca: &Hca, state: &mut State) -> bool {
 
 /// Runs what is due of a send queue: what waited, and then what was announced, piece by piece.
 pub(crate) fn run_due(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
-    while let Some(Some(qp)) = state.qps.get_mut(index) {
+    while let Some(Some(qp)) = state.queues.qps.get_mut(index) {
         if qp.sq_consumer == qp.sq_limit {
             let Some(announced) = due(&mut qp.under_way.announced, |announced| announced.at_ns <= now_ns) else { return };
             qp.sq_limit = announced.end;
@@ -118,7 +118,7 @@ pub(crate) fn run_due(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
             end_fence(hca, qp);
         }
         run(hca, state, index, |_| true);
-        if state.qps.get(index).and_then(Option::as_ref).is_none_or(|qp| qp.sq_consumer != qp.sq_limit) {
+        if state.queues.qps.get(index).and_then(Option::as_ref).is_none_or(|qp| qp.sq_consumer != qp.sq_limit) {
             return;
         }
     }
@@ -146,7 +146,7 @@ fn due<T>(queue: &mut VecDeque<T>, is_due: impl FnOnce(&T) -> bool) -> Option<T>
 
 /// Runs a send queue up to its limit, if there is such a queue pair and `begin` says so.
 fn run(hca: &Hca, state: &mut State, index: usize, begin: impl FnOnce(&mut SoftQp) -> bool) {
-    let State { qps, cqs, deferred, links, injector, violations, touched, .. } = state;
+    let State { queues: Queues { qps, cqs, injector }, deferred, links, violations, touched, .. } = state;
     let Some(Some(qp)) = qps.get_mut(index) else { return };
     let qp = &mut **qp;
     if !begin(qp) {

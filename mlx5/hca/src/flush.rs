@@ -7,21 +7,21 @@ use super::cq::SoftCq;
 use super::layout::Taking;
 use super::queues::SoftQp;
 use super::trace::What;
-use super::{Hca, State, arrive, execute};
+use super::{Hca, Queues, State, arrive, execute};
 
 /// Flushes the sends of failed queue pairs that were waiting for something, and what is posted in their own receive queues, now and from then
 /// on. Returns whether there was something.
 #[cold]
 pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
     let (mut any, mut flushed) = (false, false);
-    for index in 0..state.qps.len() {
-        let qp = state.qps.get_mut(index).and_then(Option::as_mut);
+    for index in 0..state.queues.qps.len() {
+        let qp = state.queues.qps.get_mut(index).and_then(Option::as_mut);
         if qp.is_some_and(|qp| qp.failed && qp.waiting.take().is_some()) {
             flushed = true;
             execute::run_due(hca, state, index, hca.clock.now_ns());
         }
     }
-    let State { qps, cqs, .. } = state;
+    let Queues { qps, cqs, .. } = &mut state.queues;
     for qp in qps.iter_mut().flatten().filter(|qp| qp.failed && qp.owns_rq) {
         any = true;
         flushed |= flush_receives(hca, qp, cqs);

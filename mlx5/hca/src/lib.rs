@@ -214,10 +214,9 @@ pub struct Hca {
 
 /// Everything that changes, all of it private to the process.
 struct State {
-    qps: Vec<Option<Box<SoftQp>>>,
+    queues: Queues,
     /// Generation of each index, so that a destroyed queue pair's number names nothing.
     qp_generations: Vec<u16>,
-    cqs: Vec<Option<SoftCq>>,
     /// Memory regions in use, by index: length in bytes, and where in the arena.
     mrs: Vec<regions::MrSlot>,
     rqs: Vec<Option<rqs::RqSlot>>,
@@ -229,7 +228,6 @@ struct State {
     quarantined: u64,
     hot: HotSet,
     deferred: Deferred,
-    injector: Option<Box<Injector>>,
     violations: Vec<Violation>,
     /// CQEs of queues that were destroyed.
     produced: u32,
@@ -244,12 +242,18 @@ struct State {
     next_pd: u32,
 }
 
+/// The part of the state that an arriving message can change: not the set of hot lanes, which is in use then.
+struct Queues {
+    qps: Vec<Option<Box<SoftQp>>>,
+    cqs: Vec<Option<SoftCq>>,
+    injector: Option<Box<Injector>>,
+}
+
 impl State {
     fn new(arena_bytes: usize, faults: &Faults) -> Self {
         Self {
-            qps: Vec::new(),
+            queues: Queues { qps: Vec::new(), cqs: Vec::new(), injector: Injector::new(faults) },
             qp_generations: Vec::new(),
-            cqs: Vec::new(),
             mrs: Vec::new(),
             rqs: Vec::new(),
             links: Links::default(),
@@ -258,7 +262,6 @@ impl State {
             quarantined: 0,
             hot: HotSet::new(MAX_QPS),
             deferred: Deferred::default(),
-            injector: Injector::new(faults),
             violations: Vec::new(),
             produced: 0,
             touched: Vec::new(),
@@ -293,11 +296,7 @@ impl Hca {
     /// A completion queue was found empty. Runs what is due and turns arrived messages into CQEs; returns whether there may be CQEs now that
     /// were not there before.
     pub fn empty_poll(&self) -> bool {
-        self.progress(&mut self.state.borrow_mut())
-    }
-
-    #[inline(always)]
-    fn progress(&self, state: &mut State) -> bool {
+        let state = &mut *self.state.borrow_mut();
         let mut progress = if self.has_extras.get() || !state.deferred.is_empty() {
             self.progress_with_extras(state)
         } else {
@@ -341,7 +340,7 @@ impl Hca {
 
     /// Reports WQEs that were not announced, and mistakes in other queues.
     fn check_strictly(&self, state: &mut State) {
-        for index in 0..state.qps.len() {
+        for index in 0..state.queues.qps.len() {
             if strict::finds_unannounced(self, state, index) {
                 execute::announce_all(self, state, index);
             }
@@ -370,7 +369,7 @@ impl Hca {
     /// A number that changes with every CQE the device writes.
     pub(crate) fn produced(&self) -> u32 {
         let state = self.state.borrow();
-        state.cqs.iter().flatten().fold(state.produced, |sum, cq| sum.wrapping_add(cq.produced()))
+        state.queues.cqs.iter().flatten().fold(state.produced, |sum, cq| sum.wrapping_add(cq.produced()))
     }
 
     /// WRITEs and SENDs that its doorbells have announced so far. 0 but in a [`Simulation`], whose models of CPUs ask.
@@ -429,7 +428,7 @@ impl Hca {
     #[cold]
     fn patrol(&self, state: &mut State) {
         state.polls_to_patrol = POLLS_PER_PATROL;
-        let State { qps, cqs, repair, links, .. } = state;
+        let State { queues: Queues { qps, cqs, .. }, repair, links, .. } = state;
         for peer in links.newly_gone() {
             for qp in qps.iter_mut().flatten().filter(|qp| qp.remote().is_some_and(|r| Rc::ptr_eq(&r.peer, &peer))) {
                 arrive::drain(self, qp, cqs);
@@ -442,10 +441,10 @@ impl Hca {
 
     /// R4: looks into so many lanes that are not polled, in turn, and polls those with messages.
     fn mend(&self, state: &mut State, looks: usize) {
-        let State { qps, cqs, hot, injector, .. } = state;
-        let count = qps.len();
+        let State { queues, hot, .. } = state;
+        let count = queues.qps.len();
         if !self.has_exact_lanes {
-            hot.mend(&Arrivals { hca: self, qps, cqs, injector }, count, 0, looks);
+            hot.mend(&Arrivals { hca: self, queues }, count, 0, looks);
         }
     }
 

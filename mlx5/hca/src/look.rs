@@ -11,26 +11,27 @@ use super::mirror::Mirror;
 use super::queues::{Remote, SoftQp, Transport};
 use super::request::Address;
 use super::under_way::UnderWay;
-use super::{Hca, State, execute, seat_of};
+use super::{Hca, Queues, State, execute, seat_of};
 
 impl Hca {
     /// Looks at everything that a driver may have posted, executes it, takes in what arrived, retries what is due. Returns whether anything was
     /// done, or is to be looked at again soon.
     pub fn poll(&self) -> bool {
-        let state = &mut *self.state.borrow_mut();
+        let mut state = self.state.borrow_mut();
         let mut any = false;
         for rq in state.rqs.iter_mut().flatten() {
             any |= rq.refresh();
         }
-        for index in 0..state.qps.len() {
-            any |= self.look_at(state, index);
+        for index in 0..state.queues.qps.len() {
+            any |= self.look_at(&mut state, index);
         }
-        any | self.progress(state) | !state.deferred.is_empty()
+        drop(state);
+        any | self.empty_poll() | !self.state.borrow().deferred.is_empty()
     }
 
     /// Returns whether queue pair `index` has rung.
     fn look_at(&self, state: &mut State, index: usize) -> bool {
-        let Some(Some(qp)) = state.qps.get_mut(index) else { return false };
+        let Some(Some(qp)) = state.queues.qps.get_mut(index) else { return false };
         if qp.sq_consumer == 0 && qp.lane.position() == 0 {
             self.follow(qp);
         }
@@ -72,7 +73,7 @@ impl Hca {
 
     /// Does `f` to queue pair `qpn`, if there is one.
     fn with_qp<R>(&self, qpn: u32, f: impl FnOnce(&mut SoftQp) -> R) -> Option<R> {
-        let qps = &mut self.state.borrow_mut().qps;
+        let qps = &mut self.state.borrow_mut().queues.qps;
         qps.get_mut(qp_index(qpn)).and_then(Option::as_deref_mut).filter(|qp| qp.qpn == qpn).map(f)
     }
 
@@ -128,7 +129,7 @@ impl Hca {
     /// queue pair is in the error state then.
     pub fn reset_qp(&self, qpn: u32) -> bool {
         let state = &mut *self.state.borrow_mut();
-        let State { qps, rqs, stuck, hot, qp_generations, .. } = state;
+        let State { queues: Queues { qps, .. }, rqs, stuck, hot, qp_generations, .. } = state;
         let index = qp_index(qpn);
         let Some(qp) = qps.get_mut(index).and_then(Option::as_mut).filter(|qp| qp.qpn == qpn) else { return true };
         self.memory.qp(index).identity.store(0, Ordering::Release);
@@ -139,13 +140,13 @@ impl Hca {
         }
         hot.remove(index);
         // What is in the lane took receives of a shared queue; they are given back as those of a destroyed queue pair are.
-        super::arrive::drain(self, qp, &mut state.cqs);
+        super::arrive::drain(self, qp, &mut state.queues.cqs);
         qp_generations[index] = super::objects::next_generation(qp_generations[index]);
         // SAFETY: committed when it was made; the peer was waited for.
         qp.lane = unsafe { self.clear_lane(index, qp.lane_place) };
         qp.generation = qp_generations[index];
         (qp.sq_consumer, qp.sq_limit, qp.flushed, qp.answered) = (0, 0, 0, 0);
-        (qp.failed, qp.mode, qp.is_watched) = (false, self.first_mode(state.injector.as_deref()), false);
+        (qp.failed, qp.mode, qp.is_watched) = (false, self.first_mode(state.queues.injector.as_deref()), false);
         qp.waiting = None;
         qp.under_way = UnderWay::with_capacity(0, false);
         qp.transport = if qp.is_datagram() { Transport::Datagram { qkey: 0 } } else { Transport::Unconnected };
@@ -162,13 +163,13 @@ impl Hca {
     /// Returns whether the queue had no room for a CQE: it gets no more, and the queue pairs on it fail.
     #[must_use]
     pub fn has_overrun(&self, cqn: u32) -> bool {
-        self.state.borrow().cqs.get(cqn as usize).and_then(Option::as_ref).is_some_and(SoftCq::has_overrun)
+        self.state.borrow().queues.cqs.get(cqn as usize).and_then(Option::as_ref).is_some_and(SoftCq::has_overrun)
     }
 
     /// Returns whether the driver armed the queue and it has the completion that it was armed for. Disarms it then. A completion gives
     /// one event: one that was there at the last event gives none when the driver arms the queue again before it polls.
     #[must_use]
     pub fn take_event(&self, cqn: u32) -> bool {
-        self.state.borrow_mut().cqs.get_mut(cqn as usize).and_then(Option::as_mut).is_some_and(SoftCq::announce)
+        self.state.borrow_mut().queues.cqs.get_mut(cqn as usize).and_then(Option::as_mut).is_some_and(SoftCq::announce)
     }
 }

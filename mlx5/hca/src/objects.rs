@@ -30,7 +30,7 @@ use super::request::{Address, CqMemory, QpMemory, Receives as Source, RqMemory, 
 use super::trace::Trace;
 use super::under_way::UnderWay;
 use super::watch::QpWatch;
-use super::{Hca, Info, State, arrive, execute};
+use super::{Hca, Info, Queues, State, arrive, execute};
 
 const MAX_CQS: usize = 1 << 16;
 pub(crate) const LANE_SLOT_BYTES: usize = size_of::<Slot<Message>>();
@@ -112,7 +112,7 @@ impl Hca {
             trace: options.trace.then(|| Trace::new(options.clock.clone())),
             is_watched: options.trace || !options.timing.is_immediate(),
             has_exact_lanes: options.trace || options.timing.is_model(),
-            has_extras: Cell::new(!is_plain || options.clock.steps() || state.injector.is_some()),
+            has_extras: Cell::new(!is_plain || options.clock.steps() || state.queues.injector.is_some()),
             port: options.port,
             has_failed: Cell::new(false),
             is_port_up: Cell::new(true),
@@ -132,7 +132,7 @@ impl Hca {
             name: format!("soft:lid={}", self.membership.lid()),
             transport: self.membership.describe(),
             dead_peer_timeout_ns: self.dead_peer_timeout_ns,
-            modes: faults::modes(self, state.injector.as_deref()),
+            modes: faults::modes(self, state.queues.injector.as_deref()),
             quarantined: state.quarantined,
             violations: state.violations.len() as u64,
             rnr_naks: self.rnr_naks.get(),
@@ -185,7 +185,7 @@ impl Hca {
         }
         // SAFETY: guaranteed by the caller.
         let cq = unsafe { SoftCq::new(memory) };
-        let cqs = &mut self.state.borrow_mut().cqs;
+        let cqs = &mut self.state.borrow_mut().queues.cqs;
         let index = free_index(cqs, MAX_CQS, Option::is_none, || None)
             .ok_or(CreateError::Exhausted { what: "completion queue", max: MAX_CQS as u64 })?;
         cqs[index] = Some(cq);
@@ -194,7 +194,7 @@ impl Hca {
 
     /// Destroys a completion queue that no queue pair uses.
     pub fn destroy_cq(&self, cqn: u32) {
-        let State { cqs, produced, .. } = &mut *self.state.borrow_mut();
+        let State { queues: Queues { cqs, .. }, produced, .. } = &mut *self.state.borrow_mut();
         if let Some(cq) = cqs.get_mut(cqn as usize).and_then(Option::take) {
             *produced = produced.wrapping_add(cq.produced());
             self.forget_events(|event| event == AsyncEvent::CqError { cqn });
@@ -203,7 +203,7 @@ impl Hca {
 
     /// A place for a queue pair with at least so many slots in its lane, its pages committed: the index, and where the slots are.
     fn free_qp(&self, state: &mut State, lane_slots: u32) -> Result<(usize, LanePlace), CreateError> {
-        let State { qps, qp_generations, lane_area, .. } = state;
+        let State { queues: Queues { qps, .. }, qp_generations, lane_area, .. } = state;
         let free = |(qp, generation): (&Option<Box<SoftQp>>, &u16)| qp.is_none() && *generation != QUARANTINED;
         let index = match qps.iter().zip(qp_generations.iter()).position(free) {
             Some(index) => index,
@@ -343,13 +343,13 @@ impl Hca {
         // SAFETY: committed by `free_qp`. No peer has this place, nor these slots: it never had, or `destroy_qp` waited until it was out.
         let lane = unsafe { self.clear_lane(index, lane_place) };
         // So that nothing is allocated when they have to wait.
-        let count = state.qps.len();
+        let count = state.queues.qps.len();
         state.deferred.reserve(count);
         let later = if self.timing.is_immediate() { 0 } else { sq.capacity() as usize };
         let qpn = self.qpn(index, generation);
         let scatters = memory.scatter_to_cqe && !is_datagram;
-        let is_compact = scatters || matches!(state.cqs.get(memory.recv_cq as usize), Some(Some(cq)) if cq.compresses());
-        let qp = state.qps[index].insert(Box::new(SoftQp {
+        let is_compact = scatters || matches!(state.queues.cqs.get(memory.recv_cq as usize), Some(Some(cq)) if cq.compresses());
+        let qp = state.queues.qps[index].insert(Box::new(SoftQp {
             qpn,
             writes: Writes::of(qpn),
             index,
@@ -372,7 +372,7 @@ impl Hca {
             sq_consumer: 0,
             sq_limit: 0,
             failed: false,
-            mode: self.first_mode(state.injector.as_deref()),
+            mode: self.first_mode(state.queues.injector.as_deref()),
             waiting: None,
             lane,
             lane_place,
@@ -401,7 +401,7 @@ impl Hca {
     /// # Errors
     /// See [`ConnectError`]; nothing has changed.
     pub fn connect(&self, qpn: u32, remote: &Address, options: &ConnectOptions, access: Access) -> Result<(), ConnectError> {
-        let State { qps, links, .. } = &mut *self.state.borrow_mut();
+        let State { queues: Queues { qps, .. }, links, .. } = &mut *self.state.borrow_mut();
         let peer = links.peer(self, remote)?;
         let no_such_qp = ConnectError::NoSuchQp { lid: remote.lid, qpn: remote.qpn };
         let connection = qps.get_mut(qp_index(qpn)).and_then(Option::as_mut).and_then(|qp| {
@@ -426,7 +426,7 @@ impl Hca {
 
     /// INIT to RTR of a datagram queue pair: it receives what brings `qkey`.
     pub fn activate_datagrams(&self, qpn: u32, qkey: u32) {
-        let State { qps, links, .. } = &mut *self.state.borrow_mut();
+        let State { queues: Queues { qps, .. }, links, .. } = &mut *self.state.borrow_mut();
         links.has_datagrams = true;
         self.has_extras.set(true);
         if let Some(Some(qp)) = qps.get_mut(qp_index(qpn)) {
@@ -439,7 +439,7 @@ impl Hca {
     pub fn fail_qp(&self, qpn: u32) {
         let state = &mut *self.state.borrow_mut();
         let index = qp_index(qpn);
-        if let Some(Some(qp)) = state.qps.get_mut(index).filter(|qp| qp.as_ref().is_some_and(|qp| qp.qpn == qpn)) {
+        if let Some(Some(qp)) = state.queues.qps.get_mut(index).filter(|qp| qp.as_ref().is_some_and(|qp| qp.qpn == qpn)) {
             qp.is_watched = qp.has_sq;
             qp.fail(self);
             execute::announce_all(self, state, index);
@@ -463,7 +463,7 @@ impl Hca {
     /// Destroys it, but not the receive queue of its own, whose number this returns.
     fn take_qp(&self, state: &mut State, qpn: u32) -> Option<u32> {
         let index = qp_index(qpn);
-        let mut qp = state.qps.get_mut(index).and_then(Option::take)?;
+        let mut qp = state.queues.qps.get_mut(index).and_then(Option::take)?;
         let own_rq = qp.owns_rq.then_some(qp.rqn);
         self.forget_events(|event| event == AsyncEvent::QpFatal { qpn });
         if self.strict {
@@ -473,7 +473,7 @@ impl Hca {
         let peer = qp.remote().map(|r| r.peer.clone());
         let quiet = self.quiesce(&mut state.stuck, peer.iter());
         // What has arrived took receives; their CQEs give them back.
-        arrive::drain(self, &mut qp, &mut state.cqs);
+        arrive::drain(self, &mut qp, &mut state.queues.cqs);
         state.hot.remove(index);
         state.qp_generations[index] = if quiet { next_generation(state.qp_generations[index]) } else { QUARANTINED };
         if quiet {

@@ -16,7 +16,7 @@ use super::layout::{Message, SOLICITED};
 use super::memory::place;
 use super::queues::{Mode, SqPlace, Transport, blocks};
 use super::reach::Reach;
-use super::{Hca, State};
+use super::{Hca, Queues, State};
 
 /// Where the remote address is in a WQE, and where its data.
 const RADDR: usize = SEGMENT;
@@ -29,7 +29,7 @@ pub(crate) const LOOKS: u32 = 128;
 /// is marked as executing (H3), so that all results hold until the end of the doorbell.
 #[inline(always)]
 pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> bool {
-    let State { qps, cqs, .. } = state;
+    let Queues { qps, cqs, .. } = &mut state.queues;
     let Some(Some(qp)) = qps.get_mut(index) else { return false };
     let qp = &mut **qp;
     if qp.mode != Mode::Plain || qp.waiting.is_some() {

@@ -20,7 +20,7 @@ use super::layout::{ATOMIC, LANE_SLOTS, Message, Pop, Taking};
 use super::memory::DeviceMemory;
 use super::queues::SoftQp;
 use super::rqs::RqSlot;
-use super::{Hca, State, arrive};
+use super::{Hca, Queues, State, arrive};
 
 /// A receive that a process may have taken when it died.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -128,7 +128,7 @@ impl Hca {
     /// Gives back what can be given back now.
     #[cold]
     pub(super) fn repair(&self, state: &mut State) {
-        let State { repair, rqs, qps, cqs, .. } = state;
+        let State { queues: Queues { qps, cqs, .. }, repair, rqs, .. } = state;
         let memory = &self.memory;
         repair.follow(memory, rqs);
         // 1

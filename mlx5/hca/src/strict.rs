@@ -14,7 +14,7 @@ use super::queues::{Mode, REGISTER_BYTES, SoftQp, blocks, bytes_of, head};
 use super::rqs::RqSlot;
 use super::rule::{Queue, Rule, Violation};
 use super::watch::QpWatch;
-use super::{Hca, State};
+use super::{Hca, Queues, State};
 
 /// Byte that fills a register half after it was looked at.
 const POISON: u8 = 0xdb;
@@ -29,7 +29,7 @@ pub(crate) fn poison_register(qp: &SoftQp) {
 /// The register of queue pair `index` was written at `offset`. Whether everything is as it must be; else the queue pair's next WQE fails.
 #[cold]
 pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize, offset: usize) -> bool {
-    let State { qps, violations, .. } = state;
+    let State { queues: Queues { qps, .. }, violations, .. } = state;
     let Some(Some(qp)) = qps.get_mut(index) else { return false };
     let Some(register) = qp.sq.register else { return false };
     let half = offset / BLUEFLAME_BYTES * BLUEFLAME_BYTES;
@@ -180,7 +180,7 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes
 /// Returns whether queue pair `index` has posted WQEs that were not announced. It fails then, so that nobody waits forever.
 #[cold]
 pub(crate) fn finds_unannounced(hca: &Hca, state: &mut State, index: usize) -> bool {
-    let State { qps, violations, .. } = state;
+    let State { queues: Queues { qps, .. }, violations, .. } = state;
     let Some(Some(qp)) = qps.get_mut(index) else { return false };
     let Some(violation) = unannounced(qp) else { return false };
     qp.watch.notified = qp.sq_producer();
@@ -193,7 +193,7 @@ pub(crate) fn finds_unannounced(hca: &Hca, state: &mut State, index: usize) -> b
 /// Reports mistakes in completion queues and receive queues.
 #[cold]
 pub(crate) fn check_queues(state: &mut State) {
-    let State { cqs, rqs, violations, .. } = state;
+    let State { queues: Queues { cqs, .. }, rqs, violations, .. } = state;
     for (cqn, cq) in (0..).zip(cqs.iter_mut()) {
         if let Some((counter, rule)) = cq.as_mut().and_then(SoftCq::broken_rule) {
             let mut bytes = [0; SEGMENT];

@@ -38,7 +38,7 @@ impl Hca {
                 for word in [&request.kind_key, &request.addr, &request.compare, &request.swap] {
                     word.store(garbage, Ordering::Relaxed);
                 }
-                let position = self.state.borrow().qps[0].as_ref().map_or(0, |qp| qp.lane.position());
+                let position = self.state.borrow().queues.qps[0].as_ref().map_or(0, |qp| qp.lane.position());
                 let slots = memory.lane_slots(FIRST_LANE);
                 // SAFETY: the lane's slots; its other producer is this thread too, and not in the middle of anything.
                 let mut tx = unsafe { LaneTx::new(slots, LANE_SLOTS as u64, position) };

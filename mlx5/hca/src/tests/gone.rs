@@ -7,7 +7,7 @@ use mlx5_wire::{CtrlWords, Syndrome};
 use super::hand::{Hand, WRITE, WRITE_IMM};
 use crate::layout::qp_index;
 use crate::outcome::{Outcome, WaitFor};
-use crate::{State, requester};
+use crate::{Queues, State, requester};
 
 #[test]
 fn a_queue_pair_that_is_gone_does_not_answer_even_where_its_memory_is_seen_to_be_gone_first() {
@@ -16,7 +16,7 @@ fn a_queue_pair_that_is_gone_does_not_answer_even_where_its_memory_is_seen_to_be
         let wqe = hand.wqe(kind, true, &[hand.raddr(0), Hand::inline(b"too late")]);
         let ctrl = CtrlWords::parse(wqe.first_chunk().unwrap());
         let (hca, index) = (&*hand.hca, qp_index(hand.qpn));
-        let State { qps, links, .. } = &mut *hca.state.borrow_mut();
+        let State { queues: Queues { qps, .. }, links, .. } = &mut *hca.state.borrow_mut();
         let qp = qps[index].as_deref_mut().unwrap();
         // What the doorbell began with.
         let granted = qp.remote().unwrap().granted();

@@ -68,7 +68,7 @@ fn spoil_lanes(end: &End, random: &mut Random) {
 /// Puts a message where the owner looks next, whatever state its queue pair is in.
 fn publish(hca: &Hca, index: usize, message: Message) {
     let state = hca.state.borrow();
-    let Some(qp) = &state.qps[index] else { return };
+    let Some(qp) = &state.queues.qps[index] else { return };
     let (position, place) = (qp.lane.position(), qp.lane_place);
     let slots = hca.memory.lane_slots(place);
     drop(state);
