@@ -222,7 +222,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "hca_write_imm64_single",
-        bound: Some(446),
+        bound: Some(444),
         counts: (8_192, 24_576),
         collect: "hca",
         what: "the same, 1 to a doorbell",

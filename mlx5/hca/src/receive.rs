@@ -134,9 +134,11 @@ impl Receives {
         // Acquire: the WQEs and links below the record.
         let posted = queue_record_index(entry.record.load(Ordering::Acquire));
         // H6. What is seen as returned is in the list of a pop word that was there before, so the exchange of an earlier one fails.
-        let returned = entry.returned.load(Ordering::Acquire) as u16;
-        let available = posted.wrapping_add(returned).wrapping_sub(Pop::unpack(word).0 as u16);
-        (word & !0xffff).wrapping_add(u64::from(available) * Pop::ONE).wrapping_sub(1)
+        let returned = entry.returned.load(Ordering::Acquire);
+        let popped = word & !0xffff;
+        // Where a pop word has the lower half of its count, so that its upper half comes to nothing.
+        let available = (u32::from(posted).wrapping_add(returned) << 16).wrapping_sub(popped as u32);
+        popped.wrapping_add(available.into()).wrapping_sub(1)
     }
 
     /// Returns the pop word if it is not `word` any more, under which no receive was posted. Otherwise none is posted: clears the intent.
