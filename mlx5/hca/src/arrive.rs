@@ -114,7 +114,7 @@ impl Arrivals<'_> {
             taken += 1;
             if qp.lane.position() & qp.told_every == 0 {
                 // L2
-                self.hca.memory.qp(lane).told.consumed.store(qp.lane.position(), Ordering::Release);
+                self.hca.memory.qp(qp.index).told.consumed.store(qp.lane.position(), Ordering::Release);
             }
         }
         taken

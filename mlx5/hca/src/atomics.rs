@@ -40,7 +40,7 @@ pub(crate) fn ask(remote: &mut Remote, raddr: &RaddrSegment, is_add: bool, opera
         request.swap.store(operands.swap_add, Ordering::Relaxed);
         remote.atomics = remote.atomics.wrapping_add(1);
         remote.is_asking = true;
-        remote.publish(Message { opcode: ATOMIC, imm: remote.atomics, ..Message::default() });
+        remote.publish(Message { op_own: ATOMIC, imm: remote.atomics, ..Message::default() });
     }
     // H8
     let (number, fault) = Told::unpack(remote.told().answered.load(Ordering::Acquire));

@@ -3,12 +3,12 @@
 
 use core::sync::atomic::Ordering;
 
-use mlx5_wire::{Access, CQE_BYTES, CqeOpcode, MiniCqe, OP_OWN_OFFSET, ResponderCqe, is_solicited};
+use mlx5_wire::{Access, CQE_BYTES, CqeOpcode, MiniCqe, OP_OWN_OFFSET, ResponderCqe};
 
 use super::Hca;
 use super::cq::SoftCq;
-use super::deliver::{Sender, deliver, receive_opcode, trace};
-use super::layout::{Message, SOLICITED};
+use super::deliver::{Sender, arrived, deliver, trace};
+use super::layout::Message;
 use super::memory::Span;
 use super::queues::SoftQp;
 
@@ -44,8 +44,8 @@ pub(crate) fn visit(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, budget: usize) 
 fn follows(last: &Message, message: &Message) -> bool {
     message.taking.index() == last.taking.index().wrapping_add(1)
         && message.taking.index() != 0
-        && (message.opcode, message.imm, message.flags) == (last.opcode, last.imm, last.flags)
-        && receive_opcode(message).is_some()
+        && (message.op_own, message.imm) == (last.op_own, last.imm)
+        && arrived(message).is_some()
 }
 
 /// CQEs for messages that follow one another.
@@ -55,7 +55,7 @@ fn complete(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, run: &[Message]) {
         [only] if qp.scatters => scattered(hca, qp, cq, only),
         [only] => deliver(hca, qp, cq, *only, Sender::Connected),
         [first, ..] => {
-            let Some(opcode) = receive_opcode(first) else { return qp.break_down(hca) };
+            let Some(opcode) = arrived(first).and_then(CqeOpcode::from_op_own) else { return qp.break_down(hca) };
             if !run.iter().all(|message| qp.taken.account(message.taking)) {
                 return qp.break_down(hca);
             }
@@ -75,10 +75,7 @@ fn cqe(qp: &SoftQp, message: &Message) -> [u8; CQE_BYTES] {
     let wqe_counter = qp.receives.wqe_counter(taking);
     let cqe = ResponderCqe { qpn: qp.qpn, srqn: qp.user_index, imm, byte_count, wqe_counter, ..ResponderCqe::default() };
     let mut bytes = cqe.emit();
-    if message.flags & SOLICITED != 0 {
-        bytes[OP_OWN_OFFSET] |= 2;
-    }
-    debug_assert_eq!(is_solicited(bytes[OP_OWN_OFFSET]), message.flags & SOLICITED != 0);
+    bytes[OP_OWN_OFFSET] = message.op_own as u8;
     bytes
 }
 
@@ -86,7 +83,7 @@ fn cqe(qp: &SoftQp, message: &Message) -> [u8; CQE_BYTES] {
 /// write this process' completion queue.
 fn scattered(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
     let length = message.byte_count as usize;
-    let opcode = receive_opcode(message).filter(|opcode| *opcode != CqeOpcode::ResponderWriteImm);
+    let opcode = arrived(message).and_then(CqeOpcode::from_op_own).filter(|opcode| *opcode != CqeOpcode::ResponderWriteImm);
     let Some(opcode) = opcode.filter(|_| length > 0 && length <= cq.scatter_room()) else {
         return deliver(hca, qp, cq, *message, Sender::Connected);
     };

@@ -255,14 +255,14 @@ impl SoftCq {
         is_due && self.arm_word().compare_exchange(word, NOT_ARMED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Writes the CQE of a receive.
+    /// Writes the CQE of a receive; `op_own` lacks the owner bit only.
     #[inline(always)]
-    pub(crate) fn write_receive(&mut self, cqe: &ResponderCqe, opcode: CqeOpcode, solicited: bool) -> Result<(), Overrun> {
+    pub(crate) fn write_receive(&mut self, cqe: &ResponderCqe, op_own: u8) -> Result<(), Overrun> {
         self.reserve(1)?;
-        let words = cqe.emit_words(op_own_with(opcode, CqeFormat::Plain, solicited, self.owner));
+        let words = cqe.emit_words(op_own | u8::from(self.owner));
         self.store(|i| words[i]);
         self.advance();
-        if solicited {
+        if is_solicited(op_own) {
             self.solicited = self.producer;
         }
         Ok(())

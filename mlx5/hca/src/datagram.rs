@@ -265,8 +265,8 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
         let payload = NonNull::from(&lane.payloads[position % DATAGRAM_SLOTS]).cast::<u8>();
         let qp = qps.get_mut(qp_index(header.qpn)).and_then(Option::as_deref_mut).filter(|qp| qp.qpn == header.qpn && !qp.failed);
         // The sender wrote this. What no SEND leaves is dropped, like anything else that is not for this device.
-        let is_send = [CqeOpcode::ResponderSend as u32, CqeOpcode::ResponderSendImm as u32].contains(&header.opcode);
-        let Some(qp) = qp.filter(|_| is_send) else { continue };
+        let opcode = [CqeOpcode::ResponderSend, CqeOpcode::ResponderSendImm].into_iter().find(|&opcode| opcode as u32 == header.opcode);
+        let (Some(qp), Some(opcode)) = (qp, opcode) else { continue };
         let is_for = matches!(qp.transport, Transport::Datagram { qkey } if qkey == header.qkey);
         if !is_for || !hca.memory.receives(qp.index) || header.byte_count as usize > MAX_MTU {
             continue;
@@ -281,19 +281,18 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
         // SAFETY: the payload is in the sender's mapping, which `peer` keeps; the sender may overwrite it, which spoils bytes only.
         let result = unsafe { scatter(&hca.memory, &qp.receives, taking.index(), GRH_BYTES - grh, &data) };
         let (opcode, imm) = match result {
-            Ok(()) => (header.opcode, header.imm),
-            Err((syndrome, vendor)) => (CqeOpcode::ResponderError as u32, Message::error(syndrome, vendor)),
+            Ok(()) => (opcode, header.imm),
+            Err((syndrome, vendor)) => (CqeOpcode::ResponderError, Message::error(syndrome, vendor)),
         };
         let message = Message {
             payload: 0,
             byte_count: header.byte_count + GRH_BYTES as u32,
             imm,
             taking,
-            opcode,
-            flags: header.flags & (SOLICITED | GRH),
+            op_own: Message::op_own(opcode, header.flags & SOLICITED != 0),
         };
         trace(hca, qp, &message);
-        deliver(hca, qp, cq, message, deliver::Sender::Datagram(header.source_qpn));
+        deliver(hca, qp, cq, message, deliver::Sender::Datagram { qpn: header.source_qpn, grh: header.flags & GRH != 0 });
         received += 1;
     }
     // L2

@@ -6,16 +6,16 @@ use shm::cache::prefetch;
 use super::Hca;
 use super::atomics;
 use super::cq::SoftCq;
-use super::layout::{ATOMIC, GRH, Message, SOLICITED};
+use super::layout::{ATOMIC, Message};
 use super::queues::SoftQp;
 use super::trace::What;
 
 /// Records an arrival.
 pub(crate) fn trace(hca: &Hca, qp: &SoftQp, message: &Message) {
     if let Some(trace) = &hca.trace {
-        let Message { byte_count, imm, taking, opcode, flags, .. } = *message;
+        let Message { byte_count, imm, taking, op_own, .. } = *message;
         let data = u64::from(imm) << 32 | u64::from(byte_count);
-        trace.record(What::Arrived, qp.qpn, taking.index(), u64::from(opcode) << 8 | u64::from(flags), data);
+        trace.record(What::Arrived, qp.qpn, taking.index(), op_own, data);
     }
 }
 
@@ -24,15 +24,15 @@ pub(crate) fn trace(hca: &Hca, qp: &SoftQp, message: &Message) {
 pub(crate) enum Sender {
     /// The peer that the queue pair is connected to.
     Connected,
-    /// The sending queue pair of a datagram.
-    Datagram(u32),
+    /// The sending queue pair of a datagram, whose payload may begin with a GRH.
+    Datagram { qpn: u32, grh: bool },
 }
 
 /// A message becomes a CQE.
 #[inline(always)]
 pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Message, sender: Sender) {
     prefetch(message.payload as usize);
-    let Some(opcode) = receive_opcode(&message) else {
+    let Some(op_own) = arrived(&message) else {
         // A copy, so that the message itself need not be in memory.
         let copy = message;
         return deliver_other(hca, qp, cq, &copy);
@@ -43,7 +43,7 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Mess
     }
     let (source_qpn, grh) = match sender {
         Sender::Connected => (0, false),
-        Sender::Datagram(qpn) => (qpn, message.flags & GRH != 0),
+        Sender::Datagram { qpn, grh } => (qpn, grh),
     };
     let cqe = ResponderCqe {
         qpn: qp.qpn,
@@ -54,34 +54,28 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Mess
         source_qpn,
         grh,
     };
-    if let Err(overrun) = cq.write_receive(&cqe, opcode, message.flags & SOLICITED != 0) {
+    if let Err(overrun) = cq.write_receive(&cqe, op_own) {
         qp.overran(hca, qp.recv_cq, overrun);
     }
 }
 
-/// Returns the CQE opcode of a message that arrived well.
+/// Returns op_own of a message that arrived well.
 #[inline(always)]
-pub(crate) fn receive_opcode(message: &Message) -> Option<CqeOpcode> {
-    const WRITE_IMM: u32 = CqeOpcode::ResponderWriteImm as u32;
-    const SEND: u32 = CqeOpcode::ResponderSend as u32;
-    const SEND_IMM: u32 = CqeOpcode::ResponderSendImm as u32;
-    match message.opcode {
-        WRITE_IMM => Some(CqeOpcode::ResponderWriteImm),
-        SEND => Some(CqeOpcode::ResponderSend),
-        SEND_IMM => Some(CqeOpcode::ResponderSendImm),
-        _ => None,
-    }
+pub(crate) fn arrived(message: &Message) -> Option<u8> {
+    const ALL: [CqeOpcode; 3] = [CqeOpcode::ResponderWriteImm, CqeOpcode::ResponderSend, CqeOpcode::ResponderSendImm];
+    let is_one = ALL.iter().any(|&opcode| [false, true].iter().any(|&solicited| message.op_own == Message::op_own(opcode, solicited)));
+    is_one.then_some(message.op_own as u8)
 }
 
 /// An atomic that is to be done here; or the receive failed, and the queue pair with it; or the peer wrote what is no message.
 #[cold]
 #[inline(never)]
 fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
-    if message.opcode == ATOMIC {
+    if message.op_own == ATOMIC {
         qp.answered = qp.answered.wrapping_add(1);
         return atomics::answer(hca, qp, message.imm);
     }
-    if message.opcode != CqeOpcode::ResponderError as u32 || !qp.taken.account(message.taking) {
+    if message.op_own != Message::op_own(CqeOpcode::ResponderError, false) || !qp.taken.account(message.taking) {
         return qp.break_down(hca);
     }
     let [raw_syndrome, vendor_syndrome, ..] = message.imm.to_le_bytes();

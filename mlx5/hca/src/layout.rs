@@ -27,7 +27,7 @@
 //! | `RqEntry::record` | owner's driver | requesters | device format; Release/Acquire: the WQEs below it |
 //! | `RqEntry::returned` | owner | requesters | **H6** Release/Acquire: after the pop word that begins with what was returned |
 
-use mlx5_wire::{Access, GRH_BYTES, Syndrome};
+use mlx5_wire::{Access, CqeFormat, CqeOpcode, GRH_BYTES, Syndrome, op_own_with};
 use shm::lane::Slot;
 use shm::memfd::MemfdId;
 use shm::ready::ReadyWords;
@@ -35,7 +35,7 @@ use shm::sleep::Sleep;
 use shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 
 /// The control file's `kind`. Its last digits change with any change of this file.
-pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC12");
+pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC13");
 
 /// Bits of a QPN that index the table; the upper 10 are a generation, so numbers are sparse and a stale one names nothing.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
@@ -244,18 +244,17 @@ pub(crate) struct Message {
     pub(crate) imm: u32,
     /// The receive this message took.
     pub(crate) taking: Taking,
-    /// CQE opcode. As long as the flags, so that a message has no padding, which would be copied too.
-    pub(crate) opcode: u32,
-    /// [`SOLICITED`].
-    pub(crate) flags: u32,
+    /// Of its CQE, whatever its lap: [`Message::op_own`]. Or [`ATOMIC`]. As long as others, so that a message has no padding, which would be
+    /// copied too.
+    pub(crate) op_own: u64,
 }
 
-/// Flag of a message: the sender asked for an event.
+/// Flag of a datagram: the sender asked for an event.
 pub(crate) const SOLICITED: u32 = 1;
 /// Flag of a datagram: its payload begins with a GRH.
 pub(crate) const GRH: u32 = 2;
-/// Opcode of a message that takes no receive: the lane's [`AtomicRequest`] is to be executed.
-pub(crate) const ATOMIC: u32 = 0x80;
+/// In place of op_own: a message that takes no receive: the lane's [`AtomicRequest`] is to be executed.
+pub(crate) const ATOMIC: u64 = 0x80;
 
 /// An atomic on memory that only its owner can reach. One at a time: the requester's send queue waits for the answer.
 #[repr(C)]
@@ -269,6 +268,12 @@ pub(crate) struct AtomicRequest {
 }
 
 impl Message {
+    /// Returns op_own of a CQE with this opcode. `solicited` is set if the sender asked for an event.
+    #[inline(always)]
+    pub(crate) const fn op_own(opcode: CqeOpcode, solicited: bool) -> u64 {
+        op_own_with(opcode, CqeFormat::Plain, solicited, false) as u64
+    }
+
     /// Returns the immediate field of a message with opcode `ResponderError`.
     pub(crate) const fn error(syndrome: Syndrome, vendor: u8) -> u32 {
         (vendor as u32) << 8 | syndrome as u32

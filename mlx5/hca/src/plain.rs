@@ -12,7 +12,7 @@ use mlx5_wire::{CqeOpcode, CtrlWords, DataSegment, DataWords, InlineHeader, MAX_
 use shm::cache::copy;
 
 use super::complete;
-use super::layout::{Message, SOLICITED};
+use super::layout::Message;
 use super::memory::place;
 use super::queues::{Mode, SqPlace, Transport, blocks};
 use super::reach::Reach;
@@ -95,8 +95,7 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> bool {
                 byte_count: len,
                 imm: ctrl.imm(),
                 taking,
-                opcode: CqeOpcode::ResponderWriteImm as u32,
-                flags: if ctrl.solicited() { SOLICITED } else { 0 },
+                op_own: Message::op_own(CqeOpcode::ResponderWriteImm, ctrl.solicited()),
             };
             let filled = remote.lane.fill(message);
             // SAFETY: both were found to be `len` bytes, or the source lies in the WQE; as in `Span::write`.

@@ -51,7 +51,7 @@ impl Leaver {
     fn drain(&mut self, rqs: &[Option<RqSlot>]) {
         for _ in 0..LANE_SLOTS {
             let Some(message) = self.lane.pop() else { break };
-            let rq = slot(rqs, self.rqn).filter(|_| message.opcode != ATOMIC);
+            let rq = slot(rqs, self.rqn).filter(|_| message.op_own != ATOMIC);
             let (count, index) = (message.taking.count(), message.taking.index());
             if let Some(rq) = rq.filter(|rq| is_past(rq.receives.popped(), count)) {
                 give_back(rq, count, index);

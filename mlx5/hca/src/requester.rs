@@ -5,7 +5,7 @@ use mlx5_wire::{Access, AtomicSegment, CqeOpcode, CtrlWords, Opcode, RaddrSegmen
 use super::atomics;
 use super::datagram;
 use super::gather::{Data, check_local, scatter};
-use super::layout::{Message, RECEIVES, SOLICITED, allows};
+use super::layout::{Message, RECEIVES, allows};
 use super::memory::{Fault, Span};
 use super::outcome::{Limit, Malformed, Outcome, WaitFor};
 use super::queues::{Remote, SoftQp, Transport};
@@ -142,8 +142,7 @@ fn write_imm(remote: &mut Remote, span: Option<Span>, data: &Data<'_>, addr: u64
         byte_count,
         imm: ctrl.imm(),
         taking,
-        opcode: CqeOpcode::ResponderWriteImm as u32,
-        flags: if ctrl.solicited() { SOLICITED } else { 0 },
+        op_own: Message::op_own(CqeOpcode::ResponderWriteImm, ctrl.solicited()),
     });
     Outcome::Done(0)
 }
@@ -163,11 +162,11 @@ fn send(remote: &mut Remote, data: &Data<'_>, byte_count: u32, opcode: Opcode, c
     let payload = remote.receives.segments(taking.index()).next().map_or(0, |segment| segment.addr);
     let has_imm = opcode == Opcode::SendImm;
     let arrived = if has_imm { CqeOpcode::ResponderSendImm } else { CqeOpcode::ResponderSend };
-    let (opcode, imm, flags) = match result {
-        Ok(()) => (arrived, if has_imm { ctrl.imm() } else { 0 }, if ctrl.solicited() { SOLICITED } else { 0 }),
-        Err((syndrome, vendor)) => (CqeOpcode::ResponderError, Message::error(syndrome, vendor), 0),
+    let (opcode, imm, solicited) = match result {
+        Ok(()) => (arrived, if has_imm { ctrl.imm() } else { 0 }, ctrl.solicited()),
+        Err((syndrome, vendor)) => (CqeOpcode::ResponderError, Message::error(syndrome, vendor), false),
     };
-    remote.publish(Message { payload, byte_count, imm, taking, opcode: opcode as u32, flags });
+    remote.publish(Message { payload, byte_count, imm, taking, op_own: Message::op_own(opcode, solicited) });
     match result {
         Ok(()) => Ok(()),
         // InfiniBand specification, "Responder error behavior": NAK invalid request, NAK remote operational error.

@@ -42,7 +42,7 @@ impl Hca {
                 let slots = memory.lane_slots(FIRST_LANE);
                 // SAFETY: the lane's slots; its other producer is this thread too, and not in the middle of anything.
                 let mut tx = unsafe { LaneTx::new(slots, LANE_SLOTS as u64, position) };
-                tx.publish(Message { opcode: ATOMIC, imm: garbage as u32, ..Message::default() });
+                tx.publish(Message { op_own: ATOMIC, imm: garbage as u32, ..Message::default() });
             }
             0 => memory.lanes().pops[random.below(3) as usize].word.store(garbage, Ordering::Relaxed),
             1 => memory.lane(0).intent.store(garbage, Ordering::Relaxed),

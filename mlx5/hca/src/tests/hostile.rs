@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use mlx5_wire::*;
 
 use super::driver::{ALL, BYTES, ENTRIES, End, World};
-use crate::layout::{ATOMIC, GRH, Message, Taking, qp_index};
+use crate::layout::{ATOMIC, Message, Taking, qp_index};
 use crate::memory::ready_words;
 use crate::random::Random;
 use crate::{FabricSpec, Hca, LocalFabric, Service, SoftOptions};
@@ -45,7 +45,7 @@ fn spoil_lanes(end: &End, random: &mut Random) {
             lane.atomic.kind_key.store(key, Ordering::Relaxed);
             lane.atomic.compare.store(nonsense(random), Ordering::Relaxed);
             lane.atomic.swap.store(nonsense(random), Ordering::Relaxed);
-            let opcode = if random.below(2) == 0 { ATOMIC } else { random.next() as u32 & [0xff, u32::MAX][random.below(2) as usize] };
+            let op_own = if random.below(2) == 0 { ATOMIC } else { random.next() & [0xff, u64::MAX][random.below(2) as usize] };
             publish(
                 hca,
                 index,
@@ -57,8 +57,7 @@ fn spoil_lanes(end: &End, random: &mut Random) {
                         random.below(40) as u32,
                         if random.below(4) == 0 { nonsense(random) } else { random.below(16) } as u16,
                     ),
-                    opcode,
-                    flags: random.next() as u32 | GRH,
+                    op_own,
                 },
             );
         }
@@ -142,7 +141,7 @@ fn spoil_datagrams(from: &End, to: &End, random: &mut Random) {
         source_qpn: nonsense(random) as u32,
         byte_count: [0, 1, 4096, 4097, u32::MAX, u32::MAX - 39, 64][random.below(7) as usize],
         imm: 0,
-        opcode: [CqeOpcode::ResponderSend as u32, CqeOpcode::ResponderSendImm as u32, ATOMIC, 0xff][random.below(4) as usize],
+        opcode: [CqeOpcode::ResponderSend as u32, CqeOpcode::ResponderSendImm as u32, ATOMIC as u32, 0xff][random.below(4) as usize],
         flags: random.next() as u32,
     };
     let device = &from.hca;
@@ -232,7 +231,7 @@ fn an_atomic_is_executed_only_where_its_key_allows() {
         request.addr.store(addr, Ordering::Relaxed);
         request.kind_key.store(kind_key, Ordering::Relaxed);
         request.swap.store(1, Ordering::Relaxed);
-        publish(hca, index, Message { opcode: ATOMIC, imm: number, ..Message::default() });
+        publish(hca, index, Message { op_own: ATOMIC, imm: number, ..Message::default() });
         end.hca.poll();
         crate::layout::Told::unpack(hca.memory.qp(index).told.answered.load(Ordering::Acquire))
     };
