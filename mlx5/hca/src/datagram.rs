@@ -23,7 +23,6 @@ use super::memory::{DeviceMemory, Fault, commit};
 use super::options::GidKind;
 use super::outcome::{Limit, Malformed, Outcome, WaitFor};
 use super::queues::Transport;
-use super::receive::Receives;
 use super::rqs::RqSlot;
 use super::{Hca, Links, Queues, State};
 
@@ -272,7 +271,7 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
             continue;
         }
         let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { continue };
-        let pop = || qp.receives.pop(&AtomicU64::new(0), &mut { Receives::NONE_KNOWN });
+        let pop = || qp.receives.pop(&AtomicU64::new(0));
         // Another driver's receive that was posted before the datagram was sent, but after the last look at its queue, is there all the same.
         let refreshed = || rqs.get_mut(qp.rqn as usize).and_then(Option::as_mut).is_some_and(RqSlot::refresh).then(pop).flatten();
         let Some(taking) = pop().or_else(refreshed) else { continue };

@@ -350,15 +350,16 @@ impl Remote {
 
     /// Takes the next receive of the peer. `None` if none is posted. To be followed by [`publish`](Self::publish).
     pub(crate) fn take_receive(&self) -> Option<Taking> {
-        self.receives.pop(self.intent(), &mut { Receives::NONE_KNOWN })
+        self.receives.pop(self.intent())
     }
 
-    /// Does the same without a look at the peer's record as long as receives are left that the last look found.
+    /// Does the same without a look at the peer's record as long as receives are left that the last look found; `None` also if another requester
+    /// took one meanwhile.
     #[inline(always)]
     pub(crate) fn take_known_receive(&mut self) -> Option<Taking> {
         // SAFETY: an atomic in the memory of `peer`.
         let intent = unsafe { self.intent.as_ref() };
-        self.receives.pop(intent, &mut self.known_receives)
+        self.receives.pop_known(intent, &mut self.known_receives)
     }
 
     /// Publishes the message that took the last receive; there is room.

@@ -93,31 +93,47 @@ impl Receives {
 
     /// Takes the next receive. `None` if none is posted.
     ///
-    /// `intent` says meanwhile, and until its owner clears it, which receive is being taken (H5). `known` is the taker's alone, and begins as
-    /// [`NONE_KNOWN`](Self::NONE_KNOWN): the highest pop word of the last receive that was posted when the record was last read. Receives stay
-    /// posted until they are taken, so the record is read again only when those are used up.
-    #[inline(always)]
-    pub(crate) fn pop(&self, intent: &AtomicU64, known: &mut u64) -> Option<Taking> {
-        let (_, pop) = self.words();
-        let mut word = pop.word.load(Ordering::Acquire);
+    /// `intent` says meanwhile, and until its owner clears it, which receive is being taken (H5).
+    pub(crate) fn pop(&self, intent: &AtomicU64) -> Option<Taking> {
         loop {
-            if !self.is_posted(word, *known) {
-                *known = self.posted_to(word);
-                if !self.is_posted(word, *known) {
-                    word = self.word_anew(intent, word)?;
-                    continue;
+            let word = self.words().1.word.load(Ordering::Acquire);
+            if self.is_posted(word, self.posted_to(word)) {
+                if let Some(taking) = self.exchange(intent, word) {
+                    return Some(taking);
                 }
-            }
-            let taking = Taking(word & self.keeps);
-            let next = self.behind(taking.index());
-            // H5: before the pop, so that a peer that finds the pop without a message knows whose it was.
-            intent.store(taking.0.wrapping_add(Pop::ONE), Ordering::Release);
-            // H4
-            match pop.word.compare_exchange_weak(word, Pop::taken(taking.0, next), Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Some(taking),
-                Err(now) => word = now,
+            } else if self.words().1.word.load(Ordering::Acquire) == word {
+                // Only of one and the same moment do the words say that nothing is posted.
+                if intent.load(Ordering::Relaxed) != 0 {
+                    intent.store(0, Ordering::Release);
+                }
+                return None;
             }
         }
+    }
+
+    /// Does the same once: `None` also if another requester took one meanwhile, and the intent may be left as it is. [`pop`](Self::pop) must follow.
+    ///
+    /// `known` is the taker's alone, and begins as [`NONE_KNOWN`](Self::NONE_KNOWN): the highest pop word of the last receive that was posted when
+    /// the record was last read. Receives stay posted until they are taken, so the record is read again only when those are used up.
+    #[inline(always)]
+    pub(crate) fn pop_known(&self, intent: &AtomicU64, known: &mut u64) -> Option<Taking> {
+        let word = self.words().1.word.load(Ordering::Acquire);
+        if !self.is_posted(word, *known) {
+            *known = self.posted_to(word);
+        }
+        if self.is_posted(word, *known) { self.exchange(intent, word) } else { None }
+    }
+
+    /// Takes the receive that pop word `word` names, which is posted, if that is the pop word still.
+    #[inline(always)]
+    fn exchange(&self, intent: &AtomicU64, word: u64) -> Option<Taking> {
+        let taking = Taking(word & self.keeps);
+        let next = self.behind(taking.index());
+        // H5: before the pop, so that a peer that finds the pop without a message knows whose it was.
+        intent.store(taking.0.wrapping_add(Pop::ONE), Ordering::Release);
+        // H4
+        let pop = &self.words().1.word;
+        pop.compare_exchange_weak(word, Pop::taken(taking.0, next), Ordering::AcqRel, Ordering::Acquire).ok().map(|_| taking)
     }
 
     /// Whether the receive that pop word `word` names is posted, given that those up to `known` are.
@@ -139,21 +155,6 @@ impl Receives {
         // Where a pop word has the lower half of its count, so that its upper half comes to nothing.
         let available = (u32::from(posted).wrapping_add(returned) << 16).wrapping_sub(popped as u32);
         popped.wrapping_add(available.into()).wrapping_sub(1)
-    }
-
-    /// Returns the pop word if it is not `word` any more, under which no receive was posted. Otherwise none is posted: clears the intent.
-    #[cold]
-    #[inline(never)]
-    fn word_anew(&self, intent: &AtomicU64, word: u64) -> Option<u64> {
-        // Only of one and the same moment do the words say that nothing is posted.
-        let now = self.words().1.word.load(Ordering::Acquire);
-        if now != word {
-            return Some(now);
-        }
-        if intent.load(Ordering::Relaxed) != 0 {
-            intent.store(0, Ordering::Release);
-        }
-        None
     }
 
     /// Owner: takes receive number `count`. `false` if it is not posted, or not the next one.
