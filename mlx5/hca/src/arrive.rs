@@ -9,7 +9,7 @@ use super::compact;
 use super::cq::SoftCq;
 use super::deliver::{Sender, deliver, trace};
 use super::layout::LANE_SLOTS;
-use super::memory::{DeviceMemory, ready_words};
+use super::memory::ready_words;
 use super::queues::SoftQp;
 use super::{Hca, Queues, State};
 
@@ -30,21 +30,21 @@ pub(crate) fn pass<const IS_PLAIN: bool>(hca: &Hca, state: &mut State) -> usize 
     let State { queues, hot, .. } = state;
     // A closure is inlined, a function that is named is called.
     let take = |arrivals: &mut Arrivals<'_>, lane, budget| arrivals.take::<IS_PLAIN>(lane, budget);
-    hot.pass(&mut Ready(&hca.memory), &mut Arrivals { hca, queues }, take, || hca.clock.now_ns())
+    hot.pass(&mut Ready(hca), &mut Arrivals { hca, queues }, take, || hca.clock.now_ns())
 }
 
 /// The ready words of a device, which are looked for where they are needed.
-struct Ready<'a>(&'a DeviceMemory);
+struct Ready<'a>(&'a Hca);
 
 impl Wakes for Ready<'_> {
     #[inline(always)]
     fn any(&self) -> bool {
-        ready_words(self.0).any()
+        ready_words(&self.0.memory).any()
     }
 
     #[cold]
     fn drain(&mut self, f: impl FnMut(usize)) {
-        ready_words(self.0).drain(f);
+        ready_words(&self.0.memory).drain(f);
     }
 }
 

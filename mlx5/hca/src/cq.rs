@@ -25,11 +25,11 @@ pub struct SoftCq {
     /// Bytes of an entry, 64 or 128.
     stride: u32,
     compression: bool,
-    producer: u32,
-    /// Producer up to which entries were free when the consumer was last read, on the producer's lap: not beyond the producer once the queue has
-    /// overrun.
+    /// Producer, which counts CQEs, behind the entries that are known to be free, and how many these are. They are on one lap, and none once the
+    /// queue has overrun.
     limit: u32,
-    /// The CQE at the producer, and the owner bit of its lap, if the producer is below the limit.
+    room: u32,
+    /// The CQE at the producer, and the owner bit of its lap, if there is room.
     next: *mut u8,
     owner: bool,
     /// Producer behind the last CQE that was solicited or an error.
@@ -65,8 +65,8 @@ impl SoftCq {
             mask: memory.entries - 1,
             stride: memory.cqe_bytes,
             compression: memory.compression,
-            producer: 0,
             limit: 0,
+            room: 0,
             next: core::ptr::null_mut(),
             owner: false,
             solicited: 0,
@@ -81,7 +81,7 @@ impl SoftCq {
     /// For tests: makes it as if `counter` CQEs had been written already.
     #[doc(hidden)]
     pub fn start_at(&mut self, counter: u32) {
-        (self.producer, self.solicited, self.limit) = (counter, counter, counter);
+        (self.limit, self.solicited, self.room) = (counter, counter, 0);
     }
 
     /// It gets no more CQEs, as after an overrun, but by no fault of its driver.
@@ -96,8 +96,9 @@ impl SoftCq {
     }
 
     /// CQEs written so far, modulo 2^32.
+    #[inline(always)]
     pub(crate) fn produced(&self) -> u32 {
-        self.producer
+        self.limit.wrapping_sub(self.room)
     }
 
     /// Returns the number of bytes of an entry.
@@ -130,13 +131,13 @@ impl SoftCq {
         let record = unsafe { self.record.as_ref() };
         // Acquire: the driver has finished reading what it passed.
         let consumed = u32::from_be(record.load(Ordering::Acquire));
-        self.producer.wrapping_sub(consumed) & 0xff_ffff
+        self.produced().wrapping_sub(consumed) & 0xff_ffff
     }
 
     /// Finds `count` free entries at the producer; if there are fewer, this was the last attempt.
     #[inline(always)]
     fn reserve(&mut self, count: u32) -> Result<(), Overrun> {
-        if self.limit.wrapping_sub(self.producer) < count { self.find_room(count) } else { Ok(()) }
+        if self.room < count { self.find_room(count) } else { Ok(()) }
     }
 
     /// Looks how many entries are free by now.
@@ -149,15 +150,17 @@ impl SoftCq {
             self.stop();
             return Err(Overrun { is_first });
         };
-        self.limit = self.producer.wrapping_add(free.min(self.mask + 1 - (self.producer & self.mask)));
-        self.next = self.cqe(self.producer).as_ptr();
-        self.owner = self.producer & (self.mask + 1) != 0;
+        let producer = self.produced();
+        self.room = free.min(self.mask + 1 - (producer & self.mask));
+        self.limit = producer.wrapping_add(self.room);
+        self.next = self.cqe(producer).as_ptr();
+        self.owner = producer & (self.mask + 1) != 0;
         Ok(())
     }
 
     /// Writes no more.
     fn stop(&mut self) {
-        (self.overrun, self.limit) = (true, self.producer);
+        (self.overrun, self.limit, self.room) = (true, self.produced(), 0);
     }
 
     /// Stores the eight words of the CQE at the producer, which is free ([`reserve`](Self::reserve)): the one with the owner bit is last.
@@ -176,7 +179,7 @@ impl SoftCq {
     /// Goes on to the next entry.
     #[inline(always)]
     fn advance(&mut self) {
-        self.producer = self.producer.wrapping_add(1);
+        self.room -= 1;
         self.next = self.next.wrapping_add(self.stride());
     }
 
@@ -190,15 +193,14 @@ impl SoftCq {
         if entries == 1 {
             self.advance();
         } else {
-            self.producer = self.producer.wrapping_add(entries);
-            self.next = self.cqe(self.producer).as_ptr();
+            let producer = self.produced().wrapping_add(entries);
+            self.next = self.cqe(producer).as_ptr();
             // A session may end on the next lap.
-            if self.limit.wrapping_sub(self.producer) as i32 <= 0 {
-                self.limit = self.producer;
-            }
+            self.room = self.room.saturating_sub(entries);
+            self.limit = producer.wrapping_add(self.room);
         }
         if is_solicited(bytes[OP_OWN_OFFSET]) || matches!(opcode, CqeOpcode::RequesterError | CqeOpcode::ResponderError) {
-            self.solicited = self.producer;
+            self.solicited = self.produced();
         }
     }
 
@@ -209,11 +211,11 @@ impl SoftCq {
             return None;
         }
         let unconsumed = self.unconsumed();
-        let consumed = self.producer.wrapping_sub(unconsumed) & 0xff_ffff;
+        let consumed = self.produced().wrapping_sub(unconsumed) & 0xff_ffff;
         let is_ahead = unconsumed > self.mask + 1;
         let broken = match (is_ahead, self.overrun) {
             (true, _) => Some((consumed, Rule::ConsumerAhead)),
-            (false, true) => Some((self.producer & 0xff_ffff, Rule::CompletionOverrun)),
+            (false, true) => Some((self.produced() & 0xff_ffff, Rule::CompletionOverrun)),
             (false, false) => None,
         };
         self.is_reported = broken.is_some();
@@ -238,7 +240,7 @@ impl SoftCq {
     pub(crate) fn announce(&mut self) -> bool {
         let is_new = self.take_event_behind(Some(self.announced));
         if is_new {
-            self.announced = self.producer;
+            self.announced = self.produced();
         }
         is_new
     }
@@ -246,7 +248,7 @@ impl SoftCq {
     fn take_event_behind(&self, announced: Option<u32>) -> bool {
         let word = self.arm_word().load(Ordering::Acquire);
         let armed = CqArm::from_record(word);
-        let newest = if armed.solicited_only { self.solicited } else { self.producer };
+        let newest = if armed.solicited_only { self.solicited } else { self.produced() };
         // A 24-bit difference, signed.
         let behind = newest.wrapping_sub(armed.consumed) << 8;
         let is_new = announced.is_none_or(|announced| newest.wrapping_sub(announced) as i32 > 0);
@@ -263,7 +265,7 @@ impl SoftCq {
         self.store(|i| words[i]);
         self.advance();
         if is_solicited(op_own) {
-            self.solicited = self.producer;
+            self.solicited = self.produced();
         }
         Ok(())
     }
@@ -289,7 +291,7 @@ impl SoftCq {
                 let half = data.len().min(self.stride() - CQE128_OFFSET);
                 // SAFETY: the entry, not its CQE, starts `stride - 64` bytes before the CQE; free as in `put`.
                 unsafe {
-                    self.cqe(self.producer).sub(self.stride() - CQE_BYTES).copy_from_nonoverlapping(NonNull::from(data).cast(), half)
+                    self.cqe(self.produced()).sub(self.stride() - CQE_BYTES).copy_from_nonoverlapping(NonNull::from(data).cast(), half)
                 };
                 CqeFormat::Inline64
             }
@@ -315,7 +317,7 @@ impl SoftCq {
             return Ok(());
         }
         for (i, minis) in (0..).step_by(MINI_CQES_PER_ARRAY).zip(minis.chunks(MINI_CQES_PER_ARRAY)) {
-            let mut array = self.cqe(self.producer.wrapping_add(mini_array_offset(i))).cast::<[u8; MiniCqe::LEN]>();
+            let mut array = self.cqe(self.produced().wrapping_add(mini_array_offset(i))).cast::<[u8; MiniCqe::LEN]>();
             for mini in minis {
                 // SAFETY: 8 of these fill a CQE of an entry that is free (above); the title's owner bit, written last, publishes them.
                 unsafe {

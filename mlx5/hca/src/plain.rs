@@ -3,8 +3,9 @@
 //!
 //! A plain WQE uses the results of the checks of earlier ones on its queue pair: the peer's queue pair is connected to this one
 //! ([`Remote::granted`]), the places of both regions ([`Reach`]), the receives that are posted
-//! ([`Receives::pop`](super::receive::Receives::pop)), the room in the lane. One word tells of each whether the result still holds; if not, the
-//! check is made again. [`execute`](super::execute) executes every other WQE, and a plain one that cannot run now.
+//! ([`Receives::pop_known`](super::receive::Receives::pop_known)), the room in the lane. One word tells of each whether the result still holds;
+//! if not, the check is made again. [`execute`](super::execute) executes every other WQE, and a plain one that cannot run now, or loses its
+//! receive to another requester.
 
 use core::ptr::NonNull;
 

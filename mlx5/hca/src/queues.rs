@@ -181,7 +181,7 @@ pub(crate) struct Remote {
     /// The last of them is the WQE at the head of the SQ, and not known to be answered.
     pub(crate) is_asking: bool,
     pub(crate) receives: Receives,
-    /// Up to where they are known to be posted ([`Receives::pop`]).
+    /// Up to where they are known to be posted ([`Receives::pop_known`]).
     known_receives: u64,
     /// The region that the last plain WRITE wrote to.
     target: Reach,
