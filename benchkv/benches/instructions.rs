@@ -38,10 +38,10 @@ const fn operation(name: &'static str, bound: Option<u32>, collect: &'static str
 }
 
 const OPERATIONS: &[Operation] = &[
-    operation("kv_local_depth1", Some(1170), "all", "benchkv: an operation on the own rank, one at a time", |operations| {
+    operation("kv_local_depth1", Some(1161), "all", "benchkv: an operation on the own rank, one at a time", |operations| {
         job(&format!("{LOCAL} --queue-depth 1 --backend meta"), operations);
     }),
-    operation("kv_local_depth32", Some(440), "all", "benchkv: the same, 32 at a time", |operations| {
+    operation("kv_local_depth32", Some(438), "all", "benchkv: the same, 32 at a time", |operations| {
         job(&format!("{LOCAL} --queue-depth 32 --backend meta"), operations);
     }),
     operation("kv_local_depth32_delegation", None, "all", "benchkv: the same beside an empty ring", |operations| {
@@ -50,10 +50,10 @@ const OPERATIONS: &[Operation] = &[
     operation("kv_local_depth32_unverified", None, "all", "benchkv: as kv_local_depth32, without --verify", |operations| {
         job(&format!("{LOCAL} --queue-depth 32 --backend meta --verify=false"), operations);
     }),
-    operation("kv_remote_meta", Some(2055), WITHOUT_LOOKS, "benchkv: an operation on another rank, meta, without the software HCA", meta),
-    operation("kv_remote_delegation", Some(1715), WITHOUT_LOOKS, "benchkv: the same, delegation", delegation),
-    operation("kv_remote_sharded", Some(1570), WITHOUT_LOOKS, "benchkv: the same, sharded", sharded),
-    operation("kv_remote_direct", Some(1200), WITHOUT_LOOKS, "benchkv: the same, direct", direct),
+    operation("kv_remote_meta", Some(1927), WITHOUT_LOOKS, "benchkv: an operation on another rank, meta, without the software HCA", meta),
+    operation("kv_remote_delegation", Some(1600), WITHOUT_LOOKS, "benchkv: the same, delegation", delegation),
+    operation("kv_remote_sharded", Some(1266), WITHOUT_LOOKS, "benchkv: the same, sharded", sharded),
+    operation("kv_remote_direct", Some(915), WITHOUT_LOOKS, "benchkv: the same, direct", direct),
     operation("kv_remote_meta_hca", None, "hca", "benchkv: what the software HCA adds to kv_remote_meta", meta),
     operation("kv_remote_delegation_hca", None, "hca", "benchkv: the same, delegation", delegation),
     operation("kv_remote_sharded_hca", None, "hca", "benchkv: the same, sharded", sharded),

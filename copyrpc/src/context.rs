@@ -339,11 +339,7 @@ impl<U> Context<U> {
         on_response: impl FnMut(U, Outcome<'_>),
     ) -> Result<usize, PollError> {
         let _polling = self.inner.enter()?;
-        let mut serving = Serving { on_request, on_response };
-        let mut taken = self.inner.drain(&mut serving);
-        if self.inner.worklist.has_entries() {
-            taken += self.inner.serve_queued(&mut serving);
-        }
+        let taken = self.inner.serve(&mut Serving { on_request, on_response });
         self.inner.flush();
         Ok(taken)
     }
@@ -357,7 +353,20 @@ impl<U> Context<U> {
         Ok(self.inner.drain(&mut on_response))
     }
 
-    /// Does the second half of [`Context::poll`]: posts gathered messages, and probes peers that have been silent for long. Takes no
+    /// Does the first half of [`Context::serve`]: posts nothing, so calls and replies go on gathering into larger batches.
+    ///
+    /// # Errors
+    /// [`PollError`].
+    pub fn drain_serving(
+        &self,
+        on_request: impl FnMut(RecvBytes<'_>, Reply<'_, U>),
+        on_response: impl FnMut(U, Outcome<'_>),
+    ) -> Result<usize, PollError> {
+        let _polling = self.inner.enter()?;
+        Ok(self.inner.serve(&mut Serving { on_request, on_response }))
+    }
+
+    /// Does the second half of [`Context::poll`] and of [`Context::serve`]: posts gathered messages, and probes peers that have been silent for long. Takes no
     /// completions, and does not read the clock; drains do.
     ///
     /// # Errors
@@ -451,6 +460,13 @@ impl<U> Inner<U> {
             taken += self.look_at_clock(receiver);
         }
         taken
+    }
+
+    /// Drains with a receiver that takes requests, and hands out those that drains have queued.
+    #[inline]
+    fn serve(&self, receiver: &mut impl Receiver<U>) -> usize {
+        let taken = self.drain(receiver);
+        if self.worklist.has_entries() { taken + self.serve_queued(receiver) } else { taken }
     }
 
     /// Hands out the requests that drains have queued. Returns their number.

@@ -122,8 +122,9 @@
 //!
 //! - **Threads.** A context belongs to the thread that built it, with everything made from it (`!Send`); [`ContextBuilder`] is `Send`.
 //! - **Stepping.** Nothing happens outside [`Context::poll`], [`serve`](Context::serve), [`drain`](Context::drain),
-//!   [`flush_endpoints`](Context::flush_endpoints) and [`wait`](Context::wait). A poll is bounded, and is a drain and a flush: a loop of those two does all that polls do. Callbacks may call,
-//!   reply and receive; a nested poll is refused with an error. A callback that panics loses nothing but its own call.
+//!   [`drain_serving`](Context::drain_serving), [`flush_endpoints`](Context::flush_endpoints) and [`wait`](Context::wait). A poll is bounded,
+//!   and is a drain and a flush: a loop of those two does all that polls do. The same holds for `serve` and `drain_serving`. Callbacks may
+//!   call, reply and receive; a nested poll is refused with an error. A callback that panics loses nothing but its own call.
 //! - **Ends.** Each call that was taken ends exactly once: by a reply, a [`CallFailure`], or [`Endpoint::cancel`]. A deadline
 //!   ([`Endpoint::call_within`]) is never early. A reply that comes too late reaches no call. One that breaks the protocol ends its own
 //!   connection only. To go on with a peer, connect a new endpoint.

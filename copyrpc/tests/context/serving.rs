@@ -100,6 +100,34 @@ fn requests_that_a_drain_queued_are_served_before_later_ones() {
     assert_eq!(first.take().unwrap().data().to_vec(), [0]);
 }
 
+/// The replies are to requests that an earlier drain queued and to later ones.
+#[test]
+fn replies_of_a_drain_wait_for_the_flush() {
+    let pair = Pair::small();
+    let call = |serial: u64| assert!(pair.to_server.call(&[serial as u8], serial, 8).is_ok());
+    let poll_both = || {
+        poll_client(&pair);
+        pair.server.drain(|_, _| ()).unwrap();
+    };
+    (0..4).for_each(call);
+    step_until(|| pair.to_client.stats().messages_received == 4, poll_both);
+    let batches_sent = pair.to_client.stats().batches_sent;
+    (4..6).for_each(call);
+    let order = RefCell::new(Vec::new());
+    let serve = || {
+        poll_client(&pair);
+        let on_request = |request: RecvBytes<'_>, reply: Reply<'_, u64>| {
+            order.borrow_mut().extend(request.to_vec());
+            reply.send(b"").unwrap();
+        };
+        pair.server.drain_serving(on_request, |_, _| ()).unwrap();
+    };
+    step_until(|| order.borrow().len() == 6, serve);
+    assert_eq!((order.take(), pair.to_client.stats().batches_sent), ((0..6).collect(), batches_sent));
+    pair.server.flush_endpoints().unwrap();
+    step_until(|| pair.ended.borrow().len() == 6, || poll_client(&pair));
+}
+
 /// Six requests come in one batch; every second handler panics.
 #[test]
 fn a_handler_that_panics_loses_its_own_request_only() {

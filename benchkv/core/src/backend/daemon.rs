@@ -111,7 +111,7 @@ impl KvDaemon {
 
     /// Runs all phases; or, if the policy adds polls, only the first one as long as it finds nothing.
     fn round(&mut self) -> Result<Round, BackendError> {
-        let mut round = self.take_answers()?;
+        let mut round = self.take_messages()?;
         if round.is_part {
             return Ok(round);
         }
@@ -136,16 +136,27 @@ impl KvDaemon {
         Ok(round)
     }
 
-    /// Passes on answers of other ranks to their callers.
-    fn take_answers(&mut self) -> Result<Round, BackendError> {
-        let Self { remote: Some(remote), plan, clients, ring, shards, held, policy, polls, .. } = self else { return Ok(Round::default()) };
+    /// Passes on answers of other ranks to their callers, and serves requests of other ranks for this shard as they arrive, if no policy
+    /// may want to wait.
+    fn take_messages(&mut self) -> Result<Round, BackendError> {
+        let Self { remote: Some(remote), daemon, store, plan, clients, ring, shards, held, policy, polls, .. } = self else {
+            return Ok(Round::default());
+        };
         if *polls == 0 {
             if let Some(open) = policy.open_links(remote.links(), remote.sent() > 0 || remote.backlogged() > 0) {
                 remote.open_links(open);
             }
         }
-        let (mut round, mut passed) = (Round::default(), 0);
-        let polled = remote.poll(|Caller { whom, place }, response, tail| {
+        let (mut round, mut passed, mut served) = (Round::default(), 0, 0);
+        let serves = !policy.governs();
+        let serve = |request: &Request, tail: &mut [u8]| {
+            let is_here = request.rank() as usize == plan.rank && owner_of(request.key(), plan.topology.daemons) == *daemon;
+            (serves && is_here).then(|| {
+                served += 1;
+                store.apply_with(request, || Tail::Bytes(tail))
+            })
+        };
+        let answer = |Caller { whom, place }, response, tail: &[u8]| {
             if !tail.is_empty() {
                 plan.values.write(place, tail);
             }
@@ -155,12 +166,13 @@ impl KvDaemon {
                 passed += 1;
                 answer_caller(whom, response, clients, ring.as_mut(), shards);
             }
-        })?;
+        };
+        let polled = remote.poll(answer, serve)?;
         *polls += 1;
         if polled.cqes == 0 && *polls <= policy.extra_polls() {
             return Ok(Round { is_part: true, ..round });
         }
-        (round.cqes, round.moved) = (polled.cqes, polled.answers);
+        (round.cqes, round.moved) = (polled.cqes, polled.answers + served);
         let polls = std::mem::take(polls);
         if policy.releases(polls, round.cqes, passed) {
             round.moved += held.len();
@@ -169,7 +181,7 @@ impl KvDaemon {
         Ok(round)
     }
 
-    /// Serves requests of other ranks.
+    /// Serves requests of other ranks that wait.
     fn serve_ranks(&mut self) -> Result<usize, BackendError> {
         let mut served = 0;
         // A request that is passed on needs a place, which others free without this daemon's help.
@@ -187,13 +199,13 @@ impl KvDaemon {
         self.places.is_empty() && !self.tail.is_empty() && self.plan.topology.passing_daemons() > 0
     }
 
-    fn serve_request_of_rank(&mut self, request: Option<Request>, incoming: Incoming<Caller>) -> Result<(), BackendError> {
+    fn serve_request_of_rank(&mut self, request: Request, incoming: Incoming<Caller>) -> Result<(), BackendError> {
         let Some(remote) = &mut self.remote else { return Ok(()) };
         // These are bytes of a peer: anything but a request for this rank is refused.
-        let Some(request) = request.filter(|request| request.rank() as usize == self.plan.rank) else {
+        if request.rank() as usize != self.plan.rank {
             remote.answer(incoming, None, &[]);
             return Ok(());
-        };
+        }
         let owner = owner_of(request.key(), self.plan.topology.daemons);
         if owner == self.daemon {
             let response = self.store.apply_with(&request, || Tail::Bytes(&mut self.tail));

@@ -139,12 +139,13 @@ impl<U> Paths<U> for ClientPaths<U> {
             polled.map_err(|end| BackendError::transport("the path to a daemon's ring", end))?;
         }
         let Self { remote: Some(remote), values, .. } = self else { return Ok(()) };
-        remote.poll(|(operation, place), response, tail| {
+        let answer = |(operation, place), response, tail: &[u8]| {
             if !tail.is_empty() {
                 values.values.write(place, tail);
             }
             ended(operation, response);
-        })?;
+        };
+        remote.poll(answer, |_, _| None)?;
         remote.retry()?;
         remote.flush()
     }

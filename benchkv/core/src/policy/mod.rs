@@ -198,6 +198,13 @@ impl Policy {
         Self(Governor::new(options, ranks))
     }
 
+    /// Returns whether there is a governor.
+    #[inline]
+    #[must_use]
+    pub const fn governs(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// A round begins, with so many requests `outstanding` at other ranks.
     #[inline]
     pub fn begin(&mut self, now_ns: impl FnOnce() -> u64, outstanding: usize) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use copyrpc::{
     CallError, CallFailure, CloseReason, Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord, PendingEndpoint, RecvBytes,
-    RecvHandle, Stats,
+    RecvHandle, Reply, Stats,
 };
 use shm::sleep::{Due, POLL_SLICE, Sleeper, Watch};
 use zerocopy::{FromBytes, IntoBytes};
@@ -53,6 +53,8 @@ pub(super) struct Links<C> {
     values: Values,
     /// A message with the tail of a value, if values have one.
     message: Vec<u8>,
+    /// The same, for a request that is answered as it arrives.
+    asked: Vec<u8>,
 }
 
 struct Link<C> {
@@ -81,7 +83,7 @@ impl<C> Carrier<C> for Links<C> {
         };
         let links = peers.iter().map(link).collect::<Result<_, _>>()?;
         let message = vec![0; size_of::<Request>() + plan.values.tail_bytes()];
-        Ok(Self { context, links, has_lost_calls: false, left_ns: None, values: plan.values.clone(), message })
+        Ok(Self { context, links, has_lost_calls: false, left_ns: None, values: plan.values.clone(), asked: message.clone(), message })
     }
 
     fn record(&self, link: usize) -> Option<Vec<u8>> {
@@ -125,12 +127,31 @@ impl<C> Carrier<C> for Links<C> {
         }
     }
 
-    fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>, &[u8])) -> Result<Polled, BackendError> {
+    fn poll(
+        &mut self,
+        mut answer: impl FnMut(C, Option<Response>, &[u8]),
+        mut serve: impl FnMut(&Request, &mut [u8]) -> Option<Response>,
+        mut keep: impl FnMut(Request, &[u8], RecvHandle<C>),
+    ) -> Result<Polled, BackendError> {
         let (mut has_lost_calls, mut answers) = (self.has_lost_calls, 0);
-        let (message, tail_bytes) = (&mut self.message, self.values.tail_bytes());
-        let drained = self.context.drain(|whom, outcome| {
+        let Self { context, message, asked, values, .. } = self;
+        let tail_bytes = values.tail_bytes();
+        let on_request = |bytes: RecvBytes<'_>, reply: Reply<'_, C>| {
+            let request = match tail_bytes {
+                0 => exactly(bytes),
+                _ => split(bytes, asked, |request: &Request| request.bytes_behind(tail_bytes)).0,
+            };
+            // A request of another length is not a request.
+            let Some(request) = request else { return drop(reply.refuse()) };
+            let tail = asked.get_mut(size_of::<Request>()..).unwrap_or_default();
+            match serve(&request, tail) {
+                Some(response) => drop(reply.send(answer_bytes(&response, asked, tail_bytes, |_| ()))),
+                None => keep(request, tail.get(..request.bytes_behind(tail_bytes)).unwrap_or_default(), reply.hold()),
+            }
+        };
+        let drained = context.drain_serving(on_request, |whom, outcome| {
             answers += 1;
-            has_lost_calls |= matches!(outcome, Err(CallFailure::Closed(_)));
+            has_lost_calls |= matches!(outcome, Err(CallFailure::Closed(_) | CallFailure::Dropped));
             // A response of another length is not a response.
             let (response, tail) = match outcome.ok() {
                 Some(bytes) if tail_bytes == 0 => (exactly(bytes), &[][..]),
@@ -148,25 +169,9 @@ impl<C> Carrier<C> for Links<C> {
     }
 
     #[inline]
-    fn recv(&mut self, tail: &mut [u8]) -> Option<(Option<Request>, RecvHandle<C>)> {
-        let handle = self.context.recv()?;
-        let bytes = handle.data();
-        let request = match self.values.tail_bytes() {
-            0 => exactly(bytes),
-            tail_bytes => {
-                let (request, arrived) = split(bytes, &mut self.message, |request: &Request| request.bytes_behind(tail_bytes));
-                copy(tail, arrived);
-                request
-            }
-        };
-        Some((request, handle))
-    }
-
-    #[inline]
     fn answer(&mut self, handle: RecvHandle<C>, response: Option<Response>, tail: &[u8]) {
         match response {
-            Some(response) if tail.is_empty() || response.bytes_behind(tail.len()) == 0 => drop(handle.reply(response.as_bytes())),
-            Some(response) => drop(handle.reply(with_tail(response.as_bytes(), &mut self.message, |to| copy(to, tail)))),
+            Some(response) => drop(handle.reply(answer_bytes(&response, &mut self.message, tail.len(), |to| copy(to, tail)))),
             None => drop(handle.refuse()),
         }
     }
@@ -252,6 +257,12 @@ fn sized<'a>(request: &'a Request, values: &Values, message: &'a mut [u8], tail_
         0 => (request.as_bytes(), size_of::<Response>() + tail_bytes),
         _ => (with_tail(request.as_bytes(), message, |tail| values.read(request.place(), tail)), size_of::<Response>()),
     }
+}
+
+/// Returns the message of an answer. `fill` writes the tail of a found value, if values have tails of `tail_bytes`.
+#[inline]
+fn answer_bytes<'a>(response: &'a Response, message: &'a mut [u8], tail_bytes: usize, fill: impl FnOnce(&mut [u8])) -> &'a [u8] {
+    if response.bytes_behind(tail_bytes) == 0 { response.as_bytes() } else { with_tail(response.as_bytes(), message, fill) }
 }
 
 /// Decodes a peer's bytes, if they have the exact length.

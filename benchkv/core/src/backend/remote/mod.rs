@@ -19,7 +19,7 @@ use std::fmt;
 use std::time::Duration;
 
 use mlx5::Device;
-use shm::sleep::{Sleeper, Watch};
+use shm::sleep::{Due, Sleeper, Watch};
 
 use super::plan::{Plan, ThreadDevice};
 use super::{BackendError, Endpoints, Records};
@@ -31,6 +31,8 @@ use crate::values::copy;
 
 /// The connections of one daemon or client. `C` is the caller to answer, kept per call.
 pub(super) struct Remote<C> {
+    /// Requests of other ranks, in the order of their arrival. Before the carrier, so that a drop ends them before the connections.
+    arrived: VecDeque<Arrived<C>>,
     carrier: Carriers<C>,
     topology: Topology,
     rank: usize,
@@ -85,11 +87,13 @@ trait Carrier<C>: Sized {
     /// Sends a request.
     fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>>;
 
-    /// See [`Remote::poll`].
-    fn poll(&mut self, answer: impl FnMut(C, Option<Response>, &[u8])) -> Result<Polled, BackendError>;
-
-    /// See [`Remote::recv`].
-    fn recv(&mut self, tail: &mut [u8]) -> Option<(Option<Request>, Self::Handle)>;
+    /// See [`Remote::poll`]. Gives `keep` all requests that `serve` does not answer, or all, with the tails of the values of puts.
+    fn poll(
+        &mut self,
+        answer: impl FnMut(C, Option<Response>, &[u8]),
+        serve: impl FnMut(&Request, &mut [u8]) -> Option<Response>,
+        keep: impl FnMut(Request, &[u8], Self::Handle),
+    ) -> Result<Polled, BackendError>;
 
     /// Answers a request. A caller that is gone needs no answer; any other failure shows at one of the next polls.
     fn answer(&mut self, handle: Self::Handle, response: Option<Response>, tail: &[u8]);
@@ -166,9 +170,16 @@ macro_rules! carriers {
             }
 
             #[inline]
-            fn recv(&mut self, tail: &mut [u8]) -> Option<(Option<Request>, Incoming<C>)> {
+            fn poll(
+                &mut self,
+                answer: impl FnMut(C, Option<Response>, &[u8]),
+                serve: impl FnMut(&Request, &mut [u8]) -> Option<Response>,
+                mut keep: impl FnMut(Request, &[u8], Incoming<C>),
+            ) -> Result<Polled, BackendError> {
                 match self {
-                    $(Self::$kind(links) => links.recv(tail).map(|(request, handle)| (request, Incoming(Handle::$kind(handle))))),+
+                    $(Self::$kind(links) => links.poll(answer, serve, |request, tail, handle| {
+                        keep(request, tail, Incoming(Handle::$kind(handle)));
+                    })),+
                 }
             }
 
@@ -212,19 +223,11 @@ pub(super) struct Ticket {
     call: u32,
 }
 
-/// A request of a link that sends each message separately, with the tail of its value.
-struct Arrived {
+/// A request that was not answered when it arrived, with the tail of its value.
+struct Arrived<C> {
     request: Request,
-    ticket: Ticket,
+    incoming: Incoming<C>,
     tail: Box<[u8]>,
-}
-
-impl Arrived {
-    /// Returns the request and the ticket as [`Carrier::recv`] does.
-    fn unpack(self, tail: &mut [u8]) -> (Option<Request>, Ticket) {
-        copy(tail, &self.tail);
-        (Some(self.request), self.ticket)
-    }
 }
 
 /// Why a link did not take a request.
@@ -270,6 +273,7 @@ impl<C> Remote<C> {
             open_links: peers.len(),
             peers,
             backlogged: 0,
+            arrived: VecDeque::new(),
             backlog_peak: 0,
             sent: 0,
             answered: 0,
@@ -369,18 +373,29 @@ impl<C> Remote<C> {
 
     /// Takes arrived messages, and gives responses to `answer` with their callers, and the tail of a value that was found. Sends nothing:
     /// the caller also flushes, with or without work.
+    ///
+    /// A request of another rank waits for [`recv`](Self::recv) unless `serve` answers it. `serve` gets the tail of a put's value, in a
+    /// buffer that takes the tail of a found value, where values have tails. A carrier that sends each message separately does not ask it.
     #[inline]
-    pub(super) fn poll(&mut self, answer: impl FnMut(C, Option<Response>, &[u8])) -> Result<Polled, BackendError> {
-        let polled = each!(&mut self.carrier, links => links.poll(answer))?;
+    pub(super) fn poll(
+        &mut self,
+        answer: impl FnMut(C, Option<Response>, &[u8]),
+        serve: impl FnMut(&Request, &mut [u8]) -> Option<Response>,
+    ) -> Result<Polled, BackendError> {
+        let Self { carrier, arrived, .. } = self;
+        let polled = carrier.poll(answer, serve, |request, tail, incoming| {
+            arrived.push_back(Arrived { request, incoming, tail: tail.into() });
+        })?;
         self.answered += polled.answers as u64;
         Ok(polled)
     }
 
-    /// Takes the oldest request of another rank. Copies the tail of the value of a put to `tail`, which has its length. `None` in place
-    /// of the request: the bytes are not a request, and are to be refused.
+    /// Takes the oldest request of another rank that waits. Copies the tail of the value of a put to `tail`, which has its length.
     #[inline]
-    pub(super) fn recv(&mut self, tail: &mut [u8]) -> Option<(Option<Request>, Incoming<C>)> {
-        self.carrier.recv(tail)
+    pub(super) fn recv(&mut self, tail: &mut [u8]) -> Option<(Request, Incoming<C>)> {
+        let arrived = self.arrived.pop_front()?;
+        copy(tail, &arrived.tail);
+        Some((arrived.request, arrived.incoming))
     }
 
     /// Answers a request of another rank, with the tail of a value that was found, or refuses it. There is always room for answers. It is
@@ -398,7 +413,7 @@ impl<C> Remote<C> {
     /// Returns for how long there is nothing to do unless a completion arrives; `None`: there is work now. For drivers whose devices
     /// report completions, which UCX does not.
     pub(super) fn rest(&mut self) -> Option<Duration> {
-        if self.backlogged > 0 {
+        if self.backlogged > 0 || !self.arrived.is_empty() {
             return None;
         }
         each!(&mut self.carrier, links => links.rest())
@@ -456,6 +471,9 @@ impl<C> Endpoints for Remote<C> {
 /// A sleep ends when a poll has something to take or to do.
 impl<C> Sleeper for Remote<C> {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        if !self.arrived.is_empty() {
+            return then(&mut Due::now());
+        }
         each!(&mut self.carrier, links => links.with_watch(then));
     }
 }

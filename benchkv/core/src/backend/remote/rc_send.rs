@@ -16,7 +16,7 @@ use super::super::BackendError;
 use super::super::plan::{Plan, ThreadDevice};
 use super::dialogue::{Arrival, Dialogue};
 use super::frame::{Frame, FrameBytes};
-use super::{Arrived, Carrier, Counter, Polled, SendError, Ticket};
+use super::{Carrier, Counter, Polled, SendError, Ticket};
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
 use crate::topology::Peer;
@@ -50,8 +50,6 @@ pub(super) struct Links<C> {
     values: Values,
     /// A message, if values have tails.
     message: Vec<u8>,
-    /// Requests, in the order of their arrival.
-    arrived: VecDeque<Arrived>,
     /// Links with something to post or to ring.
     unflushed: Vec<usize>,
     polls: u32,
@@ -131,10 +129,10 @@ impl<C> Carrier<C> for Links<C> {
             let places = if tails.is_some() { (first..first + per_link as u32).collect() } else { Vec::new() };
             links.push(Link::new(*peer, qp, dialogue, places, device.now_ns()));
         }
-        let (arrived, unflushed) = (VecDeque::new(), Vec::with_capacity(links.len()));
+        let unflushed = Vec::with_capacity(links.len());
         let (values, message) = (plan.values.clone(), vec![0; bytes]);
         let counters = Counters::default();
-        Ok(Self { device, send_cq, recv_cq, links, receives, tails, values, message, arrived, unflushed, polls: 0, counters })
+        Ok(Self { device, send_cq, recv_cq, links, receives, tails, values, message, unflushed, polls: 0, counters })
     }
 
     fn record(&self, link: usize) -> Option<Vec<u8>> {
@@ -177,8 +175,13 @@ impl<C> Carrier<C> for Links<C> {
         }
     }
 
-    fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>, &[u8])) -> Result<Polled, BackendError> {
-        let Self { recv_cq, send_cq, links, receives, arrived, message, .. } = self;
+    fn poll(
+        &mut self,
+        mut answer: impl FnMut(C, Option<Response>, &[u8]),
+        _serve: impl FnMut(&Request, &mut [u8]) -> Option<Response>,
+        mut keep: impl FnMut(Request, &[u8], Ticket),
+    ) -> Result<Polled, BackendError> {
+        let Self { recv_cq, send_cq, links, receives, message, .. } = self;
         let (mut answers, mut has_failed) = (0, false);
         let mut cqes = recv_cq.poll(POLL_BUDGET, |number, cqe| {
             let Some((number, link)) = number.and_then(|number| Some((*number, links.get_mut(*number)?))) else { return };
@@ -187,9 +190,7 @@ impl<C> Carrier<C> for Links<C> {
                     answers += 1;
                     answer(whom, response, tail);
                 }
-                Ok((Arrival::Request(request, call), tail)) => {
-                    arrived.push_back(Arrived { request, ticket: Ticket { link: number, call }, tail: tail.into() });
-                }
+                Ok((Arrival::Request(request, call), tail)) => keep(request, tail, Ticket { link: number, call }),
                 Err(why) => {
                     link.failure.get_or_insert(why);
                     has_failed = true;
@@ -212,10 +213,6 @@ impl<C> Carrier<C> for Links<C> {
             self.links.iter().try_for_each(Link::check)?;
         }
         Ok(Polled { answers, cqes })
-    }
-
-    fn recv(&mut self, tail: &mut [u8]) -> Option<(Option<Request>, Ticket)> {
-        self.arrived.pop_front().map(|arrived| arrived.unpack(tail))
     }
 
     fn answer(&mut self, ticket: Ticket, response: Option<Response>, tail: &[u8]) {
@@ -251,8 +248,8 @@ impl<C> Carrier<C> for Links<C> {
         }
         // A sleep is long enough for a peer to count as silent.
         self.polls = POLLS_PER_LOOK - 1;
-        let Self { device, recv_cq, send_cq, arrived, .. } = self;
-        let mut has_something = Look(|| !arrived.is_empty() || recv_cq.has_completion() || send_cq.has_completion());
+        let Self { device, recv_cq, send_cq, .. } = self;
+        let mut has_something = Look(|| recv_cq.has_completion() || send_cq.has_completion());
         sleep::join([&mut &*device as &mut dyn Sleeper, &mut has_something], then);
     }
 
@@ -262,7 +259,7 @@ impl<C> Carrier<C> for Links<C> {
     }
 
     fn has_work(&self) -> bool {
-        !self.arrived.is_empty() || self.recv_cq.has_completion() || self.send_cq.has_completion() || !self.unflushed.is_empty()
+        self.recv_cq.has_completion() || self.send_cq.has_completion() || !self.unflushed.is_empty()
     }
 
     type Stats = Counters;
@@ -427,7 +424,7 @@ mod tests {
         link.qp.post(&Send { payload: Inline(bytes) }, Signal::Always, MESSAGE).unwrap();
         link.qp.ring();
         for _ in 0..1000 {
-            if let Err(gone) = taking.poll(|_, _, _| ()) {
+            if let Err(gone) = taking.poll(|_, _, _| (), |_, _| None) {
                 assert!(matches!(gone, BackendError::PeerGone { rank: 0, .. }));
                 return gone.to_string();
             }

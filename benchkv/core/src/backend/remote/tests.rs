@@ -54,14 +54,14 @@ fn answer_all(asking: &mut Remote<usize>, answering: &mut Remote<usize>) {
     let (mut answered, mut arrived) = (Vec::new(), 0);
     // Bounded: a round carries several requests.
     for _ in 0..10 * REQUESTS {
-        answering.poll(|_, _, _| ()).unwrap();
+        answering.poll(|_, _, _| (), |_, _| None).unwrap();
         while let Some((request, incoming)) = answering.recv(&mut []) {
-            assert_eq!(request, Some(Request::put(1, arrived, 7)));
+            assert_eq!(request, Request::put(1, arrived, 7));
             answering.answer(incoming, (arrived % 3 > 0).then_some(Response::new(Outcome::PutOk)), &[]);
             arrived += 1;
         }
         answering.flush().unwrap();
-        asking.poll(|number, response, _| answered.push((number, response.is_some()))).unwrap();
+        asking.poll(|number, response, _| answered.push((number, response.is_some())), |_, _| None).unwrap();
         asking.retry().unwrap();
         asking.flush().unwrap();
     }
@@ -79,15 +79,13 @@ fn a_value_of_another_length_than_agreed_is_no_value() {
             asking.call(asking.link_for(&request).unwrap(), request, number).unwrap();
         }
         asking.flush().unwrap();
-        answering.poll(|_, _, _| ()).unwrap();
-        let (put, refused) = answering.recv(&mut vec![0; ours - 8]).unwrap();
+        answering.poll(|_, _, _| (), |_, _| None).unwrap();
         let (get, found) = answering.recv(&mut vec![0; ours - 8]).unwrap();
-        assert_eq!((put, get.is_some()), (None, true));
-        answering.answer(refused, None, &[]);
+        assert_eq!((get.at(0), answering.recv(&mut vec![0; ours - 8]).is_none()), (Request::get(1, 1), true), "the put is refused");
         answering.answer(found, Some(Response::new(Outcome::GetOk { value: 7 })), &vec![0; ours - 8]);
         answering.flush().unwrap();
         let mut answers = Vec::new();
-        asking.poll(|number, response, tail| answers.push((number, response, tail.len()))).unwrap();
+        asking.poll(|number, response, tail| answers.push((number, response, tail.len())), |_, _| None).unwrap();
         assert_eq!(answers, [(0, None, 0), (1, None, 0)], "{theirs}, {ours}");
 
         let scratch = Scratch::new();
@@ -95,7 +93,7 @@ fn a_value_of_another_length_than_agreed_is_no_value() {
         let request = Request::put(1, 1, 7);
         asking.call(asking.link_for(&request).unwrap(), request, 0).unwrap();
         asking.flush().unwrap();
-        let gone = (0..1000).find_map(|_| answering.poll(|_, _, _| ()).err()).unwrap();
+        let gone = (0..1000).find_map(|_| answering.poll(|_, _, _| (), |_, _| None).err()).unwrap();
         assert!(matches!(gone, BackendError::PeerGone { rank: 0, .. }), "{gone}");
     }
 }
@@ -103,7 +101,7 @@ fn a_value_of_another_length_than_agreed_is_no_value() {
 /// Returns the number of rounds in which something moved, of a hundred.
 fn moving_rounds(asking: &mut Remote<usize>) -> usize {
     let moved = (0..100).filter(|_| {
-        let moved = asking.retry().unwrap() + asking.poll(|_, _, _| ()).unwrap().answers;
+        let moved = asking.retry().unwrap() + asking.poll(|_, _, _| (), |_, _| None).unwrap().answers;
         asking.flush().unwrap();
         moved > 0
     });
@@ -124,6 +122,36 @@ fn waiting_for_credit_is_not_work_and_ends_with_it() {
     answer_all(&mut asking, &mut answering);
 }
 
+/// A request is answered as it arrives if the owner of the links can do so. The tail of its value comes and goes in one buffer.
+#[test]
+fn a_request_that_is_served_does_not_wait() {
+    let scratch = Scratch::new();
+    let [mut asking, mut answering] = pair_of(&scratch, Transport::Copyrpc, [16, 16]);
+    let requests = [Request::put(1, 1, 7), Request::get(1, 1), Request::get(1, 2)];
+    for (number, request) in requests.into_iter().enumerate() {
+        asking.call(asking.link_for(&request).unwrap(), request, number).unwrap();
+    }
+    asking.flush().unwrap();
+    let mut served = Vec::new();
+    let serve = |request: &Request, tail: &mut [u8]| {
+        served.push((request.key(), tail.len()));
+        if request.is_put() {
+            return Some(Response::new(Outcome::PutOk));
+        }
+        tail.fill(9);
+        (request.key() == 1).then_some(Response::new(Outcome::GetOk { value: 7 }))
+    };
+    answering.poll(|_, _, _| (), serve).unwrap();
+    assert_eq!(served, [(1, 8), (1, 8), (2, 8)]);
+    let (request, _kept) = answering.recv(&mut [0; 8]).unwrap();
+    assert!(request.key() == 2 && answering.recv(&mut [0; 8]).is_none(), "this one was not answered");
+    answering.flush().unwrap();
+    let mut answers = Vec::new();
+    asking.poll(|number, response, tail| answers.push((number, response, tail.to_vec())), |_, _| None).unwrap();
+    let found = Response::new(Outcome::GetOk { value: 7 });
+    assert_eq!(answers, [(0, Some(Response::new(Outcome::PutOk)), vec![]), (1, Some(found), vec![9; 8])]);
+}
+
 /// There is room for it, but for none of the requests before it until they are tried again.
 #[test]
 fn a_request_does_not_overtake_those_that_wait() {
@@ -134,13 +162,13 @@ fn a_request_does_not_overtake_those_that_wait() {
         // Requests that have arrived are answered, and the answers are taken.
         let mut serve = |asking: &mut Remote<usize>| {
             asking.flush().unwrap();
-            answering.poll(|_, _, _| ()).unwrap();
+            answering.poll(|_, _, _| (), |_, _| None).unwrap();
             while let Some((request, incoming)) = answering.recv(&mut []) {
-                arrived.push(request.unwrap().key());
+                arrived.push(request.key());
                 answering.answer(incoming, Some(Response::new(Outcome::PutOk)), &[]);
             }
             answering.flush().unwrap();
-            asking.poll(|_, _, _| ()).unwrap();
+            asking.poll(|_, _, _| (), |_, _| None).unwrap();
             arrived.len()
         };
         call_all(&mut asking);
@@ -211,12 +239,12 @@ fn a_peer_that_left_in_order_is_not_named_while_another_is_dead() {
     }
     asking.flush().unwrap();
     for peer in [&mut leaver, &mut dead] {
-        peer.poll(|_, _, _| ()).unwrap();
+        peer.poll(|_, _, _| (), |_, _| None).unwrap();
     }
     drop(leaver);
     let mut lost = 0;
     for _ in 0..100 {
-        asking.poll(|_, response, _| lost += usize::from(response.is_none())).unwrap();
+        asking.poll(|_, response, _| lost += usize::from(response.is_none()), |_, _| None).unwrap();
     }
     assert!(lost > 0, "it left, and ended its calls");
     // Another call to it waits.
@@ -227,7 +255,7 @@ fn a_peer_that_left_in_order_is_not_named_while_another_is_dead() {
     let start = Instant::now();
     let gone = loop {
         assert!(start.elapsed() < Duration::from_secs(20), "neither was missed");
-        if let Err(gone) = asking.poll(|_, _, _| ()).and_then(|_| asking.flush()) {
+        if let Err(gone) = asking.poll(|_, _, _| (), |_, _| None).and_then(|_| asking.flush()) {
             break gone;
         }
     };
@@ -240,12 +268,12 @@ fn misses_the_dead(transports: &[Transport]) {
         let [mut asking, mut answering] = pair(&scratch, transport);
         call_all(&mut asking);
         asking.flush().unwrap();
-        answering.poll(|_, _, _| ()).unwrap();
+        answering.poll(|_, _, _| (), |_, _| None).unwrap();
         drop(answering);
         let start = Instant::now();
         let gone = loop {
             assert!(start.elapsed() < Duration::from_secs(20), "{transport:?}: it was never missed");
-            if let Err(gone) = asking.poll(|_, _, _| ()) {
+            if let Err(gone) = asking.poll(|_, _, _| (), |_, _| None) {
                 break gone;
             }
             asking.flush().unwrap();

@@ -3,15 +3,13 @@
 //! A record is a key and the address of a worker. A message is a frame after the key that its receiver gave to its sender; the key
 //! identifies the link.
 
-use std::collections::VecDeque;
-
 use shm::sleep::{Due, POLL_SLICE, Watch};
 
 use super::super::BackendError;
 use super::super::plan::{Plan, ThreadDevice};
 use super::dialogue::{Arrival, Dialogue};
 use super::frame::{Frame, FrameBytes};
-use super::{Arrived, Carrier, Counter, Polled, SendError, Ticket};
+use super::{Carrier, Counter, Polled, SendError, Ticket};
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
 use crate::topology::Peer;
@@ -31,8 +29,6 @@ pub(super) struct Links<C> {
     worker: Worker,
     address: Vec<u8>,
     links: Vec<Link<C>>,
-    /// Requests, in the order of their arrival.
-    arrived: VecDeque<Arrived>,
     values: Values,
     /// The tail of a value that is being sent.
     tail: Vec<u8>,
@@ -76,7 +72,7 @@ impl<C> Carrier<C> for Links<C> {
         };
         let links = peers.iter().enumerate().map(link).collect();
         let (values, tail) = (plan.values.clone(), vec![0; tail_bytes]);
-        Ok(Self { worker, address, links, arrived: VecDeque::new(), values, tail, polls: 0, messages: 0, waits: 0 })
+        Ok(Self { worker, address, links, values, tail, polls: 0, messages: 0, waits: 0 })
     }
 
     fn record(&self, link: usize) -> Option<Vec<u8>> {
@@ -120,7 +116,12 @@ impl<C> Carrier<C> for Links<C> {
         link.post(&mut self.worker, &message, tail).map_err(|error| SendError::Down(link.gone(error.to_string())))
     }
 
-    fn poll(&mut self, mut answer: impl FnMut(C, Option<Response>, &[u8])) -> Result<Polled, BackendError> {
+    fn poll(
+        &mut self,
+        mut answer: impl FnMut(C, Option<Response>, &[u8]),
+        _serve: impl FnMut(&Request, &mut [u8]) -> Option<Response>,
+        mut keep: impl FnMut(Request, &[u8], Ticket),
+    ) -> Result<Polled, BackendError> {
         self.worker.progress();
         let mut found = Polled::default();
         for _ in 0..POLL_BUDGET {
@@ -134,9 +135,7 @@ impl<C> Carrier<C> for Links<C> {
                     found.answers += 1;
                     answer(whom, response, tail);
                 }
-                Ok((Arrival::Request(request, call), tail)) => {
-                    self.arrived.push_back(Arrived { request, ticket: Ticket { link: number, call }, tail: tail.into() });
-                }
+                Ok((Arrival::Request(request, call), tail)) => keep(request, tail, Ticket { link: number, call }),
                 Err(why) => return Err(link.gone(why)),
             }
         }
@@ -145,10 +144,6 @@ impl<C> Carrier<C> for Links<C> {
             self.links.iter().try_for_each(|link| link.check(&self.worker))?;
         }
         Ok(found)
-    }
-
-    fn recv(&mut self, tail: &mut [u8]) -> Option<(Option<Request>, Ticket)> {
-        self.arrived.pop_front().map(|arrived| arrived.unpack(tail))
     }
 
     fn answer(&mut self, ticket: Ticket, response: Option<Response>, tail: &[u8]) {
@@ -247,8 +242,8 @@ mod tests {
         let End { endpoint, key } = links.links[0].end.unwrap();
         links.worker.send(endpoint, &[if has_key { &key } else { &[] }, bytes]).unwrap();
         for _ in 0..100_000 {
-            forging.poll(|_, _, _| ()).unwrap();
-            if let Err(gone) = taking.poll(|_, _, _| ()) {
+            forging.poll(|_, _, _| (), |_, _| None).unwrap();
+            if let Err(gone) = taking.poll(|_, _, _| (), |_, _| None) {
                 return gone.to_string();
             }
         }
