@@ -31,19 +31,20 @@ type RingServer = delegationrpc::Server<Request, Response>;
 
 /// The caller to answer when another rank has answered, and the destination of the value's tail.
 #[derive(Debug)]
-pub(super) struct Caller {
-    whom: Whom,
-    place: u32,
+pub(super) enum Caller {
+    /// A client that called through ipc.
+    Ipc(ipc::Token, u32),
+    /// A client that called through the ring.
+    Ring(ipc::Token, u32),
+    /// Another daemon of this rank.
+    Daemon(flux::Token, u32),
 }
 
-#[derive(Debug)]
-enum Whom {
-    /// A client that called through ipc.
-    Ipc(ipc::Token),
-    /// A client that called through the ring.
-    Ring(ipc::Token),
-    /// Another daemon of this rank.
-    Daemon(flux::Token),
+impl Caller {
+    const fn place(&self) -> u32 {
+        let (Self::Ipc(_, place) | Self::Ring(_, place) | Self::Daemon(_, place)) = self;
+        *place
+    }
 }
 
 /// The caller to answer when another daemon of this rank has answered.
@@ -70,7 +71,7 @@ pub struct KvDaemon {
     /// Free places of this daemon.
     places: Vec<u32>,
     /// Answers of other ranks that the policy holds.
-    held: Vec<(Whom, Option<Response>)>,
+    held: Vec<(Caller, Option<Response>)>,
     policy: Policy,
     /// Polls of the current round that found nothing; 0 if no round has begun.
     polls: u32,
@@ -156,9 +157,9 @@ impl KvDaemon {
                 store.apply_with(request, || Tail::Bytes(tail))
             })
         };
-        let answer = |Caller { whom, place }, response, tail: &[u8]| {
+        let answer = |whom: Caller, response, tail: &[u8]| {
             if !tail.is_empty() {
-                plan.values.write(place, tail);
+                plan.values.write(whom.place(), tail);
             }
             if policy.keeps_answer() {
                 held.push((whom, response));
@@ -229,7 +230,7 @@ impl KvDaemon {
             served += 1;
             let link = remote.as_mut().and_then(|remote| Some((remote.link_for(&request)?, remote)));
             match link {
-                Some((link, remote)) => remote.call(link, request, Caller { whom: Whom::Ring(token), place: request.place() })?,
+                Some((link, remote)) => remote.call(link, request, Caller::Ring(token, request.place()))?,
                 // The client may be gone; then no one waits.
                 None => drop(ring.reply(token, Response::new(Outcome::Refused))),
             }
@@ -256,7 +257,7 @@ impl KvDaemon {
             }
             let carrier = self.plan.topology.carrier_of(rank);
             match (self.link_for(&request), carrier) {
-                (Some((link, remote)), _) => remote.call(link, request, Caller { whom: Whom::Ipc(token), place: request.place() })?,
+                (Some((link, remote)), _) => remote.call(link, request, Caller::Ipc(token, request.place()))?,
                 (None, Some(carrier)) => self.shards.call(carrier, request, Waiting::Ipc(token))?,
                 (None, None) => answer_client(&mut self.clients, token, Some(Response::new(Outcome::Refused))),
             }
@@ -291,7 +292,7 @@ impl KvDaemon {
                 continue;
             };
             match self.link_for(&request) {
-                Some((link, remote)) => remote.call(link, request, Caller { whom: Whom::Daemon(token), place: request.place() })?,
+                Some((link, remote)) => remote.call(link, request, Caller::Daemon(token, request.place()))?,
                 None => answer_daemon(&mut self.shards, token, Hop::Response(serve(&mut self.store, &self.plan, &request))),
             }
         }
@@ -341,17 +342,17 @@ fn open_ring(plan: &Plan, daemon: usize) -> Result<RingServer, BackendError> {
 /// Passes an answer of another rank to its caller. `None`: the call failed.
 #[inline(always)]
 fn answer_caller(
-    whom: Whom,
+    whom: Caller,
     response: Option<Response>,
     clients: &mut LocalServer,
     ring: Option<&mut RingServer>,
     shards: &mut Shards<Waiting>,
 ) {
     match (whom, ring) {
-        (Whom::Ipc(token), _) => answer_client(clients, token, response),
-        (Whom::Daemon(token), _) => answer_daemon(shards, token, response.map_or(Hop::Failed, Hop::Response)),
-        (Whom::Ring(token), Some(ring)) => answer_client(ring, token, response),
-        (Whom::Ring(_), None) => {}
+        (Caller::Ipc(token, _), _) => answer_client(clients, token, response),
+        (Caller::Daemon(token, _), _) => answer_daemon(shards, token, response.map_or(Hop::Failed, Hop::Response)),
+        (Caller::Ring(token, _), Some(ring)) => answer_client(ring, token, response),
+        (Caller::Ring(..), None) => {}
     }
 }
 
