@@ -171,7 +171,10 @@ impl<U> Link<U> {
     /// Holds a request that is answered later.
     #[must_use]
     pub(crate) fn hold(&mut self, request: &Request) -> Request {
-        let Request { payload, internal_allowance, call_id, .. } = *request;
+        let Request { number, payload, internal_allowance, call_id } = *request;
+        if number != IN_PLACE {
+            return request.stand_in();
+        }
         let held = HeldRequest { position: payload.message(), call_id, len: payload.len() as u32, internal_allowance };
         Request { number: self.rx.requests.push_taken(held), payload, internal_allowance, call_id }
     }

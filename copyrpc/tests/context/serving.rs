@@ -128,6 +128,23 @@ fn replies_of_a_drain_wait_for_the_flush() {
     step_until(|| pair.ended.borrow().len() == 6, || poll_client(&pair));
 }
 
+/// Several times as many as a ring has room for.
+#[test]
+fn requests_that_a_drain_queued_can_be_held() {
+    let pair = Pair::small();
+    let (made, held) = (Cell::new(0_u64), RefCell::new(Vec::new()));
+    let round = || {
+        if made.get() < 500 && pair.to_server.call(&made.get().to_le_bytes(), made.get(), 8).is_ok() {
+            made.set(made.get() + 1);
+        }
+        poll_client(&pair);
+        pair.server.drain(|_, _| ()).unwrap();
+        pair.server.serve(|_, reply| held.borrow_mut().push(reply.hold()), |_, _| ()).unwrap();
+        held.borrow_mut().drain(..).for_each(|handle: RecvHandle<u64>| handle.reply(b"").unwrap());
+    };
+    step_until(|| pair.ended.borrow().len() == 500, round);
+}
+
 /// Six requests come in one batch; every second handler panics.
 #[test]
 fn a_handler_that_panics_loses_its_own_request_only() {
