@@ -564,9 +564,9 @@ impl<U> Connection<U> {
 
     /// Releases a request of a connection that has ended, from the application.
     #[cold]
-    pub(crate) fn let_go(&self, request: &Request) {
+    pub(crate) fn let_go(&self, number: u64) {
         let has_others = self.with_link(|link| {
-            link.let_go(request);
+            link.let_go(number);
             link.has_taken_requests()
         });
         if !has_others {

@@ -381,7 +381,7 @@ impl<U> Context<U> {
     #[must_use]
     #[inline]
     pub fn recv(&self) -> Option<RecvHandle<U>> {
-        self.inner.worklist.next_request().map(|(connection, request)| RecvHandle::new(connection, request))
+        self.inner.worklist.next_request().map(|(connection, request)| RecvHandle::new(connection, &request))
     }
 
     /// Returns the number of connected endpoints that have not ended.

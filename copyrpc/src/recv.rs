@@ -5,8 +5,8 @@ use std::rc::Rc;
 use crate::connection::Connection;
 use crate::endpoint::Endpoint;
 use crate::error::ReplyError;
-use crate::link::Request;
-use crate::ring::RecvBytes;
+use crate::link::{IN_PLACE, Request};
+use crate::ring::{Payload, RecvBytes};
 use crate::wire::Status;
 
 /// A request to be answered, at any time and in any order. Its bytes stay in the receive ring, unchanged, until then. The ring after the
@@ -17,27 +17,31 @@ use crate::wire::Status;
 #[must_use = "dropping a request answers it with an error"]
 pub struct RecvHandle<U> {
     connection: Rc<Connection<U>>,
-    request: Request,
-    is_answered: bool,
+    /// Number among the held requests of the connection, which have the rest, or [`IN_PLACE`] once it is answered.
+    number: u64,
 }
 
 impl<U> RecvHandle<U> {
     #[inline]
-    pub(crate) const fn new(connection: Rc<Connection<U>>, request: Request) -> Self {
-        Self { connection, request, is_answered: false }
+    pub(crate) fn new(connection: Rc<Connection<U>>, request: &Request) -> Self {
+        Self { connection, number: request.number() }
+    }
+
+    fn request(&self) -> Option<Request> {
+        self.connection.with_link(|link| link.held(self.number))
     }
 
     /// Returns the request's bytes, in place.
     #[must_use]
     #[inline]
     pub fn data(&self) -> RecvBytes<'_> {
-        self.connection.recv_view().bytes(self.request.payload())
+        self.connection.recv_view().bytes(self.request().map_or(Payload::default(), |request| request.payload()))
     }
 
     /// Returns the maximum bytes of a reply: the caller's allowance, rounded up.
     #[must_use]
-    pub const fn max_reply(&self) -> usize {
-        self.request.max_reply()
+    pub fn max_reply(&self) -> usize {
+        self.request().map_or(0, |request| request.max_reply())
     }
 
     /// Returns the endpoint it came from.
@@ -51,9 +55,9 @@ impl<U> RecvHandle<U> {
     /// [`ReplyError::TooLarge`] with this handle, or [`ReplyError::Closed`] after the end of the connection.
     #[inline]
     pub fn reply(mut self, payload: &[u8]) -> Result<(), ReplyError<Self>> {
-        match respond(&self.connection, &self.request, Status::Ok, payload) {
+        match respond_held(&self.connection, self.number, Status::Ok, payload) {
             Ok(()) => {
-                self.is_answered = true;
+                self.number = IN_PLACE;
                 Ok(())
             }
             Err(error) => Err(error.map_request(|()| self)),
@@ -65,9 +69,9 @@ impl<U> RecvHandle<U> {
     /// # Errors
     /// [`ReplyError::Closed`] after the end of the connection.
     pub fn refuse(mut self) -> Result<(), ReplyError<Self>> {
-        match respond_without_payload(&self.connection, &self.request, Status::Refused) {
+        match respond_held(&self.connection, self.number, Status::Refused, &[]) {
             Ok(()) => {
-                self.is_answered = true;
+                self.number = IN_PLACE;
                 Ok(())
             }
             Err(error) => Err(error.map_request(|()| self)),
@@ -77,11 +81,18 @@ impl<U> RecvHandle<U> {
     #[cold]
     #[inline(never)]
     fn abandon(&self) {
-        if respond_without_payload(&self.connection, &self.request, Status::Dropped).is_err() {
+        if respond_held(&self.connection, self.number, Status::Dropped, &[]).is_err() {
             // The connection has ended: no caller waits for the answer.
-            self.connection.let_go(&self.request);
+            self.connection.let_go(self.number);
         }
     }
+}
+
+#[inline(always)]
+fn respond_held<U>(connection: &Rc<Connection<U>>, number: u64, status: Status, payload: &[u8]) -> Result<(), ReplyError<()>> {
+    connection.link().respond_held(number, status, payload)?;
+    connection.mark_dirty();
+    Ok(())
 }
 
 #[inline(always)]
@@ -162,7 +173,7 @@ impl<'a, U> Reply<'a, U> {
     pub fn hold(mut self) -> RecvHandle<U> {
         self.is_done = true;
         let request = self.connection.link().hold(&self.request.stand_in());
-        RecvHandle::new(Rc::clone(self.connection), request)
+        RecvHandle::new(Rc::clone(self.connection), &request)
     }
 }
 
@@ -191,7 +202,7 @@ impl<U> Drop for Reply<'_, U> {
 impl<U> Drop for RecvHandle<U> {
     #[inline]
     fn drop(&mut self) {
-        if !self.is_answered {
+        if self.number != IN_PLACE {
             self.abandon();
         }
     }

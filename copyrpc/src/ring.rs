@@ -237,7 +237,7 @@ fn crosses_end(len: usize, offset: u64, ring: u64) -> ! {
 
 /// The place of a validated payload in the receive ring.
 #[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Payload {
     position: u64,
     len: u32,

@@ -250,9 +250,8 @@ impl<U> Link<U> {
 
     #[inline]
     pub(super) fn take_any_request(&mut self) -> Option<Request> {
-        let (number, held) = self.rx.requests.take()?;
-        let HeldRequest { position, call_id, len, internal_allowance } = *held;
-        Some(Request { number, payload: Payload::of_message(position, len), internal_allowance, call_id })
+        let (number, _) = self.rx.requests.take()?;
+        self.held(number)
     }
 
     /// Takes a response. Returns `None` if it matches no waiting call.

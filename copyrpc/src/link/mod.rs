@@ -67,7 +67,7 @@ pub(crate) struct Request {
 }
 
 /// Number of a request that is answered, or held, before the next arrival is taken.
-const IN_PLACE: u64 = u64::MAX;
+pub(crate) const IN_PLACE: u64 = u64::MAX;
 
 impl Request {
     /// Returns the same request, for code that answers it in place of the owner.
@@ -75,6 +75,11 @@ impl Request {
     pub(crate) const fn stand_in(&self) -> Self {
         let Self { number, payload, internal_allowance, call_id } = *self;
         Self { number, payload, internal_allowance, call_id }
+    }
+
+    #[inline(always)]
+    pub(crate) const fn number(&self) -> u64 {
+        self.number
     }
 
     /// Returns the place of its payload in the receive ring; intact until the request is answered.
@@ -329,9 +334,9 @@ impl<U> Link<U> {
     }
 
     /// Releases a request of a connection that has ended, from the application.
-    pub(crate) fn let_go(&mut self, request: &Request) {
-        if self.closed.is_some() && self.rx.requests.get(request.number).is_some() {
-            self.rx.requests.answer(request.number);
+    pub(crate) fn let_go(&mut self, number: u64) {
+        if self.closed.is_some() && self.rx.requests.get(number).is_some() {
+            self.rx.requests.answer(number);
         }
     }
 

@@ -6,6 +6,7 @@ use super::held::HeldRequest;
 use super::tx::Place;
 use super::{CallKey, IN_PLACE, Link, Request};
 use crate::error::{CallError, CloseReason, ReplyError};
+use crate::ring::Payload;
 use crate::stats::Stats;
 use crate::wire::{ALIGNMENT, CallId, METADATA_SPAN, Status, internal_allowance, padded};
 
@@ -166,6 +167,22 @@ impl<U> Link<U> {
             self.rx.requests.answer(request.number);
         }
         Ok(())
+    }
+
+    /// Does the same for the request of this number.
+    #[inline(always)]
+    pub(crate) fn respond_held(&mut self, number: u64, status: Status, payload: &[u8]) -> Result<(), ReplyError<()>> {
+        match self.held(number) {
+            Some(request) => self.respond(&request, status, payload),
+            None => Err(ReplyError::Foreign(())),
+        }
+    }
+
+    /// Returns the request of this number, if the application has it.
+    #[inline(always)]
+    pub(crate) fn held(&self, number: u64) -> Option<Request> {
+        let HeldRequest { position, call_id, len, internal_allowance } = self.rx.requests.get(number)?;
+        Some(Request { number, payload: Payload::of_message(position, len), internal_allowance, call_id })
     }
 
     /// Holds a request that is answered later.
