@@ -50,8 +50,8 @@ const OPERATIONS: &[Operation] = &[
     operation("kv_local_depth32_unverified", None, "all", "benchkv: as kv_local_depth32, without --verify", |operations| {
         job(&format!("{LOCAL} --queue-depth 32 --backend meta --verify=false"), operations);
     }),
-    operation("kv_remote_meta", Some(1871), WITHOUT_LOOKS, "benchkv: an operation on another rank, meta, without the software HCA", meta),
-    operation("kv_remote_delegation", Some(1544), WITHOUT_LOOKS, "benchkv: the same, delegation", delegation),
+    operation("kv_remote_meta", Some(1790), WITHOUT_LOOKS, "benchkv: an operation on another rank, meta, without the software HCA", meta),
+    operation("kv_remote_delegation", Some(1494), WITHOUT_LOOKS, "benchkv: the same, delegation", delegation),
     operation("kv_remote_sharded", Some(1209), WITHOUT_LOOKS, "benchkv: the same, sharded", sharded),
     operation("kv_remote_direct", Some(886), WITHOUT_LOOKS, "benchkv: the same, direct", direct),
     operation("kv_remote_meta_hca", None, "hca", "benchkv: what the software HCA adds to kv_remote_meta", meta),

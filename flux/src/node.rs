@@ -16,6 +16,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::mem::MaybeUninit;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,7 +52,6 @@ pub struct Node<T, U> {
 
 /// The ends of the node's lanes, and what goes through them.
 struct Ends<T, U> {
-    index: usize,
     /// By node. Its own place has no calls.
     peers: Vec<Peer<T, U>>,
     /// Received calls that are neither answered nor rejected.
@@ -59,7 +59,29 @@ struct Ends<T, U> {
     /// The held calls that wait for [`Node::try_recv_raw`].
     inbox: VecDeque<(Asked, T)>,
     /// Last: everything above points into it.
+    mesh: Joined<T>,
+}
+
+/// The mesh, for the node of this number. Its drop is the node's end.
+struct Joined<T> {
+    index: usize,
     mesh: Arc<Mesh<T>>,
+}
+
+impl<T> Deref for Joined<T> {
+    type Target = Mesh<T>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Mesh<T> {
+        &self.mesh
+    }
+}
+
+impl<T> Drop for Joined<T> {
+    fn drop(&mut self) {
+        self.signals().close(self.index);
+        (0..self.len()).filter_map(|node| self.signals().sleep(node)).for_each(Sleep::wake);
+    }
 }
 
 /// Another node.
@@ -95,12 +117,35 @@ impl<T, U> Node<T, U> {
     pub fn in_flight(&self) -> usize {
         self.ends.peers.iter().map(|peer| peer.calls.waiting()).sum()
     }
+
+    /// Returns the same node, with what `f` makes of the user data of its calls. A node is `Send` if its user data is. One whose user data is
+    /// not can be made of one that cannot call, on the thread that it was given to:
+    ///
+    /// ```
+    /// use std::{convert::Infallible, rc::Rc};
+    /// # fn main() -> Result<(), flux::ConfigError> {
+    /// for node in flux::network::<u64, Infallible>(2, flux::Config::default())? {
+    ///     std::thread::spawn(|| {
+    ///         let mut node = node.map(|never| match never {});
+    ///         let _ = node.call(1, 7, Rc::new("kept here"));
+    ///     });
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn map<V>(self, mut f: impl FnMut(U) -> V) -> Node<T, V> {
+        let Self { hot, ready, polls_to_look, clock, is_timed, ends: Ends { peers, held, inbox, mesh } } = self;
+        let peer = |Peer { out, rx, calls, gone }| Peer { out, rx, calls: calls.map(&mut f), gone };
+        let ends = Ends { peers: peers.into_iter().map(peer).collect(), held, inbox, mesh };
+        Node { hot, ready, polls_to_look, clock, is_timed, ends }
+    }
 }
 
 impl<T, U> fmt::Debug for Node<T, U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Node")
-            .field("index", &self.ends.index)
+            .field("index", &self.ends.mesh.index)
             .field("nodes", &self.ends.mesh.len())
             .field("in_flight", &self.in_flight())
             .field("held", &self.ends.held)
@@ -150,11 +195,10 @@ impl<T: Copy + Send, U> Node<T, U> {
             clock,
             is_timed: false,
             ends: Ends {
-                index,
                 peers: (0..nodes).map(peer).collect::<Option<_>>()?,
                 held: 0,
                 inbox: VecDeque::with_capacity((nodes - 1) * config.in_flight),
-                mesh,
+                mesh: Joined { index, mesh },
             },
         })
     }
@@ -162,7 +206,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// This node's number.
     #[must_use]
     pub fn index(&self) -> usize {
-        self.ends.index
+        self.ends.mesh.index
     }
 
     /// Returns the number of nodes of the network, this one included.
@@ -198,7 +242,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     fn refusal(&self, to: usize, payload: T, user_data: U) -> CallError<T, U> {
         match self.ends.peers.get(to) {
             Some(_) if self.ends.is_closed(to) => CallError::Disconnected { payload, user_data, to },
-            Some(peer) if to != self.ends.index => CallError::Full { payload, user_data, to, in_flight: peer.calls.capacity() },
+            Some(peer) if to != self.ends.mesh.index => CallError::Full { payload, user_data, to, in_flight: peer.calls.capacity() },
             _ => CallError::NoSuchNode { payload, user_data, to, last: self.ends.peers.len() - 1 },
         }
     }
@@ -343,7 +387,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// error.
     #[inline(always)]
     pub fn reply(&mut self, token: Token, payload: T) -> Result<(), ForeignToken<T>> {
-        if token.network != self.ends.mesh.number || token.asked.to as usize != self.ends.index {
+        if token.network != self.ends.mesh.number || token.asked.to as usize != self.ends.mesh.index {
             return Err(ForeignToken { token, payload });
         }
         let Asked { from, tag, .. } = token.asked;
@@ -354,13 +398,6 @@ impl<T: Copy + Send, U> Node<T, U> {
             out.publish(is_busy || calls.len() > 1, tag.pack(REPLY), MaybeUninit::new(payload));
         }
         Ok(())
-    }
-}
-
-impl<T, U> Drop for Node<T, U> {
-    fn drop(&mut self) {
-        self.ends.mesh.signals().close(self.ends.index);
-        (0..self.ends.mesh.len()).filter_map(|node| self.ends.mesh.signals().sleep(node)).for_each(Sleep::wake);
     }
 }
 
@@ -430,7 +467,7 @@ impl<T: Copy + Send, U> Ends<T, U> {
     /// Rejects the calls whose tokens were dropped.
     #[cold]
     fn reject_dropped(&mut self) -> usize {
-        let dropped = self.mesh.signals().dropped(self.index).map_or_else(Vec::new, Dropped::take);
+        let dropped = self.mesh.signals().dropped(self.mesh.index).map_or_else(Vec::new, Dropped::take);
         for &Asked { from, tag, .. } in &dropped {
             self.held -= 1;
             let is_busy = self.held > 0;
@@ -444,7 +481,7 @@ impl<T: Copy + Send, U> Ends<T, U> {
     /// Takes up to `budget` messages of a node: replies go to `f`, calls to `handler`.
     #[inline(always)]
     fn take(&mut self, from: usize, budget: usize, f: &mut impl FnMut(U, Result<T, CallFailed>), handler: &mut impl Handle<T>) -> usize {
-        let Self { peers, index, held, inbox, .. } = self;
+        let Self { peers, held, inbox, mesh: Joined { index, .. } } = self;
         let Some(Peer { out, rx, calls, .. }) = peers.get_mut(from) else { return 0 };
         let taken = rx.pop_each(budget, |is_first, word, payload| {
             // SAFETY: every message but a rejection has a payload, which its sender leaves alone until it knows that this end is past it (M2).
@@ -471,25 +508,25 @@ impl<T: Copy + Send, U> Ends<T, U> {
             return taken;
         }
         // A node does not call itself: its own place is for the calls that it is to reject.
-        if from == self.index { self.reject_dropped() } else { 0 }
+        if from == self.mesh.index { self.reject_dropped() } else { 0 }
     }
 }
 
 impl<T: Copy + Send, U> ready::Lanes for Ends<T, U> {
     fn is_ready(&self, from: usize) -> bool {
-        let is_own = from == self.index && self.mesh.signals().dropped(from).is_some_and(Dropped::any);
+        let is_own = from == self.mesh.index && self.mesh.signals().dropped(from).is_some_and(Dropped::any);
         is_own || self.peers.get(from).is_some_and(|peer| peer.rx.is_ready())
     }
 
     fn armed(&self, from: usize) -> Option<&AtomicU32> {
-        self.mesh.signals().armed(from, self.index)
+        self.mesh.signals().armed(from, self.mesh.index)
     }
 }
 
 /// The condition of [`Node::wait`], so that a thread can sleep on several things: see [`sleep::wait`].
 impl<T: Copy + Send, U> Watch for Node<T, U> {
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
-        if let Some(sleep) = self.ends.mesh.signals().sleep(self.ends.index) {
+        if let Some(sleep) = self.ends.mesh.signals().sleep(self.ends.mesh.index) {
             show(sleep.word());
         }
     }

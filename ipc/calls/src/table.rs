@@ -51,6 +51,14 @@ impl<T> Calls<T> {
         }
     }
 
+    /// Returns the same calls, each with what `f` makes of its value.
+    #[must_use]
+    pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> Calls<U> {
+        let Self { entries, free, used, abandoned, deadlines } = self;
+        let entries = entries.into_iter().map(|Entry { tag, next, value }| Entry { tag, next, value: value.map(&mut f) });
+        Calls { entries: entries.collect(), free, used, abandoned, deadlines }
+    }
+
     /// Returns the number of entries in use.
     #[must_use]
     #[inline(always)]

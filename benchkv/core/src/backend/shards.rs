@@ -1,10 +1,10 @@
 //! The channel between the daemons of a rank: flux, and the calls that wait for its answers.
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 
 use flux::{CallError, CallFailed, Config, Node};
 use shm::clock::Clock;
-use slab::Slab;
 
 use super::BackendError;
 use crate::job::Sizes;
@@ -21,8 +21,8 @@ pub(super) enum Hop {
     Failed,
 }
 
-/// A daemon's end. It keeps a key into [`Shards::waiting`] per call, so the end can be sent to its thread.
-pub(super) type ShardNode = Node<Hop, usize>;
+/// A daemon's end, until it is on the daemon's thread. It cannot call.
+pub(super) type ShardNode = Node<Hop, Infallible>;
 
 /// Makes the ends for all daemons of a rank.
 pub(super) fn mesh(clock: &Clock, daemons: usize, sizes: &Sizes) -> Result<Vec<ShardNode>, BackendError> {
@@ -33,16 +33,16 @@ pub(super) fn mesh(clock: &Clock, daemons: usize, sizes: &Sizes) -> Result<Vec<S
 /// A daemon's end with the calls it has made. `W` is the caller to answer.
 #[derive(Debug)]
 pub(super) struct Shards<W> {
-    pub(super) node: ShardNode,
-    waiting: Slab<W>,
+    pub(super) node: Node<Hop, W>,
     /// Per daemon, in order: calls that found no room in the channel.
-    backlog: Vec<VecDeque<(Request, usize)>>,
+    backlog: Vec<VecDeque<(Request, W)>>,
     backlogged: usize,
 }
 
 impl<W> Shards<W> {
     pub(super) fn new(node: ShardNode, daemons: usize) -> Self {
-        Self { node, waiting: Slab::new(), backlog: (0..daemons).map(|_| VecDeque::new()).collect(), backlogged: 0 }
+        let node = node.map(|never| match never {});
+        Self { node, backlog: (0..daemons).map(|_| VecDeque::new()).collect(), backlogged: 0 }
     }
 
     /// Returns the number of requests that wait for room.
@@ -51,19 +51,18 @@ impl<W> Shards<W> {
     }
 
     /// Sends a request to another daemon, after those that wait for room.
-    pub(super) fn call(&mut self, daemon: usize, request: Request, whom: W) -> Result<(), BackendError> {
+    pub(super) fn call(&mut self, daemon: usize, request: Request, mut whom: W) -> Result<(), BackendError> {
         let Some(queue) = self.backlog.get_mut(daemon) else {
             return Err(BackendError::transport("the channel between daemons", format!("there is no daemon {daemon}")));
         };
-        let key = self.waiting.insert(whom);
         if queue.is_empty() {
-            match self.node.call(daemon, Hop::Request(request), key) {
+            whom = match self.node.call(daemon, Hop::Request(request), whom) {
                 Ok(_) => return Ok(()),
-                Err(CallError::Full { .. }) => {}
+                Err(CallError::Full { user_data, .. }) => user_data,
                 Err(error) => return Err(BackendError::transport("the channel between daemons", error.to_string())),
             }
         }
-        queue.push_back((request, key));
+        queue.push_back((request, whom));
         self.backlogged += 1;
         Ok(())
     }
@@ -71,13 +70,13 @@ impl<W> Shards<W> {
     /// Sends as much of a daemon's queue as there is room for.
     fn send(&mut self, daemon: usize) -> Result<(), BackendError> {
         let Some(queue) = self.backlog.get_mut(daemon) else { return Ok(()) };
-        while let Some(&(request, key)) = queue.front() {
-            match self.node.call(daemon, Hop::Request(request), key) {
-                Ok(_) => {
-                    queue.pop_front();
-                    self.backlogged -= 1;
+        while let Some((request, whom)) = queue.pop_front() {
+            match self.node.call(daemon, Hop::Request(request), whom) {
+                Ok(_) => self.backlogged -= 1,
+                Err(CallError::Full { user_data, .. }) => {
+                    queue.push_front((request, user_data));
+                    break;
                 }
-                Err(CallError::Full { .. }) => break,
                 Err(error) => return Err(BackendError::transport("the channel between daemons", error.to_string())),
             }
         }
@@ -98,17 +97,15 @@ impl<W> Shards<W> {
     /// Takes arrived messages, and gives answers to `answer` with their callers. Returns the number of answers; requests are counted
     /// where they are taken from the node.
     pub(super) fn poll(&mut self, answer: impl FnMut(W, Option<Response>)) -> usize {
-        let Self { node, waiting, .. } = self;
         let mut answers = 0;
-        node.poll(ending(waiting, &mut answers, answer));
+        self.node.poll(ending(&mut answers, answer));
         answers
     }
 
     /// Does the same, and answers requests at once, with the result of `serve`. Returns the number of answers and requests.
     pub(super) fn step(&mut self, answer: impl FnMut(W, Option<Response>), mut serve: impl FnMut(&Request) -> Response) -> usize {
-        let Self { node, waiting, .. } = self;
         let (mut answers, mut served) = (0, 0);
-        node.step(ending(waiting, &mut answers, answer), |_, hop| {
+        self.node.step(ending(&mut answers, answer), |_, hop| {
             served += 1;
             match hop {
                 Hop::Request(request) => Hop::Response(serve(request)),
@@ -120,20 +117,14 @@ impl<W> Shards<W> {
 }
 
 /// Returns the function that ends the calls of a node: counts each, and gives it to `answer` with its caller.
-fn ending<W>(
-    waiting: &mut Slab<W>,
-    answers: &mut usize,
-    mut answer: impl FnMut(W, Option<Response>),
-) -> impl FnMut(usize, Result<Hop, CallFailed>) {
-    move |key, outcome| {
+fn ending<W>(answers: &mut usize, mut answer: impl FnMut(W, Option<Response>)) -> impl FnMut(W, Result<Hop, CallFailed>) {
+    move |whom, outcome| {
         *answers += 1;
-        if let Some(whom) = waiting.try_remove(key) {
-            let response = match outcome {
-                Ok(Hop::Response(response)) => Some(response),
-                Ok(Hop::Request(_) | Hop::Failed) | Err(_) => None,
-            };
-            answer(whom, response);
-        }
+        let response = match outcome {
+            Ok(Hop::Response(response)) => Some(response),
+            Ok(Hop::Request(_) | Hop::Failed) | Err(_) => None,
+        };
+        answer(whom, response);
     }
 }
 
