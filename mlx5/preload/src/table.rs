@@ -1,58 +1,46 @@
 //! A table of objects by handle.
 
+use slab::Slab;
+
 use crate::errno::Errno;
 
 /// Objects of one kind. A handle is reused only when it is free.
 #[derive(Debug)]
-pub(crate) struct Table<T> {
-    slots: Vec<Option<T>>,
-    free: Vec<u32>,
-}
+pub(crate) struct Table<T>(Slab<T>);
 
 /// `EINVAL`: there is no such object.
 const NONE: Errno = Errno(libc::EINVAL);
 
 impl<T> Default for Table<T> {
     fn default() -> Self {
-        Self { slots: Vec::new(), free: Vec::new() }
+        Self(Slab::new())
     }
 }
 
 impl<T> Table<T> {
     /// Inserts an object. Returns its handle.
     pub(crate) fn insert(&mut self, object: T) -> u32 {
-        match self.free.pop() {
-            Some(handle) => {
-                self.slots[handle as usize] = Some(object);
-                handle
-            }
-            None => {
-                self.slots.push(Some(object));
-                self.slots.len() as u32 - 1
-            }
-        }
+        self.0.insert(object) as u32
     }
 
     /// Returns the object with this handle.
     pub(crate) fn get(&self, handle: u32) -> Result<&T, Errno> {
-        self.slots.get(handle as usize).and_then(Option::as_ref).ok_or(NONE)
+        self.0.get(handle as usize).ok_or(NONE)
     }
 
     /// Returns the object with this handle.
     pub(crate) fn get_mut(&mut self, handle: u32) -> Result<&mut T, Errno> {
-        self.slots.get_mut(handle as usize).and_then(Option::as_mut).ok_or(NONE)
+        self.0.get_mut(handle as usize).ok_or(NONE)
     }
 
     /// Removes the object with this handle, and returns it.
     pub(crate) fn remove(&mut self, handle: u32) -> Result<T, Errno> {
-        let object = self.slots.get_mut(handle as usize).and_then(Option::take).ok_or(NONE)?;
-        self.free.push(handle);
-        Ok(object)
+        self.0.try_remove(handle as usize).ok_or(NONE)
     }
 
     /// Returns all objects.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
-        self.slots.iter().flatten()
+        self.0.iter().map(|(_, object)| object)
     }
 }
 
