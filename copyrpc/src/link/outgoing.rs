@@ -153,6 +153,12 @@ impl<U> Link<U> {
         if is_held && self.rx.requests.get(request.number).is_none_or(|held| held.position != request.payload.message()) {
             return Err(ReplyError::Foreign(()));
         }
+        self.give(request, is_held, status, payload)
+    }
+
+    /// Answers a request of an open link.
+    #[inline(always)]
+    fn give(&mut self, request: &Request, is_held: bool, status: Status, payload: &[u8]) -> Result<(), ReplyError<()>> {
         let message = padded(payload.len() as u64);
         let allowance = u64::from(request.internal_allowance);
         if message + METADATA_SPAN > allowance {
@@ -172,8 +178,11 @@ impl<U> Link<U> {
     /// Does the same for the request of this number.
     #[inline(always)]
     pub(crate) fn respond_held(&mut self, number: u64, status: Status, payload: &[u8]) -> Result<(), ReplyError<()>> {
+        if let Some(reason) = self.closed {
+            return Err(ReplyError::Closed(reason));
+        }
         match self.held(number) {
-            Some(request) => self.respond(&request, status, payload),
+            Some(request) => self.give(&request, true, status, payload),
             None => Err(ReplyError::Foreign(())),
         }
     }
