@@ -150,6 +150,10 @@ impl Drop for AsyncServer {
 
 /// A request, to be answered at any time, in any order and from any thread. Dropping it without an answer tells the caller:
 /// [`ClientError::Dropped`](crate::ClientError::Dropped).
+///
+/// Its place in the receive ring is used again when it is answered. The ring after the oldest unanswered request of a connection is not
+/// reused, so a request that waits for long stops the other calls of that connection once they have filled the ring. Let clients make calls
+/// that wait for an event through an [`AsyncClient`](crate::AsyncClient) of their own, and the calls that cause it through another.
 #[must_use = "dropping a request answers it with an error"]
 pub struct ServerRequest {
     data: Vec<u8>,
