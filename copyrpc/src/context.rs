@@ -384,6 +384,11 @@ impl<U> Context<U> {
         self.inner.worklist.next_request().map(|(connection, request)| RecvHandle::new(connection, &request))
     }
 
+    /// Returns the number of endpoints that have a share of the queues.
+    pub(crate) fn shares(&self) -> u32 {
+        self.inner.used.endpoints()
+    }
+
     /// Returns the number of connected endpoints that have not ended.
     #[must_use]
     pub fn endpoints(&self) -> usize {

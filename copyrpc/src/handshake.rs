@@ -7,7 +7,7 @@ use rendezvous::record::field;
 use crate::config::{CreateEndpointError, EndpointConfig};
 use crate::context::Context;
 use crate::endpoint::Endpoint;
-use crate::exchange::{EXCHANGE_RECORD_SIZE, ExchangeRecord, Refusal};
+use crate::exchange::{EXCHANGE_RECORD_SIZE, ExchangeError, ExchangeRecord, RecordError, Refusal};
 use crate::pending::{ConnectFailure, PendingEndpoint};
 
 /// The last byte that each end sends: it is connected, or it is not and never will be.
@@ -81,6 +81,12 @@ impl<U> Handshake<U> {
                 Self::begin(End::Failed(error.into()), &refusal)
             }
         }
+    }
+
+    /// Begins a handshake that tells the peer that there is no room for it.
+    pub(crate) fn full() -> Self {
+        let reason = ExchangeError::Record(RecordError::Refused(Refusal::Full));
+        Self::begin(End::Failed(reason.into()), &ExchangeRecord::refuse(Refusal::Full))
     }
 
     /// Continues after a peer's record that has arrived already.

@@ -20,6 +20,13 @@ pub(crate) struct Used {
     endpoints: Cell<u32>,
 }
 
+impl Used {
+    /// Returns the number of endpoints that have a share: those that connect, that are connected, and that have ended and are not released.
+    pub(crate) fn endpoints(&self) -> u32 {
+        self.endpoints.get()
+    }
+}
+
 /// The limits of an endpoint's outstanding operations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outstanding {

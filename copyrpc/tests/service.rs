@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::Barrier;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -230,7 +231,7 @@ fn clients_above_the_limit_are_told_so_and_find_room_when_others_leave() {
         }
         assert!(clients.len() < 1000);
     };
-    assert!(clients.len() >= 3);
+    assert_eq!(clients.len(), 3);
     let full = ConnectFailure::Exchange(ExchangeError::Record(RecordError::Refused(Refusal::Full))).to_string();
     assert_eq!(refused.to_string(), full);
     drop(clients.pop());
@@ -242,6 +243,29 @@ fn clients_above_the_limit_are_told_so_and_find_room_when_others_leave() {
         }
     };
     assert_eq!(client.call(b"room").unwrap(), b"ROOM");
+    served.end();
+}
+
+#[test]
+fn clients_that_connect_at_once_do_not_exceed_the_limit() {
+    const CLIENTS: usize = 8;
+    let net = Net::new();
+    let options = ServerOptions { clients: 3, ..net.server_options() };
+    let served = local::serve(&any_port(), options, upper_case);
+    let (address, all) = (served.address, Barrier::new(CLIENTS));
+    let connect = || {
+        let client = Client::with_options(address, &net.client_options());
+        // Nobody leaves before the last one has tried.
+        all.wait();
+        client.map(drop).map_err(|error| error.to_string())
+    };
+    let outcomes: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(connect)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let full = ConnectFailure::Exchange(ExchangeError::Record(RecordError::Refused(Refusal::Full))).to_string();
+    let refused: Vec<_> = outcomes.into_iter().filter_map(Result::err).collect();
+    assert_eq!(refused, vec![full; CLIENTS - 3]);
     served.end();
 }
 

@@ -107,6 +107,8 @@ pub struct Server {
     gate: Gate<Arriving>,
     context: Context<()>,
     endpoint: EndpointConfig,
+    /// Maximum number of clients at once.
+    most: u32,
     stop: StopHandle,
     polls_to_look: u32,
     /// Number of polls in a row that found nothing.
@@ -127,6 +129,7 @@ impl Arriving {
         stream: &mut TcpStream,
         context: &Context<()>,
         config: &EndpointConfig,
+        most: u32,
     ) -> Result<Option<Endpoint<()>>, ConnectFailure> {
         if let Self::Record(incoming) = self {
             let Some(record) = incoming.advance(stream)? else { return Ok(None) };
@@ -136,7 +139,9 @@ impl Arriving {
                 let _ = stream.write(&ExchangeRecord::refuse(Refusal::Failed));
                 return Err(error.into());
             }
-            *self = Self::Meeting(Box::new(Handshake::of(context, config).after(record)));
+            // The queues may have room for more, as devices round up.
+            let handshake = if context.shares() < most { Handshake::of(context, config) } else { Handshake::full() };
+            *self = Self::Meeting(Box::new(handshake.after(record)));
         }
         match self {
             Self::Meeting(handshake) => handshake.advance(stream),
@@ -168,7 +173,8 @@ impl Server {
         let gate = Gate::bind(&address, CONNECT_TIME).map_err(|source| ServerError::Listen { address: format!("{address:?}"), source })?;
         let context = ContextBuilder::new(options.device.clone()).endpoints_with(options.clients, &options.endpoint).build()?;
         let stop = StopHandle { is_stopped: Arc::default(), waker: context.waker() };
-        Ok(Self { clients: Vec::new(), gate, context, endpoint: options.endpoint.clone(), stop, polls_to_look: 0, in_vain: 0 })
+        let (endpoint, most) = (options.endpoint.clone(), options.clients);
+        Ok(Self { clients: Vec::new(), gate, context, endpoint, most, stop, polls_to_look: 0, in_vain: 0 })
     }
 
     /// Returns the address at which it listens.
@@ -289,10 +295,10 @@ impl Server {
     /// Admits new clients, continues with clients that connect, and drops those that have left.
     fn look_at_sockets(&mut self) {
         self.clients.retain(|client| client.closed().is_none());
-        let Self { clients, gate, context, endpoint, .. } = self;
+        let Self { clients, gate, context, endpoint, most, .. } = self;
         gate.look(
             || Arriving::Record(Incoming::default()),
-            |arriving, stream| arriving.advance(stream, context, endpoint),
+            |arriving, stream| arriving.advance(stream, context, endpoint, *most),
             |client| clients.push(client),
         );
     }
