@@ -3,13 +3,19 @@
 /// Maximum number of nodes of a network.
 pub const NODES_MAX: usize = 256;
 
+/// Maximum number of calls in flight: those of a node to all others must have tags.
+const IN_FLIGHT_MAX: usize = calls::CALLS_MAX / NODES_MAX;
+
+/// Maximum number of slots of a lane, enough for the most calls in flight.
+const CAPACITY_MAX: usize = 4 * IN_FLIGHT_MAX;
+
 /// Sizes of a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
     /// Slots of a lane; there is one for each ordered pair of nodes, for requests and replies alike. A power of two above
-    /// `2 x in_flight`. A slot is 16 B and the payload, rounded up to 64 B.
+    /// `2 x in_flight`, at most 262,144. A slot is 16 B and the payload, rounded up to 64 B.
     pub capacity: usize,
-    /// Unanswered calls of one node to one other.
+    /// Unanswered calls of one node to one other, at most 65,536.
     pub in_flight: usize,
 }
 
@@ -26,12 +32,11 @@ impl Config {
         if !(1..=NODES_MAX).contains(&nodes) {
             return Err(ConfigError::Nodes(nodes));
         }
-        // M2 of `node`; and the calls of a node to all others must have tags.
-        let in_flight_max = calls::CALLS_MAX / NODES_MAX;
-        if !(1..=in_flight_max).contains(&in_flight) {
-            return Err(ConfigError::InFlight { in_flight, max: in_flight_max });
+        if !(1..=IN_FLIGHT_MAX).contains(&in_flight) {
+            return Err(ConfigError::InFlight { in_flight, max: IN_FLIGHT_MAX });
         }
-        if !capacity.is_power_of_two() || capacity <= 2 * in_flight {
+        // M2 of `node`.
+        if !capacity.is_power_of_two() || capacity <= 2 * in_flight || capacity > CAPACITY_MAX {
             return Err(ConfigError::Capacity { capacity, in_flight });
         }
         Ok(())
@@ -53,8 +58,8 @@ pub enum ConfigError {
         /// The maximum.
         max: usize,
     },
-    /// A lane that cannot hold all calls and replies.
-    #[error("capacity is {capacity}: it must be a power of two above 2 x in_flight = {}", 2 * in_flight)]
+    /// A lane that cannot hold all calls and replies, or is longer than the most of them need.
+    #[error("capacity is {capacity}: it must be a power of two above 2 x in_flight = {}, at most {CAPACITY_MAX}", 2 * in_flight)]
     Capacity {
         /// Slots asked for.
         capacity: usize,

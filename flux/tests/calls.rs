@@ -26,7 +26,7 @@ fn sizes_out_of_range_are_named() {
     assert_eq!(make(257, 1024, 256), Err(ConfigError::Nodes(257)));
     assert!(matches!(make(2, 1024, 0), Err(ConfigError::InFlight { .. })));
     assert!(matches!(make(2, 1024, usize::MAX), Err(ConfigError::InFlight { .. })));
-    for (capacity, in_flight) in [(0, 1), (1000, 1), (512, 256), (2, 1)] {
+    for (capacity, in_flight) in [(0, 1), (1000, 1), (512, 256), (2, 1), (1 << 19, 1), (1 << 40, 1)] {
         assert_eq!(make(2, capacity, in_flight), Err(ConfigError::Capacity { capacity, in_flight }));
     }
     assert_eq!(make(1, 4, 1), Ok(()));

@@ -100,6 +100,9 @@ fn a_server_that_comes_late_is_waited_for_and_one_that_never_comes_is_named() {
     let impatient = ClientOptions { connect_timeout: Duration::from_millis(100), ..ClientOptions::default() };
     let error = Client::with_options(address, &impatient).unwrap_err();
     assert!(matches!(error, ClientError::Unreachable { .. }) && error.to_string().contains(&address.to_string()), "{error}");
+    let silent = TcpListener::bind(any_port()).unwrap();
+    let error = Client::with_options(silent.local_addr().unwrap(), &impatient).unwrap_err();
+    assert_eq!(error.to_string(), "exchanging records: timed out");
 }
 
 /// The call that was under way may fail. The first call after the end is known connects again.

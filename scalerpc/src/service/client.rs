@@ -192,8 +192,16 @@ pub(super) fn reach(
     is_wanted: impl FnMut() -> bool,
 ) -> Result<RdmaClient, ClientError> {
     let unreachable = |source| ClientError::Unreachable { address: name.to_owned(), source };
-    let meet = |mut stream: TcpStream| Ok(RdmaClient::connect_on(device, &options.rdma, &mut stream)?);
+    let meet = |mut stream: TcpStream| Ok(RdmaClient::connect_on(device, &options.rdma, &mut stream).map_err(timed_out)?);
     rendezvous::reach(addresses, patience, is_wanted, meet, has_left, unreachable)
+}
+
+/// Names a time limit that a stream reached, which the stream reports as an operation that would block.
+fn timed_out(error: MeetError) -> MeetError {
+    match error {
+        MeetError::Channel(error) if error.kind() == io::ErrorKind::WouldBlock => MeetError::Channel(io::ErrorKind::TimedOut.into()),
+        other => other,
+    }
 }
 
 /// Returns whether the server left while this client waited to be accepted, or while the two connected.
