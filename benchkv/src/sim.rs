@@ -1,5 +1,6 @@
 //! `benchkv sim`: a job in virtual time. [`engine::drive::simulated`] says which parts are real and which are models.
 
+use clap::ValueEnum as _;
 use engine::drive::simulated::{Simulated, SimulationError, World};
 use harness::affinity::PinPolicy;
 use harness::clock::ClockSource;
@@ -47,9 +48,17 @@ pub enum SimError {
 
 /// Refuses options that have no meaning in virtual time.
 fn check(job: &JobArgs) -> Result<(), RangeError> {
-    let (_, carrier) = job.axes()?;
+    let (routing, carrier) = job.axes()?;
     if carrier.traits().library.is_some() {
-        return Err(range("--carrier", carrier, "it has no meaning in virtual time", "copyrpc or rc-send".to_owned()));
+        // The name of a backend can say its carrier.
+        let (flag, given, legal) = match job.carrier {
+            Some(carrier) => ("--carrier", carrier.to_string(), "copyrpc or rc-send".to_owned()),
+            None => {
+                let name = job.backend.to_possible_value().map(|name| name.get_name().to_owned());
+                ("--backend", name.unwrap_or_default(), routing.to_string())
+            }
+        };
+        return Err(range(flag, given, "it has no meaning in virtual time", legal));
     }
     let refused = |flag, given: String| Err(range(flag, given, "it has no meaning in virtual time", "none; leave it out".to_owned()));
     match job {
