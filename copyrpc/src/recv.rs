@@ -10,7 +10,7 @@ use crate::ring::{Payload, RecvBytes};
 use crate::wire::Status;
 
 /// A request to be answered, at any time and in any order. Its bytes stay in the receive ring, unchanged, until then. The ring after the
-/// oldest unanswered request is not reused, so do not hold a request forever.
+/// oldest of them is not reused: to hold a request for long, copy the bytes and [give them up](Self::give_up_data).
 ///
 /// A drop without a reply answers the caller with [`CallFailure::Dropped`](crate::error::CallFailure::Dropped).
 #[derive(Debug)]
@@ -36,6 +36,13 @@ impl<U> RecvHandle<U> {
     #[inline]
     pub fn data(&self) -> RecvBytes<'_> {
         self.connection.recv_view().bytes(self.request().map_or(Payload::default(), |request| request.payload()))
+    }
+
+    /// Gives the bytes' place in the ring back: [`data`](Self::data) is empty from now on. A request without bytes stops no other request of
+    /// its connection, however long it is held; until it is answered it only keeps its caller's allowance for the reply from the credit.
+    pub fn give_up_data(&mut self) {
+        self.number = self.connection.with_link(|link| link.give_up_bytes(self.number));
+        self.connection.mark_dirty();
     }
 
     /// Returns the maximum bytes of a reply: the caller's allowance, rounded up.

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use copyrpc::typed::Call;
-use copyrpc::{AsyncCall, AsyncClient, AsyncServer, ClientError, ClientOptions, ServerRequest};
+use copyrpc::{AsyncCall, AsyncClient, AsyncServer, ClientError, ClientOptions, EndpointConfig, ServerRequest};
 #[path = "support/local.rs"]
 mod local;
 
@@ -169,6 +169,28 @@ fn every_way_in_which_a_call_ends_is_told_apart() {
             break;
         }
     }
+}
+
+#[test]
+fn a_call_that_is_answered_late_stops_no_other_of_its_client() {
+    const SIZE: usize = 1_000;
+    let net = Net::new();
+    let (server, client) = block_on(async {
+        let server = start(&net, &any_port()).await;
+        let client = connect(&net, server.local_addr()).await;
+        (server, client)
+    });
+    let mut late = start_call(&client, b"late");
+    let held = block_on(server.recv()).unwrap().unwrap();
+    // Several times the bytes of the ring.
+    for _ in 0..4 * EndpointConfig::default().ring_size / SIZE as u64 {
+        let call = start_call(&client, &[7; SIZE]);
+        block_on(server.recv()).unwrap().unwrap().reply(*b"soon");
+        assert_eq!(block_on(call).unwrap(), b"soon");
+    }
+    assert_eq!(held.data(), b"late");
+    held.reply(*b"at last");
+    assert_eq!(block_on(&mut late).unwrap(), b"at last");
 }
 
 #[test]

@@ -329,8 +329,13 @@ impl<U> Link<U> {
     }
 
     /// Returns whether the application has requests that it has not answered.
-    pub(crate) const fn has_taken_requests(&self) -> bool {
+    pub(crate) fn has_taken_requests(&self) -> bool {
         self.rx.requests.has_taken()
+    }
+
+    /// Gives up the bytes of a request that the application has. Returns its new number.
+    pub(crate) fn give_up_bytes(&mut self, number: u64) -> u64 {
+        self.rx.requests.give_up_bytes(number)
     }
 
     /// Releases a request of a connection that has ended, from the application.

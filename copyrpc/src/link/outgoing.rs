@@ -190,7 +190,7 @@ impl<U> Link<U> {
     /// Returns the request of this number, if the application has it.
     #[inline(always)]
     pub(crate) fn held(&self, number: u64) -> Option<Request> {
-        let HeldRequest { position, call_id, len, internal_allowance } = self.rx.requests.get(number)?;
+        let &HeldRequest { position, call_id, len, internal_allowance } = self.rx.requests.get(number)?;
         Some(Request { number, payload: Payload::of_message(position, len), internal_allowance, call_id })
     }
 
@@ -222,6 +222,12 @@ impl<U> Link<U> {
     /// [`ReplyError`]; for a payload above [`Request::max_reply`] it returns the request.
     pub(crate) fn reply(&mut self, request: Request, payload: &[u8]) -> Result<(), ReplyError<Request>> {
         self.respond(&request, Status::Ok, payload).map_err(|error| error.map_request(|()| request))
+    }
+
+    /// Returns the same request, whose bytes are given up.
+    pub(crate) fn without_bytes(&mut self, request: Request) -> Request {
+        let number = self.give_up_bytes(request.number);
+        self.held(number).unwrap_or(request)
     }
 
     /// Answers a request with [`CallFailure::Refused`].

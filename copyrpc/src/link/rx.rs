@@ -58,7 +58,7 @@ pub(super) struct RecvRing {
     announced: u64,
     /// Bytes of the batches after it, oldest first; at most `batch_limit` entries.
     announced_behind: VecDeque<u64>,
-    /// Requests whose bytes are needed.
+    /// Requests that are not answered.
     pub(super) requests: HeldRequests,
     batches_received: u64,
     /// The peer makes no more calls (G1).
@@ -98,10 +98,10 @@ impl RecvRing {
         self.view.size()
     }
 
-    /// Returns the position of the oldest byte still needed: the oldest request not answered, or the message being delivered (S3).
+    /// Returns the position of the oldest byte still needed: of a request, or of the message being delivered (S3).
     #[inline]
     pub(super) fn consumer_pos(&self) -> u64 {
-        if self.requests.is_empty() { self.delivered } else { self.oldest_held() }
+        if self.requests.needs_bytes() { self.oldest_held() } else { self.delivered }
     }
 
     #[inline(never)]

@@ -25,7 +25,8 @@ type Reply = Result<Vec<u8>, ClientError>;
 
 /// A connection to a [`Server`](crate::Server) whose calls are futures, for any executor and from any thread. Clones share the
 /// connection, and therefore its WRITEs. Dropping the last clone closes the connection, and waits until the server knows, at most 20 ms.
-/// A call that the server holds for long stops the others once they have filled the ring: see [`ServerRequest`](crate::ServerRequest).
+/// A call that an [`AsyncServer`](crate::AsyncServer) holds for long stops no other; it keeps its
+/// [`max_reply`](ClientOptions::max_reply) from the credit of the connection.
 ///
 /// A thread of its own has the device. The thread sleeps on the completion channel while there is nothing to do; calls and replies wake
 /// it. A call after the end of the connection connects again; calls made meanwhile wait for the new connection.

@@ -151,9 +151,9 @@ impl Drop for AsyncServer {
 /// A request, to be answered at any time, in any order and from any thread. Dropping it without an answer tells the caller:
 /// [`ClientError::Dropped`](crate::ClientError::Dropped).
 ///
-/// Its place in the receive ring is used again when it is answered. The ring after the oldest unanswered request of a connection is not
-/// reused, so a request that waits for long stops the other calls of that connection once they have filled the ring. Let clients make calls
-/// that wait for an event through an [`AsyncClient`](crate::AsyncClient) of their own, and the calls that cause it through another.
+/// A request that waits for long stops no other. Until it is answered, it keeps its client's
+/// [`max_reply`](crate::ClientOptions::max_reply) from the credit of the client's connection, which is a quarter of the ring: a client that
+/// makes many calls that wait for an event needs a small one.
 #[must_use = "dropping a request answers it with an error"]
 pub struct ServerRequest {
     data: Vec<u8>,
@@ -234,13 +234,14 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
         if server.is_stopped() {
             shared.end(None).into_iter().for_each(|number| drop(held.remove(&number).map(RecvHandle::refuse)));
         }
-        while let Some(request) = server.recv() {
+        while let Some(mut request) = server.recv() {
             if server.is_stopped() {
                 drop(request.refuse());
                 continue;
             }
             last += 1;
             shared.offer(last, request.data().to_vec());
+            request.give_up_data();
             held.insert(last, request);
         }
         if let Err(error) = server.step() {

@@ -31,9 +31,9 @@ pub struct ClientOptions {
     pub endpoint: EndpointConfig,
     /// Maximum time to wait, whenever a connection is made, for a server that is not there yet or does not answer. Default: 5 s.
     pub connect_timeout: Duration,
-    /// Maximum bytes of a reply; longer replies are refused. A call that was given up keeps that much of the credit, which is a quarter
-    /// of the ring, until the server answers it. Default: a quarter of the maximum, which is 3/16 of the ring: 48 KiB with rings of 1
-    /// MiB.
+    /// Maximum bytes of a reply; longer replies are refused. A call takes that much of the credit, which is a quarter of the ring, until
+    /// the server answers it, even if it is given up before; calls for which no credit is left wait. Default: a quarter of the maximum,
+    /// which is 3/16 of the ring: 48 KiB with rings of 1 MiB, and so 5 calls at once.
     pub max_reply: Option<usize>,
     /// Timeout of [`Client::call`](crate::Client::call). Default: none; a call waits as long as the server lives and polls
     /// ([`EndpointConfig::stall_timeout`]).

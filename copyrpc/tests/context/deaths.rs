@@ -190,7 +190,11 @@ fn an_end_gives_everything_back_while_its_endpoint_is_kept() {
     server.poll_quietly();
     assert_eq!(server.endpoints(), 0);
     let _next = server.create_endpoint(&small()).unwrap();
-    assert_eq!(held.take().unwrap().data().to_vec(), b"held", "the bytes of a request that the application has stay");
+    let mut held = held.take().unwrap();
+    assert_eq!(held.data().to_vec(), b"held", "the bytes of a request that the application has stay");
+    held.give_up_data();
+    assert_eq!(held.data().len(), 0);
+    drop(held);
     assert_eq!(to_client.closed(), Some(CloseReason::ClosedHere));
 }
 

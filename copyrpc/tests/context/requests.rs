@@ -38,6 +38,33 @@ fn replies_in_any_order_and_after_a_long_hold_reach_their_calls() {
     assert_eq!(pair.finish(1).len(), 1);
 }
 
+#[test]
+fn requests_whose_bytes_are_given_up_stop_no_other_however_long_they_are_held() {
+    let pair = Pair::small();
+    for serial in 0..4 {
+        pair.to_server.call(&payload(serial, 40), serial, 40).unwrap();
+    }
+    let mut held = pair.receive(4);
+    for (serial, request) in (0..).zip(&mut held) {
+        assert_eq!(request.data().to_vec(), payload(serial, 40));
+        let max_reply = request.max_reply();
+        for _again in 0..2 {
+            request.give_up_data();
+            assert_eq!((request.data().len(), request.max_reply()), (0, max_reply));
+        }
+    }
+    // Many times the bytes of the ring.
+    for serial in 4..1_000 {
+        step_until(|| pair.to_server.call(&payload(serial, 40), serial, 40).is_ok(), || pair.poll());
+        assert_eq!(pair.finish(1), [(serial, Ok(payload(serial, 40)))]);
+    }
+    let endings: Vec<Ended> = (0..4).zip(held).map(|(how, request)| answer(request, how)).collect();
+    let mut ended = pair.finish(4);
+    ended.sort_by_key(|(serial, _)| *serial);
+    assert_eq!(ended, (0..4).zip(endings).collect::<Vec<_>>());
+    assert_eq!(ended[3].1, Ok(Vec::new()), "a reply");
+}
+
 /// How a request of [`at_full_depth`] is answered, and what its call then ends with.
 fn answer(handle: RecvHandle<u64>, how: u64) -> Ended {
     match how {

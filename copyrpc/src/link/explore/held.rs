@@ -4,7 +4,7 @@ impl HeldRequests {
     /// Returns the requests that are not answered, with their numbers. The application has taken all requests.
     pub(in crate::link) fn unanswered(&self) -> impl Iterator<Item = (u64, HeldRequest)> {
         assert_eq!(self.untaken, self.next, "requests are taken when they arrive");
-        (self.oldest..self.next).filter_map(|number| self.get(number).map(|request| (number, request)))
+        (self.oldest..self.next).filter_map(|number| self.get(number).map(|request| (number, *request)))
     }
 
     /// Restores these requests as held and taken.

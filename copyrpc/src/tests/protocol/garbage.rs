@@ -182,6 +182,12 @@ impl<'a> Pair<'a> {
         let found = self.rings.recv[index].view().bytes(request.payload()).copy_to(&mut payload);
         assert_eq!(found, len);
         let max = request.max_reply();
+        if self.rng.u8(..4) == 0 {
+            let request = side.link.without_bytes(request);
+            assert_eq!((request.payload().len(), request.max_reply()), (0, max));
+            side.held.push(request);
+            return;
+        }
         let answered = match self.rng.u8(..8) {
             0 => side.link.refuse(request),
             1 => side.link.abandon(request),

@@ -45,6 +45,7 @@ struct Held {
     request: Request,
     sent: Sent,
     number: usize,
+    has_bytes: bool,
 }
 
 /// The knowledge of one side's application. Serials number the calls of a side.
@@ -77,6 +78,7 @@ struct World {
 struct Mood {
     small_messages: bool,
     hold_percent: u8,
+    copy_percent: u8,
     defer_percent: u8,
     /// Of a thousand steps, how many begin an absence.
     away_permille: u16,
@@ -88,6 +90,7 @@ impl Mood {
         Self {
             small_messages: rng.bool(),
             hold_percent: [0, 30, 80, 98][rng.usize(..4)],
+            copy_percent: [0, 10, 50][rng.usize(..3)],
             defer_percent: [0, 0, 20, 60][rng.usize(..4)],
             away_permille: [0, 0, 10, 50][rng.usize(..4)],
             weights: std::array::from_fn(|_| rng.u32(1..20)),
@@ -257,7 +260,7 @@ impl World {
         assert!(request.max_reply() >= sent.wish.allowance);
         let number = self.apps[side].received;
         self.apps[side].received += 1;
-        let held = Held { request, sent, number };
+        let held = Held { request, sent, number, has_bytes: true };
         self.check_payload(side, &held);
         self.apps[side].held.push(held);
         true
@@ -277,7 +280,10 @@ impl World {
         }
         let pick = self.rng.usize(..self.apps[side].held.len());
         let held = self.apps[side].held.swap_remove(pick);
-        self.check_payload(side, &held);
+        if held.has_bytes {
+            self.check_payload(side, &held);
+            self.ends[side].forget_request(held.number);
+        }
         let serial = held.sent.serial;
         let link = &mut self.ends[side].link;
         let answer = match self.rng.u8(..10) {
@@ -301,7 +307,25 @@ impl World {
         if let Some(call) = self.apps[1 - side].taken.get_mut(&serial) {
             call.answer = Some(answer);
         }
-        self.ends[side].forget_request(held.number);
+        true
+    }
+
+    /// Gives up the bytes of a random held request, which stays held.
+    fn copy(&mut self, side: usize) -> bool {
+        if self.apps[side].held.is_empty() {
+            return false;
+        }
+        let pick = self.rng.usize(..self.apps[side].held.len());
+        let mut held = self.apps[side].held.swap_remove(pick);
+        let max_reply = held.request.max_reply();
+        if held.has_bytes {
+            self.check_payload(side, &held);
+            self.ends[side].forget_request(held.number);
+        }
+        held.has_bytes = false;
+        held.request = self.ends[side].link.without_bytes(held.request);
+        assert_eq!((held.request.payload().len(), held.request.max_reply()), (0, max_reply));
+        self.apps[side].held.push(held);
         true
     }
 
@@ -348,6 +372,7 @@ impl World {
                     true
                 }
                 2 => self.recv(side),
+                3 if self.rng.u8(..100) < self.mood.copy_percent => self.copy(side),
                 3 => self.rng.u8(..100) >= self.mood.hold_percent && self.answer(side),
                 5 => execute(&mut self.ends, side),
                 _ => {
