@@ -314,6 +314,9 @@ fn typed_calls_take_replies_of_their_type_only() {
     });
     let mut client = net.client(served.address);
     assert_eq!(client.call_typed(&Number(21u64.to_le_bytes())).unwrap(), 42u64.to_le_bytes());
+    let number = Number(4u64.to_le_bytes());
+    assert_eq!(client.call_typed_within(&number, Duration::from_secs(60)).unwrap(), 8u64.to_le_bytes());
+    assert!(matches!(client.call_typed_within(&number, Duration::ZERO), Err(ClientError::TimedOut)));
     let wrong = client.call_typed(&Misunderstood(21u64.to_le_bytes()));
     assert!(matches!(wrong, Err(ClientError::Reply(size)) if (size.received, size.expected) == (8, 4)), "{wrong:?}");
     assert!(matches!(client.call(b"no number"), Err(ClientError::Refused { .. })));

@@ -131,6 +131,8 @@ fn a_plain_loop_that_sleeps_is_woken_for_every_request_and_reply() {
         assert_eq!(block_on(client.call(b"ping")).unwrap(), b"PING");
     }
     assert_eq!(block_on(client.call_typed(&Word(*b"ping"))).unwrap(), *b"PING");
+    assert_eq!(block_on(client.call_typed_within(&Word(*b"pong"), Duration::from_secs(60))).unwrap(), *b"PONG");
+    assert!(matches!(block_on(client.call_typed_within(&Word(*b"pong"), Duration::ZERO)), Err(ClientError::TimedOut)));
     assert!(matches!(block_on(client.call_typed(&Misunderstood(*b"ping"))), Err(ClientError::Reply(_))));
     stop.stop();
     serving.join().unwrap();

@@ -40,6 +40,8 @@
 //! # }
 //! ```
 
+use std::time::Duration;
+
 /// The crate of the derives, for programs that do not depend on it themselves.
 pub use zerocopy;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -79,6 +81,14 @@ impl Client {
     pub fn call_typed<C: Call>(&mut self, request: &C) -> Result<C::Reply, ClientError> {
         read_reply(&self.call_type(C::RPC_TYPE, request.as_bytes())?)
     }
+
+    /// Like [`call_typed`](Self::call_typed), with a timeout of its own: see [`call_within`](Self::call_within).
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn call_typed_within<C: Call>(&mut self, request: &C, timeout: Duration) -> Result<C::Reply, ClientError> {
+        read_reply(&self.call_for(C::RPC_TYPE, request.as_bytes(), timeout)?)
+    }
 }
 
 impl AsyncClient {
@@ -88,6 +98,14 @@ impl AsyncClient {
     /// [`ClientError`].
     pub async fn call_typed<C: Call + Sync>(&self, request: &C) -> Result<C::Reply, ClientError> {
         read_reply(&self.call_type(C::RPC_TYPE, request.as_bytes()).await?)
+    }
+
+    /// Like [`Client::call_typed_within`].
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn call_typed_within<C: Call + Sync>(&self, request: &C, timeout: Duration) -> Result<C::Reply, ClientError> {
+        read_reply(&self.call_for(C::RPC_TYPE, request.as_bytes().into(), timeout).await?)
     }
 }
 

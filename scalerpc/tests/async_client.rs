@@ -126,6 +126,7 @@ fn tasks_of_a_runtime_share_connections_and_get_each_their_own_responses() {
             clients.push(net.client(server.address).await);
         }
         let mut calls = JoinSet::new();
+        assert_eq!(clients[0].call_typed_within(&Next(7.into()), Duration::from_secs(60)).await.unwrap(), 8);
         for task in 0..TASKS {
             let client = clients[task as usize % clients.len()].clone();
             calls.spawn(async move {

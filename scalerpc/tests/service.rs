@@ -253,6 +253,9 @@ fn typed_calls_have_the_types_of_both_and_other_sizes_are_refused() {
     });
     let mut client = Client::connect(server.address).unwrap();
     assert_eq!(client.call_typed(&Pair { first: 9, second: 2 }).unwrap(), 7);
+    assert_eq!(client.call_typed_within(&Pair { first: 8, second: 2 }, Duration::from_secs(60)).unwrap(), 6);
+    let late = client.call_typed_within(&Pair { first: 9, second: 2 }, Duration::ZERO).unwrap_err();
+    assert!(matches!(late, ClientError::Call(SyncCallError::Failure(CallFailure::DeadlineExceeded))), "{late:?}");
     let short = client.call_type(Pair::RPC_TYPE, &[1; 15]).unwrap_err();
     assert!(matches!(short, ClientError::Call(SyncCallError::Failure(CallFailure::HandlerFailed))), "{short}");
     let other = client.call_typed(&Mistaken([1, 2])).unwrap_err();

@@ -138,6 +138,14 @@ impl AsyncClient {
         read_reply(&self.call(request.as_bytes()).await?)
     }
 
+    /// Like [`call_typed`](Self::call_typed), with a timeout of its own: see [`call_within`](Self::call_within).
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn call_typed_within<C: Call + Sync>(&self, request: &C, timeout: Duration) -> Result<C::Reply, ClientError> {
+        read_reply(&self.call_within(request.as_bytes(), timeout).await?)
+    }
+
     fn call_for(&self, request: Vec<u8>, timeout: Option<Duration>) -> AsyncCall {
         AsyncCall { handle: Arc::clone(&self.0), stage: Stage::New(request, timeout) }
     }

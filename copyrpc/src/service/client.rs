@@ -74,6 +74,14 @@ impl Client {
         read_reply(&self.call(request.as_bytes())?)
     }
 
+    /// Like [`call_typed`](Self::call_typed), with a timeout of its own: see [`call_within`](Self::call_within).
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn call_typed_within<C: Call>(&mut self, request: &C, timeout: Duration) -> Result<C::Reply, ClientError> {
+        read_reply(&self.call_within(request.as_bytes(), timeout)?)
+    }
+
     /// Returns the maximum bytes of a request.
     #[must_use]
     pub fn max_request(&self) -> usize {

@@ -146,7 +146,7 @@ impl AsyncClient {
         self.call_for(rpc_type, request.into(), self.0.limits.timeout)
     }
 
-    fn call_for(&self, rpc_type: u16, request: Vec<u8>, timeout: Duration) -> AsyncCall {
+    pub(crate) fn call_for(&self, rpc_type: u16, request: Vec<u8>, timeout: Duration) -> AsyncCall {
         AsyncCall { handle: Arc::clone(&self.0), stage: Stage::New { rpc_type, request, timeout } }
     }
 

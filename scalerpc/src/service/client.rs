@@ -150,7 +150,7 @@ impl Client {
         &mut self.rdma
     }
 
-    fn call_for(&mut self, rpc_type: u16, request: &[u8], timeout: Duration) -> Result<Vec<u8>, ClientError> {
+    pub(crate) fn call_for(&mut self, rpc_type: u16, request: &[u8], timeout: Duration) -> Result<Vec<u8>, ClientError> {
         let start = Instant::now();
         // Learn of an end of the connection since the last call.
         self.rdma.poll();
