@@ -285,6 +285,12 @@ fn what_is_too_long_is_refused_and_the_connection_goes_on() {
     let refused = client.call(&vec![0; max + 1]);
     assert!(matches!(refused, Err(ClientError::TooLarge { len, max: limit }) if len == max + 1 && limit == max), "{refused:?}");
     assert_eq!(client.call(&vec![0; max]).unwrap(), b"");
+    let more = |max_reply| Client::with_options(served.address, &ClientOptions { max_reply: Some(max_reply), ..net.client_options() });
+    let refused = more(usize::MAX).err().unwrap();
+    let ClientError::MaxReply { wanted: usize::MAX, max } = refused else { panic!("{refused:?}") };
+    assert!(refused.to_string().contains("max_reply"), "{refused}");
+    assert_eq!(more(max).unwrap().max_reply(), max);
+    assert!(matches!(more(max + 1), Err(ClientError::MaxReply { .. })));
     served.end();
 }
 

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use copyrpc::typed::Call;
-use copyrpc::{AsyncCall, AsyncClient, AsyncServer, ClientError, ClientOptions, EndpointConfig, ServerRequest};
+use copyrpc::{AsyncCall, AsyncClient, AsyncServer, ClientError, ClientOptions, EndpointConfig, ServerOptions, ServerRequest};
 #[path = "support/local.rs"]
 mod local;
 
@@ -193,6 +193,28 @@ fn a_call_that_is_answered_late_stops_no_other_of_its_client() {
     assert_eq!(held.data(), b"late");
     held.reply(*b"at last");
     assert_eq!(block_on(&mut late).unwrap(), b"at last");
+}
+
+#[test]
+fn by_default_63_calls_of_a_client_are_under_way_at_once() {
+    let net = Net::new();
+    let (server_options, client_options) = (net.server_options(), net.client_options());
+    block_on(async {
+        let options = ServerOptions { endpoint: EndpointConfig::default(), ..server_options };
+        let server = AsyncServer::with_options(any_port(), &options).await.unwrap();
+        let options = ClientOptions { endpoint: EndpointConfig::default(), ..client_options };
+        let client = AsyncClient::with_options(server.local_addr(), &options).await.unwrap();
+        assert_eq!(client.max_reply(), 4096);
+        let calls: Vec<_> = (0..63).map(|_| start_call(&client, b"")).collect();
+        let mut held = Vec::new();
+        while held.len() < calls.len() {
+            held.push(server.recv().await.unwrap().unwrap());
+        }
+        held.into_iter().for_each(|request| request.reply([7; 4096]));
+        for call in calls {
+            assert_eq!(call.await.unwrap(), [7; 4096]);
+        }
+    });
 }
 
 #[test]

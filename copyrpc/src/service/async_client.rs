@@ -21,6 +21,9 @@ use crate::endpoint::CallToken;
 use crate::error::{CallError, CloseReason};
 use crate::typed::Call;
 
+/// Maximum bytes of a reply by default.
+const DEFAULT_REPLY: usize = 4 << 10;
+
 type Reply = Result<Vec<u8>, ClientError>;
 
 /// A connection to a [`Server`](crate::Server) whose calls are futures, for any executor and from any thread. Clones share the
@@ -99,7 +102,7 @@ impl AsyncClient {
         options: &ClientOptions,
     ) -> Result<Self, ClientError> {
         let (options, (tell, told)) = (options.clone(), oneshot());
-        let run = move || match Caller::connect(address, &options, || tell.is_wanted()) {
+        let run = move || match Caller::connect(address, &options, DEFAULT_REPLY, || tell.is_wanted()) {
             Err(error) => tell.send(Err(error)),
             Ok(caller) => {
                 let (worker, handle) = Worker::new(caller);
@@ -243,7 +246,7 @@ impl Worker {
         let limits = Limits {
             device: caller.context.device_info(),
             max_request: caller.endpoint.max_payload(),
-            max_reply: caller.max_reply(),
+            max_reply: caller.max_reply,
             timeout: caller.options.timeout,
         };
         let (poster, posted) = posting(caller.context.waker());
@@ -277,7 +280,7 @@ impl Worker {
     fn step(&mut self) -> Result<bool, ClientError> {
         let moved = self.send()?;
         let Self { caller, posted, under_way } = self;
-        let max_reply = caller.max_reply();
+        let max_reply = caller.max_reply;
         let mut again = Vec::new();
         let replies = caller.context.poll(|job, outcome| {
             under_way.remove(&job.number);

@@ -32,8 +32,9 @@ pub struct ClientOptions {
     /// Maximum time to wait, whenever a connection is made, for a server that is not there yet or does not answer. Default: 5 s.
     pub connect_timeout: Duration,
     /// Maximum bytes of a reply; longer replies are refused. A call takes that much of the credit, which is a quarter of the ring, until
-    /// the server answers it, even if it is given up before; calls for which no credit is left wait. Default: a quarter of the maximum,
-    /// which is 3/16 of the ring: 48 KiB with rings of 1 MiB, and so 5 calls at once.
+    /// the server answers it, even if it is given up before; calls for which no credit is left wait. The limit is 3/16 of the ring.
+    /// Default: a quarter of the limit, 48 KiB with rings of 1 MiB; but for an [`AsyncClient`](crate::AsyncClient), whose calls share the
+    /// credit, at most 4 KiB, which is enough for 63 calls at once with such rings.
     pub max_reply: Option<usize>,
     /// Timeout of [`Client::call`](crate::Client::call). Default: none; a call waits as long as the server lives and polls
     /// ([`EndpointConfig::stall_timeout`]).
@@ -66,6 +67,14 @@ pub enum ClientError {
         address: String,
         /// The socket's error.
         source: io::Error,
+    },
+    /// [`ClientOptions::max_reply`] is above the limit.
+    #[error("a max_reply of {wanted} bytes, the limit is {max}: larger rings permit more (EndpointConfig::ring_size)")]
+    MaxReply {
+        /// The option.
+        wanted: usize,
+        /// The limit in bytes.
+        max: usize,
     },
     /// The thread of an [`AsyncClient`](crate::AsyncClient) could not be started.
     #[error("starting the thread of a client: {0}")]
@@ -113,13 +122,17 @@ pub(super) struct Caller<U> {
     pub(super) address: String,
     addresses: Vec<SocketAddr>,
     pub(super) options: ClientOptions,
+    /// Maximum bytes of a reply.
+    pub(super) max_reply: usize,
 }
 
 impl<U> Caller<U> {
-    /// Opens the device, and connects to the server at `address`. Waits for the server as long as it `is_wanted`.
+    /// Opens the device, and connects to the server at `address`. Waits for the server as long as it `is_wanted`. By default a reply
+    /// has at most `default_reply` bytes.
     pub(super) fn connect(
         address: impl ToSocketAddrs + fmt::Debug,
         options: &ClientOptions,
+        default_reply: usize,
         is_wanted: impl Fn() -> bool,
     ) -> Result<Self, ClientError> {
         let name = format!("{address:?}");
@@ -127,7 +140,12 @@ impl<U> Caller<U> {
         let addresses = addresses.map_err(|source| ClientError::Unreachable { address: name.clone(), source })?;
         let context = ContextBuilder::new(options.device.clone()).endpoints_with(ENDPOINTS, &options.endpoint).build()?;
         let endpoint = reach(&context, &name, &addresses, options, options.connect_timeout, is_wanted)?;
-        Ok(Self { endpoint, context, address: name, addresses, options: options.clone() })
+        let max = endpoint.max_response_allowance();
+        let max_reply = options.max_reply.unwrap_or_else(|| default_reply.min(max / 4));
+        if max_reply > max {
+            return Err(ClientError::MaxReply { wanted: max_reply, max });
+        }
+        Ok(Self { endpoint, context, address: name, addresses, options: options.clone(), max_reply })
     }
 
     /// Makes a new connection in place of an ended one. Tries for the time `patience`, and as long as it `is_wanted`.
@@ -137,17 +155,11 @@ impl<U> Caller<U> {
         Ok(())
     }
 
-    /// Returns the maximum bytes of a reply.
-    pub(super) fn max_reply(&self) -> usize {
-        let most = self.endpoint.max_response_allowance();
-        self.options.max_reply.unwrap_or(most / 4).min(most)
-    }
-
     /// Makes a call. `left` is the time until its deadline; `None`: no deadline.
     pub(super) fn call(&self, request: &[u8], user_data: U, left: Option<Duration>) -> Result<CallToken, CallError<U>> {
         match left {
-            Some(left) => self.endpoint.call_within(request, user_data, self.max_reply(), left),
-            None => self.endpoint.call(request, user_data, self.max_reply()),
+            Some(left) => self.endpoint.call_within(request, user_data, self.max_reply, left),
+            None => self.endpoint.call(request, user_data, self.max_reply),
         }
     }
 }

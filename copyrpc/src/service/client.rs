@@ -47,7 +47,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`]; nothing is left behind.
     pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ClientOptions) -> Result<Self, ClientError> {
-        Ok(Self { caller: Caller::connect(address, options, || true)?, calls: 0 })
+        Ok(Self { caller: Caller::connect(address, options, usize::MAX, || true)?, calls: 0 })
     }
 
     /// Sends a request and waits for its reply, as long as the options allow. If the connection has ended, connects again first.
@@ -91,7 +91,7 @@ impl Client {
     /// Returns the maximum bytes of a reply.
     #[must_use]
     pub fn max_reply(&self) -> usize {
-        self.caller.max_reply()
+        self.caller.max_reply
     }
 
     /// Returns name, transport and capabilities of the device in use.
