@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use scalerpc::mlx5::{Clock, Device, DeviceSpec, Rule, SoftOptions, Timing};
 use scalerpc::protocol::DEFAULT_TIMEOUT_NS;
-use scalerpc::rdma::{RdmaOptions, SyncCallError};
+use scalerpc::rdma::{PendingClient, RdmaOptions, SyncCallError};
 use scalerpc::{CallError, CallFailure, CloseReason, Grouping, HandlerError, Handlers, RdmaServer, ReplyMode, ServerConfig, State};
 use support::books::handlers;
 use support::caller::Caller;
@@ -60,6 +60,29 @@ fn eight_clients(device: &DeviceSpec, config: &ServerConfig) -> (RdmaServer, Vec
     let direct: u64 = callers.iter().map(|caller| caller.client.stats().direct).sum();
     assert!(direct > 100, "requests are written in PROCESS: {direct} of {}", 8 * QUOTA);
     (server, callers)
+}
+
+/// Without the announcement of its call the server has nothing to wake it with.
+#[test]
+fn a_client_does_not_sleep_on_a_call_that_no_poll_has_sent() {
+    let device = DeviceSpec::default();
+    let mut server = RdmaServer::new(&device, &config(ReplyMode::ServerWrites)).unwrap();
+    let (mut handlers, _) = handlers(&server);
+    let offered = server.offer().unwrap();
+    let own = Device::open(device).unwrap();
+    let client = PendingClient::on(&own, offered.record(), &RdmaOptions { sleeps: true, ..RdmaOptions::default() }).unwrap();
+    let admission = server.admit(offered, &client.record()).unwrap();
+    let mut client = client.admitted(&admission);
+    client.poll();
+    assert!(!client.wait(Some(Duration::from_millis(1))), "there is nothing to do");
+    client.call(WORK, &request(0, 0)).unwrap();
+    assert!(client.wait(None), "the time ran out");
+    let start = Instant::now();
+    while client.poll_completion(&mut []).is_none() {
+        assert!(start.elapsed() < WATCHDOG);
+        client.poll();
+        server.step(&mut handlers, 16);
+    }
 }
 
 #[test]

@@ -178,7 +178,7 @@ impl RdmaClient {
         !is_broken && (received == 0 || post_receives(qp, received).is_ok())
     }
 
-    /// Sleeps until a [`poll`](Self::poll) may find something: a response, an event, or the end of a call's time. Sleeps at most `limit`,
+    /// Sleeps until a [`poll`](Self::poll) may find something: a response, an event, a call to send, or the end of a call's time. Sleeps at most `limit`,
     /// and until the [waker](mlx5::Device::waker) of its [`device`](Self::device) is called. Returns `false` if the time ran out. No
     /// wake-up is missed: an arrival since the last poll ends the sleep at once. While calls are outstanding the sleep ends once a
     /// second, to check that the server lives (S20).
@@ -186,7 +186,7 @@ impl RdmaClient {
     /// For clients with [`RdmaOptions::sleeps`], which have a device of their own. Other clients are woken by their own operations only.
     pub fn wait(&mut self, limit: Option<Duration>) -> bool {
         let is_closed = matches!(self.core.state(), State::Closed(_));
-        if !is_closed && !self.ops.is_empty() {
+        if !is_closed && (!self.ops.is_empty() || self.core.has_news()) {
             return true;
         }
         if self.port.cq.progress() {

@@ -280,16 +280,18 @@ impl Worker {
         moved
     }
 
+    /// Makes waiting calls as far as there are slots; the next poll sends them. Returns whether anything happened.
     fn send(&mut self) -> bool {
         let mut moved = false;
         while let Some(job) = self.posted.waiting.pop_front() {
-            moved = true;
             if !job.reply.is_wanted() {
+                moved = true;
                 continue;
             }
             let left = job.end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 posting::Job::end_late(job);
+                moved = true;
                 continue;
             }
             self.rdma.set_timeout_ns(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
@@ -298,7 +300,7 @@ impl Worker {
                 Err(CallError::NoSlot) => {
                     self.posted.waiting.push_front(job);
                     self.posted.end_late();
-                    return false;
+                    break;
                 }
                 Err(CallError::Closed(_)) => {
                     self.posted.waiting.push_front(job);
@@ -306,6 +308,7 @@ impl Worker {
                 }
                 Err(error) => job.reply.send(Err(SyncCallError::from(error).into())),
             }
+            moved = true;
         }
         moved
     }

@@ -220,12 +220,18 @@ impl<M: Memory> Client<M> {
         if now_ns >= self.expire_ns {
             self.expire(now_ns);
         }
-        if self.state == State::Idle && self.pending != 0 {
+        if self.has_news() {
             self.announce(None, out);
         }
         if self.layout.reply_mode == ReplyMode::ClientReads {
             self.fetch(now_ns, out);
         }
+    }
+
+    /// Returns whether calls wait for the next [`poll`](Self::poll), which announces them.
+    #[inline]
+    pub(crate) fn has_news(&self) -> bool {
+        self.state == State::Idle && self.pending != 0
     }
 
     /// Ends the connection and all its calls. The queue pair must be gone, or in error, before the regions are dropped.
