@@ -19,6 +19,7 @@ mod time;
 use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mlx5::*;
@@ -36,8 +37,8 @@ const FOREIGN: u8 = 0xee;
 struct End {
     qp: RcQp,
     send_cq: Cq,
-    _recv_cq: MonoCq<()>,
-    _srq: Srq,
+    recv_cq: MonoCq<()>,
+    srq: Srq,
     mr: Mr,
     pd: Pd,
     device: Device,
@@ -53,7 +54,7 @@ fn open(dir: &Path) -> End {
     srq.ring();
     let qp = pd.create_qp(&send_cq, &recv_cq, &srq, &QpConfig { max_inline_data: 220, ..Default::default() }).unwrap();
     let mr = pd.alloc(BYTES, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap();
-    End { qp, send_cq, _recv_cq: recv_cq, _srq: srq, mr, pd, device }
+    End { qp, send_cq, recv_cq, srq, mr, pd, device }
 }
 
 fn description(end: &End) -> String {
@@ -222,7 +223,7 @@ fn memory_that_a_stopped_process_is_writing_to_is_not_used_again() {
         while state(&child) != 'T' {
             std::thread::yield_now();
         }
-        let End { qp, send_cq, _recv_cq, _srq, mr, pd, device } = end;
+        let End { qp, send_cq, recv_cq, srq, mr, pd, device } = end;
         // Either order: a connection goes before its memory, or after.
         if round % 2 == 0 {
             drop(qp);
@@ -231,7 +232,7 @@ fn memory_that_a_stopped_process_is_writing_to_is_not_used_again() {
             drop(mr);
             drop(qp);
         }
-        drop((send_cq, _recv_cq, _srq));
+        drop((send_cq, recv_cq, srq));
         quarantined += device.info().quarantined;
         let next = pd.alloc(BYTES, Access::LOCAL_WRITE).unwrap();
         // SAFETY: as above.
@@ -248,6 +249,68 @@ fn memory_that_a_stopped_process_is_writing_to_is_not_used_again() {
     assert!(quarantined > 0, "no round caught the other process in the middle of a copy");
 }
 
+/// A reader that polls the end of a message in its memory finds all of it, with an immediate and without: it waits for no CQE.
+#[test]
+fn the_end_of_a_message_is_seen_after_everything_before_it() {
+    const LONGEST: u64 = 4096;
+    watchdog(WATCHDOG * scale());
+    let dir = fabric::new_dir("ends");
+    let rounds = 50_000 * u64::from(scale());
+    let (tell, told) = std::sync::mpsc::channel();
+    let (meet, met) = std::sync::mpsc::channel();
+    let (seen, torn) = (AtomicU64::new(0), AtomicU64::new(0));
+    let in_words = |round: u64| 2 + round.wrapping_mul(0x9e37_79b9_7f4a_7c15) % (LONGEST / 8 - 1);
+    std::thread::scope(|scope| {
+        let (at, reader_seen, reader_torn) = (&dir, &seen, &torn);
+        scope.spawn(move || {
+            let mut end = open(at);
+            tell.send((end.qp.address(), end.mr.addr(), end.mr.rkey())).unwrap();
+            end.qp.connect(&met.recv().unwrap(), &ConnectOptions::default()).unwrap();
+            let End { qp, recv_cq, srq, mr, .. } = &mut end;
+            // SAFETY: inside the region, aligned; everybody accesses it by atomics or by the device.
+            let word = |nth: u64| unsafe { AtomicU64::from_ptr((mr.addr() as *mut u64).add(nth as usize)) };
+            tell.send((qp.address(), 0, 0)).unwrap();
+            for round in 1..=rounds {
+                let last = LONGEST / 8 - 1;
+                while word(last).load(Ordering::Acquire) != round {
+                    // It looks all the time if it has a core of its own.
+                    std::thread::yield_now();
+                }
+                let is_whole = (LONGEST / 8 - in_words(round)..last).all(|nth| word(nth).load(Ordering::Relaxed) == round);
+                reader_torn.fetch_add(u64::from(!is_whole), Ordering::Relaxed);
+                while round % 2 == 0 && recv_cq.poll(1, |_, cqe| assert!(srq.complete_receive(&cqe).is_some())) == 0 {}
+                if round % 2 == 0 {
+                    srq.post(&[], 0).unwrap();
+                    srq.ring();
+                }
+                reader_seen.store(round, Ordering::Release);
+            }
+        });
+        let mut end = open(&dir);
+        let (peer, addr, rkey) = told.recv().unwrap();
+        meet.send(end.qp.address()).unwrap();
+        end.qp.connect(&peer, &ConnectOptions::default()).unwrap();
+        told.recv().unwrap();
+        for round in 1..=rounds {
+            let bytes = 8 * in_words(round);
+            end.mr.write(0, &round.to_le_bytes().repeat(bytes as usize / 8)).unwrap();
+            let (addr, payload) = (addr + LONGEST - bytes, end.mr.sge(0, bytes as u32).unwrap());
+            let posted = match round % 2 {
+                0 => end.qp.post(&WriteImm { addr, rkey, imm: 0, payload }, Signal::Always, 0),
+                _ => end.qp.post(&Write { addr, rkey, payload }, Signal::Always, 0),
+            };
+            posted.unwrap();
+            end.qp.ring();
+            completion(&mut end).unwrap();
+            while seen.load(Ordering::Acquire) != round {
+                std::thread::yield_now();
+            }
+        }
+    });
+    assert_eq!(torn.into_inner(), 0, "messages whose end was seen before the rest, of {rounds}");
+    fabric::remove_dir(&dir);
+}
+
 /// A writer that is not stopped finishes its copy, which takes a small part of the time for which it is waited for.
 #[test]
 fn memory_that_a_running_process_is_writing_to_is_waited_for() {
@@ -259,7 +322,7 @@ fn memory_that_a_running_process_is_writing_to_is_waited_for() {
         while first[0] != FOREIGN {
             end.mr.read(0, &mut first).unwrap();
         }
-        let End { qp, send_cq, _recv_cq, _srq, mr, pd, device } = end;
+        let End { qp, send_cq, recv_cq, srq, mr, pd, device } = end;
         drop(mr);
         quarantined += device.info().quarantined;
         let next = pd.alloc(BYTES, Access::LOCAL_WRITE).unwrap();
@@ -269,7 +332,7 @@ fn memory_that_a_running_process_is_writing_to_is_waited_for() {
         assert!(bytes.iter().all(|&b| b == 0), "round {round}: a region that was never shared was written");
         child.kill().unwrap();
         child.wait().unwrap();
-        drop((qp, send_cq, _recv_cq, _srq, next, pd, device));
+        drop((qp, send_cq, recv_cq, srq, next, pd, device));
         fabric::remove_dir(&dir);
     }
     // It is nearly always in the middle of a copy; on a busy machine it may rarely be waited for in vain.

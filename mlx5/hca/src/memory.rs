@@ -2,10 +2,10 @@
 
 use core::ptr::NonNull;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{Ordering, fence};
 
 use mlx5_wire::Access;
-use shm::cache::copy;
+use shm::cache::copy_or;
 use shm::lane::Slot;
 use shm::memfd::{Memfd, MemfdAttachError, MemfdCreateError, MemfdId, MemfdRangeError};
 use shm::ready::ReadyWords;
@@ -210,27 +210,35 @@ impl DeviceMemory {
     }
 }
 
-/// Places the bytes of a WRITE: the last eight become visible after all others, as NICs place a message in the order of its addresses. A reader
-/// that polls the end of a message, and not a CQE, relies on it.
+/// Places the bytes of a WRITE, with immediate or not: the last eight become visible after all others, as NICs place a message in the order of
+/// its addresses. A reader that polls the end of a message, and not a CQE, relies on it. (The last 16 of 32 to 64 bytes are one store: they
+/// become visible together unless a cache line ends among them.)
 ///
 /// # Safety
-/// Like [`copy`].
+/// Like [`copy`](shm::cache::copy).
 #[inline(always)]
 pub(crate) unsafe fn place(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: guaranteed by the caller.
+    unsafe { copy_or(to, from, len, |to, from, len| place_other(to, from, len)) }
+}
+
+/// Places fewer bytes than 16, or many.
+///
+/// # Safety
+/// Like [`place`].
+#[inline(never)]
+unsafe fn place_other(to: *mut u8, from: *const u8, len: usize) {
     const LAST: usize = size_of::<u64>();
     // SAFETY: the caller's; the last bytes are inside, and are read first because the two may overlap.
     unsafe {
         if len <= LAST {
-            return copy(to, from, len);
+            return from.copy_to(to, len);
         }
-        let (rest, at) = (len - LAST, to.add(len - LAST));
+        let rest = len - LAST;
         let last = from.add(rest).cast::<u64>().read_unaligned();
-        copy(to, from, rest);
-        if at.addr() % LAST == 0 {
-            AtomicU64::from_ptr(at.cast()).store(last, Ordering::Release);
-        } else {
-            at.cast::<u64>().write_unaligned(last);
-        }
+        from.copy_to(to, rest);
+        fence(Ordering::Release);
+        to.add(rest).cast::<u64>().write_unaligned(last);
     }
 }
 

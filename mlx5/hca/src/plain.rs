@@ -10,7 +10,6 @@
 use core::ptr::NonNull;
 
 use mlx5_wire::{CqeOpcode, CtrlWords, DataSegment, DataWords, InlineHeader, MAX_MESSAGE_BYTES, RaddrSegment, SEGMENT};
-use shm::cache::copy;
 
 use super::complete;
 use super::layout::Message;
@@ -100,7 +99,7 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> bool {
             };
             let filled = remote.lane.fill(message);
             // SAFETY: both were found to be `len` bytes, or the source lies in the WQE; as in `Span::write`.
-            unsafe { copy(to.as_ptr(), from.as_ptr(), len as usize) };
+            unsafe { place(to.as_ptr(), from.as_ptr(), len as usize) };
             filled.publish();
             remote.note_published();
         } else {
