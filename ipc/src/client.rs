@@ -43,7 +43,8 @@ impl<Req, Resp, U, W> fmt::Debug for Client<Req, Resp, U, W> {
 }
 
 impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
-    /// Connects to the server `name` of this user on this host.
+    /// Connects to the server `name` of this user on this host, whose tag is 0, as that of every server from `bind` is.
+    /// [`connect_in`](Self::connect_in) takes another one.
     ///
     /// # Errors
     /// [`ConnectError`]. Those that [may pass](ConnectError::may_pass) can be tried again.

@@ -41,8 +41,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! - **Names**: [`Server::bind`] and [`Client::connect`] meet in `/dev/shm/copyrpc-<uid>`, with room for 64 clients of 32 unanswered calls each;
-//!   [`Server::bind_in`] and [`Client::connect_in`] take the directory, the numbers, and a tag of the application's choice.
+//! - **Names**: [`Server::bind`] and [`Client::connect`] meet in `/dev/shm/copyrpc-<uid>`, with room for 64 clients of 32 unanswered calls each
+//!   and the tag 0; [`Server::bind_in`] and [`Client::connect_in`] take the directory, the numbers, and a tag of the application's choice.
 //! - **Payloads** are plain old data, checked by the compiler ([`Plain`]: any bytes are a valid value) and by both ends when
 //!   they connect: sizes, alignments and a tag of the application's choice.
 //! - **Order**: the server takes a client's requests in the order of its calls, and answers them in any order it likes. A [`Token`] is the duty to answer:

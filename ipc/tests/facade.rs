@@ -44,6 +44,22 @@ fn messages_of_bytes_are_asked_and_answered_and_an_answer_that_is_too_long_is_a_
 }
 
 #[test]
+fn a_server_from_bind_has_the_tag_0_and_another_tag_or_kind_of_client_is_refused() {
+    let (values, messages) = (name("tag-values"), name("tag-bytes"));
+    let _servers = (Server::<u64, u64>::bind(&values).unwrap(), ipc::bytes::Server::bind(&messages).unwrap());
+    let dir = ipc::Dir::open(None).unwrap();
+    let connect_value = |name: &str, tag| Client::<u64, u64, ()>::connect_in(&dir, name, tag).map(drop);
+    let connect_bytes = |name: &str, tag| ipc::bytes::Client::<()>::connect_in(&dir, name, tag).map(drop);
+    assert!(connect_value(&values, 0).is_ok() && connect_bytes(&messages, 0).is_ok());
+    for refused in [connect_value(&values, 1), connect_bytes(&messages, 1)] {
+        assert!(matches!(refused, Err(ConnectError::Types { .. })), "{refused:?}");
+    }
+    for refused in [connect_bytes(&values, 0), connect_value(&messages, 0)].map(Result::unwrap_err) {
+        assert!(matches!(refused, ConnectError::Region(_)) && !refused.may_pass(), "{refused:?}");
+    }
+}
+
+#[test]
 fn one_who_only_asks_with_bytes_goes_on_after_a_server_that_was_away() {
     let name = name("away-bytes");
     let mut server = ipc::bytes::Server::bind(&name).unwrap();

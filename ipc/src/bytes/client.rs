@@ -32,7 +32,8 @@ impl<U> fmt::Debug for Client<U> {
 }
 
 impl<U> Client<U> {
-    /// Connects to the server `name` of this user on this host.
+    /// Connects to the server `name` of this user on this host, whose tag is 0, as that of every server from `bind` is.
+    /// [`connect_in`](Self::connect_in) takes another one.
     ///
     /// # Errors
     /// [`ConnectError`]. Those that [may pass](ConnectError::may_pass) can be tried again.

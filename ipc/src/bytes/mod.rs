@@ -5,6 +5,9 @@
 //! than a value; a longer one lies in a place beside the lanes that belongs to its call, and what is copied is its bytes and no more:
 //! once into shared memory, once out of it, since what a peer can still write is never handed out as a slice.
 //!
+//! A server of messages and one of values are two kinds, and a client of the one is refused by the other, whatever their tags. Both
+//! kinds' `bind` and `connect` have the tag 0, so that a `connect_in` to a server from `bind` takes 0, and the reverse.
+//!
 //! ```
 //! use ipc::Dir;
 //! use ipc::bytes::{Client, MessageBytes, Server};

@@ -33,7 +33,7 @@ impl fmt::Debug for Server {
 
 impl Server {
     /// Creates the server `name` for any process of this user on this host, for messages of up to 4096 bytes, with room for 64 clients of 32
-    /// unanswered calls each.
+    /// unanswered calls each. Its tag is 0: [`bind_in`](Self::bind_in) takes another one.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.

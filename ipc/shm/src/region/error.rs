@@ -87,7 +87,7 @@ pub enum OpenError {
         found: u32,
     },
     /// A region for another purpose.
-    #[error("{} holds a region of kind {found:#x}, not {wanted:#x}: wrong name, or programs of different builds", path.display())]
+    #[error("{} holds a region of kind {found:#x}, not {wanted:#x}: wrong name, another kind of server, or programs of different builds", path.display())]
     Kind {
         /// The file.
         path: PathBuf,
