@@ -16,8 +16,8 @@ pub(crate) use self::job::SHORTEST_RUN_S;
 /// Distributed key-value benchmark of the copyrpc stack.
 ///
 /// Starts the ranks itself, as processes on this host, or is started as several processes by mpirun or srun, and prints one table. Exit
-/// status: 0 done and sound, 1 failed, 2 illegal options, 3 measured, but operations were lost or values were wrong; 130 interrupted by
-/// Ctrl-C (128 + signal), with a result of the measurements until then.
+/// status: 0 done and sound, 1 failed, 2 illegal options, 3 measured, but operations were lost or values were wrong, 4 no operation ended
+/// in a measured run; 130 interrupted by Ctrl-C (128 + signal), with a result of the measurements until then.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "benchkv", version, args_override_self = true, args_conflicts_with_subcommands = true, allow_negative_numbers = true)]
 pub struct Cli {
@@ -60,8 +60,8 @@ impl Cli {
 /// The subcommands.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
-    /// Print which of the things that a job can use this machine has, which are missing, and how to get them. The exit status is always
-    /// 0.
+    /// Print which of the things that a job can use this machine has, which are missing, and how to get them. What is missing does
+    /// not change the exit status.
     Doctor(DoctorArgs),
     /// Run a job in virtual time: the ranks, in one process, on models of their CPUs and NICs. Equal options and seeds give equal
     /// results, on every machine.
@@ -155,6 +155,14 @@ mod tests {
         let helps = command.get_subcommands().cloned().chain([command.clone()]).map(|mut command| command.render_long_help().to_string());
         for help in helps {
             assert!(!help.contains("[`") && !help.contains("::"), "{help}");
+        }
+    }
+
+    #[test]
+    fn help_shows_no_default_that_is_nothing() {
+        for command in Cli::command().get_subcommands_mut() {
+            let help = command.render_long_help().to_string();
+            assert!(!help.contains("[default: \"\"]"), "{help}");
         }
     }
 

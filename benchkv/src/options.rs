@@ -284,7 +284,7 @@ fn check_ring(ring: RingChoice, transport: Transport, value_bytes: usize) -> Res
     let legal = format!("auto, or a power of two from {least} to {}", RING_BYTES.end());
     match given {
         _ if transport.traits().is_by_message => {
-            Err(range("--ring-size", given, "messages of this --carrier are not written into rings", "none; leave it out".to_owned()))
+            Err(range("--ring-size", given, "messages of this --carrier are not written into rings", "no value; leave it out".to_owned()))
         }
         _ if given < *RING_BYTES.start() => Err(range("--ring-size", given, "too small to hold a batch", legal)),
         _ if given < least => Err(range("--ring-size", given, "too small for a message with a value of --value-size", legal)),

@@ -57,9 +57,12 @@ impl PortOptions {
 
     fn check_one(&self, device: &DeviceChoice) -> Result<(), RangeError> {
         match (device, self.given().next()) {
-            (DeviceChoice::Auto | DeviceChoice::Soft(_), Some((flag, value))) => {
-                Err(range(flag, value, "the software device has no port", "none without a hardware --device, such as mlx5_0".to_owned()))
-            }
+            (DeviceChoice::Auto | DeviceChoice::Soft(_), Some((flag, value))) => Err(range(
+                flag,
+                value,
+                "the software device has no port",
+                "no value without a hardware --device, such as mlx5_0".to_owned(),
+            )),
             (DeviceChoice::Verbs { port: Some(named), .. }, _) if self.port.is_some_and(|port| port != *named) => {
                 let given = self.port.unwrap_or_default();
                 Err(range("--port", given, "--device names another port", format!("{named}, or a --device without a port")))
@@ -135,7 +138,7 @@ mod tests {
         for (args, said) in [
             (
                 "--device soft --gid-index 0",
-                "--gid-index 0: the software device has no port; legal is none without a hardware --device, such as mlx5_0",
+                "--gid-index 0: the software device has no port; legal is no value without a hardware --device, such as mlx5_0",
             ),
             ("--device soft --mtu 256", "--mtu 256: "),
             ("--device mlx5_0:1 --port 2", "--port 2: --device names another port; legal is 1"),

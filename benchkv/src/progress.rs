@@ -1,6 +1,7 @@
 //! The progress of a running job, on one line of a terminal.
 //!
-//! The line is drawn only if standard error is a terminal, not to a file or pipe. It is cleared before anything else is printed.
+//! The line is drawn only if standard error is a terminal, not to a file or pipe, and is as wide as the terminal. It is cleared before
+//! anything else is printed.
 
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ impl Progress {
     pub fn on_terminal(warmup: Duration, runs: usize, duration: Duration) -> Self {
         let target = ProgressDrawTarget::stderr_with_hz(DRAWS_PER_SECOND);
         let bar = ProgressBar::with_draw_target(Some(millis(warmup + duration * runs as u32)), target);
-        let style = ProgressStyle::with_template("{msg:>12} [{bar:40}] {prefix}");
+        let style = ProgressStyle::with_template("{msg:>12} [{wide_bar}] {prefix}");
         Self { bar: bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")), runs }
     }
 

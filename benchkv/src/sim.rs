@@ -60,7 +60,7 @@ fn check(job: &JobArgs) -> Result<(), RangeError> {
         };
         return Err(range(flag, given, "it has no meaning in virtual time", legal));
     }
-    let refused = |flag, given: String| Err(range(flag, given, "it has no meaning in virtual time", "none; leave it out".to_owned()));
+    let refused = |flag, given: String| Err(range(flag, given, "it has no meaning in virtual time", "no value; leave it out".to_owned()));
     match job {
         _ if !job.device.is_auto() => refused("--device", job.device.to_string()),
         _ if job.port != PortOptions::default() => refused("--port and others", job.port.to_string()),

@@ -32,12 +32,13 @@ impl UcxArgs {
     ) -> Result<Option<PeerErrors>, RangeError> {
         match transport {
             Transport::UcxAm if !device.is_auto() || *port != PortOptions::default() => {
-                let (why, what) = ("UCX chooses its transports itself", "none with --carrier ucx-am; UCX_TLS and UCX_NET_DEVICES tell UCX");
+                let (why, what) =
+                    ("UCX chooses its transports itself", "no value with --carrier ucx-am; UCX_TLS and UCX_NET_DEVICES tell UCX");
                 Err(range("--device", format!("{device} {port}").trim_end(), why, what.to_owned()))
             }
             Transport::UcxAm => Ok(Some(self.ucx_errors.resolve(hosts))),
             _ if self.ucx_errors != PeerErrorsChoice::Auto => {
-                let (why, what) = ("this --carrier has no part in UCX", "none without --carrier ucx-am");
+                let (why, what) = ("this --carrier has no part in UCX", "no value without --carrier ucx-am");
                 Err(range("--ucx-errors", self.ucx_errors, why, what.to_owned()))
             }
             _ => Ok(None),

@@ -1,7 +1,9 @@
 //! Times and sizes as people write them.
 
-/// Suffixes of times, and their seconds. A suffix comes after those that end with it.
-const TIMES: [(&str, f64); 6] = [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
+/// Suffixes of times, and their seconds: a factor and a divisor, so that a decimal number stays one. A suffix comes after those that end
+/// with it.
+const TIMES: [(&str, f64, f64); 6] =
+    [("ns", 1.0, 1e9), ("us", 1.0, 1e6), ("ms", 1.0, 1e3), ("s", 1.0, 1.0), ("m", 60.0, 1.0), ("h", 3600.0, 1.0)];
 /// Suffixes of sizes, each also with iB after it, and their power of 1024.
 const SIZES: [(&str, u32); 3] = [("K", 1), ("M", 2), ("G", 3)];
 
@@ -10,9 +12,10 @@ const SIZES: [(&str, u32); 3] = [("K", 1), ("M", 2), ("G", 3)];
 /// # Errors
 /// The legal forms. No range is checked.
 pub fn seconds(text: &str) -> Result<f64, String> {
-    let (number, unit) = TIMES.into_iter().find_map(|(end, unit)| Some((text.strip_suffix(end)?, unit))).unwrap_or((text, 1.0));
+    let with_unit = TIMES.into_iter().find_map(|(end, times, per)| Some((text.strip_suffix(end)?, times, per)));
+    let (number, times, per) = with_unit.unwrap_or((text, 1.0, 1.0));
     let number: f64 = number.parse().map_err(|_| "use a number of seconds, or one with ns, us, ms, s, m or h, such as 500ms".to_owned())?;
-    Ok(number * unit)
+    Ok(number * times / per)
 }
 
 /// Parses a size in bytes: a whole number with an optional unit, such as `65536`, `64K` or `64KiB`. Units are powers of 1024.
@@ -33,11 +36,11 @@ mod tests {
 
     #[test]
     fn times_have_units_and_seconds_need_none() {
-        let times =
+        let times: [(&str, f64); 8] =
             [("2", 2.0), ("0.25", 0.25), ("500ms", 0.5), ("10us", 1e-5), ("7ns", 7e-9), ("1.5s", 1.5), ("2m", 120.0), ("1h", 3600.0)];
         for (text, expected) in times {
             let found = seconds(text).unwrap();
-            assert!((found - expected).abs() <= expected * 1e-12, "{text}: {found}");
+            assert_eq!(found.to_bits(), expected.to_bits(), "{text}: {found}");
         }
         for text in ["", "s", "ms", "fast", "1 s", "1d", "1mss", "--1"] {
             assert!(seconds(text).unwrap_err().contains("500ms"), "{text}");

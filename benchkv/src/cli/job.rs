@@ -297,7 +297,7 @@ impl JobArgs {
         let (routing, named) = self.backend.axes();
         match (named, self.carrier) {
             (Some(named), Some(given)) if named != given => {
-                Err(range("--carrier", given, "the name of this --backend says another", format!("none, or --backend {routing}")))
+                Err(range("--carrier", given, "the name of this --backend says another", format!("no value, or --backend {routing}")))
             }
             (named, given) => Ok((routing, given.or(named).unwrap_or(Transport::Copyrpc))),
         }

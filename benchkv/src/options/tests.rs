@@ -110,6 +110,7 @@ fn illegal_values_are_refused_with_reason_and_range() {
         ("--ops 4294967296", "legal is 1 to 4294967295"),
         ("--key-range 0", "a store needs a key; legal is 1 to 67108864"),
         ("--duration 0", "legal is 0.01 to 3600 seconds"),
+        ("--duration 10us", "--duration 0.00001: outside the supported range"),
         ("--duration nan", "legal is 0.01 to 3600 seconds"),
         ("--warmup 1e9", "legal is 0 to 3600 seconds"),
         ("--report-interval 99ms", "--report-interval 0.099: outside the supported range; legal is 0.1 to 3600 seconds"),
@@ -204,7 +205,7 @@ fn any_backend_goes_with_any_carrier_and_names_may_say_both() {
         assert_eq!(axes(&format!("--backend {name}")), both);
     }
     let refused = resolve("--backend ucx --carrier rc-send").unwrap_err().to_string();
-    assert!(refused.starts_with("--carrier rc-send: ") && refused.ends_with("legal is none, or --backend direct"), "{refused}");
+    assert!(refused.starts_with("--carrier rc-send: ") && refused.ends_with("legal is no value, or --backend direct"), "{refused}");
 }
 
 #[test]
@@ -228,7 +229,7 @@ fn ucx_notices_dead_peers_where_that_costs_no_shared_memory_or_it_is_told_to() {
         ("--ucx-errors peer", "--ucx-errors peer: this --carrier has no part in UCX; "),
         (
             "--backend ucx-am --device soft",
-            "--device soft: UCX chooses its transports itself; legal is none with --carrier ucx-am; UCX_TLS and ",
+            "--device soft: UCX chooses its transports itself; legal is no value with --carrier ucx-am; UCX_TLS and ",
         ),
         ("--backend ucx-am --sl 1", "--device auto --sl 1: UCX chooses "),
     ] {

@@ -55,7 +55,9 @@ impl fmt::Display for JobResult {
             writeln!(f, "{open_loop}")?;
         }
         write!(f, "Little's law: {outstanding:.1} outstanding, throughput x latency {product:.1}, ")?;
-        writeln!(f, "carried over the edges of windows {:.1}: {apart:.1} % apart", law.carried)?;
+        // Rounded before it is written, and without the sign of a zero.
+        let carried = (10.0 * law.carried).round() / 10.0 + 0.0;
+        writeln!(f, "carried over the edges of windows {carried:.1}: {apart:.1} % apart")?;
         for EchoBaseline { echo, remote_ratio } in &self.unix_echo {
             let (rps, p50) = (rate(echo.rps), nanos(echo.latency_ns.p50 as f64));
             writeln!(f, "Unix-socket echo, depth {}: {rps}, p50 {p50}; remote operations are {remote_ratio:.1} x that", echo.depth)?;

@@ -232,6 +232,15 @@ fn the_table_shows_both_ranks_percentiles_and_the_baseline() {
 }
 
 #[test]
+fn a_little_less_than_nothing_carried_over_is_written_as_nothing() {
+    let mut result = reduced([verdict(0, 50, [9, 8]), verdict(0, 60, [50, 60])]);
+    for (carried, written) in [(-0.04, "windows 0.0:"), (-0.06, "windows -0.1:"), (0.04, "windows 0.0:")] {
+        result.littles_law.carried = carried;
+        assert!(result.to_string().contains(written), "{carried}: {result}");
+    }
+}
+
+#[test]
 fn littles_law_shows_how_far_its_sides_are_apart() {
     let law = LittlesLaw::new(50.0, 45.0, 2.0);
     assert!((law.deviation - 0.06).abs() < 1e-9, "{law:?}");

@@ -28,14 +28,14 @@ pub struct WorldArgs {
     /// that it moves (message), a completion (completion), a WRITE or SEND posted (write), a step of a client that finds nothing
     /// (client), an operation that it issues or that ends (operation), the time until a polling core sees the stores of another core
     /// (line), the wait for the memory of other cores in a turn that finds messages (stall). Or a FILE with such values, one per line, as --calibrate writes it.
-    #[arg(long, value_name = "KEY=NS,...|FILE", default_value = "")]
+    #[arg(long, value_name = "KEY=NS,...|FILE", default_value = "", hide_default_value = true)]
     pub cpu: CpuModel,
 
     /// Costs of NICs, as KEY=NUMBER,...: in ns, doorbell, send (per message), link (one way), receive (per WRITE with immediate or SEND
     /// that arrives: its inverse is the maximum rate of a receiver; 0: none), unordered (the same if the receives are an unordered list),
     /// queue (minimum time between two receives from the same queue), miss (fetch of a context), jitter (maximum); in ps, byte; contexts
     /// (queue pairs whose context a NIC holds).
-    #[arg(long, value_name = "KEY=NUMBER,...", default_value = "")]
+    #[arg(long, value_name = "KEY=NUMBER,...", default_value = "", hide_default_value = true)]
     pub nic: NicChoice,
 
     /// Have the devices check properties that a NIC does not check, and hash all their actions.

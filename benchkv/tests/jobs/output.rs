@@ -85,20 +85,21 @@ fn json_to_standard_output_is_exactly_one_document() {
     }
 }
 
-/// Returns a pseudo-terminal: its screen, and the end that a process writes to.
-fn terminal() -> (File, File) {
+/// Returns a pseudo-terminal of so many columns: its screen, and the end that a process writes to.
+fn terminal(columns: u16) -> (File, File) {
     let (mut screen, mut end) = (0, 0);
     let none = std::ptr::null_mut();
-    // SAFETY: both descriptors are written to live variables; name, attributes and size are left to the system.
-    let status = unsafe { libc::openpty(&raw mut screen, &raw mut end, none, none.cast(), none.cast()) };
+    let mut size = libc::winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: both descriptors are written to live variables, the size is read from one; name and attributes are left to the system.
+    let status = unsafe { libc::openpty(&raw mut screen, &raw mut end, none, none.cast(), &raw mut size) };
     assert_eq!(status, 0, "{}", std::io::Error::last_os_error());
     // SAFETY: the call succeeded, so both are open descriptors without another owner.
     unsafe { (File::from_raw_fd(screen), File::from_raw_fd(end)) }
 }
 
-#[test]
-fn progress_is_shown_on_a_terminal_and_gone_before_the_table() {
-    let (_turn, dir, (mut screen, end)) = (turn(), Scratch::in_memory(), terminal());
+/// Returns what a short job shows on a terminal of so many columns.
+fn shown_by_a_job(columns: u16) -> String {
+    let (_turn, dir, (mut screen, end)) = (turn(), Scratch::in_memory(), terminal(columns));
     let reader = std::thread::spawn(move || {
         let (mut shown, mut some) = (Vec::new(), [0; 1024]);
         // An error is the end: all processes have closed the terminal.
@@ -115,12 +116,30 @@ fn progress_is_shown_on_a_terminal_and_gone_before_the_table() {
     let ended = job.end();
     let shown = reader.join().unwrap();
     assert_complete(&ended.result());
+    shown
+}
+
+#[test]
+fn progress_is_shown_on_a_terminal_and_gone_before_the_table() {
+    let shown = shown_by_a_job(80);
     let at = |part: &str| shown.rfind(part).unwrap_or_else(|| panic!("{part:?} is missing: {shown}"));
     assert!(at("warming up") < at("run 1 of 1") && at("run 1 of 1") < at("round trip"), "{shown}");
     assert!(at(" left") < at("round trip"), "{shown}");
     let table = shown.lines().find(|line| line.contains("benchkv delegation by copyrpc:")).unwrap();
     // The line is erased, and the table begins at the line's start.
     assert!(table.rsplit('\u{1b}').next().unwrap().trim_start_matches("[2K").starts_with("benchkv delegation by copyrpc:"), "{table:?}");
+}
+
+#[test]
+fn progress_fits_a_narrow_terminal() {
+    let shown = shown_by_a_job(45);
+    let drawn: Vec<&str> = shown.split(['\r', '\n', '\u{1b}']).filter(|line| line.contains(" left")).collect();
+    assert!(!drawn.is_empty(), "{shown:?}");
+    for line in drawn {
+        // What is left of the code before it, which clears the line.
+        let line = line.trim_start_matches("[2K");
+        assert!(line.len() <= 45 && line.contains("["), "{line:?} of {shown:?}");
+    }
 }
 
 /// The number of operations in a line of `--report-interval`, of rank 0 of two.
