@@ -47,7 +47,7 @@ def parsed(words):
     grid.add_argument("--depths", default="32", metavar="LIST", help="operations outstanding per client [32]")
     grid.add_argument(
         "--policies", default="none=", metavar="LIST",
-        help="NAME=FLAGS, with commas for the spaces between flags (so none within): 'none= hold=--batch-hold-us,8' [none=]",
+        help="NAME=FLAGS, with commas for the spaces between flags (so none within): 'none= hold=--hold,8us' [none=]",
     )
     grid.add_argument("--repeats", default="1", metavar="N", help="jobs at each point, each with its own seed, 1 to 99 [1]")
     how = parser.add_argument_group("how and where")
