@@ -85,7 +85,8 @@ impl fmt::Debug for AsyncClient {
 }
 
 impl AsyncClient {
-    /// Opens the device, and connects to the server at `address`. Waits for a server that is not there yet.
+    /// Opens the device, and connects to the server at `address`. Waits for a server that is not there yet. The client's thread keeps the
+    /// address, so one that is borrowed has to be made an owned one: `address.to_owned()`.
     ///
     /// # Errors
     /// [`ClientError`]; nothing is left behind.
