@@ -1,7 +1,5 @@
 //! Bytes and the processor's cache: fetching ahead, and copies too short for a call.
 
-use std::sync::atomic::{Ordering, fence};
-
 /// Fetches ahead the line at `addr`, which may be any: nothing is accessed, and nothing faults. On processors other than x86-64 it
 /// does nothing.
 #[inline(always)]
@@ -35,17 +33,6 @@ pub fn prefetch_to_write<const AHEAD: usize>(base: usize, offset: usize) {
 /// `from` is readable and `to` writable for `len` bytes. Another process may write them meanwhile: which bytes are copied then is not said.
 #[inline(always)]
 pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: guaranteed by the caller.
-    unsafe { copy_or(to, from, len, |to, from, len| from.copy_to(to, len)) }
-}
-
-/// Like [`copy`]; `other` copies fewer than 16 and more than 64 bytes. The last 8 bytes of 16 to 31, and the last 16 of 32 to 64, are written
-/// after the others.
-///
-/// # Safety
-/// Like [`copy`]. `other` copies the bytes that it is given.
-#[inline(always)]
-pub unsafe fn copy_or(to: *mut u8, from: *const u8, len: usize, other: impl FnOnce(*mut u8, *const u8, usize)) {
     /// Two parts from the start and two from the end; `T` is not longer than half of `len`, nor shorter than a quarter.
     #[inline(always)]
     unsafe fn four<T: Copy>(to: *mut u8, from: *const u8, len: usize) {
@@ -59,7 +46,6 @@ pub unsafe fn copy_or(to: *mut u8, from: *const u8, len: usize, other: impl FnOn
             to.cast::<T>().write_unaligned(a);
             to.add(second).cast::<T>().write_unaligned(b);
             to.add(third).cast::<T>().write_unaligned(c);
-            fence(Ordering::Release);
             to.add(last).cast::<T>().write_unaligned(d);
         }
     }
@@ -68,7 +54,7 @@ pub unsafe fn copy_or(to: *mut u8, from: *const u8, len: usize, other: impl FnOn
         match len {
             32..=64 => four::<u128>(to, from, len),
             16..=31 => four::<u64>(to, from, len),
-            _ => other(to, from, len),
+            _ => from.copy_to(to, len),
         }
     }
 }

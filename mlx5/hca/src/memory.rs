@@ -5,7 +5,6 @@ use std::io;
 use std::sync::atomic::{Ordering, fence};
 
 use mlx5_wire::Access;
-use shm::cache::copy_or;
 use shm::lane::Slot;
 use shm::memfd::{Memfd, MemfdAttachError, MemfdCreateError, MemfdId, MemfdRangeError};
 use shm::ready::ReadyWords;
@@ -210,25 +209,52 @@ impl DeviceMemory {
     }
 }
 
+/// Bytes that [`place`] places last.
+const LAST: usize = size_of::<u64>();
+
 /// Places the bytes of a WRITE, with immediate or not: the last eight become visible after all others, as NICs place a message in the order of
-/// its addresses. A reader that polls the end of a message, and not a CQE, relies on it. (The last 16 of 32 to 64 bytes are one store: they
-/// become visible together unless a cache line ends among them.)
+/// its addresses. A reader that polls the end of a message, and not a CQE, relies on it.
 ///
 /// # Safety
 /// Like [`copy`](shm::cache::copy).
 #[inline(always)]
 pub(crate) unsafe fn place(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: guaranteed by the caller.
-    unsafe { copy_or(to, from, len, |to, from, len| place_other(to, from, len)) }
+    /// Places all but the last eight bytes: two parts from the start, one that ends 16 bytes before the end, and the eight bytes after it.
+    #[inline(always)]
+    unsafe fn most<T: Copy>(to: *mut u8, from: *const u8, len: usize) -> u64 {
+        let (second, third, fourth, last) = (size_of::<T>(), len - 2 * LAST - size_of::<T>(), len - 2 * LAST, len - LAST);
+        // SAFETY: the caller's; all parts are inside the `len` bytes.
+        unsafe {
+            let a = from.cast::<T>().read_unaligned();
+            let b = from.add(second).cast::<T>().read_unaligned();
+            let c = from.add(third).cast::<T>().read_unaligned();
+            let d = from.add(fourth).cast::<u64>().read_unaligned();
+            let e = from.add(last).cast::<u64>().read_unaligned();
+            to.cast::<T>().write_unaligned(a);
+            to.add(second).cast::<T>().write_unaligned(b);
+            to.add(third).cast::<T>().write_unaligned(c);
+            to.add(fourth).cast::<u64>().write_unaligned(d);
+            e
+        }
+    }
+    // SAFETY: guaranteed by the caller. The last bytes are read first because the two may overlap.
+    unsafe {
+        let last = match len {
+            32..=64 => most::<u128>(to, from, len),
+            24..=31 => most::<u64>(to, from, len),
+            _ => return place_other(to, from, len),
+        };
+        fence(Ordering::Release);
+        to.add(len - LAST).cast::<u64>().write_unaligned(last);
+    }
 }
 
-/// Places fewer bytes than 16, or many.
+/// Places few bytes, or many.
 ///
 /// # Safety
 /// Like [`place`].
 #[inline(never)]
 unsafe fn place_other(to: *mut u8, from: *const u8, len: usize) {
-    const LAST: usize = size_of::<u64>();
     // SAFETY: the caller's; the last bytes are inside, and are read first because the two may overlap.
     unsafe {
         if len <= LAST {
