@@ -93,6 +93,44 @@ fn tasks_of_a_runtime_share_a_connection_and_get_each_their_own_replies() {
     });
 }
 
+/// The calls of a burst find their client's thread and the server's asleep, and bring messages of all sizes.
+#[test]
+fn bursts_of_calls_after_pauses_get_each_their_own_replies() {
+    const TASKS: usize = 60;
+    let net = Net::new();
+    Runtime::new().unwrap().block_on(async {
+        let server = start(&net, &any_port()).await;
+        let (address, stop) = (server.local_addr(), server.stop_handle());
+        let serving = tokio::spawn(async move {
+            while let Some(request) = server.recv().await.unwrap() {
+                let reply = reversed(request.data());
+                request.reply(reply);
+            }
+        });
+        let clients = [connect(&net, address).await, connect(&net, address).await, connect(&net, address).await];
+        for round in 0..20 * limits::scale_of("COPYRPC_TEST_SCALE") as usize {
+            thread::sleep(Duration::from_millis(3));
+            let used = &clients[..1 + 2 * (round % 2)];
+            let mut calls = JoinSet::new();
+            for task in 0..TASKS {
+                let client = used[task % used.len()].clone();
+                calls.spawn(async move {
+                    for call in 0..3 {
+                        let len = (round * 131 + task * 577 + call * 61) % (client.max_reply().min(client.max_request()) + 1);
+                        let request: Vec<u8> = (0..len).map(|nth| (nth ^ task ^ call ^ round) as u8).collect();
+                        assert_eq!(client.call(&*request).await.unwrap(), reversed(&request));
+                    }
+                });
+            }
+            while let Some(ended) = calls.join_next().await {
+                ended.unwrap();
+            }
+        }
+        stop.stop();
+        serving.await.unwrap();
+    });
+}
+
 /// A word, whose reply is it in upper case.
 #[derive(IntoBytes, Immutable)]
 #[repr(transparent)]

@@ -56,7 +56,12 @@ struct Net(LocalFabric);
 
 impl Net {
     fn new() -> Self {
-        limits::watchdog(WATCHDOG);
+        Self::of_length(1)
+    }
+
+    /// For a test that takes so many times as long as others.
+    fn of_length(scale: u32) -> Self {
+        limits::watchdog(WATCHDOG * scale);
         Self(LocalFabric::new())
     }
 
@@ -146,6 +151,41 @@ fn tasks_of_a_runtime_share_connections_and_get_each_their_own_responses() {
 }
 
 /// Counts polls, not time: a client that waits, and a client that has nothing to do, do not poll their connection.
+/// The calls of a burst find their client's thread asleep, are more than it has slots, and bring messages of all sizes.
+#[test]
+fn bursts_of_calls_after_pauses_get_each_their_own_responses() {
+    const TASKS: usize = 60;
+    let scale = limits::scale_of("SHM_TEST_SCALE");
+    let net = Net::of_length(scale);
+    let server = start(&net, &any_port(), config());
+    Runtime::new().unwrap().block_on(async {
+        let mut clients = Vec::new();
+        for _ in 0..3 {
+            clients.push(net.client(server.address).await);
+        }
+        for round in 0..20 * scale as usize {
+            thread::sleep(Duration::from_millis(3));
+            // Of one client, and of all.
+            let used = &clients[..1 + 2 * (round % 2)];
+            let mut calls = JoinSet::new();
+            for task in 0..TASKS {
+                let client = used[task % used.len()].clone();
+                calls.spawn(async move {
+                    for call in 0..3 {
+                        let len = (round * 131 + task * 577 + call * 61) % (client.max_payload() + 1);
+                        let request: Vec<u8> = (0..len).map(|nth| b'a' + ((nth ^ task ^ call) % 26) as u8).collect();
+                        assert_eq!(client.call(&*request).await.unwrap(), request.to_ascii_uppercase());
+                    }
+                });
+            }
+            while let Some(ended) = calls.join_next().await {
+                ended.unwrap();
+            }
+        }
+    });
+    server.end();
+}
+
 #[test]
 fn a_client_that_waits_uses_no_core_and_is_woken_by_its_response() {
     let net = Net::new();

@@ -94,10 +94,12 @@ PARTS = {
     "copyrpc-clients": ("copyrpc: clients that leave in four ways, are killed and stopped at random", [
         test("copyrpc", "--test", "leavers", *ONE, COPYRPC_TEST_SCALE=10),
         test("copyrpc", "--test", "service", *ONE, "clients_that_are_killed", COPYRPC_TEST_SCALE=10),
+        test("copyrpc", "--test", "service_async", "bursts", "--", release=True, COPYRPC_TEST_SCALE=10),
     ]),
     "scalerpc": ("scalerpc: states, random worlds, clients in processes that are killed", [
         test("scalerpc", "--lib", "--", "explore", "worlds", COPYRPC_TEST_SCALE=5),
         test("scalerpc", "--test", "processes", *ONE, SHM_TEST_SCALE=5),
+        test("scalerpc", "--test", "async_client", "bursts", "--", release=True, SHM_TEST_SCALE=20),
     ]),
     "scalerpc-worlds": ("scalerpc: random worlds of timeouts, late answers, deaths of workers and clients, counters near their wraps", [
         test("scalerpc", "--lib", "--", "everything_goes_wrong", release=True, COPYRPC_TEST_SCALE=20, COPYRPC_TEST_FIRST_SEED="{seed}"),
