@@ -196,6 +196,9 @@ const PASSES_PER_REST: u32 = 64;
 const RESTS_PER_CLOCK: u32 = 4;
 
 impl HotSet {
+    /// Passes between two looks at the clock.
+    pub const PASSES_PER_CLOCK: u32 = PASSES_PER_REST * RESTS_PER_CLOCK;
+
     /// A set for lanes `0..lanes`, all cold. Allocates here and never again.
     #[must_use]
     pub fn new(lanes: usize) -> Self {
@@ -222,11 +225,11 @@ impl HotSet {
         mut visit: impl FnMut(&mut L, usize, usize) -> usize,
         now_ns: impl FnOnce() -> u64,
     ) -> usize {
-        if wakes.any() {
-            self.take_up(wakes, lanes);
-        }
+        self.passes_to_rest -= 1;
+        // One call for all that is rare.
+        let is_odd = self.passes_to_rest == 0 || wakes.any() || self.hot.len() > LANES_PER_PASS;
+        let some = if is_odd { self.prepare(wakes, lanes, now_ns) } else { self.hot.as_mut_slice() };
         let mut taken = 0;
-        let some = if self.hot.len() <= LANES_PER_PASS { self.hot.as_mut_slice() } else { self.some_of_many() };
         for hot in some {
             let n = visit(lanes, hot.lane, MESSAGES_PER_LANE);
             if n > 0 {
@@ -234,15 +237,22 @@ impl HotSet {
                 taken += n;
             }
         }
-        self.passes_to_rest -= 1;
-        if self.passes_to_rest == 0 {
-            self.rest(wakes, lanes, now_ns);
-        }
         taken
     }
 
-    /// Returns the lanes whose turn it is. A round over all of them ends with two turns of about the same length.
+    /// Does what a pass rarely has to do, or with many lanes. Returns the lanes to visit.
     #[cold]
+    fn prepare(&mut self, wakes: &mut impl Wakes, lanes: &impl Lanes, now_ns: impl FnOnce() -> u64) -> &mut [Hot] {
+        if wakes.any() {
+            wakes.drain(|lane| self.heat(lane, lanes));
+        }
+        if self.passes_to_rest == 0 {
+            self.rest(wakes, lanes, now_ns);
+        }
+        if self.hot.len() > LANES_PER_PASS { self.some_of_many() } else { self.hot.as_mut_slice() }
+    }
+
+    /// Returns the lanes whose turn it is. A round over all of them ends with two turns of about the same length.
     fn some_of_many(&mut self) -> &mut [Hot] {
         let begin = if self.next < self.hot.len() { self.next } else { 0 };
         let left = self.hot.len() - begin;
@@ -262,12 +272,6 @@ impl HotSet {
         if self.rests_to_clock == 0 {
             self.tick(lanes, now_ns());
         }
-    }
-
-    #[cold]
-    #[inline]
-    fn take_up(&mut self, wakes: &mut impl Wakes, lanes: &impl Lanes) {
-        wakes.drain(|lane| self.heat(lane, lanes));
     }
 
     fn heat(&mut self, lane: usize, lanes: &impl Lanes) {

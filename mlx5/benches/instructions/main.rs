@@ -214,7 +214,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "hca_write_imm64",
-        bound: Some(265),
+        bound: Some(250),
         counts: (8_192, 24_576),
         collect: "hca",
         what: "software HCA: one WRITE+IMM of a 64 B SGE, 8 to a doorbell, and its CQE at the owner",
@@ -222,7 +222,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "hca_write_imm64_single",
-        bound: Some(432),
+        bound: Some(404),
         counts: (8_192, 24_576),
         collect: "hca",
         what: "the same, 1 to a doorbell",

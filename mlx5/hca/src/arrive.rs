@@ -3,13 +3,12 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use shm::cache::prefetch;
-use shm::ready::{Lanes, Wakes};
+use shm::ready::{HotSet, Lanes};
 
 use super::compact;
 use super::cq::SoftCq;
 use super::deliver::{Sender, deliver, trace};
 use super::layout::LANE_SLOTS;
-use super::memory::ready_words;
 use super::queues::SoftQp;
 use super::{Hca, Queues, State};
 
@@ -24,39 +23,26 @@ pub(crate) fn told_every(slots: u32) -> u64 {
     u64::from((slots / 4).min(CONSUMED_EVERY) - 1)
 }
 
-/// One bounded pass over the lanes with traffic. Returns the number of messages taken. `IS_PLAIN` is as in [`Arrivals::take`].
+/// One bounded pass over the lanes with traffic. Returns the number of messages taken. `IS_PLAIN` is as in [`Queues::take`].
 #[inline(always)]
 pub(crate) fn pass<const IS_PLAIN: bool>(hca: &Hca, state: &mut State) -> usize {
-    let State { queues, hot, .. } = state;
-    // A closure is inlined, a function that is named is called.
-    let take = |arrivals: &mut Arrivals<'_>, lane, budget| arrivals.take::<IS_PLAIN>(lane, budget);
-    hot.pass(&mut Ready(hca), &mut Arrivals { hca, queues }, take, || hca.clock.now_ns())
-}
-
-/// The ready words of a device, which are looked for where they are needed.
-struct Ready<'a>(&'a Hca);
-
-impl Wakes for Ready<'_> {
-    #[inline(always)]
-    fn any(&self) -> bool {
-        ready_words(&self.0.memory).any()
-    }
-
-    #[cold]
-    fn drain(&mut self, f: impl FnMut(usize)) {
-        ready_words(&self.0.memory).drain(f);
-    }
+    let State { queues, hot, ready, polls_to_patrol, .. } = state;
+    let now_ns = || {
+        hca.count_to_patrol(polls_to_patrol, HotSet::PASSES_PER_CLOCK);
+        hca.clock.now_ns()
+    };
+    hot.pass(ready, queues, |queues, lane, budget| queues.take::<IS_PLAIN>(hca, lane, budget), now_ns)
 }
 
 /// Everything in the lanes whose ready bits are set, in the order of the lanes. They stay armed, so that every message sets one.
 #[cold]
 pub(crate) fn exact_pass(hca: &Hca, state: &mut State) -> usize {
-    let ready = ready_words(&hca.memory);
-    let mut arrivals = Arrivals { hca, queues: &mut state.queues };
+    let State { queues, ready, polls_to_patrol, .. } = state;
+    hca.count_to_patrol(polls_to_patrol, 1);
     let mut taken = 0;
     ready.drain(|lane| {
-        taken += arrivals.take::<false>(lane, LANE_SLOTS);
-        if arrivals.is_ready(lane) {
+        taken += queues.take::<false>(hca, lane, LANE_SLOTS);
+        if queues.is_ready(lane) {
             // It was passed over on purpose.
             ready.notify(lane);
         }
@@ -73,19 +59,14 @@ pub(crate) fn drain(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
         deliver(hca, qp, cq, message, Sender::Connected);
     }
     // L2
-    hca.memory.qp(qp.index).told.consumed.store(qp.lane.position(), Ordering::Release);
+    qp.entry().told.consumed.store(qp.lane.position(), Ordering::Release);
 }
 
-pub(crate) struct Arrivals<'a> {
-    pub(crate) hca: &'a Hca,
-    pub(crate) queues: &'a mut Queues,
-}
-
-impl Arrivals<'_> {
+impl Queues {
     /// Takes up to `budget` messages of a lane. With `IS_PLAIN` there is neither a trace nor a fault to make.
     #[inline(always)]
-    fn take<const IS_PLAIN: bool>(&mut self, lane: usize, budget: usize) -> usize {
-        let Queues { qps, cqs, injector } = &mut *self.queues;
+    fn take<const IS_PLAIN: bool>(&mut self, hca: &Hca, lane: usize, budget: usize) -> usize {
+        let Self { qps, cqs, injector } = self;
         let Some(Some(qp)) = qps.get_mut(lane) else { return 0 };
         if !IS_PLAIN && injector.as_mut().is_some_and(|injector| injector.passes_over()) {
             // It counts as seen, so that the lane stays hot.
@@ -94,7 +75,7 @@ impl Arrivals<'_> {
         let qp = &mut **qp;
         let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { return 0 };
         if qp.is_compact {
-            return compact::visit(self.hca, qp, cq, budget);
+            return compact::visit(hca, qp, cq, budget);
         }
         let mut taken = 0;
         while taken < budget {
@@ -108,25 +89,26 @@ impl Arrivals<'_> {
             };
             qp.next_payload = message.payload.wrapping_add(message.byte_count.into());
             if !IS_PLAIN {
-                trace(self.hca, qp, &message);
+                trace(hca, qp, &message);
             }
-            deliver(self.hca, qp, cq, message, Sender::Connected);
+            deliver(hca, qp, cq, message, Sender::Connected);
             taken += 1;
             if qp.lane.position() & qp.told_every == 0 {
                 // L2
-                self.hca.memory.qp(qp.index).told.consumed.store(qp.lane.position(), Ordering::Release);
+                qp.entry().told.consumed.store(qp.lane.position(), Ordering::Release);
             }
         }
         taken
     }
 }
 
-impl Lanes for Arrivals<'_> {
+impl Lanes for Queues {
     fn is_ready(&self, lane: usize) -> bool {
-        matches!(self.queues.qps.get(lane), Some(Some(qp)) if qp.lane.is_ready())
+        matches!(self.qps.get(lane), Some(Some(qp)) if qp.lane.is_ready())
     }
 
     fn armed(&self, lane: usize) -> Option<&AtomicU32> {
-        matches!(self.queues.qps.get(lane), Some(Some(_))).then(|| &self.hca.memory.qp(lane).armed)
+        let qp = self.qps.get(lane)?.as_ref()?;
+        Some(&qp.entry().armed)
     }
 }

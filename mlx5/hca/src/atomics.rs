@@ -62,7 +62,7 @@ pub(crate) fn answer(hca: &Hca, qp: &SoftQp, number: u32) {
     let kind_key = request.kind_key.load(Ordering::Relaxed);
     let addr = request.addr.load(Ordering::Relaxed);
     let operands = AtomicSegment { swap_add: request.swap.load(Ordering::Relaxed), compare: request.compare.load(Ordering::Relaxed) };
-    let told = &hca.memory.qp(qp.index).told;
+    let told = &qp.entry().told;
     let fault = match word(hca, qp, kind_key as u32, addr) {
         Ok(word) => {
             told.old.store(execute(word, kind_key & FETCH_ADD != 0, &operands), Ordering::Relaxed);

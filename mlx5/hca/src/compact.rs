@@ -37,7 +37,7 @@ pub(crate) fn visit(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, budget: usize) 
     }
     complete(hca, qp, cq, &run[..length]);
     // L2
-    hca.memory.qp(qp.index).told.consumed.store(qp.lane.position(), Ordering::Release);
+    qp.entry().told.consumed.store(qp.lane.position(), Ordering::Release);
     taken
 }
 

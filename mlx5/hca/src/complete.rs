@@ -72,7 +72,7 @@ impl Completions<'_> {
         self.executed(qp, ctrl, Some(cqe.emit()), CqeOpcode::RequesterError);
         // A malformed WQE may claim to be longer than what was posted.
         let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
-        qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl).max(1).min(outstanding));
+        qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl.ds()).max(1).min(outstanding));
     }
 
     /// A WQE is done; its CQE, if it gives one, is visible when the peer's acknowledgement would be here, and in order.

@@ -183,6 +183,13 @@ impl SoftCq {
         self.next = self.next.wrapping_add(self.stride());
     }
 
+    /// Notes that the last CQE was solicited or an error.
+    #[cold]
+    #[inline(never)]
+    fn note_solicited(&mut self) {
+        self.solicited = self.produced();
+    }
+
     /// Writes the CQE at the producer: body first, then the 8 bytes that end with the owner bit.
     #[inline(always)]
     fn put(&mut self, mut bytes: [u8; CQE_BYTES], opcode: CqeOpcode, format: CqeFormat, entries: u32) {
@@ -200,7 +207,7 @@ impl SoftCq {
             self.limit = producer.wrapping_add(self.room);
         }
         if is_solicited(bytes[OP_OWN_OFFSET]) || matches!(opcode, CqeOpcode::RequesterError | CqeOpcode::ResponderError) {
-            self.solicited = self.produced();
+            self.note_solicited();
         }
     }
 
@@ -265,7 +272,7 @@ impl SoftCq {
         self.store(|i| words[i]);
         self.advance();
         if is_solicited(op_own) {
-            self.solicited = self.produced();
+            self.note_solicited();
         }
         Ok(())
     }

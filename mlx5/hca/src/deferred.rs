@@ -11,6 +11,10 @@ pub(crate) const LANE_RETRY_NS: u64 = 1_000;
 pub(crate) struct Deferred {
     heap: BinaryHeap<Reverse<(u64, u64, u32)>>,
     sequence: u64,
+    /// Every empty poll has more to do than to take in messages, whether something is deferred or not.
+    has_extras: bool,
+    /// An empty poll has more to do.
+    any: bool,
 }
 
 impl Deferred {
@@ -23,6 +27,17 @@ impl Deferred {
         self.heap.is_empty()
     }
 
+    /// From now on every empty poll has more to do.
+    pub(crate) fn add_extras(&mut self) {
+        (self.has_extras, self.any) = (true, true);
+    }
+
+    /// Returns whether an empty poll has more to do than to take in messages.
+    #[inline(always)]
+    pub(crate) fn any(&self) -> bool {
+        self.any
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.heap.len()
     }
@@ -30,6 +45,7 @@ impl Deferred {
     pub(crate) fn schedule(&mut self, at_ns: u64, qpn: u32) {
         self.sequence += 1;
         self.heap.push(Reverse((at_ns, self.sequence, qpn)));
+        self.any = true;
     }
 
     /// Returns the time of the next event.
@@ -44,6 +60,7 @@ impl Deferred {
             return None;
         }
         self.heap.pop();
+        self.any = self.has_extras || !self.heap.is_empty();
         Some(qpn)
     }
 }

@@ -62,8 +62,16 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Mess
 /// Returns op_own of a message that arrived well.
 #[inline(always)]
 pub(crate) fn arrived(message: &Message) -> Option<u8> {
-    const ALL: [CqeOpcode; 3] = [CqeOpcode::ResponderWriteImm, CqeOpcode::ResponderSend, CqeOpcode::ResponderSendImm];
-    let is_one = ALL.iter().any(|&opcode| [false, true].iter().any(|&solicited| message.op_own == Message::op_own(opcode, solicited)));
+    // They are 1, 2 and 3: two bits, of which one at least is set.
+    const WRITE_IMM: u64 = Message::op_own(CqeOpcode::ResponderWriteImm, false);
+    const SEND: u64 = Message::op_own(CqeOpcode::ResponderSend, false);
+    const ALL: u64 = Message::op_own(CqeOpcode::ResponderSendImm, true);
+    const {
+        assert!(
+            WRITE_IMM.count_ones() == 1 && SEND.count_ones() == 1 && ALL == WRITE_IMM | SEND | Message::op_own(CqeOpcode::Requester, true)
+        )
+    };
+    let is_one = message.op_own & !ALL == 0 && message.op_own & (WRITE_IMM | SEND) != 0;
     is_one.then_some(message.op_own as u8)
 }
 

@@ -5,9 +5,7 @@ use core::time::Duration;
 use shm::ready::HotSet;
 use shm::sleep::{self, Sleeper, Watch, Word};
 
-use super::arrive::Arrivals;
-use super::memory::ready_words;
-use super::{Clock, Hca, State, datagram};
+use super::{Clock, Hca, Queues, State, datagram};
 
 /// Time between two looks of a sleeper by itself, in ns: peers that died with one of its receives wake nobody.
 const LOOK_NS: u64 = 100_000_000;
@@ -32,9 +30,9 @@ fn longest_ns() -> u64 {
 pub(crate) struct Idle<'a>(pub(crate) &'a Hca);
 
 impl Idle<'_> {
-    fn with_lanes<R>(&self, f: impl FnOnce(&mut HotSet, Arrivals<'_>) -> R) -> R {
+    fn with_lanes<R>(&self, f: impl FnOnce(&mut HotSet, &Queues) -> R) -> R {
         let State { queues, hot, .. } = &mut *self.0.state.borrow_mut();
-        f(hot, Arrivals { hca: self.0, queues })
+        f(hot, queues)
     }
 }
 
@@ -45,15 +43,15 @@ impl Watch for Idle<'_> {
 
     fn arm(&mut self) {
         // Somebody may die meanwhile.
-        self.0.state.borrow_mut().polls_to_patrol = 1;
+        self.0.state.borrow_mut().polls_to_patrol = 0;
+        self.0.has_chores.set(true);
         // H7, R1
-        self.with_lanes(|hot, arrivals| hot.arm(&arrivals));
+        self.with_lanes(|hot, queues| hot.arm(queues));
     }
 
     fn look(&mut self, is_told: bool) -> bool {
-        let memory = &self.0.memory;
-        let is_cool = self.with_lanes(|hot, arrivals| hot.cool(&arrivals, is_told));
-        !is_cool || ready_words(memory).any() || datagram::any_ready(memory)
+        let is_cool = self.with_lanes(|hot, queues| hot.cool(queues, is_told));
+        !is_cool || self.0.state.borrow().ready.any() || datagram::any_ready(&self.0.memory)
     }
 
     fn slice(&mut self) -> Duration {

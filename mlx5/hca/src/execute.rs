@@ -14,11 +14,12 @@ use super::faults::{Fate, Injector};
 use super::layout::qp_index;
 use super::links::Links;
 use super::outcome::{Limit, Malformed, Outcome, WaitFor};
+use super::plain::{self, Ran};
 use super::queues::{Mode, REGISTER_BYTES, Remote, SoftQp, Waiting, blocks};
 use super::requester::execute;
 use super::rule::VENDOR;
 use super::timing::Timing;
-use super::{Hca, Queues, State, local, plain, strict};
+use super::{Hca, Queues, State, local, strict};
 
 /// A peer that does not answer is asked again this often.
 const PEER_RETRY_NS: u64 = 1_000_000;
@@ -29,15 +30,26 @@ const MAX_WQE: usize = 16 * WQEBB;
 
 /// A BlueFlame register was written. It belongs to one queue pair, whose number its first 8 bytes repeat.
 #[inline(always)]
-pub(crate) fn doorbell(hca: &Hca, state: &mut State, uar_offset: usize) {
-    if !plain::rung(hca, state, uar_offset / REGISTER_BYTES) {
-        ring(hca, state, uar_offset);
+pub(crate) fn doorbell(hca: &Hca, uar_offset: usize) {
+    // The others borrow the state anew, so that its address need not be kept for them.
+    let ran = plain::rung(hca, &mut hca.state.borrow_mut(), uar_offset / REGISTER_BYTES);
+    match ran {
+        Ran::All => {}
+        Ran::Some(index) => ring_rest(hca, index),
+        Ran::None => ring(hca, uar_offset),
     }
 }
 
-/// Does the rest of [`doorbell`], or all of it.
+/// Does the rest of [`doorbell`].
 #[inline(never)]
-fn ring(hca: &Hca, state: &mut State, uar_offset: usize) {
+fn ring_rest(hca: &Hca, index: usize) {
+    rung(hca, &mut hca.state.borrow_mut(), index);
+}
+
+/// Does all of [`doorbell`].
+#[inline(never)]
+fn ring(hca: &Hca, uar_offset: usize) {
+    let state = &mut *hca.state.borrow_mut();
     let index = uar_offset / REGISTER_BYTES;
     if hca.strict && !strict::doorbell(hca, state, index, uar_offset % REGISTER_BYTES) {
         return announce_all(hca, state, index);
@@ -173,7 +185,7 @@ fn run(hca: &Hca, state: &mut State, index: usize, begin: impl FnOnce(&mut SoftQ
         let (syndrome, vendor) = match outcome {
             Outcome::Done(byte_count) => {
                 qp.waiting = None;
-                let next = qp.sq_consumer.wrapping_add(blocks(ctrl));
+                let next = qp.sq_consumer.wrapping_add(blocks(ctrl.ds()));
                 if hca.is_watched || ctrl.signaled() {
                     if hca.is_watched {
                         Completions { hca, cqs, deferred, violations, touched }.succeed(qp, ctrl, byte_count);
@@ -276,7 +288,7 @@ fn odd(hca: &Hca, qp: &mut SoftQp, injector: &mut Option<Box<Injector>>, ctrl: C
 #[inline(always)]
 fn wqe_bytes(qp: &SoftQp, at: NonNull<u8>, ctrl: CtrlWords) -> Result<Option<NonNull<[u8]>>, Malformed> {
     let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
-    let (ds, blocks) = (usize::from(ctrl.ds()), blocks(ctrl));
+    let (ds, blocks) = (usize::from(ctrl.ds()), blocks(ctrl.ds()));
     if !ctrl.names(qp.sq_consumer, qp.qpn) || ds == 0 || blocks > outstanding {
         return Err(Malformed::Control);
     }

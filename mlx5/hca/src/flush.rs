@@ -26,7 +26,7 @@ pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
         any = true;
         flushed |= flush_receives(hca, qp, cqs);
     }
-    hca.has_failed.set(any);
+    hca.has_chores.set(any);
     flushed
 }
 

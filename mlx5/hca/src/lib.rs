@@ -107,7 +107,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use mlx5_wire::AddressVector;
-use shm::ready::HotSet;
+use shm::ready::{HotSet, ReadyWords};
 use shm::sync::LightBarrier;
 
 pub use clock::Clock;
@@ -127,7 +127,6 @@ pub use timing::Timing;
 pub use vendor::text as vendor_text;
 
 use self::arena::Arena;
-use self::arrive::Arrivals;
 use self::cq::SoftCq;
 use self::deferred::Deferred;
 use self::fabric::Membership;
@@ -194,12 +193,10 @@ pub struct Hca {
     is_watched: bool,
     /// Lanes are visited when their ready bits say so and never otherwise, so that what arrives when is exact, and the same in every run.
     has_exact_lanes: bool,
-    /// Not plain, with faults to make, with datagrams, or by a clock that steps: an empty poll has more to do.
-    has_extras: Cell<bool>,
     /// The port that it is one seat of.
     port: Option<Port>,
-    /// A queue pair failed since the last flush, or one with a receive queue of its own did at any time.
-    has_failed: Cell<bool>,
+    /// A queue pair failed since the last flush, or one with a receive queue of its own did at any time; or a look at the peers is due.
+    has_chores: Cell<bool>,
     is_port_up: Cell<bool>,
     /// Asynchronous ones that nobody took yet.
     events: RefCell<VecDeque<AsyncEvent>>,
@@ -227,6 +224,8 @@ struct State {
     /// Places and regions that are never used again because of such peers.
     quarantined: u64,
     hot: HotSet,
+    /// Where peers tell of the lanes that are not hot.
+    ready: ReadyWords,
     deferred: Deferred,
     violations: Vec<Violation>,
     /// CQEs of queues that were destroyed.
@@ -250,7 +249,7 @@ struct Queues {
 }
 
 impl State {
-    fn new(arena_bytes: usize, faults: &Faults) -> Self {
+    fn new(arena_bytes: usize, faults: &Faults, ready: ReadyWords) -> Self {
         Self {
             queues: Queues { qps: Vec::new(), cqs: Vec::new(), injector: Injector::new(faults) },
             qp_generations: Vec::new(),
@@ -261,6 +260,7 @@ impl State {
             stuck: Vec::new(),
             quarantined: 0,
             hot: HotSet::new(MAX_QPS),
+            ready,
             deferred: Deferred::default(),
             violations: Vec::new(),
             produced: 0,
@@ -289,31 +289,26 @@ impl Hca {
     /// A store to the BlueFlame register at `offset` ([`register_offset`](Self::register_offset), plus 256 for its second half) just happened.
     /// Executes that queue pair's new WQEs.
     pub fn ring(&self, offset: usize) {
-        let mut state = self.state.borrow_mut();
-        self.executing(|| execute::doorbell(self, &mut state, offset));
+        self.executing(|| execute::doorbell(self, offset));
     }
 
     /// A completion queue was found empty. Runs what is due and turns arrived messages into CQEs; returns whether there may be CQEs now that
     /// were not there before.
     pub fn empty_poll(&self) -> bool {
-        let state = &mut *self.state.borrow_mut();
-        let mut progress = if self.has_extras.get() || !state.deferred.is_empty() {
-            self.progress_with_extras(state)
-        } else {
-            self.count_to_patrol(state);
-            arrive::pass::<true>(self, state) > 0
-        };
+        let mut state = self.state.borrow_mut();
+        let has_more = state.deferred.any();
+        let arrived = !has_more && arrive::pass::<true>(self, &mut state) > 0;
+        drop(state);
+        let progress = if has_more { self.progress_with_extras() } else { arrived };
         // Last: what came before may have failed a queue pair, and nobody promises another poll.
-        if self.has_failed.get() {
-            progress |= flush::flush_failed(self, state);
-        }
-        progress
+        if self.has_chores.get() { self.do_chores() || progress } else { progress }
     }
 
     /// Does the same where there is more to do than to take in messages.
     #[cold]
     #[inline(never)]
-    fn progress_with_extras(&self, state: &mut State) -> bool {
+    fn progress_with_extras(&self) -> bool {
+        let state = &mut *self.state.borrow_mut();
         self.clock.polled();
         let mut progress = false;
         if !state.deferred.is_empty() {
@@ -322,7 +317,6 @@ impl Hca {
         if state.links.has_datagrams {
             progress |= datagram::receive(self, state) > 0;
         }
-        self.count_to_patrol(state);
         if self.strict {
             self.check_strictly(state);
         }
@@ -330,11 +324,23 @@ impl Hca {
         progress | (taken > 0)
     }
 
-    #[inline(always)]
-    fn count_to_patrol(&self, state: &mut State) {
-        state.polls_to_patrol -= 1;
-        if state.polls_to_patrol == 0 {
+    /// Flushes what failed, and looks at the peers if that is due. Returns whether there may be CQEs.
+    #[cold]
+    #[inline(never)]
+    fn do_chores(&self) -> bool {
+        let state = &mut *self.state.borrow_mut();
+        let is_due = state.polls_to_patrol == 0;
+        if is_due {
             self.patrol(state);
+        }
+        flush::flush_failed(self, state) || is_due
+    }
+
+    /// Counts empty polls since the last look at the peers.
+    fn count_to_patrol(&self, polls_to_patrol: &mut u32, polls: u32) {
+        *polls_to_patrol = polls_to_patrol.saturating_sub(polls);
+        if *polls_to_patrol == 0 {
+            self.has_chores.set(true);
         }
     }
 
@@ -444,7 +450,7 @@ impl Hca {
         let State { queues, hot, .. } = state;
         let count = queues.qps.len();
         if !self.has_exact_lanes {
-            hot.mend(&Arrivals { hca: self, queues }, count, 0, looks);
+            hot.mend(&*queues, count, 0, looks);
         }
     }
 

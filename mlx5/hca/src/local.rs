@@ -6,7 +6,7 @@
 //! - Results: what a READ or an atomic brings is in its buffer when the response would be here, and not before. Meanwhile the buffer
 //!   holds [`NOT_HERE`].
 
-use mlx5_wire::{Access, AtomicSegment, CtrlSegment, CtrlWords, DatagramSegment, FenceMode, Opcode, RaddrSegment, SEGMENT, WQEBB};
+use mlx5_wire::{Access, AtomicSegment, CtrlSegment, DatagramSegment, FenceMode, Opcode, RaddrSegment, SEGMENT, WQEBB};
 
 use super::Hca;
 use super::gather::{Data, Piece};
@@ -29,7 +29,7 @@ pub(crate) fn remember(hca: &Hca, qp: &mut SoftQp, from: u16, to: u16) {
         if let Some(hash) = source_hash(hca, qp, &wqe).filter(|_| ctrl.fence == FenceMode::None) {
             qp.under_way.sources.push_back(Source { counter, hash });
         }
-        counter = counter.wrapping_add(blocks(CtrlWords::parse(&head(&wqe))).max(1).min(to.wrapping_sub(counter)));
+        counter = counter.wrapping_add(blocks(CtrlSegment::ds_in(&head(&wqe))).max(1).min(to.wrapping_sub(counter)));
     }
 }
 

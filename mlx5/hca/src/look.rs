@@ -113,7 +113,7 @@ impl Hca {
             qp.access = access;
             if self.memory.receives(qp.index) {
                 // H1
-                self.memory.qp(qp.index).identity.store(qp.connected_identity(), Ordering::Release);
+                qp.entry().identity.store(qp.connected_identity(), Ordering::Release);
             }
         });
     }
@@ -155,7 +155,7 @@ impl Hca {
             rq.taken.reset();
             rq.mirror.iter_mut().for_each(Mirror::reset);
         }
-        super::objects::publish_reset(self.memory.qp(index), qp);
+        super::objects::publish_reset(qp);
         state.links.forget_unused();
         true
     }

@@ -241,6 +241,7 @@ pub(crate) unsafe fn place(to: *mut u8, from: *const u8, len: usize) {
     unsafe {
         let last = match len {
             32..=64 => most::<u128>(to, from, len),
+            65..=112 => most::<[u128; 2]>(to, from, len),
             24..=31 => most::<u64>(to, from, len),
             _ => return place_other(to, from, len),
         };

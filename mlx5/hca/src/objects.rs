@@ -23,6 +23,7 @@ use super::layout::{DATAGRAM, LANE_SLOTS, LanePlace, MAX_QPS, MIN_LANE_SLOTS, Me
 use super::memory::{DeviceMemory, commit, memory_error, ready_words};
 use super::mirror::Mirror;
 use super::options::SoftOptions;
+use super::plain::LOOKS;
 use super::queues::{Mode, Remote, SoftQp, SqPlace, Transport};
 use super::reach::Reach;
 use super::receive::Receives;
@@ -67,7 +68,8 @@ fn check_rq(memory: &RqMemory) -> Result<(), CreateError> {
 }
 
 /// Publishes a reset queue pair: it is not connected, nothing has arrived, and it does not receive.
-pub(crate) fn publish_reset(entry: &QpEntry, qp: &SoftQp) {
+pub(crate) fn publish_reset(qp: &SoftQp) {
+    let entry = qp.entry();
     entry.peer.store(0, Ordering::Relaxed);
     entry.peer_epoch.store(0, Ordering::Relaxed);
     entry.told.consumed.store(0, Ordering::Relaxed);
@@ -97,8 +99,11 @@ impl Hca {
         // The first one in a process registers it with the kernel, which in a process of several threads waits for all CPUs: up to seconds on
         // a busy machine. Not in the first doorbell, then, where a peer would take this process for a stopped one.
         let barrier = LightBarrier::of_process();
-        let state = State::new(arena_bytes, &options.faults);
+        let mut state = State::new(arena_bytes, &options.faults, ready_words(&memory));
         let is_plain = options.timing.is_immediate() && !options.strict && !options.trace;
+        if !is_plain || options.clock.steps() || state.queues.injector.is_some() {
+            state.deferred.add_extras();
+        }
         let membership = Membership::join(&options.fabric, &memory, if options.port.is_some() { MAX_SEAT } else { MAX_LID })?;
         Ok(Self {
             membership,
@@ -112,9 +117,8 @@ impl Hca {
             trace: options.trace.then(|| Trace::new(options.clock.clone())),
             is_watched: options.trace || !options.timing.is_immediate(),
             has_exact_lanes: options.trace || options.timing.is_model(),
-            has_extras: Cell::new(!is_plain || options.clock.steps() || state.queues.injector.is_some()),
             port: options.port,
-            has_failed: Cell::new(false),
+            has_chores: Cell::new(false),
             is_port_up: Cell::new(true),
             events: RefCell::default(),
             rnr_naks: Cell::new(0),
@@ -353,6 +357,7 @@ impl Hca {
             qpn,
             writes: Writes::of(qpn),
             index,
+            entry: NonNull::from(entry),
             generation,
             connections: 0,
             pd: memory.pd,
@@ -368,6 +373,7 @@ impl Hca {
             taken,
             sq,
             source: Reach::none(),
+            looks: LOOKS,
             user_index: memory.user_index.unwrap_or(rqn),
             sq_consumer: 0,
             sq_limit: 0,
@@ -388,7 +394,7 @@ impl Hca {
         }));
         entry.pd.store(memory.pd, Ordering::Relaxed);
         entry.rqn.store(rqn, Ordering::Relaxed);
-        publish_reset(entry, qp);
+        publish_reset(qp);
         if self.strict {
             super::strict::poison_register(qp);
         }
@@ -426,12 +432,12 @@ impl Hca {
 
     /// INIT to RTR of a datagram queue pair: it receives what brings `qkey`.
     pub fn activate_datagrams(&self, qpn: u32, qkey: u32) {
-        let State { queues: Queues { qps, .. }, links, .. } = &mut *self.state.borrow_mut();
+        let State { queues: Queues { qps, .. }, links, deferred, .. } = &mut *self.state.borrow_mut();
         links.has_datagrams = true;
-        self.has_extras.set(true);
+        deferred.add_extras();
         if let Some(Some(qp)) = qps.get_mut(qp_index(qpn)) {
             qp.transport = Transport::Datagram { qkey };
-            self.memory.qp(qp.index).identity.store(qp.identity(DATAGRAM | RECEIVES), Ordering::Release);
+            qp.entry().identity.store(qp.identity(DATAGRAM | RECEIVES), Ordering::Release);
         }
     }
 

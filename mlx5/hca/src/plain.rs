@@ -3,15 +3,16 @@
 //!
 //! A plain WQE uses the results of the checks of earlier ones on its queue pair: the peer's queue pair is connected to this one
 //! ([`Remote::granted`]), the places of both regions ([`Reach`]), the receives that are posted
-//! ([`Receives::pop_known`](super::receive::Receives::pop_known)), the room in the lane. One word tells of each whether the result still holds;
+//! ([`Receives::next_known`](super::receive::Receives::next_known)), the room in the lane. One word tells of each whether the result still holds;
 //! if not, the check is made again. [`execute`](super::execute) executes every other WQE, and a plain one that cannot run now, or loses its
 //! receive to another requester.
 
 use core::ptr::NonNull;
 
-use mlx5_wire::{CqeOpcode, CtrlWords, DataSegment, DataWords, InlineHeader, MAX_MESSAGE_BYTES, RaddrSegment, SEGMENT};
+use mlx5_wire::{CqeOpcode, CtrlSegment, CtrlWords, DataSegment, DataWords, InlineHeader, MAX_MESSAGE_BYTES, RaddrSegment, SEGMENT};
 
 use super::complete;
+use super::cq::{Overrun, SoftCq};
 use super::layout::Message;
 use super::memory::place;
 use super::queues::{Mode, SqPlace, Transport, blocks};
@@ -22,77 +23,84 @@ use super::{Hca, Queues, State};
 const RADDR: usize = SEGMENT;
 const DATA: usize = 2 * SEGMENT;
 
-/// Regions looked up anew within one doorbell. A peer that changes its own without end has its WQEs executed by the other path.
+/// Regions looked up anew in a row. A peer that changes its own without end has its WQEs executed by the other path.
 pub(crate) const LOOKS: u32 = 128;
 
-/// Executes the new WQEs of queue pair `index` up to the first that is not plain. Returns whether there was none. To be called while the device
+/// The new WQEs of a queue pair that were executed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ran {
+    All,
+    /// Those before one that is not plain; of the queue pair with this index.
+    Some(usize),
+    /// None: the queue pair executes none as plain, or is none.
+    None,
+}
+
+/// Executes the new WQEs of queue pair `index` up to the first that is not plain. To be called while the device
 /// is marked as executing (H3), so that all results hold until the end of the doorbell.
 #[inline(always)]
-pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> bool {
+pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Ran {
     let Queues { qps, cqs, .. } = &mut state.queues;
-    let Some(Some(qp)) = qps.get_mut(index) else { return false };
+    let Some(Some(qp)) = qps.get_mut(index) else { return Ran::None };
     let qp = &mut **qp;
     if qp.mode != Mode::Plain || qp.waiting.is_some() {
-        return false;
+        return Ran::None;
     }
-    let Transport::Connected(remote) = &mut qp.transport else { return false };
+    let Transport::Connected(remote) = &mut qp.transport else { return Ran::None };
     let remote = &mut **remote;
     if !remote.grants_writes() {
-        return false;
+        return Ran::None;
     }
-    qp.sq_limit = qp.sq.producer();
-    let mut looks = LOOKS;
-    while qp.sq_consumer != qp.sq_limit {
+    let producer = qp.sq.producer();
+    while qp.sq_consumer != producer {
         let (at, wqe) = (qp.sq_consumer, qp.sq.wqebb(qp.sq_consumer));
         // SAFETY: inside a WQEBB of the SQ, which the driver does not touch between the doorbell and the completion.
         let segment = |at: usize| unsafe { wqe.add(at).cast::<[u8; SEGMENT]>().read() };
         let (ctrl, data) = (CtrlWords::parse(&segment(0)), DataWords::parse(&segment(DATA)));
         if !ctrl.is_one_of(qp.writes, at) {
-            return false;
+            return Ran::Some(qp.index);
         }
         // The length is decoded in both cases, because that of a pointer has no bit to be taken out.
         let (from, len) = if data.is_inline() {
-            let len = data.byte_count();
-            if !carries(&qp.sq, at, qp.sq_limit, ctrl, len) {
-                return false;
+            let len = u64::from(data.byte_count());
+            if !carries(&qp.sq, at, producer, ctrl, len) {
+                return Ran::Some(qp.index);
             }
             // SAFETY: inside the WQE.
             (unsafe { wqe.add(DATA + InlineHeader::LEN) }, len)
         } else {
-            let len = data.byte_count();
-            if usize::from(ctrl.ds()) * SEGMENT != DATA + SEGMENT || len.wrapping_sub(1) >= MAX_MESSAGE_BYTES as u32 {
-                return false;
+            let len = u64::from(data.byte_count());
+            if usize::from(ctrl.ds()) * SEGMENT != DATA + SEGMENT || len.wrapping_sub(1) >= MAX_MESSAGE_BYTES {
+                return Ran::Some(qp.index);
             }
             let Some(from) = qp.source.find(data.lkey(), data.addr(), len) else {
-                looks -= 1;
                 // The WQE is read again, so that nothing of it has to be kept over the call.
-                if looks > 0 && look_for_source(hca, &mut qp.source, wqe, qp.pd) {
+                if look_for_source(hca, &mut qp.source, &mut qp.looks, wqe, qp.pd) {
                     continue;
                 }
-                return false;
+                return Ran::Some(qp.index);
             };
             (from, len)
         };
         let RaddrSegment { addr, rkey } = RaddrSegment::parse(&segment(RADDR));
         let Some(to) = remote.find_target(rkey, addr, len) else {
-            looks -= 1;
-            if looks > 0 && remote.look_for_target(rkey, addr, len) {
+            if remote.look_for_target(&mut qp.looks, rkey, addr, len) {
                 continue;
             }
-            return false;
+            return Ran::Some(qp.index);
         };
         if ctrl.has_imm() {
             if !remote.has_room() {
-                return false;
+                return Ran::Some(qp.index);
             }
-            let Some(taking) = remote.take_known_receive() else { return false };
+            let Some(taking) = remote.take_known_receive() else { return Ran::Some(qp.index) };
             // Nothing can fail from here on. The exchange that takes a receive waits for all earlier stores, so it comes before the copy: the
             // lines of payload and message, both last used by the peer, are then fetched at the same time. What is needed of the WQE is read
             // again: that costs less than to keep it.
             let ctrl = CtrlWords::parse(&segment(0));
             let message = Message {
                 payload: addr,
-                byte_count: len,
+                byte_count: len as u32,
                 imm: ctrl.imm(),
                 taking,
                 op_own: Message::op_own(CqeOpcode::ResponderWriteImm, ctrl.solicited()),
@@ -106,33 +114,54 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> bool {
             // SAFETY: as above.
             unsafe { place(to.as_ptr(), from.as_ptr(), len as usize) };
         }
-        let ctrl = CtrlWords::parse(&segment(0));
-        qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl));
-        if ctrl.signaled() {
-            if let Err(overrun) = complete::write_success(cqs, qp.send_cq, qp.user_index, ctrl, 0) {
+        qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(CtrlSegment::ds_in(&segment(0))));
+        if CtrlSegment::is_signaled_in(&segment(0)) {
+            if let Err(overrun) = complete_signaled(cqs, qp.send_cq, qp.user_index, wqe) {
                 qp.overran(hca, qp.send_cq, overrun);
-                return false;
+                return Ran::Some(qp.index);
             }
         }
     }
+    qp.sq_limit = producer;
     remote.announce(hca.barrier);
-    true
+    Ran::All
+}
+
+/// Writes the CQE of the WQE at `wqe`. A call: with the one copy of the control segment that this needs, every WQE would decode all of it.
+#[inline(never)]
+fn complete_signaled(cqs: &mut [Option<SoftCq>], send_cq: u32, user_index: u32, wqe: NonNull<u8>) -> Result<(), Overrun> {
+    // SAFETY: inside a WQEBB of the SQ, as in `rung`.
+    let ctrl = CtrlWords::parse(&unsafe { wqe.cast::<[u8; SEGMENT]>().read() });
+    complete::write_success(cqs, send_cq, user_index, ctrl, 0)
 }
 
 /// Whether the WQE at `at` consists of `len` inline bytes, at least one, does not wrap, and ends before `end`.
 #[inline(always)]
-fn carries(sq: &SqPlace, at: u16, end: u16, ctrl: CtrlWords, len: u32) -> bool {
+fn carries(sq: &SqPlace, at: u16, end: u16, ctrl: CtrlWords, len: u64) -> bool {
     let segments = DATA / SEGMENT + InlineHeader::segments(len as usize);
     let room = sq.to_end(at).min(end.wrapping_sub(at));
-    segments == usize::from(ctrl.ds()) && len > 0 && blocks(ctrl) <= room
+    segments == usize::from(ctrl.ds()) && len > 0 && blocks(ctrl.ds()) <= room
 }
 
-/// Looks up the region that the WQE at `wqe` reads from. Returns whether it may.
+/// Counts one of `looks`. Returns `false`, and begins to count again, if it was the last.
+pub(crate) fn may_look(looks: &mut u32) -> bool {
+    *looks -= 1;
+    let may = *looks > 0;
+    if !may {
+        *looks = LOOKS;
+    }
+    may
+}
+
+/// Looks up the region that the WQE at `wqe` reads from. Returns `false` if it may not, or this was the last of the `looks`.
 #[cold]
 #[inline(never)]
-fn look_for_source(hca: &Hca, source: &mut Reach, wqe: NonNull<u8>, pd: u32) -> bool {
+fn look_for_source(hca: &Hca, source: &mut Reach, looks: &mut u32, wqe: NonNull<u8>, pd: u32) -> bool {
+    if !may_look(looks) {
+        return false;
+    }
     // SAFETY: inside a WQEBB of the SQ, as in `rung`.
     let data = DataSegment::parse(&unsafe { wqe.add(DATA).cast::<[u8; SEGMENT]>().read() });
-    let found = Reach::of_own(&hca.memory, data.lkey, data.addr, data.byte_count, pd).ok();
+    let found = Reach::of_own(&hca.memory, data.lkey, data.addr, data.byte_count.into(), pd).ok();
     found.map(|found| *source = found).is_some()
 }

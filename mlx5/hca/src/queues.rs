@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::cell::Cell;
 use std::rc::Rc;
 
-use mlx5_wire::{Access, BLUEFLAME_BYTES, ConnectOptions, CtrlWords, SEGMENT, WQEBB, Writes, queue_record_index};
+use mlx5_wire::{Access, BLUEFLAME_BYTES, ConnectOptions, SEGMENT, WQEBB, Writes, queue_record_index};
 use shm::lane::{LaneRx, LaneTx};
 use shm::ready::ReadyWords;
 use shm::region::owner_may_be_gone;
@@ -16,6 +16,7 @@ use super::fabric::Peer;
 use super::layout::{AtomicRequest, CONNECTION, DATAGRAM, LanePlace, Message, QpEntry, RECEIVES, RIGHTS, Taking, Told, allows, qp_index};
 use super::memory::ready_words;
 use super::outcome::WaitFor;
+use super::plain;
 use super::reach::Reach;
 use super::receive::{Receives, Taken};
 use super::request::SqMemory;
@@ -78,6 +79,8 @@ pub(crate) struct SoftQp {
     /// Its WRITEs.
     pub(crate) writes: Writes,
     pub(crate) index: usize,
+    /// What its peer knows of it, in the memory of its device.
+    pub(crate) entry: NonNull<QpEntry>,
     /// Tells it apart from others that had its number.
     pub(crate) generation: u16,
     /// Number of changes of its connection, modulo 2^16.
@@ -101,6 +104,8 @@ pub(crate) struct SoftQp {
     pub(crate) sq: SqPlace,
     /// The region that its last plain WRITE read from.
     pub(crate) source: Reach,
+    /// Regions that plain WQEs may look up anew before one is executed by the other path ([`plain`](super::plain)).
+    pub(crate) looks: u32,
     /// User index of its CQEs. The number of its receive queue unless a driver gave another.
     pub(crate) user_index: u32,
     /// WQEBBs executed.
@@ -181,7 +186,7 @@ pub(crate) struct Remote {
     /// The last of them is the WQE at the head of the SQ, and not known to be answered.
     pub(crate) is_asking: bool,
     pub(crate) receives: Receives,
-    /// Up to where they are known to be posted ([`Receives::pop_known`]).
+    /// Up to where they are known to be posted ([`Receives::next_known`]).
     known_receives: u64,
     /// The region that the last plain WRITE wrote to.
     target: Reach,
@@ -336,14 +341,18 @@ impl Remote {
 
     /// Returns where a WRITE of `len` bytes, at least one, to `addr` under `rkey` goes; `None` unless it is inside the region of the last one.
     #[inline(always)]
-    pub(crate) fn find_target(&self, rkey: u32, addr: u64, len: u32) -> Option<NonNull<u8>> {
+    pub(crate) fn find_target(&self, rkey: u32, addr: u64, len: u64) -> Option<NonNull<u8>> {
         self.target.find(rkey, addr, len)
     }
 
-    /// Looks up another region than that of the last one. Returns `false` if the WRITE is refused, or the region is not mapped here.
+    /// Looks up another region than that of the last one. Returns `false` if the WRITE is refused, the region is not mapped here, or this was the last
+    /// of the `looks`.
     #[cold]
     #[inline(never)]
-    pub(crate) fn look_for_target(&mut self, rkey: u32, addr: u64, len: u32) -> bool {
+    pub(crate) fn look_for_target(&mut self, looks: &mut u32, rkey: u32, addr: u64, len: u64) -> bool {
+        if !plain::may_look(looks) {
+            return false;
+        }
         let found = Reach::of_peer(&self.peer.memory, rkey, addr, len, Access::REMOTE_WRITE, self.pd).ok();
         found.map(|found| self.target = found).is_some()
     }
@@ -357,9 +366,11 @@ impl Remote {
     /// took one meanwhile.
     #[inline(always)]
     pub(crate) fn take_known_receive(&mut self) -> Option<Taking> {
-        // SAFETY: an atomic in the memory of `peer`.
-        let intent = unsafe { self.intent.as_ref() };
-        self.receives.pop_known(intent, &mut self.known_receives)
+        let word = self.receives.next_known(&mut self.known_receives)?;
+        let (taking, next) = self.receives.named_by(word);
+        // H5
+        self.intent().store(taking.intent(), Ordering::Release);
+        self.receives.exchange(word, next).then_some(taking)
     }
 
     /// Publishes the message that took the last receive; there is room.
@@ -389,6 +400,13 @@ impl Remote {
 }
 
 impl SoftQp {
+    /// Returns what its peer knows of it.
+    #[inline(always)]
+    pub(crate) fn entry(&self) -> &QpEntry {
+        // SAFETY: in the memory of its device, where it is as long as that; it is made of atomics.
+        unsafe { self.entry.as_ref() }
+    }
+
     /// Returns its identity word once it is connected and receives.
     pub(crate) fn connected_identity(&self) -> u64 {
         self.identity(RECEIVES | u64::from(self.access.bits()) & RIGHTS)
@@ -437,8 +455,8 @@ impl SoftQp {
     pub(crate) fn fail(&mut self, hca: &Hca) {
         self.failed = true;
         self.mode = Mode::Odd;
-        hca.has_failed.set(true);
-        hca.memory.qp(self.index).identity.store(self.identity(0), Ordering::Release);
+        hca.has_chores.set(true);
+        self.entry().identity.store(self.identity(0), Ordering::Release);
     }
 }
 
@@ -447,10 +465,10 @@ pub(crate) fn head(bytes: &[u8]) -> [u8; SEGMENT] {
     bytes.first_chunk().copied().unwrap_or([0; SEGMENT])
 }
 
-/// WQEBBs of a WQE; none of one that is malformed. Who passes over it takes one.
+/// WQEBBs of a WQE of `ds` segments; none of one that is malformed. Who passes over it takes one.
 #[inline(always)]
-pub(crate) fn blocks(ctrl: CtrlWords) -> u16 {
-    (u16::from(ctrl.ds()) + 3) >> 2
+pub(crate) fn blocks(ds: u8) -> u16 {
+    (u16::from(ds) + 3) >> 2
 }
 
 /// Returns the first `len` bytes of the WQE at `counter`, 1,024 at most; it may wrap.

@@ -31,7 +31,7 @@ impl Reach {
 
     /// Returns the place of `len` bytes, at least one, at `addr` of the owner, if `key` still names this registration and they are inside it.
     #[inline(always)]
-    pub(crate) fn find(&self, key: u32, addr: u64, len: u32) -> Option<NonNull<u8>> {
+    pub(crate) fn find(&self, key: u32, addr: u64, len: u64) -> Option<NonNull<u8>> {
         // SAFETY: an atomic of mapped memory, or the static one.
         let entry = unsafe { self.entry.as_ref() };
         // H2
@@ -39,7 +39,7 @@ impl Reach {
             return None;
         }
         let offset = addr.wrapping_sub(self.start);
-        if offset > self.len || u64::from(len) > self.len - offset {
+        if offset > self.len || len > self.len - offset {
             return None;
         }
         // SAFETY: inside the region, which `of_own` or `of_peer` found to be mapped here.
@@ -47,7 +47,7 @@ impl Reach {
     }
 
     /// Returns the region of this process's own `memory` that `key` names now, if it holds the `len` bytes at `addr` and belongs to domain `pd`.
-    pub(crate) fn of_own(memory: &DeviceMemory, key: u32, addr: u64, len: u32, pd: u32) -> Result<Self, Fault> {
+    pub(crate) fn of_own(memory: &DeviceMemory, key: u32, addr: u64, len: u64, pd: u32) -> Result<Self, Fault> {
         let (reach, _) = Self::look(memory, key, addr, len, Access::empty(), pd)?;
         let base = NonNull::new(reach.start as *mut u8).ok_or(Fault::Bounds)?;
         Ok(Self { base, ..reach })
@@ -55,7 +55,7 @@ impl Reach {
 
     /// Returns the region of a peer's `memory` that `key` names now, if it allows `access` to `len` bytes at `addr` in domain `pd`, and is mapped
     /// here as a whole.
-    pub(crate) fn of_peer(memory: &DeviceMemory, key: u32, addr: u64, len: u32, access: Access, pd: u32) -> Result<Self, Fault> {
+    pub(crate) fn of_peer(memory: &DeviceMemory, key: u32, addr: u64, len: u64, access: Access, pd: u32) -> Result<Self, Fault> {
         let (reach, offset) = Self::look(memory, key, addr, len, access, pd)?;
         let arena = memory.arena();
         if offset > arena.len() as u64 || reach.len > arena.len() as u64 - offset {
@@ -66,10 +66,10 @@ impl Reach {
     }
 
     /// Returns the region, without its place in this process, and its offset in the arena.
-    fn look(memory: &DeviceMemory, key: u32, addr: u64, len: u32, access: Access, pd: u32) -> Result<(Self, u64), Fault> {
+    fn look(memory: &DeviceMemory, key: u32, addr: u64, len: u64, access: Access, pd: u32) -> Result<(Self, u64), Fault> {
         // H2. Read before the fields: if they change meanwhile, the next `find` sees another stamp.
         let stamp = memory.mr(key).stamp.load(Ordering::Acquire);
-        let (entry, _) = memory.check(key, addr, len.into(), access, pd)?;
+        let (entry, _) = memory.check(key, addr, len, access, pd)?;
         let [start, len] = [&entry.addr, &entry.len].map(|word| word.load(Ordering::Relaxed));
         let offset = entry.offset.load(Ordering::Relaxed);
         Ok((Self { stamp, entry: NonNull::from(&entry.stamp), start, len, base: NonNull::dangling() }, offset))

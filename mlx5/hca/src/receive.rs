@@ -98,7 +98,10 @@ impl Receives {
         loop {
             let word = self.words().1.word.load(Ordering::Acquire);
             if self.is_posted(word, self.posted_to(word)) {
-                if let Some(taking) = self.exchange(intent, word) {
+                let (taking, next) = self.named_by(word);
+                // H5
+                intent.store(taking.intent(), Ordering::Release);
+                if self.exchange(word, next) {
                     return Some(taking);
                 }
             } else if self.words().1.word.load(Ordering::Acquire) == word {
@@ -111,29 +114,33 @@ impl Receives {
         }
     }
 
-    /// Does the same once: `None` also if another requester took one meanwhile, and the intent may be left as it is. [`pop`](Self::pop) must follow.
+    /// Returns the pop word that names the next receive, for [`exchange`](Self::exchange). `None` if none is posted.
     ///
     /// `known` is the taker's alone, and begins as [`NONE_KNOWN`](Self::NONE_KNOWN): the highest pop word of the last receive that was posted when
     /// the record was last read. Receives stay posted until they are taken, so the record is read again only when those are used up.
     #[inline(always)]
-    pub(crate) fn pop_known(&self, intent: &AtomicU64, known: &mut u64) -> Option<Taking> {
+    pub(crate) fn next_known(&self, known: &mut u64) -> Option<u64> {
         let word = self.words().1.word.load(Ordering::Acquire);
         if !self.is_posted(word, *known) {
             *known = self.posted_to(word);
         }
-        if self.is_posted(word, *known) { self.exchange(intent, word) } else { None }
+        self.is_posted(word, *known).then_some(word)
     }
 
-    /// Takes the receive that pop word `word` names, which is posted, if that is the pop word still.
+    /// Returns the receive that pop word `word` names, which is posted, and the pop word after it is taken.
     #[inline(always)]
-    fn exchange(&self, intent: &AtomicU64, word: u64) -> Option<Taking> {
+    pub(crate) fn named_by(&self, word: u64) -> (Taking, u64) {
         let taking = Taking(word & self.keeps);
-        let next = self.behind(taking.index());
-        // H5: before the pop, so that a peer that finds the pop without a message knows whose it was.
-        intent.store(taking.0.wrapping_add(Pop::ONE), Ordering::Release);
+        (taking, Pop::taken(taking.0, self.behind(taking.index())))
+    }
+
+    /// Takes the receive that pop word `word` names, if that is the pop word still; `next` is the one after it. Returns `false` also for no reason;
+    /// [`pop`](Self::pop) must follow then. The taker's intent is to be stored before, so that a peer that finds the pop without a message knows
+    /// whose it was (H5).
+    #[inline(always)]
+    pub(crate) fn exchange(&self, word: u64, next: u64) -> bool {
         // H4
-        let pop = &self.words().1.word;
-        pop.compare_exchange_weak(word, Pop::taken(taking.0, next), Ordering::AcqRel, Ordering::Acquire).ok().map(|_| taking)
+        self.words().1.word.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// Whether the receive that pop word `word` names is posted, given that those up to `known` are.

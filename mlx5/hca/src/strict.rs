@@ -77,7 +77,7 @@ fn check_register(qp: &SoftQp, half: usize, register: &[u8; BLUEFLAME_BYTES], pr
     if qp.watch.half == Some(half) {
         return Err(broken(Rule::RegisterHalf));
     }
-    let end = ctrl.wqe_index().wrapping_add(blocks(ctrl).max(1));
+    let end = ctrl.wqe_index().wrapping_add(blocks(ctrl.ds()).max(1));
     if producer == qp.watch.notified || (producer.wrapping_sub(end) as i16) < 0 {
         return Err(broken(Rule::RecordBehindRegister));
     }
@@ -126,7 +126,7 @@ fn check_wqes(qp: &mut SoftQp, producer: u16) -> Result<(), Violation> {
         let ctrl = CtrlWords::parse(&head(&bytes));
         let outstanding = producer.wrapping_sub(counter);
         check_wqe(qp, counter, outstanding, ctrl, &bytes).map_err(|rule| of_send(qp, counter, &bytes, rule))?;
-        counter = counter.wrapping_add(blocks(ctrl).max(1));
+        counter = counter.wrapping_add(blocks(ctrl.ds()).max(1));
         if ctrl.signaled() {
             qp.watch.signaled = counter;
         }
@@ -145,7 +145,7 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes
         return Err(Rule::WqeQueue);
     }
     let len = usize::from(ctrl.ds()) * SEGMENT;
-    if ctrl.ds() == 0 || blocks(ctrl) > outstanding || len > bytes.len() {
+    if ctrl.ds() == 0 || blocks(ctrl.ds()) > outstanding || len > bytes.len() {
         return Err(Rule::WqeLength);
     }
     // These opcodes have no modifier; signature and DCI stream are not used; of byte 11, bit 0 and bit 4 mean nothing.

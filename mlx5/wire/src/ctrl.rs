@@ -142,8 +142,8 @@ impl CtrlSegment {
             opcode: b[3],
             wqe_index: be16(b, 1),
             qpn: be32(b, 4) >> 8,
-            ds: b[7] & 0x3f,
-            signaled: (b[11] >> 2) & 3 == CompletionMode::Always as u8,
+            ds: Self::ds_in(b),
+            signaled: Self::is_signaled_in(b),
             fence: match FenceMode::from_fm_ce_se(b[11]) {
                 Some(mode) => mode,
                 None => FenceMode::StrongOrdering,
@@ -151,6 +151,20 @@ impl CtrlSegment {
             solicited: b[11] & 2 != 0,
             imm: be32(b, 12),
         }
+    }
+
+    /// Decodes [`ds`](Self::ds) alone.
+    #[must_use]
+    #[inline(always)]
+    pub const fn ds_in(b: &[u8; Self::LEN]) -> u8 {
+        b[7] & 0x3f
+    }
+
+    /// Decodes [`signaled`](Self::signaled) alone.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_signaled_in(b: &[u8; Self::LEN]) -> bool {
+        (b[11] >> 2) & 3 == CompletionMode::Always as u8
     }
 }
 
