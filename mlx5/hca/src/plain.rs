@@ -30,7 +30,7 @@ pub(crate) const LOOKS: u32 = 128;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ran {
     All,
-    /// Those before one that is not plain; of the queue pair with this index.
+    /// The ones before one that is not plain, of the queue pair with this index.
     Some(usize),
     /// None: the queue pair executes none as plain, or is none.
     None,

@@ -79,7 +79,7 @@ pub(crate) struct SoftQp {
     /// Its WRITEs.
     pub(crate) writes: Writes,
     pub(crate) index: usize,
-    /// What its peer knows of it, in the memory of its device.
+    /// The part that its peer reads, in the memory of its device.
     pub(crate) entry: NonNull<QpEntry>,
     /// Tells it apart from others that had its number.
     pub(crate) generation: u16,
@@ -400,7 +400,7 @@ impl Remote {
 }
 
 impl SoftQp {
-    /// Returns what its peer knows of it.
+    /// Returns the part that its peer reads.
     #[inline(always)]
     pub(crate) fn entry(&self) -> &QpEntry {
         // SAFETY: in the memory of its device, where it is as long as that; it is made of atomics.
