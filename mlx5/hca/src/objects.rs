@@ -23,9 +23,8 @@ use super::layout::{DATAGRAM, LANE_SLOTS, LanePlace, MAX_QPS, MIN_LANE_SLOTS, Me
 use super::memory::{DeviceMemory, commit, memory_error, ready_words};
 use super::mirror::Mirror;
 use super::options::SoftOptions;
-use super::plain::LOOKS;
 use super::queues::{Mode, Remote, SoftQp, SqPlace, Transport};
-use super::reach::Reach;
+use super::reach::{Looks, Reach};
 use super::receive::Receives;
 use super::request::{Address, CqMemory, QpMemory, Receives as Source, RqMemory, SqMemory};
 use super::trace::Trace;
@@ -373,7 +372,7 @@ impl Hca {
             taken,
             sq,
             source: Reach::none(),
-            looks: LOOKS,
+            looks: Looks::new(),
             user_index: memory.user_index.unwrap_or(rqn),
             sq_consumer: 0,
             sq_limit: 0,

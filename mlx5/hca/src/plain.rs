@@ -16,15 +16,12 @@ use super::cq::{Overrun, SoftCq};
 use super::layout::Message;
 use super::memory::place;
 use super::queues::{Mode, SqPlace, Transport, blocks};
-use super::reach::Reach;
+use super::reach::{Looks, Reach};
 use super::{Hca, Queues, State};
 
 /// Where the remote address is in a WQE, and where its data.
 const RADDR: usize = SEGMENT;
 const DATA: usize = 2 * SEGMENT;
-
-/// Regions looked up anew in a row. A peer that changes its own without end has its WQEs executed by the other path.
-pub(crate) const LOOKS: u32 = 128;
 
 /// The new WQEs of a queue pair that were executed.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -143,21 +140,11 @@ fn carries(sq: &SqPlace, at: u16, end: u16, ctrl: CtrlWords, len: u64) -> bool {
     segments == usize::from(ctrl.ds()) && len > 0 && blocks(ctrl.ds()) <= room
 }
 
-/// Counts one of `looks`. Returns `false`, and begins to count again, if it was the last.
-pub(crate) fn may_look(looks: &mut u32) -> bool {
-    *looks -= 1;
-    let may = *looks > 0;
-    if !may {
-        *looks = LOOKS;
-    }
-    may
-}
-
 /// Looks up the region that the WQE at `wqe` reads from. Returns `false` if it may not, or this was the last of the `looks`.
 #[cold]
 #[inline(never)]
-fn look_for_source(hca: &Hca, source: &mut Reach, looks: &mut u32, wqe: NonNull<u8>, pd: u32) -> bool {
-    if !may_look(looks) {
+fn look_for_source(hca: &Hca, source: &mut Reach, looks: &mut Looks, wqe: NonNull<u8>, pd: u32) -> bool {
+    if !looks.may_look() {
         return false;
     }
     // SAFETY: inside a WQEBB of the SQ, as in `rung`.

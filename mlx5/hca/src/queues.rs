@@ -16,8 +16,7 @@ use super::fabric::Peer;
 use super::layout::{AtomicRequest, CONNECTION, DATAGRAM, LanePlace, Message, QpEntry, RECEIVES, RIGHTS, Taking, Told, allows, qp_index};
 use super::memory::ready_words;
 use super::outcome::WaitFor;
-use super::plain;
-use super::reach::Reach;
+use super::reach::{Looks, Reach};
 use super::receive::{Receives, Taken};
 use super::request::SqMemory;
 use super::under_way::UnderWay;
@@ -104,8 +103,7 @@ pub(crate) struct SoftQp {
     pub(crate) sq: SqPlace,
     /// The region that its last plain WRITE read from.
     pub(crate) source: Reach,
-    /// Regions that plain WQEs may look up anew before one is executed by the other path ([`plain`](super::plain)).
-    pub(crate) looks: u32,
+    pub(crate) looks: Looks,
     /// User index of its CQEs. The number of its receive queue unless a driver gave another.
     pub(crate) user_index: u32,
     /// WQEBBs executed.
@@ -349,8 +347,8 @@ impl Remote {
     /// of the `looks`.
     #[cold]
     #[inline(never)]
-    pub(crate) fn look_for_target(&mut self, looks: &mut u32, rkey: u32, addr: u64, len: u64) -> bool {
-        if !plain::may_look(looks) {
+    pub(crate) fn look_for_target(&mut self, looks: &mut Looks, rkey: u32, addr: u64, len: u64) -> bool {
+        if !looks.may_look() {
             return false;
         }
         let found = Reach::of_peer(&self.peer.memory, rkey, addr, len, Access::REMOTE_WRITE, self.pd).ok();

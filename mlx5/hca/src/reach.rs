@@ -20,6 +20,29 @@ pub(crate) struct Reach {
     base: NonNull<u8>,
 }
 
+/// Regions that the WRITEs of a queue pair may look up anew in a row. A peer that changes its own without end has a WRITE executed by the path that
+/// needs no look.
+pub(crate) struct Looks(u32);
+
+impl Looks {
+    /// Their number, and one more.
+    pub(crate) const MAX: u32 = 128;
+
+    pub(crate) const fn new() -> Self {
+        Self(Self::MAX)
+    }
+
+    /// Counts a look. Returns `false`, and begins to count again, if there are no more.
+    pub(crate) fn may_look(&mut self) -> bool {
+        self.0 -= 1;
+        let may = self.0 > 0;
+        if !may {
+            *self = Self::new();
+        }
+        may
+    }
+}
+
 /// The stamp of no region.
 static NOWHERE: AtomicU64 = AtomicU64::new(0);
 

@@ -8,6 +8,7 @@ use super::hand::{Hand, READ, REGION, RQ, SQ, WRITE, WRITE_IMM, counter, opcode,
 use crate::layout::{Pop, Taking, qp_index};
 use crate::plain::{self, Ran};
 use crate::random::Random;
+use crate::reach::Looks;
 use crate::{Access, LocalFabric, Region};
 
 const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
@@ -220,7 +221,7 @@ fn a_key_that_names_another_region_by_now_is_that_one_s() {
 fn so_many_regions_are_looked_up_in_a_row_and_the_rest_is_left_to_the_other_path() {
     // Each WRITE needs another source and another target than the one before it, so 64 of them need 128 look-ups, of which 127 in a row are made.
     // One, with 2, and 63 whose first source is known, need 127. Which doorbell they are in does not matter.
-    assert_eq!(plain::LOOKS, 2 * u32::from(SQ));
+    assert_eq!(Looks::MAX, 2 * u32::from(SQ));
     for (is_first_known, count) in [(true, SQ - 1), (false, SQ)] {
         let [mut a, b] = pair(true);
         let [from, to] = [(&a, Access::empty()), (&b, ALL)].map(|(end, access)| [(); 2].map(|()| region(end, 4096, access)));
