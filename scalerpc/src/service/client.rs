@@ -68,6 +68,10 @@ pub enum ClientError {
 
 /// A connection to a [`Server`](crate::Server). A call after the end of the connection connects again. A client belongs to one thread.
 ///
+/// It polls only in its calls, and keeps its zone between them. Where more clients pause between calls than there are zones, one that waits
+/// for a zone waits until those that keep theirs are evicted, after [`ServerConfig::drain_ns`](crate::ServerConfig::drain_ns). The next call
+/// of an evicted client fails, and the one after that connects again.
+///
 /// ```no_run
 /// let mut client = scalerpc::Client::connect("127.0.0.1:7480")?;
 /// assert_eq!(client.call(b"ping")?, b"PING");
