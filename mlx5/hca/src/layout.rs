@@ -220,12 +220,6 @@ impl Taking {
         Self((count as u64) << 16 | index as u64)
     }
 
-    /// Returns the word for [`Lane::intent`].
-    #[inline(always)]
-    pub(crate) const fn intent(self) -> u64 {
-        self.0.wrapping_add(Pop::ONE)
-    }
-
     /// Its pop count.
     #[inline(always)]
     pub(crate) const fn count(self) -> u32 {

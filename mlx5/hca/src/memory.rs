@@ -302,7 +302,7 @@ impl Span {
 
 #[inline(always)]
 pub(crate) fn ready_words(memory: &DeviceMemory) -> ReadyWords {
-    // SAFETY: the lanes segment holds the words for MAX_QPS lanes; views do not outlive the memory they are made from.
+    // SAFETY: the lanes segment holds the words for MAX_QPS lanes; views are not used once the memory they are made from is gone.
     unsafe { ReadyWords::new(NonNull::from(&memory.lanes().ready).cast(), MAX_QPS) }
 }
 

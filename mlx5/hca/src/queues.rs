@@ -365,10 +365,7 @@ impl Remote {
     #[inline(always)]
     pub(crate) fn take_known_receive(&mut self) -> Option<Taking> {
         let word = self.receives.next_known(&mut self.known_receives)?;
-        let (taking, next) = self.receives.named_by(word);
-        // H5
-        self.intent().store(taking.intent(), Ordering::Release);
-        self.receives.exchange(word, next).then_some(taking)
+        self.receives.exchange(word, || self.intent())
     }
 
     /// Publishes the message that took the last receive; there is room.

@@ -98,10 +98,7 @@ impl Receives {
         loop {
             let word = self.words().1.word.load(Ordering::Acquire);
             if self.is_posted(word, self.posted_to(word)) {
-                let (taking, next) = self.named_by(word);
-                // H5
-                intent.store(taking.intent(), Ordering::Release);
-                if self.exchange(word, next) {
+                if let Some(taking) = self.exchange(word, || intent) {
                     return Some(taking);
                 }
             } else if self.words().1.word.load(Ordering::Acquire) == word {
@@ -127,20 +124,17 @@ impl Receives {
         self.is_posted(word, *known).then_some(word)
     }
 
-    /// Returns the receive that pop word `word` names, which is posted, and the pop word after it is taken.
+    /// Takes the receive that pop word `word` names, which is posted, if that is the pop word still. `None` also for no reason; [`pop`](Self::pop) must
+    /// follow then, and the intent may be left as it is. `intent` is called where it is stored to, so that nothing keeps its address before.
     #[inline(always)]
-    pub(crate) fn named_by(&self, word: u64) -> (Taking, u64) {
+    pub(crate) fn exchange<'a>(&self, word: u64, intent: impl FnOnce() -> &'a AtomicU64) -> Option<Taking> {
         let taking = Taking(word & self.keeps);
-        (taking, Pop::taken(taking.0, self.behind(taking.index())))
-    }
-
-    /// Takes the receive that pop word `word` names, if that is the pop word still; `next` is the one after it. Returns `false` also for no reason;
-    /// [`pop`](Self::pop) must follow then. The taker's intent is to be stored before, so that a peer that finds the pop without a message knows
-    /// whose it was (H5).
-    #[inline(always)]
-    pub(crate) fn exchange(&self, word: u64, next: u64) -> bool {
+        let next = Pop::taken(taking.0, self.behind(taking.index()));
+        // H5: before the pop, so that a peer that finds the pop without a message knows whose it was.
+        intent().store(taking.0.wrapping_add(Pop::ONE), Ordering::Release);
         // H4
-        self.words().1.word.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        let pop = &self.words().1.word;
+        pop.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Acquire).ok().map(|_| taking)
     }
 
     /// Whether the receive that pop word `word` names is posted, given that those up to `known` are.
