@@ -99,7 +99,7 @@ def count(program, operation):
     elif collect == "hca":
         each = of_one(program, operation, *HCA)
     elif collect == "nohca":
-        each = of_one(program, operation, *HCA, "--collect-atstart=yes", *without)
+        each = of_one(program, operation, *HCA, "--collect-atstart=yes")
     elif kind == "in":
         # The toggle excludes the set-up.
         each = callgrind([toggle, program, operation.name, operation.second]) / operation.second
