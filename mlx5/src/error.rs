@@ -172,8 +172,11 @@ pub enum ConnectError {
         /// The cause.
         reason: String,
     },
-    /// The LID belongs to a later device.
-    #[error("LID {lid} belongs to another device now: the one that gave this address is gone")]
+    /// The LID belongs to another device: a later one, or one in another directory.
+    #[error(
+        "LID {lid} belongs to another device here: the one that gave this address is gone, or in another shared-memory directory \
+         (containers need a common /dev/shm)"
+    )]
     StaleDevice {
         /// The requested LID.
         lid: u16,

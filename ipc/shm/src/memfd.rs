@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -34,6 +34,13 @@ pub struct MemfdId {
 }
 
 const _: () = assert!(size_of::<MemfdId>() == 24 && align_of::<MemfdId>() == 8);
+
+/// Returns the number of this process's pid namespace; 0 if there is no `/proc`, and so nothing to attach. Processes with different numbers
+/// cannot attach each other's memfds.
+#[must_use]
+pub fn pid_namespace() -> u64 {
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino())
+}
 
 /// Why a memfd could not be made.
 #[derive(Debug, thiserror::Error)]

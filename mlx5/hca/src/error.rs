@@ -114,8 +114,11 @@ pub enum ConnectError {
         /// The reason.
         reason: String,
     },
-    /// The LID belongs to a later device.
-    #[error("LID {lid} belongs to another device now: the one that gave this address is gone")]
+    /// The LID belongs to another device: a later one, or one in another directory.
+    #[error(
+        "LID {lid} belongs to another device here: the one that gave this address is gone, or in another shared-memory directory \
+         (containers need a common /dev/shm)"
+    )]
     StaleDevice {
         /// The LID asked for.
         lid: u16,

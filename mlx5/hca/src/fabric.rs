@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use shm::dir::Dir;
+use shm::memfd::pid_namespace;
 use shm::region::{CreateError, OwnerState, Region, owner_may_be_gone};
 
 use super::error::{ConnectError, OpenError};
@@ -55,7 +56,7 @@ impl Membership {
                 let dir = Dir::open(dir.as_deref())?;
                 dir.sweep()?;
                 for lid in 1..=max_lid {
-                    let publication = Publication { lid: u64::from(lid), segments: memory.ids() };
+                    let publication = Publication { lid: u64::from(lid), pid_namespace: pid_namespace(), segments: memory.ids() };
                     let created = Region::create(&dir, &file_name(lid), REGION_KIND, size_of::<Publication>(), |view| {
                         if let Some(at) = view.at::<Publication>(0) {
                             // SAFETY: the place is valid, aligned and not shared yet.
@@ -114,6 +115,10 @@ impl Membership {
                 let at = region.view().at::<Publication>(0).ok_or_else(|| missing("its control file is too short".to_owned()))?;
                 // SAFETY: valid and aligned; written once before the file got its name. Any bytes are a valid `Publication`.
                 let publication = unsafe { at.read() };
+                if publication.pid_namespace != pid_namespace() {
+                    let why = "its process is in another pid namespace: containers need a common one (docker run --pid)";
+                    return Err(missing(why.to_owned()));
+                }
                 let memory = DeviceMemory::attach(&publication.segments).map_err(|e| missing(e.to_string()))?;
                 let word = region.owner_word();
                 Ok(Peer { lid, epoch: region.epoch(), memory, word, life: Life::Shared(region), noticed: Cell::new(false) })
@@ -240,8 +245,8 @@ impl Peer {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{metadata, read_dir};
-    use std::os::unix::fs::MetadataExt;
+    use std::fs::{DirBuilder, metadata, read_dir};
+    use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 
     use shm::memfd::MemfdId;
 
@@ -287,5 +292,26 @@ mod tests {
         drop(gone);
         assert!(!segments.iter().any(is_mapped));
         assert!(devices[0].1.attach(1, None).is_err());
+    }
+
+    #[test]
+    fn a_device_in_another_pid_namespace_is_refused_with_that_reason() {
+        let dir = std::env::temp_dir().join(format!("copyrpc-fabric-namespace-{}", std::process::id()));
+        DirBuilder::new().mode(0o700).create(&dir).unwrap();
+        let fabric = FabricSpec::Shared { dir: Some(dir.clone()) };
+        let open = || {
+            let memory = DeviceMemory::create(1 << 20).unwrap();
+            Membership::join(&fabric, &memory, MAX_LID).map(|membership| (memory, membership)).unwrap()
+        };
+        let ((_memory, here), (_its_memory, there)) = (open(), open());
+        let attach = || here.attach(there.lid(), Some(there.epoch()));
+        assert!(attach().is_ok());
+        let Membership::Shared { region, .. } = &there else { panic!("joined to a directory") };
+        // SAFETY: valid and aligned, and read by this thread alone.
+        unsafe { (*region.view().at::<Publication>(0).unwrap().as_ptr()).pid_namespace += 1 };
+        let refused = attach().err().unwrap().to_string();
+        assert!(refused.contains("another pid namespace"), "{refused}");
+        drop((here, there));
+        std::fs::remove_dir_all(dir).unwrap();
     }
 }

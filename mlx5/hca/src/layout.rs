@@ -35,7 +35,7 @@ use shm::sleep::Sleep;
 use shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 
 /// The control file's `kind`. Its last digits change with any change of this file.
-pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC13");
+pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC14");
 
 /// Bits of a QPN that index the table; the upper 10 are a generation, so numbers are sparse and a stale one names nothing.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
@@ -380,6 +380,8 @@ pub(crate) struct OwnerSleep(pub(crate) Sleep);
 #[repr(C)]
 pub(crate) struct Publication {
     pub(crate) lid: u64,
+    /// The owner's [`pid_namespace`](shm::memfd::pid_namespace).
+    pub(crate) pid_namespace: u64,
     /// Control, lanes, arena.
     pub(crate) segments: [MemfdId; 3],
 }
@@ -404,7 +406,7 @@ const _: () = {
     assert!(offset_of!(ControlSegment, qps) == 64 + 64 * MAX_MRS);
     assert!(offset_of!(LanesSegment, pops) % 64 == 0 && offset_of!(LanesSegment, lanes) % 64 == 0);
     assert!(offset_of!(LanesSegment, slots) % 64 == 0);
-    assert!(size_of::<Publication>() == 8 + 3 * 24);
+    assert!(size_of::<Publication>() == 16 + 3 * 24);
 };
 
 /// Returns the index of a queue pair in the tables.

@@ -12,7 +12,7 @@ const ATTEMPT_INTERVAL: Duration = Duration::from_millis(20);
 /// writes of the stream time out at the end of that time. `unreachable` converts an error of the socket.
 ///
 /// # Errors
-/// The errors of `meet` and of `unreachable`.
+/// The errors of `meet` and of `unreachable`: of the last attempt, or of the one before if the end of the time cut the last one short.
 pub fn reach<T, E>(
     addresses: &[SocketAddr],
     patience: Duration,
@@ -23,6 +23,9 @@ pub fn reach<T, E>(
 ) -> Result<T, E> {
     let start = Instant::now();
     let left = || patience.saturating_sub(start.elapsed()).max(Duration::from_millis(1));
+    // An attempt that the end of the time cuts short says less than the one before.
+    let more_telling = |error, before: Option<E>| before.filter(|_| start.elapsed() >= patience).unwrap_or(error);
+    let mut before = None;
     loop {
         let mut failure = unreachable(ErrorKind::AddrNotAvailable.into());
         let mut may_come = false;
@@ -30,13 +33,8 @@ pub fn reach<T, E>(
             match connect(address, left()) {
                 Ok(stream) => match meet(stream) {
                     Ok(met) => return Ok(met),
-                    Err(error) => {
-                        may_come = may_pass(&error);
-                        failure = error;
-                        if !may_come {
-                            return Err(failure);
-                        }
-                    }
+                    Err(error) if may_pass(&error) => (may_come, failure) = (true, error),
+                    Err(error) => return Err(more_telling(error, before)),
                 },
                 Err(error) => {
                     may_come = error.kind() == ErrorKind::ConnectionRefused;
@@ -44,9 +42,13 @@ pub fn reach<T, E>(
                 }
             }
         }
-        if start.elapsed() >= patience || !may_come || !is_wanted() {
+        if !may_come {
+            return Err(more_telling(failure, before));
+        }
+        if start.elapsed() >= patience || !is_wanted() {
             return Err(failure);
         }
+        before = Some(failure);
         std::thread::sleep(ATTEMPT_INTERVAL);
     }
 }
@@ -100,6 +102,25 @@ mod tests {
         );
         assert_eq!(met.unwrap(), 2);
         server.join().unwrap();
+    }
+
+    #[test]
+    fn the_error_is_that_of_an_attempt_that_had_its_time() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut attempts = 0;
+        // The first two attempts find a reason; the third one takes until the end of the time, like a peer that does not answer any more.
+        let patience = Duration::from_millis(300);
+        let meet = |_| -> io::Result<()> {
+            attempts += 1;
+            if attempts < 3 {
+                return Err(io::Error::new(ErrorKind::UnexpectedEof, format!("reason {attempts}")));
+            }
+            std::thread::sleep(patience);
+            Err(ErrorKind::TimedOut.into())
+        };
+        let failed = reach(&[address], patience, || true, meet, stream_has_ended, |error| error);
+        assert_eq!(failed.unwrap_err().to_string(), "reason 2");
     }
 
     #[test]
