@@ -127,7 +127,8 @@ pub fn space(path: &Path) -> io::Result<Space> {
         return Err(io::Error::last_os_error());
     }
     let block = found.f_bsize as u64;
-    let is_memory = found.f_type == libc::TMPFS_MAGIC;
+    // Their types depend on the C library.
+    let is_memory = i128::from(found.f_type) == i128::from(libc::TMPFS_MAGIC);
     Ok(Space { size_bytes: found.f_blocks * block, free_bytes: found.f_bavail * block, is_memory })
 }
 

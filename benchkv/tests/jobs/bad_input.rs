@@ -239,8 +239,14 @@ fn a_job_that_opens_more_files_than_the_soft_limit_allows_raises_it_as_far_as_it
     start(32, 64).assert_failed(1, &["rank 0: ", " open files are needed and at most 64 are allowed: raise the hard limit (ulimit -Hn)"]);
 }
 
+/// The type of a resource's number, which depends on the C library.
+#[cfg(target_env = "musl")]
+type Resource = libc::c_int;
+#[cfg(not(target_env = "musl"))]
+type Resource = libc::__rlimit_resource_t;
+
 /// Limits the job to `soft` of a resource, with `hard` as the maximum that it can set itself.
-fn limit(command: &mut Command, resource: libc::__rlimit_resource_t, soft: u64, hard: u64) -> &mut Command {
+fn limit(command: &mut Command, resource: Resource, soft: u64, hard: u64) -> &mut Command {
     let limit = move || {
         let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
         // SAFETY: `limit` is live for the call.

@@ -16,7 +16,7 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -103,7 +103,7 @@ impl LockFile {
     /// Opens the regular file at `path` for reading and writing, or shares the descriptor
     /// this process already has of it. A symbolic link is an error (`ELOOP`), as is another kind of file.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        let seen = File::options().read(true).custom_flags(libc::O_PATH | libc::O_NOFOLLOW).open(path)?;
+        let seen = sys::open_path(path, libc::O_NOFOLLOW)?;
         let metadata = seen.metadata()?;
         match metadata.file_type() {
             kind if kind.is_file() => {}

@@ -8,7 +8,8 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -199,7 +200,7 @@ impl Memfd {
         let MemfdId { pid, fd: number, bytes, .. } = *id;
         // What is there is looked at through `O_PATH` first: if it is one of this process's locked files by now, opening and closing it
         // would drop the locks, see `crate::lock`.
-        let path = File::options().read(true).custom_flags(libc::O_PATH).open(format!("/proc/{pid}/fd/{number}"));
+        let path = sys::open_path(Path::new(&format!("/proc/{pid}/fd/{number}")), 0);
         let path = path.map_err(|error| match error.raw_os_error() {
             Some(libc::ENOENT | libc::ESRCH) => MemfdAttachError::NotFound(*id),
             Some(libc::EACCES | libc::EPERM) => MemfdAttachError::Permission(*id),

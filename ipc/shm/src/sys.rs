@@ -1,10 +1,12 @@
 //! The few system calls that `std` does not offer, each wrapped once.
 
-use std::ffi::c_int;
+use std::ffi::{CString, c_int};
+use std::fs::File;
 use std::io;
 use std::mem::{ManuallyDrop, MaybeUninit};
-use std::os::fd::{AsRawFd, RawFd};
-use std::path::PathBuf;
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -23,6 +25,17 @@ pub(crate) fn retry(mut call: impl FnMut() -> c_int) -> io::Result<c_int> {
             done => return done,
         }
     }
+}
+
+/// Opens a path by a descriptor that only names the file (`O_PATH`); `flags` are added. Closing it drops no lock of this process on the file.
+///
+/// Not by `std`, which takes `O_PATH` for an access mode where the C library is musl, and opens the file itself.
+pub(crate) fn open_path(path: &Path, flags: c_int) -> io::Result<File> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: the path is NUL-terminated and outlives the call.
+    let fd = retry(|| unsafe { libc::open(path.as_ptr(), libc::O_PATH | libc::O_CLOEXEC | flags) })?;
+    // SAFETY: the call just returned this descriptor and nothing else owns it.
+    Ok(unsafe { File::from_raw_fd(fd) })
 }
 
 /// Returns the path that reaches the file behind a descriptor, and no other inode.

@@ -9,6 +9,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::limits::scale_of;
 
+/// The type of a request of ptrace(2), which depends on the C library.
+#[cfg(target_env = "musl")]
+type Request = libc::c_int;
+#[cfg(not(target_env = "musl"))]
+type Request = libc::c_uint;
+
 /// Returns the factor by which the tests of the present crate run longer than by default.
 fn scale() -> u32 {
     ["SHM_TEST_SCALE", "MLX5_TEST_SCALE"].map(scale_of).into_iter().fold(1, u32::max)
@@ -176,17 +182,17 @@ impl Tracee {
         self.ptrace(libc::PTRACE_SEIZE, 0);
     }
 
-    fn ptrace(&self, request: libc::c_uint, data: libc::c_long) {
+    fn ptrace(&self, request: Request, data: libc::c_long) {
         self.ptrace_at(request, 0, data);
     }
 
-    fn ptrace_at(&self, request: libc::c_uint, address: usize, data: libc::c_long) {
+    fn ptrace_at(&self, request: Request, address: usize, data: libc::c_long) {
         // SAFETY: requests that touch no memory of this process, on a thread of our own child.
         let done = unsafe { libc::ptrace(request, self.tid, address, data) };
         assert_eq!(done, 0, "ptrace {request}: {}", std::io::Error::last_os_error());
     }
 
-    fn peek(&self, request: libc::c_uint, address: usize) -> libc::c_long {
+    fn peek(&self, request: Request, address: usize) -> libc::c_long {
         // SAFETY: as in `ptrace_at`.
         unsafe { libc::ptrace(request, self.tid, address, 0) }
     }

@@ -184,9 +184,10 @@ mod tests {
     }
 
     #[test]
+    #[cfg(target_env = "gnu")]
     fn a_library_without_a_function_or_its_version_is_too_old() {
         let library = Library::open("libc.so.6").unwrap();
-        assert!(library.symbol("getpid\0", "GLIBC_2.2.5\0").is_ok() || !cfg!(all(target_env = "gnu", target_arch = "x86_64")));
+        assert!(library.symbol("getpid\0", "GLIBC_2.2.5\0").is_ok() || !cfg!(target_arch = "x86_64"));
         for (symbol, version) in [("ibv_open_device\0", "IBVERBS_1.1\0"), ("getpid\0", "GLIBC_999\0")] {
             let error = library.symbol(symbol, version).unwrap_err();
             let text = error.to_string();
