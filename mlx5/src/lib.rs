@@ -183,6 +183,10 @@
 //! before the READ's bytes arrive, and a READ may return bytes that a later WRITE wrote. `Signal::fence` delays an operation until all
 //! READs and atomics before it are complete.
 //!
+//! **A READ behind a WRITE** takes its bytes when those of the WRITE are visible to the peer's CPU, since no read passes a write on the bus
+//! (without `Access::RELAXED_ORDERING`). So if the peer stores a word, executes a full fence, and then loads what the WRITE brings, it finds
+//! that, or the READ finds the word, or both.
+//!
 //! **Not ordered**, even where it seems so:
 //!
 //! - operations of different queue pairs, also between the same two processes or to the same memory. To order two, poll the completion of the first,

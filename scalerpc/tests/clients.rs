@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 use scalerpc::mlx5::{Clock, Device, DeviceSpec, Rule, SoftOptions, Timing};
 use scalerpc::protocol::DEFAULT_TIMEOUT_NS;
 use scalerpc::rdma::{PendingClient, RdmaOptions, SyncCallError};
-use scalerpc::{CallError, CallFailure, CloseReason, Grouping, HandlerError, Handlers, RdmaServer, ReplyMode, ServerConfig, State};
+use scalerpc::{
+    CallError, CallFailure, CloseReason, Grouping, HandlerError, Handlers, RdmaClient, RdmaServer, ReplyMode, ServerConfig, State,
+};
 use support::books::handlers;
 use support::caller::Caller;
 use support::connect;
@@ -340,6 +342,88 @@ fn requests_of_a_handler_that_takes_longer_than_a_slice_go_to_the_legacy_lane() 
     // Except for the first three, after which the type was marked.
     assert_eq!(server.stats().legacy, 17);
     assert!(caller.made() > 20 && caller.failures.is_empty());
+}
+
+/// S26: clients that wait for each call are polled in their calls only. There are more of them than zones, and they pause for longer than
+/// a client that is awake may take to release its zone.
+#[test]
+fn more_clients_than_zones_pause_between_calls_and_none_is_evicted() {
+    const STEP_NS: u64 = 1_000;
+    const CLIENTS: u64 = 9;
+    for reply_mode in [ReplyMode::ServerWrites, ReplyMode::ClientReads] {
+        let now_ns = Arc::new(AtomicU64::new(0));
+        let device = DeviceSpec::Soft(SoftOptions { clock: Clock::Manual(Arc::clone(&now_ns)), ..SoftOptions::default() });
+        let config = ServerConfig { group_size: 2, spare_zones: 0, drain_ns: 100_000, ..config(reply_mode) };
+        let config = ServerConfig { max_clients: CLIENTS as u32, ..config };
+        assert!(CLIENTS as usize > 2 * config.layout().unwrap().zones);
+        let mut server = RdmaServer::new(&device, &config).unwrap();
+        let (mut handlers, books) = handlers(&server);
+        let mut clients: Vec<_> = (0..CLIENTS).map(|_| connect(&device, &mut server)).collect();
+        let mut serve = |server: &mut RdmaServer| {
+            now_ns.fetch_add(STEP_NS, Ordering::Relaxed);
+            server.step(&mut handlers, 16);
+        };
+        let mut bytes = [0; SLOT_BYTES as usize];
+        for round in 0..20 {
+            for (client, name) in clients.iter_mut().zip(0..) {
+                client.set_timeout_ns(config.drain_ns);
+                // The second call finds the client with its zone.
+                for number in [2 * round, 2 * round + 1] {
+                    let len = client.call_sync(WORK, &request(name, number), &mut bytes, || serve(&mut server)).unwrap();
+                    assert_eq!(bytes[..len], response(name, number), "{reply_mode:?}, round {round}, client {name}");
+                }
+                assert_eq!(client.state(), State::Resting);
+            }
+            (0..round % 4 * config.drain_ns / STEP_NS).for_each(|_| serve(&mut server));
+        }
+        let stats = server.stats();
+        assert_eq!((stats.evictions, stats.garbage), (0, 0), "{stats:?}");
+        assert!(stats.taken_back > 100, "{stats:?}");
+        // Those that died in their sleep are noticed by the probe (S20).
+        clients.truncate(3);
+        for _ in 0..3_000 {
+            now_ns.fetch_add(1_000_000, Ordering::Relaxed);
+            serve(&mut server);
+        }
+        assert_eq!((server.clients(), server.stats().evictions), (3, 0));
+        (0..CLIENTS).for_each(|name| books.borrow_mut().close(name, 40));
+    }
+}
+
+/// A permit ends a rest, and is not given if the zone was taken back.
+#[test]
+fn a_client_that_rested_has_a_permit_only_if_it_still_has_its_zone() {
+    const STEP_NS: u64 = 1_000;
+    let now_ns = Arc::new(AtomicU64::new(0));
+    let device = DeviceSpec::Soft(SoftOptions { clock: Clock::Manual(Arc::clone(&now_ns)), ..SoftOptions::default() });
+    let config = ServerConfig { group_size: 1, ..config(ReplyMode::ServerWrites) };
+    let mut server = RdmaServer::new(&device, &config).unwrap();
+    let (mut handlers, _books) = handlers(&server);
+    let [mut client, mut other] = [(); 2].map(|()| connect(&device, &mut server));
+    let mut bytes = [0; SLOT_BYTES as usize];
+    let mut call = |client: &mut RdmaClient, name, number| {
+        let serve = || {
+            now_ns.fetch_add(STEP_NS, Ordering::Relaxed);
+            server.step(&mut handlers, 16);
+        };
+        client.call_sync(WORK, &request(name, number), &mut bytes, serve).unwrap();
+        server.stats().taken_back
+    };
+    call(&mut client, 0, 0);
+    assert_eq!(client.state(), State::Resting);
+    assert!(client.try_activate().is_ok() && matches!(client.state(), State::Process { .. }));
+    assert_eq!(call(&mut client, 0, 1), 0);
+    // The slice of the other client ends that of this one, which has no call.
+    let mut number = 0;
+    while call(&mut other, 1, number) == 0 {
+        number += 1;
+        assert!(number < 1_000, "the zone is not taken back");
+    }
+    assert!(matches!(client.try_activate(), Err(CallError::NotActive)));
+    client.poll();
+    assert_eq!(client.state(), State::Idle, "a poll releases the zone");
+    call(&mut client, 0, 2);
+    assert_eq!(server.stats().garbage, 0);
 }
 
 #[test]

@@ -67,6 +67,26 @@ impl Running {
     }
 }
 
+/// A client keeps its zone between calls until another client needs one.
+#[test]
+fn more_clients_than_zones_pause_for_longer_than_a_client_may_drain_and_their_next_calls_work() {
+    const CLIENTS: u8 = 12;
+    let drain = Duration::from_millis(20);
+    let base = options(u32::from(CLIENTS));
+    let config = ServerConfig { group_size: 2, spare_zones: 0, drain_ns: drain.as_nanos() as u64, ..base.config };
+    assert!(usize::from(CLIENTS) > 2 * config.layout().unwrap().zones);
+    let server = start(&any_port(), ServerOptions { config, ..base });
+    let mut clients: Vec<_> = (0..CLIENTS).map(|_| Client::connect(server.address).unwrap()).collect();
+    for round in 0..4 {
+        for (client, name) in clients.iter_mut().zip(0..) {
+            assert_eq!(client.call(&[name, round, 1]).unwrap(), [1, round, name]);
+        }
+        thread::sleep(3 * drain);
+    }
+    let (_, stats) = server.stop();
+    assert_eq!((stats.accepted, stats.evictions, stats.garbage), (4 * u64::from(CLIENTS), 0, 0), "{stats:?}");
+}
+
 #[test]
 fn many_clients_get_their_own_responses() {
     let server = start(&any_port(), options(32));

@@ -1,5 +1,7 @@
 //! The requester: what one WQE does, verb by verb, to memory and to the peer's lane.
 
+use std::sync::atomic::{Ordering, fence};
+
 use mlx5_wire::{Access, AtomicSegment, CqeOpcode, CtrlWords, Opcode, RaddrSegment, SEGMENT, Syndrome};
 
 use super::atomics;
@@ -105,6 +107,8 @@ fn write(span: Option<Span>, data: &Data<'_>) -> Result<(), Outcome> {
 
 fn read(span: Option<Span>, data: &Data<'_>, length: u64) -> Outcome {
     let Some(span) = span else { return Outcome::Done(0) };
+    // The effects of the operations before it are visible to the peer before anything is read, as the bus of a NIC keeps them in order.
+    fence(Ordering::SeqCst);
     let mut offset = 0;
     let result = data.each(|piece| {
         // SAFETY: the piece was checked against a locally writable region, the span for the sum of the pieces.

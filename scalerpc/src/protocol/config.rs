@@ -3,13 +3,13 @@
 use thiserror::Error;
 
 use crate::protocol::groups::{DEFAULT_GROUP_SIZE, MAX_ACTIVE_PER_GROUP, max_group_size};
-use crate::protocol::wire::{ENTRY_BYTES, EVENT_SLOT_BYTES, HEADER_BYTES, TRAILER_BYTES, ZoneId};
+use crate::protocol::wire::{ENTRY_BYTES, EVENT_SLOT_BYTES, HEADER_BYTES, REST_WORD_BYTES, TRAILER_BYTES, ZoneId};
 
 /// Default length of a time slice, in ns.
 pub const DEFAULT_SLICE_NS: u64 = 100_000;
 /// Default maximum length of a rotation with longer slices, in ns.
 pub const DEFAULT_MAX_ROTATION_NS: u64 = 25_000_000;
-/// Default timeout of a call, and default time before a client that does not release its zone is evicted, in ns.
+/// Default timeout of a call, and default time before a client that neither releases its zone nor rests is evicted, in ns.
 pub const DEFAULT_TIMEOUT_NS: u64 = 5_000_000_000;
 /// Default bytes of a slot.
 pub const DEFAULT_SLOT_BYTES: u32 = 4096;
@@ -66,7 +66,7 @@ pub struct ServerConfig {
     pub response_buffers: u32,
     /// Maximum number of requests in the legacy lane, 0..=65,534.
     pub legacy_capacity: u32,
-    /// Time after which a client that does not release its zone is evicted, in ns; at least a slice.
+    /// Time after which a client that neither releases its zone nor rests is evicted, in ns; at least a slice.
     pub drain_ns: u64,
     /// The transport of responses to the client.
     pub reply_mode: ReplyMode,
@@ -239,9 +239,15 @@ impl Layout {
         self.slot_bytes - TRAILER_BYTES
     }
 
-    /// Returns the bytes of a client's requests.
+    /// Returns the bytes of a client's requests and its rest word.
     #[must_use]
     pub const fn requests_bytes(&self) -> usize {
+        self.rest_word() + REST_WORD_BYTES
+    }
+
+    /// Returns the offset of the word behind a client's requests by which it says that it rests (S26).
+    #[must_use]
+    pub const fn rest_word(&self) -> usize {
         self.zone_bytes()
     }
 
@@ -290,7 +296,7 @@ mod tests {
         let layout = config.layout().unwrap();
         assert_eq!((layout.zones, layout.pools_bytes()), (64, 2 * 64 * 8 * 4096));
         assert_eq!((config.entries_bytes(), config.responses_bytes()), (1024 * 64, 512 * 4096));
-        assert_eq!((layout.requests_bytes(), layout.client_responses_bytes()), (8 * 4096, 8 * 4096 + 128));
+        assert_eq!((layout.requests_bytes(), layout.client_responses_bytes()), (8 * 4096 + 8, 8 * 4096 + 128));
         let off = ServerConfig { grouping: Grouping::Off, ..config.clone() };
         assert_eq!((off.clients_per_group(), off.layout().unwrap().zones), (1024, 1024 + 4), "a zone for each client");
         let founding = ServerConfig { depth: 64, ..config.clone() };

@@ -11,6 +11,12 @@ pub const TRAILER_BYTES: usize = 8;
 pub const ENTRY_BYTES: usize = 64;
 /// Bytes of an event slot.
 pub const EVENT_SLOT_BYTES: usize = 64;
+/// Bytes of a client's rest word.
+pub const REST_WORD_BYTES: usize = 8;
+/// Offset in an endpoint entry of the place to which the server READs the client's rest word.
+pub const REST_ANSWER_AT: usize = 56;
+/// The rest word of a client that rests (S26). That of any other client is 0.
+pub const RESTS: u64 = 1;
 /// Magic of a request.
 pub const REQUEST_MAGIC: u32 = 0xDEAD_BEEF;
 /// Magic of a response.
@@ -324,7 +330,8 @@ impl Announcement {
     }
 }
 
-const _: () = assert!(HEADER_BYTES == 32 && Release::BYTES + Announcement::BYTES == 56 && ENTRY_BYTES >= 56);
+const _: () = assert!(HEADER_BYTES == 32 && Release::BYTES + Announcement::BYTES == REST_ANSWER_AT);
+const _: () = assert!(REST_ANSWER_AT + REST_WORD_BYTES == ENTRY_BYTES);
 const _: () = assert!(Announcement::TRAILER_AT == 48 && Announcement::TRAILER_AT % 8 == 0 && Release::TRAILER_AT % 8 == 0);
 const _: () = assert!(HEADER_BYTES + TRAILER_BYTES <= EVENT_SLOT_BYTES);
 

@@ -226,15 +226,20 @@ impl RdmaClient {
                 made => break made?,
             }
         };
-        loop {
+        let outcome = 'ended: loop {
             self.poll();
             while let Some(completion) = self.poll_completion(into) {
                 if completion.handle == handle {
-                    return Ok(completion.outcome?);
+                    break 'ended completion.outcome;
                 }
             }
             idle();
+        };
+        // A caller that waits for each of its calls polls in them only.
+        while !self.core.rest() {
+            self.poll();
         }
+        Ok(outcome?)
     }
 
     /// Returns the client's state in the server's round.

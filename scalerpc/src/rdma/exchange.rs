@@ -12,7 +12,7 @@ use thiserror::Error;
 use super::{PendingClient, RdmaClient, RdmaOptions, RdmaServer, SetupError};
 use crate::protocol::{ClientId, ClientRegions, Layout, MAX_CLIENTS, MAX_DEPTH, ReplyMode, ServerRegions};
 
-const VERSION: u16 = 4;
+const VERSION: u16 = 5;
 /// Maximum number of zones of a legal configuration: with grouping off, and all spare ones.
 const MAX_ZONES: u32 = MAX_CLIENTS + 1024;
 
@@ -310,7 +310,7 @@ mod tests {
         let mut bad = bytes;
         bad[8] = 2;
         let refused = Offer::decode(&bad).unwrap_err();
-        assert!(matches!(refused, MeetError::Record(RecordError::Version { version: 2, known: 4, .. })));
+        assert!(matches!(refused, MeetError::Record(RecordError::Version { version: 2, known: 5, .. })));
         let refused = Offer::decode(&[0xa5; Offer::BYTES]).unwrap_err();
         assert!(matches!(refused, MeetError::Record(RecordError::Magic("scalerpc offer"))));
         let mut bad = bytes;

@@ -7,12 +7,12 @@ use mlx5::{Access, Device, DeviceSpec, Found, Inline, MonoCq, Mr, PostError, RcQ
 use super::exchange::{Accept, Admission, Offer};
 use super::port::{Port, Target, post_to, post_write};
 use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError, is_full};
-use crate::protocol::wire::ENTRY_BYTES;
+use crate::protocol::wire::{ENTRY_BYTES, REST_WORD_BYTES};
 use crate::protocol::{ClientId, Handlers, JoinError, ReplyMode, Server, ServerConfig, ServerMemory, ServerOp, ServerRegions, ServerStats};
 
-/// Three counts of the operations on a queue pair, in one word. That of the operations up to one comes back with its completion, which
+/// Four counts of the operations on a queue pair, in one word. That of the operations up to one comes back with its completion, which
 /// completes all before it. A sum carries into the next count and a difference borrows from it, so the difference of two words has the
-/// three differences, which are below 2^16: a send queue holds fewer operations.
+/// four differences, which are below 2^16: a send queue holds fewer operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts(u64);
 
@@ -21,6 +21,8 @@ impl Counts {
     const RESPONSE: Self = Self(1 | 1 << 16);
     /// A READ that is the last of its announcement.
     const LAST_READ: Self = Self(1 | 1 << 32);
+    /// A READ of a rest word.
+    const REST_WORD: Self = Self(1 | 1 << 48);
 
     const fn and(self, operation: Self) -> Self {
         Self(self.0.wrapping_add(operation.0))
@@ -41,6 +43,15 @@ impl Counts {
 
     const fn last_reads(self) -> u16 {
         (self.0 >> 32) as u16
+    }
+
+    const fn rest_words(self) -> u16 {
+        (self.0 >> 48) as u16
+    }
+
+    /// Returns whether there are operations of whose completion the core is told by itself.
+    const fn are_told(self) -> bool {
+        self.0 >> 32 != 0
     }
 }
 
@@ -243,6 +254,13 @@ impl RdmaServer {
         self.core.scheduler().length_ns()
     }
 
+    /// Returns whether a sleep before the next step keeps no client waiting whose entry was not looked at; see
+    /// [`Server::has_looked_at_all`].
+    #[inline]
+    pub(crate) fn may_sleep(&self) -> bool {
+        self.core.has_looked_at_all()
+    }
+
     /// Returns the core.
     #[doc(hidden)]
     #[must_use]
@@ -416,11 +434,20 @@ fn take_completions(
         let ended = completed.since(std::mem::replace(&mut peer.completed, completed));
         *under_way -= usize::from(ended.all());
         core.on_responses_done(client, ended.responses());
-        // A client has one announcement under way.
-        if ended.last_reads() > 0 {
-            core.on_reads_done(client, now_ns);
+        if ended.are_told() {
+            tell(core, client, ended, now_ns);
         }
     })
+}
+
+/// Tells the core of READs that have ended. A client has one announcement and one question under way.
+fn tell(core: &mut Server<Mr>, client: ClientId, ended: Counts, now_ns: u64) {
+    if ended.last_reads() > 0 {
+        core.on_reads_done(client, now_ns);
+    }
+    if ended.rest_words() > 0 {
+        core.on_rest_word(client);
+    }
 }
 
 /// Returns whether two operations are of one client.
@@ -520,6 +547,10 @@ fn post_op(peer: &mut Peer, memory: &ServerMemory<Mr>, op: &ServerOp, signal: Si
             let count = Counts::OTHER;
             (count, post_to(qp, Target { addr, rkey, wakes }, Inline(&bytes), signal, peer.posted.and(count).0))
         }
+        ServerOp::ReadRestWord { addr, rkey, into, .. } => {
+            let into = Sge { addr: memory.entries.addr() + into as u64, len: REST_WORD_BYTES as u32, lkey: memory.entries.lkey() };
+            (Counts::REST_WORD, qp.post(&Read { addr, rkey, into }, Signal::Always, peer.posted.and(Counts::REST_WORD).0))
+        }
         ServerOp::Evict { .. } => {
             peer.is_broken = true;
             return false;
@@ -539,11 +570,13 @@ mod tests {
     #[test]
     fn differences_of_counts_survive_the_wrap_of_each() {
         // Just before each count wraps, in a word that wraps too.
-        for start in [0, 0xfffe, 0xffff_fffe, 0xffff_0000_fffe, 0xffff_ffff_ffff, u64::MAX - 1] {
+        for start in [0, 0xfffe, 0xffff_fffe, 0xffff_0000_fffe, 0xffff_ffff_ffff, 0xffff_0000_0000_0000, u64::MAX - 1] {
             let before = Counts(start);
             let operations = [Counts::OTHER, Counts::RESPONSE, Counts::LAST_READ, Counts::RESPONSE, Counts::RESPONSE, Counts::OTHER];
             let ended = operations.into_iter().fold(before, Counts::and).since(before);
-            assert_eq!((ended.all(), ended.responses(), ended.last_reads()), (6, 3, 1), "{start:#x}");
+            assert_eq!((ended.all(), ended.responses(), ended.last_reads(), ended.rest_words()), (6, 3, 1, 0), "{start:#x}");
+            let asked = before.and(Counts::REST_WORD).and(Counts::RESPONSE).since(before);
+            assert_eq!((asked.all(), asked.responses(), asked.last_reads(), asked.rest_words()), (2, 1, 0, 1), "{start:#x}");
         }
     }
 }

@@ -68,9 +68,10 @@ pub enum ClientError {
 
 /// A connection to a [`Server`](crate::Server). A call after the end of the connection connects again. A client belongs to one thread.
 ///
-/// It polls only in its calls, and keeps its zone between them. Where more clients pause between calls than there are zones, one that waits
-/// for a zone waits until those that keep theirs are evicted, after [`ServerConfig::drain_ns`](crate::ServerConfig::drain_ns). The next call
-/// of an evicted client fails, and the one after that connects again.
+/// It polls only in its calls. Between them it may pause for any time: it keeps its zone until another client needs one, and the server takes
+/// the zone back without its answer (S26 of the protocol). An exception is a client whose last call ran out of time, as long as no later call
+/// has taken the late response: if others wait for its zone, it is evicted after [`ServerConfig::drain_ns`](crate::ServerConfig::drain_ns). Then
+/// its next call fails, and the one after that connects again.
 ///
 /// ```no_run
 /// let mut client = scalerpc::Client::connect("127.0.0.1:7480")?;

@@ -42,6 +42,11 @@ impl Idle {
         self.in_vain = 0;
     }
 
+    /// Returns whether the next [`pass`](Self::pass) sleeps.
+    const fn is_tired(&self) -> bool {
+        self.in_vain >= 2 * SPINS - 1
+    }
+
     /// Waits once: a look found nothing. Returns whether the thread slept.
     fn pass(&mut self) -> bool {
         self.in_vain = self.in_vain.saturating_add(1);

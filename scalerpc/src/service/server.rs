@@ -291,7 +291,7 @@ impl Server {
         let moved = self.rdma.step(handlers, BUDGET) > 0;
         if moved {
             self.idle.reset();
-        } else if self.idle.pass() {
+        } else if (self.rdma.may_sleep() || !self.idle.is_tired()) && self.idle.pass() {
             self.steps_to_look = 0;
         }
         moved
@@ -307,5 +307,50 @@ impl Server {
         let Self { rdma, gate, .. } = self;
         let mut offered = gate.arriving().filter(|arriving| matches!(arriving, Arriving::Offered(_))).count();
         gate.look(|| Arriving::Silent(Incoming::default()), |arriving, stream| arriving.advance(stream, rdma, &mut offered), |()| ());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+    use crate::Client;
+
+    const WATCHDOG: Duration = Duration::from_secs(60);
+
+    /// A step looks at 64 entries beside those of two groups. A server that slept after each would see a client that waits after many
+    /// sleeps.
+    #[test]
+    fn a_server_looks_at_all_entries_between_two_sleeps() {
+        let (start, (quit, over)) = (Instant::now(), mpsc::channel::<()>());
+        let config = ServerConfig { max_clients: 1024, ..ServerConfig::default() };
+        let mut server = Server::with_options("127.0.0.1:0", &ServerOptions { config, ..ServerOptions::default() }).unwrap();
+        let address = server.local_addr().unwrap();
+        // Without a client that is idle no entry needs a look.
+        let client = thread::spawn(move || {
+            let client = Client::connect(address).unwrap();
+            assert!(over.recv_timeout(WATCHDOG).is_ok());
+            drop(client);
+        });
+        let mut handlers = Handlers::new(server.max_payload());
+        let mut step = |server: &mut Server| {
+            assert!(start.elapsed() < WATCHDOG);
+            server.step(&mut handlers)
+        };
+        loop {
+            while server.clients() == 0 || !server.idle.is_tired() {
+                step(&mut server);
+            }
+            let before = server.idle.in_vain;
+            // A probe moves something once in a second.
+            if (0..8 * 1024 / 64).all(|_| !step(&mut server)) {
+                assert_eq!(server.idle.in_vain - before, 8, "one sleep in each round");
+                break;
+            }
+        }
+        quit.send(()).unwrap();
+        client.join().unwrap();
     }
 }

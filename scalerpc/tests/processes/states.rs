@@ -17,7 +17,9 @@ const NEVER_NS: u64 = 100_000_000_000;
 /// Number of slices for which the others are watched.
 const WATCHED: u64 = 300;
 
-/// Runs in the helper: gets into a state, and stops or dies there. If it is continued, it makes more calls, and reports the outcome.
+/// Runs in the helper: gets into a state, and stops or dies there. If it is continued, it makes more calls, and reports the outcome. Both
+/// processes yield after each look: otherwise each would see, on a machine with one core, many slices of the other at once, and a client
+/// would be in the state that it waits for between two looks.
 pub(crate) fn run(deed: &str, state: &str) {
     let mut guest = Guest::connect(&Device::open(device_in(SMALL_ARENA)).unwrap(), &socket_in()).expect("there is room");
     let caller = &mut guest.caller;
@@ -27,6 +29,7 @@ pub(crate) fn run(deed: &str, state: &str) {
             caller.call();
             while caller.outstanding() > 0 || caller.state() != State::Idle {
                 caller.poll();
+                std::thread::yield_now();
             }
         }
         "warmup" => {
@@ -36,11 +39,15 @@ pub(crate) fn run(deed: &str, state: &str) {
                     caller.call();
                 }
                 caller.poll();
+                if caller.state() != State::Warmup {
+                    std::thread::yield_now();
+                }
             }
         }
         // In the state, with a request that was just written into the pool.
         "process" => {
             while !matches!(caller.state(), State::Process { .. }) || caller.outstanding() == 0 {
+                std::thread::yield_now();
                 caller.call();
                 caller.poll();
             }
@@ -119,6 +126,7 @@ impl Room {
     fn step_until(&mut self, mut done: impl FnMut(&Self) -> bool) {
         while !done(self) {
             self.step();
+            std::thread::yield_now();
         }
     }
 

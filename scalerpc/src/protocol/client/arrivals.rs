@@ -67,7 +67,10 @@ impl<M: Memory> Client<M> {
             if self.state != State::Warmup {
                 return Err(ProtocolError::Event);
             }
-            self.activate(epoch, ZoneId::of(epoch, zone), out);
+            // If the slice is over, the zone may have been taken back (S26): nothing is written into it.
+            if events.switch != Some(epoch) {
+                self.activate(epoch, ZoneId::of(epoch, zone), out);
+            }
         }
         match (events.switch, self.state) {
             (None, _) => Ok(()),

@@ -99,10 +99,11 @@ impl<M: Memory> Client<M> {
     /// # Errors
     /// [`CallError::NotActive`], or [`CallError::Closed`] after the end of the connection.
     pub fn try_activate(&mut self) -> Result<Permit<'_, M>, CallError> {
+        self.end_rest();
         match self.state {
             State::Process { .. } => Ok(Permit { client: self }),
             State::Closed(reason) => Err(CallError::Closed(reason)),
-            State::Idle | State::Warmup => Err(CallError::NotActive),
+            State::Idle | State::Warmup | State::Resting => Err(CallError::NotActive),
         }
     }
 

@@ -1,11 +1,12 @@
 //! The client as a state machine. Inputs: responses and events in its memory, completions, and the time. Output: operations.
 //!
-//! `calls` makes and ends calls, `arrivals` reads responses and events, `states` goes from IDLE to WARMUP to PROCESS and back, `fetch`
-//! READs responses where the server does not WRITE them.
+//! `calls` makes and ends calls, `arrivals` reads responses and events, `states` goes from IDLE to WARMUP to PROCESS and back, `rest`
+//! leaves the zone to the server's mercy while no call is outstanding, `fetch` READs responses where the server does not WRITE them.
 
 mod arrivals;
 mod calls;
 mod fetch;
+mod rest;
 #[cfg(test)]
 mod state;
 mod states;
@@ -106,6 +107,8 @@ pub enum State {
         /// The client's zone in the slice.
         zone: ZoneId,
     },
+    /// No call is outstanding, and the server may take the zone back without an answer of this client (S26). The next poll ends the rest.
+    Resting,
     /// The connection has ended.
     Closed(CloseReason),
 }
@@ -137,6 +140,8 @@ pub struct Client<M> {
     read_interval_ns: u64,
     next_read_ns: u64,
     state: State,
+    /// While the client rests, its state apart from that.
+    rested: State,
     /// Epoch of the last slice that ended for this client (S11).
     closed_epoch: u64,
     announcements: u32,
@@ -184,6 +189,7 @@ impl<M: Memory> Client<M> {
             read_interval_ns: DEFAULT_READ_INTERVAL_NS,
             next_read_ns: 0,
             state: State::Idle,
+            rested: State::Idle,
             closed_epoch: 0,
             announcements: 0,
             zone_addr: 0,
@@ -210,7 +216,7 @@ impl<M: Memory> Client<M> {
     /// One bounded step: takes responses and events, ends calls whose time is over, announces waiting requests. Appends operations to
     /// `out`.
     pub fn poll(&mut self, now_ns: u64, out: &mut Vec<ClientOp>) {
-        if matches!(self.state, State::Closed(_)) {
+        if matches!(self.state, State::Closed(_) | State::Resting) && !self.wake(out) {
             return;
         }
         match self.take_arrivals(out) {
@@ -220,7 +226,7 @@ impl<M: Memory> Client<M> {
         if now_ns >= self.expire_ns {
             self.expire(now_ns);
         }
-        if self.has_news() {
+        if self.state == State::Idle && self.pending != 0 {
             self.announce(None, out);
         }
         if self.layout.reply_mode == ReplyMode::ClientReads {
@@ -228,10 +234,10 @@ impl<M: Memory> Client<M> {
         }
     }
 
-    /// Returns whether calls wait for the next [`poll`](Self::poll), which announces them.
+    /// Returns whether calls wait for the next [`poll`](Self::poll), which announces or sends them.
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
-        self.state == State::Idle && self.pending != 0
+        matches!(self.state, State::Idle | State::Resting) && self.pending != 0
     }
 
     /// Ends the connection and all its calls. The queue pair must be gone, or in error, before the regions are dropped.

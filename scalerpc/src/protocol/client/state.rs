@@ -8,9 +8,23 @@ use crate::protocol::memory::HeapMemory;
 impl Client<HeapMemory> {
     /// Hashes the state without times, which the exploration does not reach.
     pub(crate) fn hash_state(&self, hasher: &mut impl Hasher) {
-        let Self { memory, state, closed_epoch, announcements, calls, free, pending, quarantined, fresh, lent, lent_free, ended, .. } =
-            self;
-        (state, closed_epoch, announcements, free, pending, quarantined, fresh, lent, lent_free, ended).hash(hasher);
+        let Self {
+            memory,
+            state,
+            rested,
+            closed_epoch,
+            announcements,
+            calls,
+            free,
+            pending,
+            quarantined,
+            fresh,
+            lent,
+            lent_free,
+            ended,
+            ..
+        } = self;
+        (state, rested, closed_epoch, announcements, free, pending, quarantined, fresh, lent, lent_free, ended).hash(hasher);
         calls.iter().for_each(|call| (call.sequence, call.len, call.is_offered, call.fetch).hash(hasher));
         memory.requests.words().chain(memory.responses.words()).for_each(|word| word.hash(hasher));
     }

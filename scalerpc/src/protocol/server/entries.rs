@@ -7,10 +7,8 @@ use crate::protocol::wire::{Announcement, ENTRY_BYTES, HEADER_BYTES, Release, TR
 
 impl<M: Memory> Server<M> {
     /// Looks at the entries of the current and the next group, and at a number of others (S19).
-    ///
-    /// A client writes nothing into its entry while its zone is active. So if all zones are, no entry is looked at.
     pub(super) fn take_entries(&mut self) {
-        if self.active.len() + self.ids.free() == self.clients.len() {
+        if self.have_all_zones() {
             return;
         }
         // With fewer clients, the sweep looks at all of them.
@@ -38,6 +36,19 @@ impl<M: Memory> Server<M> {
         self.sweep = if end == self.clients.len() { 0 } else { end };
     }
 
+    /// Returns whether the last poll was the last one of a round in which all entries were looked at, or no entry needs a look. A caller that
+    /// sleeps between polls does so after such a poll: after any other one it may sleep while the entry of a client that waits is not looked
+    /// at for many polls.
+    #[must_use]
+    pub fn has_looked_at_all(&self) -> bool {
+        self.sweep == 0 || self.have_all_zones()
+    }
+
+    /// Returns whether the zones of all clients are active. Such a client writes nothing into its entry.
+    fn have_all_zones(&self) -> bool {
+        self.active.len() + self.ids.free() == self.clients.len()
+    }
+
     pub(super) fn clear_entry(&mut self, client: ClientId) {
         let entry = client.index() * ENTRY_BYTES;
         self.memory.entries.store(entry + Release::TRAILER_AT, 0);
@@ -56,6 +67,9 @@ impl<M: Memory> Server<M> {
             return;
         }
         let entry = client.index() * ENTRY_BYTES;
+        let announced_at = entry + Announcement::TRAILER_AT;
+        // The end of a WRITE that may bring both: if it is here, so is the release.
+        let announced = self.memory.entries.load(announced_at);
         let at = entry + Release::TRAILER_AT;
         let word = self.memory.entries.load(at);
         if word != 0 {
@@ -64,8 +78,7 @@ impl<M: Memory> Server<M> {
             self.memory.entries.exchange(at, word, 0);
             self.on_release(client, Release::decode(&body), Trailer::from_word(word));
         }
-        let at = entry + Announcement::TRAILER_AT;
-        let word = self.memory.entries.load(at);
+        let (at, word) = (announced_at, announced);
         if word != 0 {
             let mut body = [0; Announcement::BODY_BYTES];
             self.memory.entries.read(entry + Announcement::AT, &mut body);
@@ -79,6 +92,7 @@ impl<M: Memory> Server<M> {
         let is_good = trailer == Release::trailer(release.epoch) && release.client == u32::from(client.0);
         match zone {
             Some(zone) if is_good => self.release_zone(zone),
+            None if is_good && self.on_late_release(client, release.epoch) => {}
             _ => self.stats.garbage += 1,
         }
     }

@@ -1,11 +1,12 @@
 //! The server as a state machine. Inputs: entries and messages in its memory, completions, and the time. Output: operations.
 //!
 //! [`Server::poll`] does everything except the requests: `entries` takes releases and announcements, `zones` warms, activates, ends and
-//! frees, `intake` accepts requests from active zones. [`Server::take`] and [`Server::reply`] are the worker's side.
+//! frees, `rests` takes the zones of clients that rest back, `intake` accepts requests from active zones. [`Server::take`] and [`Server::reply`] are the worker's side.
 
 mod entries;
 mod intake;
 mod replies;
+mod rests;
 #[cfg(test)]
 mod state;
 mod zones;
@@ -86,6 +87,17 @@ pub enum ServerOp {
         /// The bytes of the event.
         bytes: [u8; HEADER_BYTES + TRAILER_BYTES],
     },
+    /// READ the 8 bytes at `addr`, the client's rest word, to byte `into` of the entries; then [`Server::on_rest_word`].
+    ReadRestWord {
+        /// The client whose queue pair is used.
+        client: ClientId,
+        /// Address in the client's memory.
+        addr: u64,
+        /// Key of that memory.
+        rkey: u32,
+        /// Offset in the entries.
+        into: usize,
+    },
     /// The client did not release its zone: destroy its queue pair, then [`Server::leave`].
     Evict {
         /// The client.
@@ -98,9 +110,11 @@ impl ServerOp {
     #[must_use]
     pub const fn client(&self) -> ClientId {
         match self {
-            Self::Read { client, .. } | Self::WriteResponse { client, .. } | Self::WriteEvent { client, .. } | Self::Evict { client } => {
-                *client
-            }
+            Self::Read { client, .. }
+            | Self::WriteResponse { client, .. }
+            | Self::WriteEvent { client, .. }
+            | Self::ReadRestWord { client, .. }
+            | Self::Evict { client } => *client,
         }
     }
 }
@@ -151,6 +165,8 @@ pub struct ServerStats {
     pub reads: u64,
     /// Events that no response carried.
     pub bare_events: u64,
+    /// Zones taken back from clients that rest.
+    pub taken_back: u64,
     /// Clients evicted.
     pub evictions: u64,
     /// Requests that went to the legacy lane.
@@ -170,6 +186,8 @@ struct ClientRecord {
     bytes: u64,
     /// The buffers of its responses under way.
     responses: Chain,
+    /// Epoch of the zone that was taken back while the client rests. The client still releases it, when it wakes.
+    taken_back: Option<u64>,
 }
 
 impl ClientRecord {
@@ -210,8 +228,8 @@ pub struct Server<M> {
     active_at: Vec<usize>,
     /// Number of busy zones that owe their clients an event. At 0, no search for them is needed.
     owed: usize,
-    /// Earliest time of an eviction, in ns.
-    evict_ns: u64,
+    /// Earliest time at which a client that did not release its zone is asked whether it rests, or evicted, in ns.
+    remind_ns: u64,
     /// Accepted requests that no worker has taken.
     dispatch: VecDeque<Queued>,
     buffers: Buffers,
@@ -256,7 +274,7 @@ impl<M: Memory> Server<M> {
             active: Vec::with_capacity(2 * layout.zones),
             active_at: Vec::with_capacity(2 * layout.zones),
             owed: 0,
-            evict_ns: u64::MAX,
+            remind_ns: u64::MAX,
             dispatch: VecDeque::with_capacity(2 * layout.zones * layout.depth),
             buffers: Buffers::new(if layout.reply_mode == ReplyMode::ServerWrites { config.response_buffers as u16 } else { 0 }),
             legacy: LegacyLane::new(config.legacy_capacity, layout.max_payload()),
@@ -278,7 +296,15 @@ impl<M: Memory> Server<M> {
         let first = client.index() * self.layout.depth;
         self.accepted[first..first + self.layout.depth].fill(0);
         self.clear_response_area(client);
-        let record = ClientRecord { regions, generation: self.generation, waiting: None, requests: 0, bytes: 0, responses: Chain::EMPTY };
+        let record = ClientRecord {
+            regions,
+            generation: self.generation,
+            waiting: None,
+            requests: 0,
+            bytes: 0,
+            responses: Chain::EMPTY,
+            taken_back: None,
+        };
         self.clients[client.index()] = Some(record);
         self.groups.join(client);
         // A split moves clients out of a group, and does not move groups, so numbers stay as they are.

@@ -11,14 +11,19 @@ use crate::protocol::wire::ZoneId;
 impl Zone {
     fn rebase(&mut self, now_ns: u64) {
         match &mut self.state {
-            ZoneState::Ended { tell_by_ns: at_ns } | ZoneState::Draining { evict_ns: at_ns } => *at_ns = at_ns.saturating_sub(now_ns),
+            ZoneState::Ended { tell_by_ns } => *tell_by_ns = tell_by_ns.saturating_sub(now_ns),
+            ZoneState::Draining { ask_ns, evict_ns } => {
+                // `u64::MAX` is no time: the client was asked.
+                *ask_ns = if *ask_ns == u64::MAX { u64::MAX } else { ask_ns.saturating_sub(now_ns) };
+                *evict_ns = evict_ns.saturating_sub(now_ns);
+            }
             _ => {}
         }
     }
 
     /// Hashes the state without the time of an eviction, which the exploration does not reach.
     fn hash_state(mut self, hasher: &mut impl Hasher) {
-        if let ZoneState::Draining { evict_ns } = &mut self.state {
+        if let ZoneState::Draining { evict_ns, .. } = &mut self.state {
             *evict_ns = 0;
         }
         self.hash(hasher);
@@ -30,8 +35,8 @@ impl Server<HeapMemory> {
     pub(crate) fn rebase(&mut self, now_ns: u64) {
         self.scheduler.rebase(now_ns);
         self.zones.iter_mut().for_each(|zone| zone.rebase(now_ns));
-        if self.evict_ns != u64::MAX {
-            self.evict_ns = self.evict_ns.saturating_sub(now_ns);
+        if self.remind_ns != u64::MAX {
+            self.remind_ns = self.remind_ns.saturating_sub(now_ns);
         }
     }
 
@@ -68,7 +73,7 @@ impl Server<HeapMemory> {
     pub(crate) fn check_consistency(&self) {
         assert_eq!(self.waiters, self.clients.iter().flatten().filter(|record| record.waiting.is_some()).count());
         assert_eq!(self.owed, self.zones.iter().filter(|zone| zone.owes_event()).count());
-        assert!(self.zones.iter().filter_map(Zone::evict_ns).all(|evict_ns| evict_ns >= self.evict_ns));
+        assert!(self.zones.iter().filter_map(Zone::remind_ns).all(|remind_ns| remind_ns >= self.remind_ns));
         let mut queued = vec![0; 2 * self.layout.zones];
         self.dispatch.iter().for_each(|entry| queued[self.layout.zone_place(entry.zone)] += 1);
         for (pool, zones) in self.zones.chunks(self.layout.zones).enumerate() {

@@ -9,6 +9,9 @@ use crate::protocol::wire::{Event, HEADER_BYTES, ResponseHeader, Status, TRAILER
 /// Fraction of a slice that an ended zone waits for a response that carries the event: a tenth.
 const TELL_DIVISOR: u64 = 10;
 
+/// Fraction of a slice after which a client that was told and has not answered is asked whether it rests: a half.
+const ASK_DIVISOR: u64 = 2;
+
 /// Maximum number of clients of the next group that a poll warms. Fetching a context holds up everything that the NIC sends after it. So
 /// the READs of a group go out among the responses of many polls, and do not hold up those responses as one burst. The current group does
 /// not wait.
@@ -27,8 +30,9 @@ pub(super) enum ZoneState {
     Ended {
         tell_by_ns: u64,
     },
-    /// The client was told; it is evicted at `evict_ns`.
+    /// The client was told; it is asked at `ask_ns` whether it rests, if it was not asked (then `u64::MAX`), and evicted at `evict_ns`.
     Draining {
+        ask_ns: u64,
         evict_ns: u64,
     },
     /// The client did not answer; its eviction was asked for.
@@ -45,7 +49,7 @@ pub(super) struct ActiveZone {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Zone {
     pub(super) state: ZoneState,
-    epoch: u64,
+    pub(super) epoch: u64,
     /// Accepted requests in it that no worker has copied out.
     pub(super) queued: u32,
     /// The client was told *activate*.
@@ -65,6 +69,11 @@ impl Zone {
         self.epoch as u32 == epoch && !self.is_released && matches!(self.state, ZoneState::Draining { .. } | ZoneState::Quarantined)
     }
 
+    /// Returns whether the client was asked whether it rests, and has not answered by a release.
+    pub(super) const fn awaits_answer(&self) -> bool {
+        matches!(self.state, ZoneState::Draining { ask_ns: u64::MAX, .. }) && !self.is_released
+    }
+
     /// Returns whether there is an event that the client was not told.
     pub(super) const fn owes_event(&self) -> bool {
         match self.state {
@@ -74,20 +83,20 @@ impl Zone {
         }
     }
 
-    /// Returns whether the client is to be told without a response, or evicted.
+    /// Returns whether the client is to be told without a response, asked, or evicted.
     const fn is_due(&self, now_ns: u64) -> bool {
         match self.state {
             ZoneState::Active => !self.is_told && self.queued == 0,
             ZoneState::Ended { tell_by_ns } => self.queued == 0 || now_ns >= tell_by_ns,
-            ZoneState::Draining { .. } => matches!(self.evict_ns(), Some(evict_ns) if now_ns >= evict_ns),
+            ZoneState::Draining { .. } => matches!(self.remind_ns(), Some(remind_ns) if now_ns >= remind_ns),
             _ => false,
         }
     }
 
-    /// Returns the time of the client's eviction, in ns, unless its release is taken before.
-    pub(super) const fn evict_ns(&self) -> Option<u64> {
+    /// Returns the time at which the client is asked or evicted, in ns, unless its release is taken before.
+    pub(super) const fn remind_ns(&self) -> Option<u64> {
         match self.state {
-            ZoneState::Draining { evict_ns } if !self.is_released => Some(evict_ns),
+            ZoneState::Draining { ask_ns, evict_ns } if !self.is_released => Some(if ask_ns < evict_ns { ask_ns } else { evict_ns }),
             _ => None,
         }
     }
@@ -95,7 +104,7 @@ impl Zone {
     pub(super) const fn deadline_ns(&self) -> Option<u64> {
         match self.state {
             ZoneState::Ended { tell_by_ns } => Some(tell_by_ns),
-            _ => self.evict_ns(),
+            _ => self.remind_ns(),
         }
     }
 }
@@ -226,6 +235,7 @@ impl<M: Memory> Server<M> {
     /// Returns the event that a response to the client carries, if one is due, and counts it as told.
     pub(super) fn event_for(&mut self, client: ClientId, now_ns: u64) -> Option<Event> {
         let id = self.mapping.zone(client)?;
+        let ask_ns = now_ns.saturating_add((self.slice_ns / ASK_DIVISOR).min(self.drain_ns / 2));
         let evict_ns = now_ns.saturating_add(self.drain_ns);
         let zone = self.zone_mut(id);
         let epoch = zone.epoch;
@@ -236,20 +246,20 @@ impl<M: Memory> Server<M> {
                 Some(Event::Activate { epoch, zone: id.zone })
             }
             ZoneState::Ended { .. } => {
-                zone.state = ZoneState::Draining { evict_ns };
+                zone.state = ZoneState::Draining { ask_ns, evict_ns };
                 self.owed -= 1;
-                self.evict_ns = self.evict_ns.min(evict_ns);
+                self.remind_ns = self.remind_ns.min(ask_ns);
                 Some(Event::Switch { epoch })
             }
             _ => None,
         }
     }
 
-    /// Tells the events that no response will carry in time, and evicts clients that do not answer: only the end of its queue pair frees
-    /// such a client's zone (S10).
+    /// Tells the events that no response will carry in time. Asks clients that do not answer whether they rest, and evicts those that are
+    /// awake and do not answer: only the end of its queue pair frees such a client's zone (S10).
     pub(super) fn tell_zones(&mut self, now_ns: u64, out: &mut Vec<ServerOp>) {
-        let is_any_evicted = now_ns >= self.evict_ns;
-        if self.owed == 0 && !is_any_evicted {
+        let is_any_reminded = now_ns >= self.remind_ns;
+        if self.owed == 0 && !is_any_reminded {
             return;
         }
         let mut first = 0;
@@ -257,13 +267,17 @@ impl<M: Memory> Server<M> {
             let id = self.busy[first + nth];
             first += nth + 1;
             let Some(client) = self.mapping.client(id) else { continue };
-            if matches!(self.zone(id).state, ZoneState::Draining { .. }) {
+            if let ZoneState::Draining { ask_ns, .. } = self.zone(id).state {
                 // Its release may have come and not been found: a poll looks at a number of entries only (S19), and a server that was
                 // absent has not polled for long.
                 self.take_entry(client);
                 if !self.zone(id).is_due(now_ns) {
                     // The place of a freed zone now holds the next one.
                     first -= usize::from(self.zone(id).state == ZoneState::Free);
+                    continue;
+                }
+                if now_ns >= ask_ns {
+                    self.ask(client, id, now_ns, out);
                     continue;
                 }
                 self.zone_mut(id).state = ZoneState::Quarantined;
@@ -275,8 +289,8 @@ impl<M: Memory> Server<M> {
                 self.tell_bare(client, now_ns, out);
             }
         }
-        if is_any_evicted {
-            self.evict_ns = self.busy.iter().filter_map(|zone| self.zone(*zone).evict_ns()).min().unwrap_or(u64::MAX);
+        if is_any_reminded {
+            self.remind_ns = self.busy.iter().filter_map(|zone| self.zone(*zone).remind_ns()).min().unwrap_or(u64::MAX);
         }
     }
 

@@ -252,12 +252,15 @@ fn a_context_switch_that_races_a_response_loses_neither() {
     world.poll_server();
     assert!(world.take(), "a worker has the request of client 0");
     while world.deliver_to_client(2) {}
-    // The slice ends, and the tenth of a slice in which the response could have carried the event.
+    // The slice ends, and the tenth of a slice in which the response could have carried the event. The client, which has not answered, is
+    // asked whether it rests.
     for _ in 0..3 {
         world.now_ns += 1_000;
         world.poll_server();
     }
-    assert!(matches!(world.sides[0].to_client.back(), Some(ServerOp::WriteEvent { .. })), "{:?}", world.sides[0].to_client);
+    let mut behind = world.sides[0].to_client.iter().rev();
+    assert!(matches!(behind.next(), Some(ServerOp::ReadRestWord { .. })), "{:?}", world.sides[0].to_client);
+    assert!(matches!(behind.next(), Some(ServerOp::WriteEvent { .. })), "{:?}", world.sides[0].to_client);
     world.reply();
     // Only the event arrives: the client releases, and offers its request again.
     world.deliver_to_client(0);
@@ -596,4 +599,115 @@ fn a_client_that_leaves_while_it_waits_is_not_looked_for_any_more() {
     world.sides[waiting[0]].is_alive = false;
     world.leave(waiting[0]);
     world.server.check_consistency();
+}
+
+/// Makes a world of clients of two slots, each a group of its own. Client 0 has one call, which a worker keeps, and is in WARMUP again.
+fn kept_and_warmed_again() -> World {
+    let config = ServerConfig { depth: 2, group_size: 1, spare_zones: 2, drain_ns: 1 << 20, ..small() };
+    let mut world = active_world(&config, 2);
+    world.call(0).unwrap();
+    world.deliver_to_server(0);
+    world.poll_server();
+    assert!(world.take());
+    world.hold();
+    // The slice of the other client.
+    world.call(1).unwrap();
+    while world.sides[0].client.state() != State::Warmup {
+        exchange(&mut world);
+    }
+    world
+}
+
+/// Lets time pass, and everything that was sent arrive. A client that rests is not polled.
+fn exchange(world: &mut World) {
+    world.now_ns += 100;
+    for nth in 0..world.sides.len() {
+        if !world.is_resting(nth) {
+            world.poll_client(nth);
+        }
+        while world.deliver_to_server(nth) {}
+    }
+    world.poll_server();
+    for nth in 0..world.sides.len() {
+        while world.deliver_to_client(nth) {}
+    }
+}
+
+/// S26: *activate* and *switch* of a slice that a client slept through are found together. The zone may have another owner by then.
+#[test]
+fn a_client_that_rested_in_warmup_writes_nothing_into_the_zone_of_a_slice_that_it_slept_through() {
+    let mut world = kept_and_warmed_again();
+    // The worker's answer ends the call in WARMUP.
+    world.reply();
+    world.deliver_to_client(0);
+    world.poll_client(0);
+    assert!(world.sides[0].client.state() == State::Warmup && world.rest(0));
+    for _ in 0..100 {
+        while world.take() {
+            world.reply();
+        }
+        world.call(1);
+        exchange(&mut world);
+    }
+    assert_eq!((world.server.stats().taken_back, world.server.zone_of(world.sides[0].id)), (1, None));
+    world.call(0).unwrap();
+    assert!(world.settle(100) < 100);
+    assert_eq!((&world.sides[0].ended[..], world.server.stats().garbage), (&[1, 1, 1][..], 0));
+}
+
+/// A request that was written may still be on its way when its call has run out of time: the zone is not given up before.
+#[test]
+fn a_client_with_a_call_that_ran_out_of_time_does_not_rest() {
+    let mut world = active_world(&small(), 1);
+    world.call(0).unwrap();
+    world.time_out(0);
+    assert!(world.sides[0].open.is_empty() && !world.rest(0));
+    assert!(world.settle(20) < 20);
+    assert!(world.rest(0));
+}
+
+/// S26: a client that was asked while it was awake, and rests before it has looked, is not asked again.
+#[test]
+fn a_client_that_was_told_and_asked_while_it_was_awake_releases_its_zone_before_it_rests() {
+    let mut world = active_world(&ServerConfig { group_size: 1, ..small() }, 2);
+    world.call(1).unwrap();
+    world.poll_client(1);
+    while world.deliver_to_server(1) {}
+    // The client does not look while it is told and asked.
+    for _ in 0..50 {
+        world.now_ns += 100;
+        world.poll_server();
+        while world.deliver_to_client(0) {}
+        while world.deliver_to_client(1) {}
+    }
+    let zone = world.server.zone_of(world.sides[0].id);
+    assert!(zone.is_some() && world.server.stats().taken_back == 0, "it is awake");
+    assert!(world.rest(0));
+    assert_eq!(world.sides[0].client.stats().activations, 1);
+    while world.deliver_to_server(0) {}
+    world.poll_server();
+    assert_eq!(world.server.zone_of(world.sides[0].id), None, "released, not taken back");
+}
+
+/// S26: an absent server tells, asks and evicts late. A client that rests has the time to be found resting all the same.
+#[test]
+fn a_client_that_rests_is_not_evicted_by_a_server_that_was_away_for_longer_than_the_drain() {
+    const DRAIN_NS: u64 = 10_000;
+    let mut world = active_world(&ServerConfig { group_size: 1, drain_ns: DRAIN_NS, ..small() }, 2);
+    assert!(world.rest(0));
+    world.call(1).unwrap();
+    while !matches!(world.sides[0].to_client.back(), Some(ServerOp::WriteEvent { .. })) {
+        world.now_ns += 100;
+        world.poll_client(1);
+        while world.deliver_to_server(1) {}
+        world.poll_server();
+        while world.deliver_to_client(1) {}
+    }
+    world.now_ns += 2 * DRAIN_NS;
+    world.poll_server();
+    // It is told and asked now.
+    while world.deliver_to_client(0) {}
+    world.poll_server();
+    let stats = world.server.stats();
+    assert_eq!((stats.evictions, stats.taken_back, world.server.zone_of(world.sides[0].id)), (0, 1, None));
 }

@@ -20,6 +20,8 @@ enum Action {
     CallTooLate(usize),
     /// The time of all calls of a client is over.
     TimeOut(usize),
+    Rest(usize),
+    Wake(usize),
     ToServer(usize),
     ToClient(usize),
     AllToClient(usize),
@@ -40,6 +42,8 @@ struct Setup {
     mortal: Option<usize>,
     /// The client whose calls may run out of time.
     impatient: Option<usize>,
+    /// The client that may rest while it has no call: it does not look at its memory, until it makes a call or looks without one.
+    rests: Option<usize>,
     /// Maximum number of slices: while a request is kept, groups may take turns without end.
     slices: u64,
     /// A worker may keep a request while other things happen; else each poll is followed by all answers.
@@ -66,6 +70,9 @@ fn actions(world: &World, setup: Setup) -> Vec<Action> {
         }
         if setup.impatient == Some(nth) {
             all.push(Action::TimeOut(nth));
+        }
+        if setup.rests == Some(nth) {
+            all.push(if world.is_resting(nth) { Action::Wake(nth) } else { Action::Rest(nth) });
         }
         all.extend([Action::ToServer(nth), Action::ToClient(nth)]);
         if side.to_client.len() > 1 {
@@ -95,15 +102,20 @@ fn apply(world: &mut World, action: Action, setup: Setup) -> bool {
             world.time_out(nth);
             true
         }
+        Action::Rest(nth) => world.rest(nth),
+        Action::Wake(nth) => {
+            world.poll_client(nth);
+            true
+        }
         Action::ToServer(nth) => world.deliver_to_server(nth),
         Action::ToClient(nth) => {
             let is_delivered = world.deliver_to_client(nth);
-            world.poll_client(nth);
+            look(world, nth);
             is_delivered
         }
         Action::AllToClient(nth) => {
             while world.deliver_to_client(nth) {}
-            world.poll_client(nth);
+            look(world, nth);
             true
         }
         Action::PollServer | Action::PollServerLater => {
@@ -129,6 +141,13 @@ fn apply(world: &mut World, action: Action, setup: Setup) -> bool {
     is_possible
 }
 
+/// Lets a client look at its memory, unless it rests.
+fn look(world: &mut World, nth: usize) {
+    if !world.is_resting(nth) {
+        world.poll_client(nth);
+    }
+}
+
 fn check(world: &World, path: &Path, setup: Setup, is_fair_checked: bool) {
     world.server.check_consistency();
     let groups = world.server.groups().count();
@@ -139,6 +158,9 @@ fn check(world: &World, path: &Path, setup: Setup, is_fair_checked: bool) {
         return;
     }
     let mut fair = world.clone();
+    // Nobody needs a client that rests.
+    let rounds = fair.run_beside_rests(MOST_ROUNDS);
+    assert!(rounds < MOST_ROUNDS, "calls wait for a client that rests: {path:?}\n{:?}", fair.server);
     let rounds = fair.settle(MOST_ROUNDS);
     assert!(rounds < MOST_ROUNDS, "calls do not end, or their slots are lost: {path:?}\n{:?}", fair.server);
     for (nth, side) in fair.sides.iter().enumerate().filter(|(_, side)| side.is_alive) {
@@ -169,7 +191,8 @@ fn explore(name: &str, config: &ServerConfig, setup: Setup) {
 
 fn explore_from(name: &str, config: &ServerConfig, setup: Setup, counters: Counters) {
     let mut seen = HashSet::new();
-    let root = World::of_two_groups(config, counters);
+    let mut root = World::of_two_groups(config, counters);
+    root.nobody_rests = setup.rests.is_none();
     seen.insert(root.hash());
     let mut stack = vec![(root, Path(None))];
     let mut transitions = 0_u64;
@@ -203,7 +226,11 @@ fn is_long() -> bool {
 #[test]
 fn one_call_of_each_client_is_executed_and_ends_once() {
     let slices = if is_long() { u64::MAX } else { 2 };
-    explore("one call each", &small(), Setup { calls: [1, 1, 1], mortal: None, impatient: None, slices, keeps_requests: false });
+    explore(
+        "one call each",
+        &small(),
+        Setup { calls: [1, 1, 1], mortal: None, impatient: None, rests: None, slices, keeps_requests: false },
+    );
 }
 
 #[test]
@@ -211,7 +238,7 @@ fn one_call_of_each_group_is_executed_and_ends_once_in_slices_without_end() {
     explore(
         "one call of each group",
         &small(),
-        Setup { calls: [1, 0, 1], mortal: None, impatient: None, slices: 6, keeps_requests: false },
+        Setup { calls: [1, 0, 1], mortal: None, impatient: None, rests: None, slices: 6, keeps_requests: false },
     );
 }
 
@@ -219,13 +246,34 @@ fn one_call_of_each_group_is_executed_and_ends_once_in_slices_without_end() {
 #[test]
 fn a_second_call_is_executed_and_ends_once_in_whatever_state_it_finds_the_client() {
     let calls = if is_long() { [2, 1, 1] } else { [2, 0, 1] };
-    explore("a second call", &small(), Setup { calls, mortal: None, impatient: None, slices: 4, keeps_requests: false });
+    explore("a second call", &small(), Setup { calls, mortal: None, impatient: None, rests: None, slices: 4, keeps_requests: false });
 }
 
 #[test]
 fn the_others_go_on_when_a_client_dies_in_whatever_state() {
     let calls = if is_long() { [1, 1, 1] } else { [1, 0, 1] };
-    explore("a client dies", &small(), Setup { calls, mortal: Some(0), impatient: None, slices: 4, keeps_requests: false });
+    explore("a client dies", &small(), Setup { calls, mortal: Some(0), impatient: None, rests: None, slices: 4, keeps_requests: false });
+}
+
+/// A client with a zone, or with one that is on its way to it, rests for any time, and wakes at any point.
+#[test]
+fn a_client_that_rests_in_whatever_state_loses_its_zone_and_nothing_else() {
+    let calls = if is_long() { [2, 1, 1] } else { [2, 0, 1] };
+    explore("a client rests", &small(), Setup { calls, mortal: None, impatient: None, rests: Some(0), slices: 4, keeps_requests: false });
+}
+
+/// A response that comes long after its slice finds the client in WARMUP, where it rests with an announcement that the server takes later.
+#[test]
+fn a_client_that_rests_while_it_is_warmed_loses_its_zone_and_nothing_else() {
+    let setup = Setup { calls: [1, 0, 1], mortal: None, impatient: None, rests: Some(0), slices: 3, keeps_requests: true };
+    explore("a client rests in WARMUP", &small(), setup);
+}
+
+#[test]
+fn a_client_that_rests_and_reads_its_responses_loses_its_zone_and_nothing_else() {
+    let config = ServerConfig { reply_mode: ReplyMode::ClientReads, ..small() };
+    let setup = Setup { calls: [1, 0, 1], mortal: None, impatient: None, rests: Some(0), slices: 3, keeps_requests: false };
+    explore("a client rests, clients READ", &config, setup);
 }
 
 #[test]
@@ -233,21 +281,29 @@ fn a_request_that_a_worker_keeps_while_groups_take_turns_is_answered_once() {
     explore(
         "a worker keeps requests",
         &small(),
-        Setup { calls: [1, 0, 1], mortal: None, impatient: None, slices: 3, keeps_requests: true },
+        Setup { calls: [1, 0, 1], mortal: None, impatient: None, rests: None, slices: 3, keeps_requests: true },
     );
 }
 
 #[test]
 fn responses_that_clients_read_are_neither_lost_nor_repeated() {
     let config = ServerConfig { reply_mode: ReplyMode::ClientReads, ..small() };
-    explore("clients READ", &config, Setup { calls: [1, 0, 1], mortal: None, impatient: None, slices: 3, keeps_requests: false });
+    explore(
+        "clients READ",
+        &config,
+        Setup { calls: [1, 0, 1], mortal: None, impatient: None, rests: None, slices: 3, keeps_requests: false },
+    );
 }
 
 /// A call that was never offered leaves its slot unchanged; the response to any other call frees its slot, at any later time.
 #[test]
 fn a_slot_works_again_after_a_call_that_ran_out_of_time_in_whatever_state() {
     let calls = if is_long() { [3, 0, 1] } else { [2, 0, 1] };
-    explore("calls out of time", &small(), Setup { calls, mortal: None, impatient: Some(0), slices: 3, keeps_requests: false });
+    explore(
+        "calls out of time",
+        &small(),
+        Setup { calls, mortal: None, impatient: Some(0), rests: None, slices: 3, keeps_requests: false },
+    );
 }
 
 /// With a second slot, a call that is made in WARMUP is not offered before PROCESS.
@@ -258,13 +314,13 @@ fn two_slots_work_again_after_calls_that_ran_out_of_time_in_whatever_state() {
     explore(
         "calls of two slots out of time",
         &config,
-        Setup { calls: [2, 0, 1], mortal: None, impatient: Some(0), slices, keeps_requests: false },
+        Setup { calls: [2, 0, 1], mortal: None, impatient: Some(0), rests: None, slices, keeps_requests: false },
     );
 }
 
 #[test]
 fn counters_that_wrap_change_nothing_in_whatever_state() {
-    let setup = Setup { calls: [2, 0, 1], mortal: None, impatient: Some(0), slices: 3, keeps_requests: false };
+    let setup = Setup { calls: [2, 0, 1], mortal: None, impatient: Some(0), rests: None, slices: 3, keeps_requests: false };
     for (bits, left) in [(31, 0), (32, 0), (32, 1)] {
         explore_from("counters that wrap", &small(), setup, Counters::before_wrap(bits, left));
     }

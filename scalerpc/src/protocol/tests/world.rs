@@ -9,7 +9,7 @@ use crate::protocol::memory::{HeapMemory, Memory};
 use crate::protocol::wire::Status;
 use crate::protocol::{
     CallFailure, CallHandle, Client, ClientMemory, ClientOp, ClientRegions, CloseReason, Completion, Handlers, Request, Server,
-    ServerConfig, ServerMemory, ServerOp, ServerRegions,
+    ServerConfig, ServerMemory, ServerOp, ServerRegions, State,
 };
 
 const POOLS: u64 = 0x1_0000_0000;
@@ -73,6 +73,8 @@ pub(super) struct Side {
     pub(super) client: Client<HeapMemory>,
     pub(super) to_server: Vec<ClientOp>,
     pub(super) to_client: VecDeque<ServerOp>,
+    /// The server has READ the client's rest word. Its next poll finds the completion.
+    is_rest_read: bool,
     /// Its process runs. The memory of a dead one is gone with its queue pair.
     pub(super) is_alive: bool,
     /// The server was told that the queue pair is gone.
@@ -94,6 +96,8 @@ pub(super) struct World {
     pub(super) now_ns: u64,
     /// Number of switches since each client began to wait with a free zone in reach.
     pub(super) waited: Vec<usize>,
+    /// No client ever rests, so the READ of a rest word finds the same at any time. It is executed at once, which makes fewer states.
+    pub(super) nobody_rests: bool,
     ops: Vec<ServerOp>,
     counters: Counters,
 }
@@ -114,7 +118,7 @@ impl World {
         let mut server = Server::new(config, memory).unwrap();
         server.count_from(counters.epoch, counters.generation);
         let (sides, working, waited, ops) = (Vec::new(), VecDeque::new(), Vec::new(), Vec::new());
-        let mut world = Self { server, sides, working, now_ns: 0, waited, ops, counters };
+        let mut world = Self { server, sides, working, now_ns: 0, waited, nobody_rests: false, ops, counters };
         (0..clients).for_each(|_| world.join());
         world
     }
@@ -162,6 +166,7 @@ impl World {
             client,
             to_server: Vec::new(),
             to_client: VecDeque::new(),
+            is_rest_read: false,
             is_alive: true,
             has_left: false,
             made: 0,
@@ -200,6 +205,11 @@ impl World {
     pub(super) fn poll_server(&mut self) {
         let epoch = self.server.scheduler().epoch();
         let waits: Vec<_> = self.sides.iter().map(|side| self.server.waits(side.id)).collect();
+        for side in &mut self.sides {
+            if std::mem::take(&mut side.is_rest_read) {
+                self.server.on_rest_word(side.id);
+            }
+        }
         self.server.poll(self.now_ns, &mut self.ops);
         for op in self.ops.iter().filter(|op| matches!(op, ServerOp::Evict { .. })) {
             let release_at = usize::from(op.client().0) * 64 + 8;
@@ -216,6 +226,10 @@ impl World {
     fn distribute(&mut self) {
         for op in std::mem::take(&mut self.ops) {
             let side = self.sides.iter_mut().find(|side| side.id == op.client() && !side.has_left).unwrap();
+            if self.nobody_rests && matches!(op, ServerOp::ReadRestWord { .. }) {
+                self.server.on_rest_word(op.client());
+                continue;
+            }
             side.to_client.push_back(op);
         }
     }
@@ -286,6 +300,18 @@ impl World {
     pub(super) fn poll_client(&mut self, nth: usize) {
         self.look(nth);
         while self.take_completion(nth).is_some() {}
+    }
+
+    /// Lets a client rest until it is polled, if no call of it is outstanding. Returns whether it rests.
+    pub(super) fn rest(&mut self, nth: usize) -> bool {
+        while !self.sides[nth].client.rest() {
+            self.poll_client(nth);
+        }
+        self.is_resting(nth)
+    }
+
+    pub(super) fn is_resting(&self, nth: usize) -> bool {
+        self.sides[nth].client.state() == State::Resting
     }
 
     /// Lets a client look at its memory and its clock, without taking the ends of calls.
@@ -385,6 +411,12 @@ impl World {
                 assert_eq!(side.client.memory().responses.load(trailer), 0, "S12: an event is overwritten unread");
                 side.client.memory().responses.write(to, &bytes);
             }
+            ServerOp::ReadRestWord { addr, into, .. } => {
+                let from = (addr - requests_addr(nth)) as usize;
+                assert_eq!(into / 64, usize::from(side.id.0), "its own entry");
+                copy(&side.client.memory().requests, from, &self.server.memory().entries, into, 8);
+                side.is_rest_read = true;
+            }
             ServerOp::Evict { .. } => {
                 side.client.close(CloseReason::Disconnected);
                 side.is_alive = false;
@@ -406,6 +438,7 @@ impl World {
         let side = &mut self.sides[nth];
         side.to_server.clear();
         side.to_client.clear();
+        side.is_rest_read = false;
         side.has_left = true;
         self.server.leave(side.id);
     }
@@ -423,15 +456,20 @@ impl World {
 
     /// Lets everything happen in turn, for that many rounds or until no call is outstanding. Returns the number of rounds.
     pub(super) fn run(&mut self, rounds: usize) -> usize {
-        self.run_until(rounds, Self::is_done)
+        self.run_until(rounds, false, Self::is_done)
+    }
+
+    /// Like [`run`](Self::run), while clients that rest go on resting.
+    pub(super) fn run_beside_rests(&mut self, rounds: usize) -> usize {
+        self.run_until(rounds, true, Self::is_done)
     }
 
     /// Like [`run`](Self::run), until no slot of a living client is in use or lent.
     pub(super) fn settle(&mut self, rounds: usize) -> usize {
-        self.run_until(rounds, Self::is_settled)
+        self.run_until(rounds, false, Self::is_settled)
     }
 
-    fn run_until(&mut self, rounds: usize, is_done: impl Fn(&Self) -> bool) -> usize {
+    fn run_until(&mut self, rounds: usize, may_rest: bool, is_done: impl Fn(&Self) -> bool) -> usize {
         for round in 0..rounds {
             if is_done(self) {
                 return round;
@@ -439,7 +477,9 @@ impl World {
             self.now_ns += 100;
             for nth in 0..self.sides.len() {
                 if self.sides[nth].is_alive {
-                    self.poll_client(nth);
+                    if !may_rest || !self.is_resting(nth) || self.sides[nth].client.outstanding() > 0 {
+                        self.poll_client(nth);
+                    }
                     while self.deliver_to_server(nth) {}
                 } else if !self.sides[nth].has_left {
                     self.leave(nth);
@@ -478,8 +518,8 @@ impl World {
         self.server.hash_state(&mut hasher);
         for side in &self.sides {
             side.client.hash_state(&mut hasher);
-            let Side { to_server, to_client, is_alive, has_left, made, executed, ended, .. } = side;
-            (to_server, to_client, is_alive, has_left, made, executed, ended).hash(&mut hasher);
+            let Side { to_server, to_client, is_rest_read, is_alive, has_left, made, executed, ended, .. } = side;
+            (to_server, to_client, is_rest_read, is_alive, has_left, made, executed, ended).hash(&mut hasher);
         }
         (&self.working, &self.waited).hash(&mut hasher);
         hasher.0

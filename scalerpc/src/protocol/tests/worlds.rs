@@ -30,10 +30,12 @@ struct Times {
     away: u64,
     /// Time before an absent client is evicted.
     drain: u64,
+    /// Length of a rest of a client, which ends before with its next call.
+    rest: u64,
 }
 
-/// No timeout and no absence.
-const ENDLESS: Times = Times { timeout: PATIENCE_NS, away: 0, drain: PATIENCE_NS };
+/// No timeout, no absence and no rest.
+const ENDLESS: Times = Times { timeout: PATIENCE_NS, away: 0, drain: PATIENCE_NS, rest: 0 };
 
 fn config(seed: u64, depth: u32, times: Times) -> ServerConfig {
     let reply_mode = if seed % 2 == 0 { ReplyMode::ServerWrites } else { ReplyMode::ClientReads };
@@ -53,17 +55,23 @@ fn random_world(seed: u64, times: Times, counters: Counters) -> World {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut world = World::counting_from(&config(seed, rng.u32(1..4), times), CLIENTS, counters);
     world.sides.iter_mut().step_by(2).for_each(|side| side.client.set_timeout_ns(times.timeout));
-    let (mut server_back_ns, mut back_ns) = (0, [0; CLIENTS]);
+    let (mut server_back_ns, mut back_ns, mut rest_ns) = (0, [0; CLIENTS], [0; CLIENTS]);
     for _ in 0..STEPS {
         let nth = rng.usize(..CLIENTS);
         world.now_ns += rng.u64(..MAX_STEP_NS);
         let is_here = world.sides[nth].is_alive && world.now_ns >= back_ns[nth];
+        let has_calls = world.sides[nth].client.outstanding() > 0;
+        let is_awake = !world.is_resting(nth) || has_calls || world.now_ns >= rest_ns[nth];
         let is_served = world.now_ns >= server_back_ns;
         match rng.u8(..9) {
             0 if is_here && world.sides[nth].made < MAX_CALLS => drop(world.call(nth)),
             1 | 2 => drop(world.deliver_to_server(nth)),
             3 | 4 if is_served => drop(world.deliver_to_client(nth)),
-            5 if is_here => world.look(nth),
+            5 if is_here && times.rest != 0 && !has_calls && rng.bool() => {
+                world.rest(nth);
+                rest_ns[nth] = world.now_ns + rng.u64(..times.rest);
+            }
+            5 if is_here && is_awake => world.look(nth),
             8 if is_here => while world.take_completion(nth).is_some() {},
             6 if is_served => world.poll_server(),
             7 if is_served => match rng.u8(..11) {
@@ -171,7 +179,7 @@ impl Sums {
         let mut rng = fastrand::Rng::with_seed(seed);
         let timeout = *rng.choice(&[3_000, 20_000, PATIENCE_NS]).unwrap();
         let away = *rng.choice(&[0, 20_000, 40_000]).unwrap();
-        let times = Times { timeout, away, drain: if rng.u8(..4) == 0 { 10_000 } else { PATIENCE_NS } };
+        let times = Times { timeout, away, drain: if rng.u8(..4) == 0 { 10_000 } else { PATIENCE_NS }, rest: 0 };
         let counters = match rng.choice(&[0, 16, 24, 31, 32, 48, 63]).unwrap() {
             0 => Counters::default(),
             bits => Counters::before_wrap(*bits, rng.u32(..8)),
@@ -320,7 +328,7 @@ fn random_orders_of_many_clients_lose_and_repeat_nothing() {
 fn every_slot_works_after_calls_that_ran_out_of_time_while_the_server_or_their_client_was_away() {
     let mut expired = 0;
     for seed in 0..100 * scale() {
-        let mut world = random_world(seed, Times { timeout: 3_000, away: 20_000, drain: PATIENCE_NS }, Counters::default());
+        let mut world = random_world(seed, Times { timeout: 3_000, away: 20_000, ..ENDLESS }, Counters::default());
         assert_eq!(world.server.stats().evictions, 0);
         expired += world.sides.iter().flat_map(|side| &side.ended).filter(|count| **count == 0).count();
         check_slots(&mut world, seed);
@@ -333,7 +341,7 @@ fn clients_that_are_evicted_while_they_are_away_harm_nobody() {
     let (mut evictions, mut calls, mut slices) = (0, 0, 0);
     let seeds = 40 * scale();
     for seed in 0..seeds {
-        let mut world = random_world(seed, Times { timeout: 3_000, away: 40_000, drain: 10_000 }, Counters::default());
+        let mut world = random_world(seed, Times { timeout: 3_000, away: 40_000, drain: 10_000, ..ENDLESS }, Counters::default());
         evictions += world.server.stats().evictions;
         slices += world.server.stats().slices;
         calls += world.sides.iter().map(|side| side.made as u64).sum::<u64>();
@@ -343,13 +351,44 @@ fn clients_that_are_evicted_while_they_are_away_harm_nobody() {
     assert!(enough, "{evictions} evictions, {calls} calls, {slices} slices of {seeds} seeds");
 }
 
+/// A client that rests is evicted by no server, however short the time of those that are awake. It may make calls before it is polled again.
+#[test]
+fn clients_that_rest_for_any_time_lose_their_zones_and_nothing_else() {
+    let (mut taken_back, seeds) = (0, 60 * scale());
+    for seed in 0..seeds {
+        let counters = if seed % 3 == 0 { Counters::before_wrap(32, seed as u32 % 8) } else { Counters::default() };
+        let times = Times { rest: [2_000, 20_000, 100_000][seed as usize / 3 % 3], drain: 20_000, ..ENDLESS };
+        let mut world = random_world(seed, times, counters);
+        let stats = *world.server.stats();
+        assert_eq!((stats.evictions, stats.garbage), (0, 0), "seed {seed}");
+        taken_back += stats.taken_back;
+        assert!(world.sides.iter().all(|side| side.executed.iter().chain(&side.ended).all(|count| *count == 1)), "seed {seed}");
+        check_slots(&mut world, seed);
+    }
+    assert!(taken_back > 10 * seeds, "{taken_back} zones of {seeds} seeds");
+}
+
+/// Clients rest and are absent, calls run out of time, and those that are absent and do not rest are evicted.
+#[test]
+fn clients_that_rest_beside_clients_that_are_evicted_harm_nobody() {
+    let (mut taken_back, mut evictions, seeds) = (0, 0, 40 * scale());
+    for seed in 0..seeds {
+        let times = Times { timeout: 3_000, away: 40_000, drain: 10_000, rest: 20_000 };
+        let mut world = random_world(seed, times, Counters::default());
+        let stats = *world.server.stats();
+        (taken_back, evictions) = (taken_back + stats.taken_back, evictions + stats.evictions);
+        check_slots(&mut world, seed);
+    }
+    assert!(taken_back > seeds && evictions > seeds, "{taken_back} zones, {evictions} evictions of {seeds} seeds");
+}
+
 /// A counter wraps, or is shortly before its wrap, during a use of a client, a slot or the server.
 #[test]
 fn counters_near_every_wrap_change_nothing() {
     for seed in 0..60 * scale() {
         for bits in [16, 24, 31, 32, 48, 63] {
             let counters = Counters::before_wrap(bits, fastrand::Rng::with_seed(seed).u32(..8));
-            let times = if seed % 2 == 0 { ENDLESS } else { Times { timeout: 3_000, away: 20_000, drain: PATIENCE_NS } };
+            let times = if seed % 2 == 0 { ENDLESS } else { Times { timeout: 3_000, away: 20_000, ..ENDLESS } };
             check_slots(&mut random_world(seed, times, counters), seed);
         }
     }
