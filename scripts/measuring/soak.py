@@ -111,6 +111,10 @@ PARTS = {
         test("benchkv", "--test", "jobs", "every_backend", "--", BENCHKV_TEST_SCALE=5),
     ]),
     "storm": ("benchkv: jobs of random shape, killed, stopped and interrupted at random", [test("benchkv", "--test", "jobs", "storm", "--", BENCHKV_TEST_SCALE=5)]),
+    "musl": ("everything but mlx5-preload where the C library is musl; needs rustup", [
+        "rustup target add x86_64-unknown-linux-musl",
+        "cargo test --locked --workspace --exclude mlx5-preload --target x86_64-unknown-linux-musl -- --skip doorbell --nocapture",
+    ]),
     "swarm": ("benchkv in virtual time: jobs of random shape and options", [
         test("benchkv-core", "--lib", "random_jobs", "--", release=True, SWARM_SEED="{seed}", SWARM_SEEDS=1000),
     ]),
