@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -78,7 +79,6 @@ fn a_server_that_is_not_there_is_waited_for_as_long_as_asked() {
     assert!(matches!(error, ClientError::Unreachable { .. }), "{error}");
 }
 
-/// For ever, by its options; but the call has a time.
 #[test]
 fn an_address_that_is_taken_is_named() {
     let net = Net::new();
@@ -90,6 +90,7 @@ fn an_address_that_is_taken_is_named() {
     served.end();
 }
 
+/// Connecting takes forever, by its options; but the call has a time.
 #[test]
 fn a_call_ends_in_its_time_also_while_it_connects_again() {
     let net = Net::new();
@@ -98,7 +99,7 @@ fn a_call_ends_in_its_time_also_while_it_connects_again() {
     assert_eq!(client.call(b"here").unwrap(), b"HERE");
     let address = served.end();
     let (start, time) = (Instant::now(), Duration::from_millis(100));
-    assert!(matches!(client.call_within(b"gone", time), Err(ClientError::TimedOut)));
+    assert!(matches!(client.call_within(b"gone", time), Err(ClientError::NotSent)));
     assert!(start.elapsed() >= time);
     let served = net.serve(&address.to_string(), upper_case);
     assert_eq!(client.call(b"back").unwrap(), b"BACK");
@@ -186,6 +187,49 @@ fn a_call_ends_in_time_and_its_late_reply_is_not_the_next_ones() {
     assert!(start.elapsed() >= Duration::from_millis(50));
     assert_eq!(client.call(b"second").unwrap(), b"second");
     served.end();
+}
+
+/// Calls that nobody answers keep their credit when they have ended.
+#[test]
+fn a_call_that_gets_no_room_in_its_time_was_not_sent_and_says_so() {
+    let net = Net::new();
+    let (let_go, taken) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+    let served = net.serve(&any_port(), {
+        let (let_go, taken) = (Arc::clone(&let_go), Arc::clone(&taken));
+        move |server| {
+            let mut held = Vec::new();
+            while !let_go.load(Ordering::Relaxed) {
+                server.step().unwrap();
+                held.extend(std::iter::from_fn(|| server.recv()));
+            }
+            for request in held {
+                taken.lock().unwrap().push(request.data().to_vec());
+                request.reply(b"").unwrap();
+            }
+            server
+                .serve(|request| {
+                    taken.lock().unwrap().push(request.to_vec());
+                    b""
+                })
+                .unwrap();
+        }
+    });
+    let mut client = net.client(served.address);
+    let mut sent = Vec::new();
+    loop {
+        let request = sent.len().to_le_bytes().to_vec();
+        match client.call_within(&request, Duration::from_millis(5)) {
+            Err(ClientError::TimedOut) => sent.push(request),
+            Err(ClientError::NotSent) => break,
+            outcome => panic!("{outcome:?} after {} calls", sent.len()),
+        }
+    }
+    assert!(!sent.is_empty());
+    let_go.store(true, Ordering::Relaxed);
+    sent.push(b"last".to_vec());
+    assert_eq!(client.call(b"last").unwrap(), b"");
+    served.end();
+    assert_eq!(*taken.lock().unwrap(), sent);
 }
 
 #[test]

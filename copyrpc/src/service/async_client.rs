@@ -74,7 +74,7 @@ impl posting::Job for Job {
     }
 
     fn end_late(self) {
-        self.reply.send(Err(ClientError::TimedOut));
+        self.reply.send(Err(ClientError::NotSent));
     }
 }
 
@@ -129,7 +129,7 @@ impl AsyncClient {
     /// Like [`call`](Self::call), with a timeout of its own. The timeout counts from the first poll, and includes a new connection.
     ///
     /// # Errors
-    /// [`ClientError`].
+    /// As of [`Client::call_within`](crate::Client::call_within).
     pub fn call_within(&self, request: impl Into<Vec<u8>>, timeout: Duration) -> AsyncCall {
         self.call_for(request.into(), Some(timeout))
     }

@@ -90,7 +90,11 @@ pub enum ClientError {
         /// Maximum bytes of a request.
         max: usize,
     },
-    /// No reply arrived in time. It is not known whether the handler ran, or will run.
+    /// The time of the call ended before it was sent to a server that takes calls: the client was connecting again, or waited for room in
+    /// the ring. No handler got the request, and none will.
+    #[error("the request was not sent in time: there was no connection, or no room in its ring")]
+    NotSent,
+    /// The request was sent, and no reply arrived in time. It is not known whether the handler ran, or will run.
     #[error("no reply in time")]
     TimedOut,
     /// The handler refused the request, or its reply was too long.
