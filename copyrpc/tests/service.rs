@@ -323,8 +323,12 @@ fn what_is_too_long_is_refused_and_the_connection_goes_on() {
     let longest = client.max_reply();
     let mut reply_of = |bytes: usize| client.call(&(bytes as u32).to_le_bytes()).map(|reply| reply.len());
     assert_eq!(reply_of(longest).unwrap(), longest);
-    assert!(matches!(reply_of(longest + 64), Err(ClientError::Refused { max_reply }) if max_reply == longest));
+    assert!(matches!(reply_of(longest + 1), Err(ClientError::Refused { max_reply }) if max_reply == longest));
     assert_eq!(reply_of(0).unwrap(), 0);
+    // Also if the credit, which has blocks, has room for more.
+    for extra in 1..64 {
+        assert!(matches!(reply_of(longest + extra), Err(ClientError::Refused { .. })), "{extra}");
+    }
     let max = client.max_request();
     let refused = client.call(&vec![0; max + 1]);
     assert!(matches!(refused, Err(ClientError::TooLarge { len, max: limit }) if len == max + 1 && limit == max), "{refused:?}");

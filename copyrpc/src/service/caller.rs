@@ -16,6 +16,7 @@ use crate::endpoint::{CallToken, Endpoint};
 use crate::error::{CallError, CallFailure, CloseReason};
 use crate::handshake::Handshake;
 use crate::pending::ConnectFailure;
+use crate::ring::RecvBytes;
 use crate::typed::SizeError;
 
 /// Number of endpoints: the endpoint in use, and an ended endpoint whose resources are not free yet.
@@ -200,13 +201,14 @@ fn meet<U>(context: &Context<U>, mut stream: TcpStream, options: &ClientOptions)
     met.ok_or_else(|| ConnectFailure::Channel(ErrorKind::TimedOut.into()))
 }
 
-/// Returns the error of a failed call.
-pub(super) fn failed(failure: CallFailure, max_reply: usize) -> ClientError {
-    match failure {
-        CallFailure::Dropped => ClientError::Dropped,
-        CallFailure::Refused => ClientError::Refused { max_reply },
-        CallFailure::DeadlineExceeded => ClientError::TimedOut,
-        CallFailure::Closed(reason) => ClientError::Closed(reason),
+/// Returns the end of a call as its caller hears it. Credit has blocks, so a reply with a few bytes too many can arrive.
+pub(super) fn ended(outcome: Result<RecvBytes<'_>, CallFailure>, max_reply: usize) -> Result<Vec<u8>, ClientError> {
+    match outcome {
+        Ok(reply) if reply.len() <= max_reply => Ok(reply.to_vec()),
+        Ok(_) | Err(CallFailure::Refused) => Err(ClientError::Refused { max_reply }),
+        Err(CallFailure::Dropped) => Err(ClientError::Dropped),
+        Err(CallFailure::DeadlineExceeded) => Err(ClientError::TimedOut),
+        Err(CallFailure::Closed(reason)) => Err(ClientError::Closed(reason)),
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use mlx5::DeviceInfo;
 
 use super::SPINS;
-use super::caller::{Caller, ClientError, ClientOptions, failed, read_reply};
+use super::caller::{Caller, ClientError, ClientOptions, ended, read_reply};
 use crate::error::{CallError, CloseReason};
 use crate::stats::Stats;
 use crate::typed::Call;
@@ -149,14 +149,15 @@ impl Client {
                     Err(_) => false,
                 };
             }
-            let mut ended = None;
-            let moved = self.caller.context.poll(|of, outcome| {
+            let mut end_of_call = None;
+            let Caller { context, max_reply, .. } = &self.caller;
+            let moved = context.poll(|of, outcome| {
                 if of == number {
-                    ended = Some(outcome.map(|reply| reply.to_vec()));
+                    end_of_call = Some(ended(outcome, *max_reply));
                 }
             })?;
-            if let Some(outcome) = ended {
-                return outcome.map_err(|failure| failed(failure, self.max_reply()));
+            if let Some(outcome) = end_of_call {
+                return outcome;
             }
             in_vain = if moved > 0 { 0 } else { in_vain + 1 };
             if in_vain > SPINS {
