@@ -291,6 +291,20 @@ fn clients_above_the_limit_are_told_so_and_find_room_when_others_leave() {
 }
 
 #[test]
+fn a_server_for_more_clients_than_its_device_can_serve_is_refused_with_what_to_do() {
+    let net = Net::new();
+    let server = |clients, batches_in_flight| {
+        let endpoint = EndpointConfig { batches_in_flight, ..EndpointConfig::default() };
+        Server::with_options(any_port(), &ServerOptions { clients, endpoint, ..net.server_options() }).map(drop)
+    };
+    let said = server(1_100, 32).unwrap_err().to_string();
+    assert!(said.starts_with("1100 endpoints with 32 batches in flight each: the device has receives for 682 of them"), "{said}");
+    assert!(said.contains("batches_in_flight"), "{said}");
+    server(682, 32).unwrap();
+    server(1_100, 16).unwrap();
+}
+
+#[test]
 fn clients_that_connect_at_once_do_not_exceed_the_limit() {
     const CLIENTS: usize = 8;
     let net = Net::new();
