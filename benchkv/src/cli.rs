@@ -2,10 +2,11 @@
 //! whether the job can run.
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use harness::report::JsonSink;
+use harness::report::{JsonSink, say};
 
 pub use self::job::{BackendKind, ClientKind, Fault, JobArgs, Mix, RingChoice, WaitChoice};
 use crate::sim::options::WorldArgs;
@@ -19,7 +20,14 @@ pub(crate) use self::job::SHORTEST_RUN_S;
 /// status: 0 done and sound, 1 failed, 2 illegal options, 3 measured, but operations were lost or values were wrong, 4 no operation ended
 /// in a measured run; 130 interrupted by Ctrl-C (128 + signal), with a result of the measurements until then.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "benchkv", version, args_override_self = true, args_conflicts_with_subcommands = true, allow_negative_numbers = true)]
+#[command(
+    name = "benchkv",
+    version,
+    args_override_self = true,
+    args_conflicts_with_subcommands = true,
+    allow_negative_numbers = true,
+    next_line_help = true
+)]
 pub struct Cli {
     /// Subcommand to run instead of a job.
     #[command(subcommand)]
@@ -37,10 +45,21 @@ impl From<Cli> for JobArgs {
 }
 
 impl Cli {
-    /// Parses the command line of this process. An illegal one ends the process with clap's message.
+    /// Parses the command line of this process. An illegal one ends the process with clap's message, and a question for help with the
+    /// answer.
     #[must_use]
     pub fn of_process() -> Self {
-        Self::try_of(std::env::args_os()).unwrap_or_else(|error| error.exit())
+        Self::try_of(std::env::args_os()).unwrap_or_else(|error| {
+            let printed = error.print().and_then(|()| std::io::stdout().flush());
+            // A reader that has gone is not a failure.
+            match printed.err().filter(|why| !error.use_stderr() && why.kind() != std::io::ErrorKind::BrokenPipe) {
+                None => std::process::exit(error.exit_code()),
+                Some(why) => {
+                    say(&format!("benchkv: the help cannot be written to standard output: {why}"));
+                    std::process::exit(1)
+                }
+            }
+        })
     }
 
     /// Parses these words.
@@ -249,6 +268,42 @@ mod tests {
         for text in ["mlx5", "mlx5_0:", "mlx5_0:one", "verbs:", "mlx5_0:0", "mlx5_0:256"] {
             assert_eq!(parse(&format!("--device {text}")).unwrap_err().exit_code(), 2, "{text}");
         }
+    }
+
+    /// The parsers of the standard library say what is wrong with a text, not what to write.
+    #[test]
+    fn what_is_no_number_is_refused_with_the_legal_ones() {
+        for (args, says) in [
+            ("--seed -1", "use a whole number from 0 to 18446744073709551615"),
+            ("--seed 18446744073709551616", "use a whole number from 0 to 18446744073709551615"),
+            ("--ranks two", "use a whole number from 1 to 256"),
+            ("--read-ratio 0,5", "use a number from 0 to 1; a point begins its decimals"),
+            ("--rate 1,000", "use a number from 1 to 1000000000"),
+            ("--coalesce-rtt-us x", "use a number from 0.1 to 1000000"),
+            ("--batch-window completion", "use off, completion:N or consumption:N with N from 1 to 256"),
+            ("--trace-interval 1e3 --trace .", "use a whole number from 1 to 1000000000"),
+            ("--traffic-class 256", "use a whole number from 0 to 255"),
+        ] {
+            let message = parse(args).unwrap_err().to_string();
+            assert!(message.contains(says), "{args}: {message}");
+        }
+        let mut command = Cli::command();
+        command.build();
+        let mut refused = 0;
+        for (sub, flags) in [(None, &command), (Some("sim"), command.find_subcommand("sim").unwrap())] {
+            let valued = flags.get_arguments().filter(|arg| arg.get_action().takes_values());
+            for flag in valued.filter_map(|arg| arg.get_long()) {
+                for value in ["", "x", "-1", "0,5", "99999999999999999999999999", "NaN", " 5"] {
+                    let words = ["benchkv"].into_iter().chain(sub).map(str::to_owned).chain([format!("--{flag}={value}")]);
+                    let Err(error) = Cli::try_of(words) else { continue };
+                    let message = error.to_string();
+                    let foreign = ["invalid digit", "invalid float", "empty string", "too large to fit", "is not in "];
+                    assert!(!foreign.iter().any(|part| message.contains(part)), "{message}");
+                    refused += 1;
+                }
+            }
+        }
+        assert!(refused > 200, "{refused}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use clap::Args;
 use engine::pace::{Arrivals, Pace};
 
-use harness::range::{RangeError, range};
+use harness::range::{RangeError, decimal, range};
 use serde::{Deserialize, Serialize};
 
 /// Minimum and maximum operations per second of a job.
@@ -16,7 +16,7 @@ pub struct PaceArgs {
     /// Open loop: operations per second of all clients of the job together, 1 to 1e9. They start at their times independently of earlier
     /// operations; latencies count from there. --queue-depth still bounds the outstanding operations of a client [default: closed loop,
     /// each client as fast as it can].
-    #[arg(long, value_name = "OPS_PER_SECOND")]
+    #[arg(long, value_name = "OPS_PER_SECOND", value_parser = decimal(RATES))]
     pub rate: Option<f64>,
 
     /// Start times of the operations of --rate: even gives each client its turn at equal intervals, poisson draws the intervals at random

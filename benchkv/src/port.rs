@@ -1,5 +1,7 @@
 //! Options of a hardware device's port: the path of packets.
 
+use std::ops::RangeInclusive;
+
 use clap::Args;
 use harness::range::{RangeError, range};
 use launch::device::DeviceChoice;
@@ -13,21 +15,29 @@ use crate::devices::Devices;
 #[group(skip)]
 pub struct PortOptions {
     /// Port of a hardware --device, 1 to 255; also as --device NAME:PORT [default: the first active port].
-    #[arg(long, hide_short_help = true, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = byte(1..=255))]
     pub port: Option<u8>,
     /// Index of the source address in the GID table of a hardware --device, 0 to 255 [default: on RoCE version 2 before 1, IPv4 before
     /// IPv6; on InfiniBand none, so that packets carry no GRH].
-    #[arg(long, hide_short_help = true, value_name = "N")]
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = byte(0..=255))]
     pub gid_index: Option<u8>,
     /// Service level of a hardware --device, 0 to 15; on RoCE the priority, 0 to 7 [default: 0].
-    #[arg(long, hide_short_help = true, value_name = "N", value_parser = clap::value_parser!(u8).range(..16))]
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = byte(0..=15))]
     pub sl: Option<u8>,
     /// Traffic class of a hardware --device, 0 to 255; on RoCE v2 the upper 6 bits are the DSCP [default: 0].
-    #[arg(long, hide_short_help = true, value_name = "N")]
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = byte(0..=255))]
     pub traffic_class: Option<u8>,
     /// Maximum payload of a packet of a hardware --device in bytes: 256, 512, 1024, 2048 or 4096 [default: the active MTU of both ports].
     #[arg(long, hide_short_help = true, value_name = "BYTES", value_parser = parse_mtu)]
     pub mtu: Option<u16>,
+}
+
+/// Returns a parser of the numbers that are `legal`.
+fn byte(legal: RangeInclusive<u8>) -> impl Fn(&str) -> Result<u8, String> + Clone {
+    move |text| {
+        let number = text.parse().ok().filter(|number| legal.contains(number));
+        number.ok_or_else(|| format!("use a whole number from {} to {}", legal.start(), legal.end()))
+    }
 }
 
 fn parse_mtu(text: &str) -> Result<u16, String> {
@@ -146,9 +156,12 @@ mod tests {
             let refused = spec(args).unwrap_err();
             assert!(refused.starts_with(said), "{refused}");
         }
-        for (args, legal) in
-            [("--sl 16", "0..16"), ("--port 0", "1..=255"), ("--mtu 1500", "256, 512, 1024, 2048 or 4096"), ("--gid-index 256", "0..=255")]
-        {
+        for (args, legal) in [
+            ("--sl 16", "from 0 to 15"),
+            ("--port 0", "from 1 to 255"),
+            ("--mtu 1500", "256, 512, 1024, 2048 or 4096"),
+            ("--gid-index 256", "from 0 to 255"),
+        ] {
             let refused = parse(&format!("--device mlx5_0 {args}")).unwrap_err();
             assert!(refused.exit_code() == 2 && refused.to_string().contains(legal), "{refused}");
         }

@@ -296,8 +296,9 @@ pub struct RankResult {
     /// Reports of its clients.
     pub clients: Vec<WorkerReport>,
     /// Maximum memory resident, with the shared memory it touched: of the rank process and its client processes, each of which counts the
-    /// memory they share.
-    pub peak_rss_bytes: u64,
+    /// memory they share. Missing in virtual time, in which all ranks are one process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_rss_bytes: Option<u64>,
 }
 
 impl JobResult {

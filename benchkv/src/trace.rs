@@ -6,17 +6,18 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use csv::StringRecord;
 use engine::trace::{Sample, Series};
-use harness::range::{RangeError, within};
+use harness::range::{RangeError, whole, within};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Maximum interval between samples, in rounds.
-const MAX_INTERVAL: u64 = 1_000_000_000;
+/// Interval between samples, in rounds.
+const INTERVALS: RangeInclusive<u64> = 1..=1_000_000_000;
 
 /// A line of a file: the sample, and its requests by endpoint.
 #[derive(Deserialize)]
@@ -45,7 +46,7 @@ pub struct TraceArgs {
 
     /// Rounds with work of a daemon between two samples, 1 to 1000000000; the interval grows where a series would not fit into memory. An
     /// idle daemon is sampled every millisecond.
-    #[arg(long, hide_short_help = true, value_name = "N", default_value_t = 64, requires = "trace")]
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(INTERVALS), default_value_t = 64, requires = "trace")]
     pub trace_interval: u64,
 }
 
@@ -64,7 +65,7 @@ impl TraceArgs {
     /// # Errors
     /// The legal range.
     pub fn check(&self) -> Result<(), RangeError> {
-        within("--trace-interval", self.trace_interval, 1..=MAX_INTERVAL, "outside the supported range", " rounds")
+        within("--trace-interval", self.trace_interval, INTERVALS, "outside the supported range", " rounds")
     }
 
     /// Returns the options, if a trace is wanted.

@@ -64,6 +64,19 @@ pub enum BuildError {
     /// A queue could not be created.
     #[error("creating a queue: {0}")]
     Queue(#[from] CreateError),
+    /// The shared receive queue of so many endpoints would be longer than the device permits.
+    #[error(
+        "{endpoints} endpoints with {batches_in_flight} batches in flight each: the device has receives for {max} of them; ask for fewer, \
+         or for fewer batches (EndpointConfig::batches_in_flight)"
+    )]
+    TooManyEndpoints {
+        /// Endpoints asked for.
+        endpoints: u32,
+        /// Batches in flight of each.
+        batches_in_flight: u32,
+        /// Maximum number of such endpoints.
+        max: u64,
+    },
     /// The receive CQ could overrun.
     #[error(
         "completion queues of {cq_size} entries cannot hold the completions of {srq_depth} receives: leave cq_size out, or ask for \
@@ -130,6 +143,17 @@ impl ContextBuilder {
         (u32::try_from(receives).unwrap_or(u32::MAX), u32::try_from(completions).unwrap_or(u32::MAX))
     }
 
+    /// Returns why there is no SRQ, in terms of endpoints if its size follows from them.
+    fn too_many(&self, error: CreateError) -> BuildError {
+        let (endpoints, batches_in_flight) = (self.endpoints, self.outstanding.batches);
+        match error {
+            CreateError::OutOfRange { value, max, .. } if value > max && self.srq_size.is_none() => {
+                BuildError::TooManyEndpoints { endpoints, batches_in_flight, max: self.outstanding.endpoints(max) }
+            }
+            error => error.into(),
+        }
+    }
+
     /// Opens the device and makes the queues. The context belongs to the calling thread.
     ///
     /// # Errors
@@ -146,7 +170,7 @@ impl ContextBuilder {
     pub fn build_on<U>(self, device: Device) -> Result<Context<U>, BuildError> {
         let pd = device.alloc_pd()?;
         let (receives, send_completions) = self.sizes();
-        let srq = pd.create_srq(receives, 0)?;
+        let srq = pd.create_srq(receives, 0).map_err(|error| self.too_many(error))?;
         let send_cq = device.create_cq(send_completions)?;
         let recv_cq = device.create_mono_cq(self.cq_size.unwrap_or(srq.depth() as u32))?;
         if (recv_cq.entries() as usize) < srq.depth() {

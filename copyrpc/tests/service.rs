@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -78,7 +79,6 @@ fn a_server_that_is_not_there_is_waited_for_as_long_as_asked() {
     assert!(matches!(error, ClientError::Unreachable { .. }), "{error}");
 }
 
-/// For ever, by its options; but the call has a time.
 #[test]
 fn an_address_that_is_taken_is_named() {
     let net = Net::new();
@@ -90,6 +90,7 @@ fn an_address_that_is_taken_is_named() {
     served.end();
 }
 
+/// Connecting takes forever, by its options; but the call has a time.
 #[test]
 fn a_call_ends_in_its_time_also_while_it_connects_again() {
     let net = Net::new();
@@ -98,7 +99,7 @@ fn a_call_ends_in_its_time_also_while_it_connects_again() {
     assert_eq!(client.call(b"here").unwrap(), b"HERE");
     let address = served.end();
     let (start, time) = (Instant::now(), Duration::from_millis(100));
-    assert!(matches!(client.call_within(b"gone", time), Err(ClientError::TimedOut)));
+    assert!(matches!(client.call_within(b"gone", time), Err(ClientError::NotSent)));
     assert!(start.elapsed() >= time);
     let served = net.serve(&address.to_string(), upper_case);
     assert_eq!(client.call(b"back").unwrap(), b"BACK");
@@ -188,6 +189,49 @@ fn a_call_ends_in_time_and_its_late_reply_is_not_the_next_ones() {
     served.end();
 }
 
+/// Calls that nobody answers keep their credit when they have ended.
+#[test]
+fn a_call_that_gets_no_room_in_its_time_was_not_sent_and_says_so() {
+    let net = Net::new();
+    let (let_go, taken) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+    let served = net.serve(&any_port(), {
+        let (let_go, taken) = (Arc::clone(&let_go), Arc::clone(&taken));
+        move |server| {
+            let mut held = Vec::new();
+            while !let_go.load(Ordering::Relaxed) {
+                server.step().unwrap();
+                held.extend(std::iter::from_fn(|| server.recv()));
+            }
+            for request in held {
+                taken.lock().unwrap().push(request.data().to_vec());
+                request.reply(b"").unwrap();
+            }
+            server
+                .serve(|request| {
+                    taken.lock().unwrap().push(request.to_vec());
+                    b""
+                })
+                .unwrap();
+        }
+    });
+    let mut client = net.client(served.address);
+    let mut sent = Vec::new();
+    loop {
+        let request = sent.len().to_le_bytes().to_vec();
+        match client.call_within(&request, Duration::from_millis(5)) {
+            Err(ClientError::TimedOut) => sent.push(request),
+            Err(ClientError::NotSent) => break,
+            outcome => panic!("{outcome:?} after {} calls", sent.len()),
+        }
+    }
+    assert!(!sent.is_empty());
+    let_go.store(true, Ordering::Relaxed);
+    sent.push(b"last".to_vec());
+    assert_eq!(client.call(b"last").unwrap(), b"");
+    served.end();
+    assert_eq!(*taken.lock().unwrap(), sent);
+}
+
 #[test]
 fn strangers_that_say_nothing_or_anything_keep_nobody_waiting_and_take_no_place() {
     use std::io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
@@ -247,6 +291,20 @@ fn clients_above_the_limit_are_told_so_and_find_room_when_others_leave() {
 }
 
 #[test]
+fn a_server_for_more_clients_than_its_device_can_serve_is_refused_with_what_to_do() {
+    let net = Net::new();
+    let server = |clients, batches_in_flight| {
+        let endpoint = EndpointConfig { batches_in_flight, ..EndpointConfig::default() };
+        Server::with_options(any_port(), &ServerOptions { clients, endpoint, ..net.server_options() }).map(drop)
+    };
+    let said = server(1_100, 32).unwrap_err().to_string();
+    assert!(said.starts_with("1100 endpoints with 32 batches in flight each: the device has receives for 682 of them"), "{said}");
+    assert!(said.contains("batches_in_flight"), "{said}");
+    server(682, 32).unwrap();
+    server(1_100, 16).unwrap();
+}
+
+#[test]
 fn clients_that_connect_at_once_do_not_exceed_the_limit() {
     const CLIENTS: usize = 8;
     let net = Net::new();
@@ -279,8 +337,12 @@ fn what_is_too_long_is_refused_and_the_connection_goes_on() {
     let longest = client.max_reply();
     let mut reply_of = |bytes: usize| client.call(&(bytes as u32).to_le_bytes()).map(|reply| reply.len());
     assert_eq!(reply_of(longest).unwrap(), longest);
-    assert!(matches!(reply_of(longest + 64), Err(ClientError::Refused { max_reply }) if max_reply == longest));
+    assert!(matches!(reply_of(longest + 1), Err(ClientError::Refused { max_reply }) if max_reply == longest));
     assert_eq!(reply_of(0).unwrap(), 0);
+    // Also if the credit, which has blocks, has room for more.
+    for extra in 1..64 {
+        assert!(matches!(reply_of(longest + extra), Err(ClientError::Refused { .. })), "{extra}");
+    }
     let max = client.max_request();
     let refused = client.call(&vec![0; max + 1]);
     assert!(matches!(refused, Err(ClientError::TooLarge { len, max: limit }) if len == max + 1 && limit == max), "{refused:?}");

@@ -74,7 +74,7 @@ class Point:
 
 
 NO_CEILING = {"nic": "queue=0,receive=0,unordered=0"}
-HOLD = ("--batch-hold-us", 10)
+HOLD = ("--hold", "10us")
 WINDOWED = ("--batch-window", "completion:1")
 VARIANTS = {
     "delegation": (),
@@ -86,10 +86,10 @@ VARIANTS = {
 POLICIES = {
     "none": (),
     "hold 10 us": HOLD,
-    "adaptive hold": ("--adaptive-hold",),
-    "hold 2 round trips": ("--hold-rtt-multiplier", 2),
+    "adaptive hold": ("--hold", "adaptive"),
+    "hold 2 round trips": ("--hold", "rtt:2"),
     "poll budget 16": ("--poll-budget", 16),
-    "adaptive budget": ("--adaptive-budget",),
+    "adaptive budget": ("--poll-budget", "adaptive"),
     "coalesce 6 us": ("--coalesce-rtt-us", 6),
     "stagger 10 us": ("--initial-stagger-us", 10),
     "flush every 4": ("--flush-every", 4),

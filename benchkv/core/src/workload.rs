@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use clap::Args;
 use fastrand::Rng;
-use harness::range::{RangeError, amount, range, within};
+use harness::range::{RangeError, amount, decimal, range, whole, within};
 use harness::units;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -68,8 +69,11 @@ impl fmt::Display for Distribution {
     }
 }
 
-/// Maximum keys of a rank's store: 1 GiB of [`Shard`] tables.
-const MAX_KEYS: u64 = 1 << 26;
+/// Keys of a rank's store: at most 1 GiB of [`Shard`] tables.
+const KEYS: RangeInclusive<u64> = 1..=1 << 26;
+
+/// A share of operations.
+pub const SHARE: RangeInclusive<f64> = 0.0..=1.0;
 
 /// The parameters that all clients of a job share, as typed and as recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Args, Serialize, Deserialize)]
@@ -86,7 +90,7 @@ pub struct Workload {
     pub clients: usize,
 
     /// Shared keys in the store of each rank, 1 to 67108864.
-    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    #[arg(long, value_name = "N", value_parser = whole(KEYS), default_value_t = 100_000)]
     pub key_range: u64,
 
     /// Bytes of a value, 8 to 64K. The rings between ranks are sized for it.
@@ -100,7 +104,7 @@ pub struct Workload {
     pub preload: bool,
 
     /// Share of operations that read, 0 to 1.
-    #[arg(long, value_name = "RATIO", default_value_t = 0.5)]
+    #[arg(long, value_name = "RATIO", value_parser = decimal(SHARE), default_value_t = 0.5)]
     pub read_ratio: f64,
 
     // Share of accesses that go to another rank; 0 if there is none. By default all ranks are alike.
@@ -117,8 +121,8 @@ pub struct Workload {
     #[allow(missing_docs, reason = "likewise")]
     pub verify: bool,
 
-    /// Seed of the access patterns.
-    #[arg(long, hide_short_help = true, value_name = "N", default_value_t = 1)]
+    /// Seed of the access patterns, 0 to 18446744073709551615.
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(0..=u64::MAX), default_value_t = 1)]
     #[serde(skip)]
     pub seed: u64,
 
@@ -186,11 +190,11 @@ impl Workload {
     /// The first option that cannot be honoured.
     pub fn check(&self) -> Result<(), RangeError> {
         let why_short = "too small for its writer, sequence and hash";
-        amount("--key-range", self.key_range, 1..=MAX_KEYS, "a store needs a key", "")?;
+        amount("--key-range", self.key_range, KEYS, "a store needs a key", "")?;
         amount("--value-size", self.value_bytes, VALUE_BYTES, why_short, " bytes")?;
         let why = "a share lies between none and all";
-        within("--read-ratio", self.read_ratio, 0.0..=1.0, why, "")?;
-        within("--remote-ratio", self.remote_ratio, 0.0..=1.0, why, "")?;
+        within("--read-ratio", self.read_ratio, SHARE, why, "")?;
+        within("--remote-ratio", self.remote_ratio, SHARE, why, "")?;
         if self.remote_ratio > 0.0 && self.ranks == 1 {
             let (why, legal) = ("one rank has no other to talk to", "0, or --ranks of 2 and more".to_owned());
             return Err(range("--remote-ratio", self.remote_ratio, why, legal));

@@ -12,12 +12,19 @@ use thiserror::Error;
 
 /// Why a file cannot be written.
 #[derive(Debug, Error)]
-#[error("{} cannot be written: {source}; name a file in a directory you may write to", place.display())]
+#[error("{} cannot be written: {source}; {}", place.display(), remedy(source))]
 pub struct WriteError {
     /// The file.
     pub place: PathBuf,
     /// The system's reason.
     pub source: io::Error,
+}
+
+fn remedy(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "make room, or name a file elsewhere",
+        _ => "name a file in a directory you may write to",
+    }
 }
 
 /// Checks before a long run whether `path` can be written at its end. Changes nothing.
@@ -135,6 +142,12 @@ fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_file_system_needs_room_and_not_permission() {
+        let refused = write(Path::new("/dev/full"), b"x").unwrap_err().to_string();
+        assert!(refused.contains("No space left") && refused.ends_with("make room, or name a file elsewhere"), "{refused}");
+    }
 
     #[test]
     fn a_path_without_the_name_of_a_file_is_refused_before_the_run() {

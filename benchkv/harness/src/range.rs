@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
+use std::str::FromStr;
 
 use thiserror::Error;
 
@@ -22,6 +23,17 @@ pub struct RangeError {
 /// Makes the error of `flag` with the value `given`.
 pub fn range(flag: &'static str, given: impl ToString, why: &'static str, legal: String) -> RangeError {
     RangeError { flag, given: given.to_string(), why, legal }
+}
+
+/// Returns a parser of whole numbers that says what is `legal` in the place of a text that is none, or too large for its type. It checks
+/// no range: [`within`] does, with a reason.
+pub fn whole<T: FromStr + Display + Clone>(legal: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |text| text.parse().map_err(|_| format!("use a whole number from {} to {}", legal.start(), legal.end()))
+}
+
+/// Returns a parser of numbers, as [`whole`] is of whole ones.
+pub fn decimal(legal: RangeInclusive<f64>) -> impl Fn(&str) -> Result<f64, String> + Clone {
+    move |text| text.parse().map_err(|_| format!("use a number from {} to {}; a point begins its decimals", legal.start(), legal.end()))
 }
 
 /// Checks a number: refuses one outside `legal`, or NaN, with `why`. `unit` is that of the legal values, with a space before it.

@@ -66,12 +66,13 @@ impl FromStr for WindowChoice {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let number = |text: &str| text.parse().map_err(|_| "the number of batches is not a number");
+        let known = "use off, completion:N or consumption:N with N from 1 to 256";
+        let number = |text: &str| text.parse().map_err(|_| known);
         match text.split_once(':') {
             None if text == "off" => Ok(Self::Off),
             Some(("completion", batches)) => number(batches).map(Self::Completion),
             Some(("consumption", batches)) => number(batches).map(Self::Consumption),
-            _ => Err("use off, completion:N or consumption:N"),
+            _ => Err(known),
         }
     }
 }
@@ -91,7 +92,7 @@ mod tests {
             assert_eq!((choice.to_string().as_str(), choice.window()), (text, window));
         }
         for text in ["", "on", "completion", "completion:", "completion:-1", "consumption:x"] {
-            text.parse::<WindowChoice>().unwrap_err();
+            assert!(text.parse::<WindowChoice>().unwrap_err().contains(&format!("N from 1 to {}", WindowChoice::MAX_BATCHES)), "{text}");
         }
     }
 }

@@ -268,6 +268,12 @@ fn the_cause_is_named_whichever_end_is_seen_first() {
 }
 
 #[test]
+fn a_rank_that_does_not_end_when_all_others_follow_it_is_named() {
+    let err = text(&run(3, "precede-stuck", 1).stderr);
+    assert!(err.contains("launcher: no sign of rank 1 within 500ms: stopped, or stuck"), "{err}");
+}
+
+#[test]
 fn ranks_that_catch_interrupts_meet_once_more_unless_one_dies() {
     for dies in [false, true] {
         let mut launcher = start(2, "wind-down", 0);

@@ -3,11 +3,12 @@
 //! [`PortOptions`], [`PolicyOptions`], [`TraceArgs`]. Single ranges are checked beside the declarations. [`crate::options`] checks
 //! combinations of options.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use harness::affinity::PinPolicy;
-use harness::range::{RangeError, amount, range, within};
+use harness::range::{RangeError, amount, decimal, range, whole, within};
 use harness::report::JsonSink;
 use harness::units;
 use launch::launcher::Launch;
@@ -25,8 +26,14 @@ use crate::ucx::{PeerErrorsChoice, UcxArgs};
 use engine::policy::PolicyOptions;
 use engine::topology::{Routing, Transport};
 use engine::ucx::PeerErrors;
-use engine::workload::{Distribution, Workload};
+use engine::workload::{Distribution, SHARE, Workload};
 
+const RANKS: RangeInclusive<usize> = 1..=Launch::MAX_RANKS;
+const DAEMONS: RangeInclusive<usize> = 1..=MAX_DAEMONS;
+const CLIENTS: RangeInclusive<usize> = 1..=MAX_CLIENTS;
+const DEPTHS: RangeInclusive<usize> = 1..=4096;
+const RUNS: RangeInclusive<usize> = 1..=32;
+const OPS: RangeInclusive<u64> = 1..=u32::MAX as u64;
 /// Minimum length of a window, in seconds.
 pub(crate) const SHORTEST_RUN_S: f64 = 0.01;
 /// Maximum length of a window, in seconds; with `--ops` all have it.
@@ -51,7 +58,7 @@ pub struct JobArgs {
     pub carrier: Option<Transport>,
 
     /// Rank processes to start, 1 to 256 [default: 2]. Under mpirun there are as many as it started.
-    #[arg(short = 'n', long, value_name = "N")]
+    #[arg(short = 'n', long, value_name = "N", value_parser = whole(RANKS))]
     #[serde(skip)]
     pub ranks: Option<usize>,
 
@@ -92,12 +99,12 @@ pub struct JobArgs {
     pub ucx_errors: Option<PeerErrors>,
 
     /// Daemon threads of each rank, 1 to 64; each owns one shard of the rank's store.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", value_parser = whole(DAEMONS), default_value_t = 1)]
     #[serde(skip)]
     pub server_threads: usize,
 
     /// Client threads of each rank, 1 to 256.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", value_parser = whole(CLIENTS), default_value_t = 1)]
     #[serde(skip)]
     pub client_threads: usize,
 
@@ -106,7 +113,7 @@ pub struct JobArgs {
     pub clients: ClientKind,
 
     /// Operations that each client keeps outstanding, 1 to 4096.
-    #[arg(short = 'd', long, value_name = "N", default_value_t = 32)]
+    #[arg(short = 'd', long, value_name = "N", value_parser = whole(DEPTHS), default_value_t = 32)]
     #[serde(skip)]
     pub queue_depth: usize,
 
@@ -121,11 +128,11 @@ pub struct JobArgs {
     pub duration: f64,
 
     /// Total number of operations of each client, 1 to 4294967295, in one run without a warm-up; the job ends when all have ended.
-    #[arg(long, value_name = "N", conflicts_with_all = ["duration", "runs", "warmup"])]
+    #[arg(long, value_name = "N", value_parser = whole(OPS), conflicts_with_all = ["duration", "runs", "warmup"])]
     pub ops: Option<u64>,
 
     /// Measured runs, 1 to 32; rates are their mean.
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", value_parser = whole(RUNS), default_value_t = 3)]
     pub runs: usize,
 
     /// Load before the first run, 0 to 1h, in the units of --duration.
@@ -146,7 +153,7 @@ pub struct JobArgs {
     pub mix: Option<Mix>,
 
     /// Share of operations that go to another rank, 0 to 1 [default: all ranks alike, (ranks - 1) / ranks].
-    #[arg(long, value_name = "RATIO")]
+    #[arg(long, value_name = "RATIO", value_parser = decimal(SHARE))]
     #[serde(skip)]
     pub remote_ratio: Option<f64>,
 
@@ -259,12 +266,12 @@ impl JobArgs {
     /// # Errors
     /// The first option that is outside its range.
     pub fn check(&self, ranks: usize) -> Result<(), RangeError> {
-        amount("--ranks", ranks, 1..=Launch::MAX_RANKS, "a job needs a rank", "")?;
-        amount("--server-threads", self.server_threads, 1..=MAX_DAEMONS, "a rank needs a daemon to hold its keys", "")?;
-        amount("--client-threads", self.client_threads, 1..=MAX_CLIENTS, "a rank needs a client to make requests", "")?;
-        amount("--queue-depth", self.queue_depth, 1..=4096, "a client needs an operation outstanding", "")?;
-        amount("--runs", self.runs, 1..=32, "a result needs a run", "")?;
-        amount("--ops", self.ops.unwrap_or(1), 1..=u32::MAX.into(), "a client needs an operation to issue", "")?;
+        amount("--ranks", ranks, RANKS, "a job needs a rank", "")?;
+        amount("--server-threads", self.server_threads, DAEMONS, "a rank needs a daemon to hold its keys", "")?;
+        amount("--client-threads", self.client_threads, CLIENTS, "a rank needs a client to make requests", "")?;
+        amount("--queue-depth", self.queue_depth, DEPTHS, "a client needs an operation outstanding", "")?;
+        amount("--runs", self.runs, RUNS, "a result needs a run", "")?;
+        amount("--ops", self.ops.unwrap_or(1), OPS, "a client needs an operation to issue", "")?;
         let clients = ranks * self.client_threads;
         if self.checks_values() && clients > usize::from(u16::MAX) {
             let what = "with --ranks it makes more clients than 16 bits can number in a verified value";

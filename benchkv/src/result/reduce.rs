@@ -34,7 +34,7 @@ pub struct RankReport {
     verdict: Option<RankVerdict>,
     daemons: Vec<WorkerReport>,
     clients: Vec<WorkerReport>,
-    peak_rss_bytes: u64,
+    peak_rss_bytes: Option<u64>,
     pattern_hash: u64,
     hardware_counters: Vec<HardwareCounters>,
 }
@@ -82,7 +82,7 @@ impl RankReport {
     /// Returns the report of a rank that has no process of its own, and so no memory of its own.
     #[must_use]
     pub fn of_no_process(self) -> Self {
-        Self { peak_rss_bytes: 0, ..self }
+        Self { peak_rss_bytes: None, ..self }
     }
 
     /// Combines the reports of a rank's threads.
@@ -97,7 +97,7 @@ impl RankReport {
             verdict: None,
             daemons,
             clients: Vec::with_capacity(clients.len()),
-            peak_rss_bytes: peak_rss_bytes(),
+            peak_rss_bytes: Some(peak_rss_bytes()),
             pattern_hash: 0,
             hardware_counters: Vec::new(),
         };
@@ -108,7 +108,7 @@ impl RankReport {
             *(if report.course.is_cut { &mut report.fate.unfinished } else { &mut report.fate.lost }) += client.outstanding;
             report.windows.iter_mut().zip(&client.windows).for_each(|(window, client)| window.add(client));
             report.clients.push(client.worker);
-            report.peak_rss_bytes += client.process_rss_bytes;
+            report.peak_rss_bytes = report.peak_rss_bytes.map(|sum| sum + client.process_rss_bytes);
             let Some(verdict) = client.verdict else { continue };
             let none = RankVerdict { failures: 0, first: None, issued: Vec::new(), highest: vec![0; verdict.highest.len()] };
             let all = report.verdict.get_or_insert(none);

@@ -167,7 +167,7 @@ impl Row<'_> {
         let (whole, rank) = (self.whole, self.rank);
         self.count("verify_failures", whole.map(|job| job.verify_failures).or(rank.map(|rank| rank.verify_failures)).flatten());
         self.text("pattern_hash", rank.map(|rank| rank.pattern_hash.clone()));
-        self.count("peak_rss_bytes", rank.map(|rank| rank.peak_rss_bytes));
+        self.count("peak_rss_bytes", rank.and_then(|rank| rank.peak_rss_bytes));
         self.number("total_rps_std_dev", whole.and_then(|job| job.over_runs.total_rps.std_dev));
         self.number("total_rps_min", whole.map(|job| job.over_runs.total_rps.min));
         self.number("total_rps_max", whole.map(|job| job.over_runs.total_rps.max));

@@ -74,24 +74,16 @@ impl fmt::Display for JobResult {
 
 impl JobResult {
     fn rank_table(&self) -> Table {
-        let mut table = Table::new([
-            "rank",
-            "local",
-            "remote",
-            "total",
-            "issued",
-            "not found",
-            "errors",
-            "lost",
-            "verify failures",
-            "empty loops",
-            "memory",
-        ]);
+        let columns =
+            ["rank", "local", "remote", "total", "issued", "not found", "errors", "lost", "verify failures", "empty loops"].into_iter();
+        // The ranks of a simulation have no memory of their own.
+        let memory = self.per_rank.iter().any(|rank| rank.peak_rss_bytes.is_some()).then_some("memory");
+        let mut table = Table::new(columns.chain(memory));
         let failures = |failures: Option<u64>| failures.map_or_else(|| "off".to_owned(), |count| count.to_string());
         for rank in &self.per_rank {
             let (loops, empty) =
                 rank.daemons.iter().fold((0, 0), |(loops, empty), daemon| (loops + daemon.loops, empty + daemon.empty_loops));
-            table.row([
+            let cells = [
                 rank.rank.to_string(),
                 rate(rank.measured.local_rps),
                 rate(rank.measured.remote_rps),
@@ -102,8 +94,8 @@ impl JobResult {
                 rank.fate.lost.to_string(),
                 failures(rank.verify_failures),
                 format!("{:.0} %", 100.0 * empty as f64 / loops.max(1) as f64),
-                bytes(rank.peak_rss_bytes),
-            ]);
+            ];
+            table.row(cells.into_iter().chain(rank.peak_rss_bytes.map(bytes)));
         }
         let rates = [rate(self.measured.local_rps), rate(self.measured.remote_rps), rate(self.measured.total_rps)];
         let counts = [

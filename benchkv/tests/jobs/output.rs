@@ -203,6 +203,49 @@ fn files_are_written_whatever_becomes_of_standard_output() {
     }
 }
 
+/// A word, such as the names of the values of a flag, is not broken.
+#[test]
+fn help_is_as_wide_as_the_terminal() {
+    for args in [&["-h"][..], &["--help"], &["sim", "--help"], &["doctor", "--help"], &["report", "--help"]] {
+        for columns in [40, 80] {
+            let output = benchkv(args).env("COLUMNS", columns.to_string()).output().unwrap();
+            let help = String::from_utf8(output.stdout).unwrap();
+            let is_long = |line: &&str| line.len() > columns && line.starts_with("        ");
+            let wrong: Vec<_> = help.lines().filter(is_long).collect();
+            assert!(output.status.success() && wrong.is_empty(), "{args:?} in {columns} columns: {wrong:?}");
+            // A column of help beside long names would have room for a word a line.
+            let indent = help.lines().map(|line| line.len() - line.trim_start().len()).max();
+            assert!(indent < Some(columns - 10), "{help}");
+        }
+    }
+}
+
+/// Of each command, also what is written line by line.
+#[test]
+fn output_that_finds_no_room_is_a_failure_and_a_reader_that_goes_is_none() {
+    let _turn = turn();
+    for args in [
+        &["--help"][..],
+        &["-h"],
+        &["--version"],
+        &["help", "report"],
+        &["doctor", "--help"],
+        &["doctor"],
+        &["doctor", "--json", "-"],
+        &["sim", "-t", "100us"],
+        &["sim", "-t", "100us", "--json", "-"],
+    ] {
+        let closed = File::from(OwnedFd::from(UnixStream::pair().unwrap().0));
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        for (stdout, code) in [(closed, 0), (full, 1)] {
+            let ended = Job::start_into(stdout, &mut benchkv(args)).end();
+            assert_eq!(ended.status.code(), Some(code), "{args:?}: {}", ended.stderr);
+            let says = ended.stderr.contains("cannot be written to standard output: No space left");
+            assert_eq!(says, code == 1, "{args:?}: {}", ended.stderr);
+        }
+    }
+}
+
 #[test]
 fn a_file_that_cannot_be_written_keeps_nothing_else_from_being_written() {
     let (_turn, dir, files) = (turn(), Scratch::in_memory(), Scratch::on_disk());

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::job::benchkv;
+use crate::job::{Scratch, benchkv};
 
 /// Runs a simulated job. Returns its exit status, its document and its standard error.
 fn sim(args: &[&str]) -> (Option<i32>, Option<Value>, String) {
@@ -41,6 +41,26 @@ fn models_are_options_and_are_recorded() {
     let record = &slow["simulation"];
     assert_eq!((record["cpu"]["message"].as_u64(), record["nic"]["link"].as_u64()), (Some(5000), Some(20_000)));
     assert_eq!(slow["clock"]["source"], "virtual");
+}
+
+/// They are one process, whose memory is said apart.
+#[test]
+fn simulated_ranks_have_no_memory_of_their_own() {
+    let files = Scratch::on_disk();
+    let (json, csv) = (files.path().join("a.json"), files.path().join("a.csv"));
+    let mut command = benchkv(&["sim", "-n", "2", "-t", "100us"]);
+    let output = command.arg("--json").arg(&json).arg("--output").arg(&csv).output().unwrap();
+    let (table, said) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(output.status.success() && taken(&said) > 0.0, "{said}");
+    let ranks = || table.lines().skip_while(|line| !line.starts_with("rank")).take(3);
+    assert!(ranks().next().unwrap().ends_with("empty loops") && ranks().all(|line| !line.contains(" B")), "{table}");
+    let document: Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    for rank in document["per_rank"].as_array().unwrap() {
+        assert!(rank.get("peak_rss_bytes").is_none() && rank.get("issued").is_some(), "{rank}");
+    }
+    let mut rows = csv::Reader::from_path(csv).unwrap();
+    let column = rows.headers().unwrap().iter().position(|name| name == "peak_rss_bytes").unwrap();
+    assert!(rows.records().all(|row| row.unwrap()[column].is_empty()));
 }
 
 #[test]

@@ -16,7 +16,7 @@ use rendezvous::oneshot::{Receiver, Sender, oneshot};
 use rendezvous::posting::{self, Posted, Poster, posting};
 
 use super::SPINS;
-use super::caller::{Caller, ClientError, ClientOptions, failed, read_reply};
+use super::caller::{Caller, ClientError, ClientOptions, ended, read_reply};
 use crate::endpoint::CallToken;
 use crate::error::{CallError, CloseReason};
 use crate::typed::Call;
@@ -74,7 +74,7 @@ impl posting::Job for Job {
     }
 
     fn end_late(self) {
-        self.reply.send(Err(ClientError::TimedOut));
+        self.reply.send(Err(ClientError::NotSent));
     }
 }
 
@@ -129,7 +129,7 @@ impl AsyncClient {
     /// Like [`call`](Self::call), with a timeout of its own. The timeout counts from the first poll, and includes a new connection.
     ///
     /// # Errors
-    /// [`ClientError`].
+    /// As of [`Client::call_within`](crate::Client::call_within).
     pub fn call_within(&self, request: impl Into<Vec<u8>>, timeout: Duration) -> AsyncCall {
         self.call_for(request.into(), Some(timeout))
     }
@@ -285,13 +285,10 @@ impl Worker {
         let mut again = Vec::new();
         let replies = caller.context.poll(|job, outcome| {
             under_way.remove(&job.number);
-            match outcome {
-                Ok(reply) => job.reply.send(Ok(reply.to_vec())),
+            match ended(outcome, max_reply) {
                 // The server was leaving, and no handler got the call. There may be another server by now.
-                Err(failure) => match failed(failure, max_reply) {
-                    ClientError::Closed(CloseReason::ClosedByPeer) if !job.is_second => again.push(Job { is_second: true, ..job }),
-                    error => job.reply.send(Err(error)),
-                },
+                Err(ClientError::Closed(CloseReason::ClosedByPeer)) if !job.is_second => again.push(Job { is_second: true, ..job }),
+                end => job.reply.send(end),
             }
         })?;
         let has_more = !again.is_empty();

@@ -16,6 +16,7 @@ use crate::endpoint::{CallToken, Endpoint};
 use crate::error::{CallError, CallFailure, CloseReason};
 use crate::handshake::Handshake;
 use crate::pending::ConnectFailure;
+use crate::ring::RecvBytes;
 use crate::typed::SizeError;
 
 /// Number of endpoints: the endpoint in use, and an ended endpoint whose resources are not free yet.
@@ -90,7 +91,11 @@ pub enum ClientError {
         /// Maximum bytes of a request.
         max: usize,
     },
-    /// No reply arrived in time. It is not known whether the handler ran, or will run.
+    /// The time of the call ended before it was sent to a server that takes calls: the client was connecting again, or waited for room in
+    /// the ring. No handler got the request, and none will.
+    #[error("the request was not sent in time: there was no connection, or no room in its ring")]
+    NotSent,
+    /// The request was sent, and no reply arrived in time. It is not known whether the handler ran, or will run.
     #[error("no reply in time")]
     TimedOut,
     /// The handler refused the request, or its reply was too long.
@@ -196,13 +201,14 @@ fn meet<U>(context: &Context<U>, mut stream: TcpStream, options: &ClientOptions)
     met.ok_or_else(|| ConnectFailure::Channel(ErrorKind::TimedOut.into()))
 }
 
-/// Returns the error of a failed call.
-pub(super) fn failed(failure: CallFailure, max_reply: usize) -> ClientError {
-    match failure {
-        CallFailure::Dropped => ClientError::Dropped,
-        CallFailure::Refused => ClientError::Refused { max_reply },
-        CallFailure::DeadlineExceeded => ClientError::TimedOut,
-        CallFailure::Closed(reason) => ClientError::Closed(reason),
+/// Returns the end of a call as its caller hears it. Credit has blocks, so a reply with a few bytes too many can arrive.
+pub(super) fn ended(outcome: Result<RecvBytes<'_>, CallFailure>, max_reply: usize) -> Result<Vec<u8>, ClientError> {
+    match outcome {
+        Ok(reply) if reply.len() <= max_reply => Ok(reply.to_vec()),
+        Ok(_) | Err(CallFailure::Refused) => Err(ClientError::Refused { max_reply }),
+        Err(CallFailure::Dropped) => Err(ClientError::Dropped),
+        Err(CallFailure::DeadlineExceeded) => Err(ClientError::TimedOut),
+        Err(CallFailure::Closed(reason)) => Err(ClientError::Closed(reason)),
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use mlx5::DeviceInfo;
 
 use super::SPINS;
-use super::caller::{Caller, ClientError, ClientOptions, failed, read_reply};
+use super::caller::{Caller, ClientError, ClientOptions, ended, read_reply};
 use crate::error::{CallError, CloseReason};
 use crate::stats::Stats;
 use crate::typed::Call;
@@ -61,7 +61,8 @@ impl Client {
     /// Like [`call`](Self::call), with a timeout of its own, which includes a new connection.
     ///
     /// # Errors
-    /// [`ClientError`].
+    /// [`ClientError`]: [`NotSent`](ClientError::NotSent) if the time ended before the request was sent, so that the call can be made again;
+    /// [`TimedOut`](ClientError::TimedOut) if it ended later.
     pub fn call_within(&mut self, request: &[u8], timeout: Duration) -> Result<Vec<u8>, ClientError> {
         self.call_for(request, Some(timeout))
     }
@@ -129,7 +130,7 @@ impl Client {
         self.caller.context.poll(|_, _| ())?;
         let patience = self.caller.options.connect_timeout;
         let left = end.map_or(patience, |end| end.saturating_duration_since(Instant::now()));
-        self.caller.reconnect(left.min(patience), || true).map_err(|error| if is_over(end) { ClientError::TimedOut } else { error })
+        self.caller.reconnect(left.min(patience), || true).map_err(|error| if is_over(end) { ClientError::NotSent } else { error })
     }
 
     fn attempt(&mut self, request: &[u8], end: Option<Instant>) -> Result<Vec<u8>, ClientError> {
@@ -144,18 +145,19 @@ impl Client {
                     Ok(_) => true,
                     Err(CallError::Closed { reason, .. }) => return Err(ClientError::Closed(reason)),
                     Err(CallError::PayloadTooLarge { len, max, .. }) => return Err(ClientError::TooLarge { len, max }),
-                    Err(_) if left == Some(Duration::ZERO) => return Err(ClientError::TimedOut),
+                    Err(_) if left == Some(Duration::ZERO) => return Err(ClientError::NotSent),
                     Err(_) => false,
                 };
             }
-            let mut ended = None;
-            let moved = self.caller.context.poll(|of, outcome| {
+            let mut end_of_call = None;
+            let Caller { context, max_reply, .. } = &self.caller;
+            let moved = context.poll(|of, outcome| {
                 if of == number {
-                    ended = Some(outcome.map(|reply| reply.to_vec()));
+                    end_of_call = Some(ended(outcome, *max_reply));
                 }
             })?;
-            if let Some(outcome) = ended {
-                return outcome.map_err(|failure| failed(failure, self.max_reply()));
+            if let Some(outcome) = end_of_call {
+                return outcome;
             }
             in_vain = if moved > 0 { 0 } else { in_vain + 1 };
             if in_vain > SPINS {

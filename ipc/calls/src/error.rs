@@ -17,8 +17,8 @@ pub enum SessionEnd {
 /// Why a call ended without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CallFailed {
-    /// The handler dropped the request without an answer. Whether it executed the call is its own matter.
-    #[error("the other end dropped the request")]
+    /// The handler dropped the request without an answer, or had one that is longer than possible. Whether it executed the call is its own matter.
+    #[error("the other end dropped the request, or had an answer that is too long")]
     Rejected,
     /// There was no answer within the time of the call. Whether the other end executes the request is unknown; a later answer reaches no call.
     #[error("no answer in time")]

@@ -1,11 +1,11 @@
 //! Receive coalescing: for some time after requests were sent, a daemon takes nothing but answers.
 
 use clap::Args;
-use harness::range::{RangeError, within};
+use harness::range::{RangeError, decimal, within};
 use serde::{Deserialize, Serialize};
 
 use super::PolicyReport;
-use super::rule::{Asked, MAX_US, OUTSIDE, Round, Rule, nanos, needs_exchange};
+use super::rule::{Asked, OUTSIDE, Round, Rule, TIMES_US, nanos, needs_exchange};
 use crate::topology::Topology;
 
 /// The flag of coalescing.
@@ -13,7 +13,7 @@ use crate::topology::Topology;
 pub struct CoalesceArgs {
     /// After sending requests take nothing but answers for this many us, 0.1 to 1000000. Simulated: gains up to
     /// 40 % from 8 ranks on, and costs two thirds at 2 and 4.
-    #[arg(long, hide_short_help = true, value_name = "US")]
+    #[arg(long, hide_short_help = true, value_name = "US", value_parser = decimal(TIMES_US))]
     pub coalesce_rtt_us: Option<f64>,
 }
 
@@ -23,7 +23,7 @@ impl Asked for CoalesceArgs {
     }
 
     fn check(&self) -> Result<(), RangeError> {
-        self.coalesce_rtt_us.map_or(Ok(()), |us| within("--coalesce-rtt-us", us, 0.1..=MAX_US, OUTSIDE, " us"))
+        self.coalesce_rtt_us.map_or(Ok(()), |us| within("--coalesce-rtt-us", us, TIMES_US, OUTSIDE, " us"))
     }
 
     fn suits(&self, topology: &Topology) -> Result<(), RangeError> {

@@ -1,19 +1,24 @@
 //! When to flush.
 
+use std::ops::RangeInclusive;
+
 use clap::Args;
-use harness::range::{RangeError, range, within};
+use harness::range::{RangeError, range, whole, within};
 use serde::{Deserialize, Serialize};
 
 use super::PolicyReport;
 use super::rule::{Asked, MAX_ROUNDS, OUTSIDE, Rule, needs_exchange};
 use crate::topology::Topology;
 
+/// Rounds from one flush to the next.
+const EVERY: RangeInclusive<u32> = 1..=MAX_ROUNDS;
+
 /// The flag of flushes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Args)]
 pub struct FlushArgs {
     /// Send after every N rounds that did something, 1 to 4096, and after one that did nothing. Simulated: repairs 8 ranks, and no
     /// other number.
-    #[arg(long, hide_short_help = true, value_name = "N", default_value_t = 1)]
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(EVERY), default_value_t = 1)]
     pub flush_every: u32,
 }
 
@@ -29,7 +34,7 @@ impl Asked for FlushArgs {
     }
 
     fn check(&self) -> Result<(), RangeError> {
-        within("--flush-every", self.flush_every, 1..=MAX_ROUNDS, OUTSIDE, "")
+        within("--flush-every", self.flush_every, EVERY, OUTSIDE, "")
     }
 
     fn suits(&self, topology: &Topology) -> Result<(), RangeError> {

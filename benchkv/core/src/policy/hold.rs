@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use clap::Args;
-use harness::range::{RangeError, range, within};
+use harness::range::{RangeError, decimal, range, within};
 use harness::units;
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +16,10 @@ use crate::topology::Topology;
 
 /// Shortest and longest time that answers are held, in ns.
 const HOLD_NS: RangeInclusive<f64> = 500.0..=100_000.0;
+/// The same in us.
+const HOLD_US: RangeInclusive<f64> = *HOLD_NS.start() / 1000.0..=*HOLD_NS.end() / 1000.0;
+/// Round trips that answers are held.
+const FACTORS: RangeInclusive<f64> = 0.1..=100.0;
 /// First length of an adaptive hold, or of one of round trips.
 const DEFAULT_HOLD_US: f64 = 10.0;
 /// Weight of the newest arrival rate.
@@ -35,7 +39,7 @@ pub struct HoldArgs {
     pub hold: Option<HoldChoice>,
 
     /// --hold TIME, as it once was, in us.
-    #[arg(long, hide = true, value_name = "US")]
+    #[arg(long, hide = true, value_name = "US", value_parser = decimal(HOLD_US))]
     pub batch_hold_us: Option<f64>,
 
     /// --hold adaptive, as it once was; it begins with --batch-hold-us.
@@ -43,7 +47,7 @@ pub struct HoldArgs {
     pub adaptive_hold: bool,
 
     /// --hold rtt:FACTOR, as it once was.
-    #[arg(long, hide = true, value_name = "FACTOR")]
+    #[arg(long, hide = true, value_name = "FACTOR", value_parser = decimal(FACTORS))]
     pub hold_rtt_multiplier: Option<f64>,
 }
 
@@ -75,7 +79,7 @@ impl FromStr for HoldChoice {
             None if text == "adaptive" => Ok(Self::Adaptive(None)),
             None => us(text).map(Self::Fixed),
             Some(("adaptive", time)) => us(time).map(|us| Self::Adaptive(Some(us))),
-            Some(("rtt", factor)) => factor.parse().ok().filter(|factor| (0.1..=100.0).contains(factor)).map(Self::Rtt).ok_or_else(known),
+            Some(("rtt", factor)) => factor.parse().ok().filter(|factor| FACTORS.contains(factor)).map(Self::Rtt).ok_or_else(known),
             Some(_) => Err(known()),
         }
     }
@@ -102,10 +106,10 @@ impl Asked for HoldArgs {
 
     fn check(&self) -> Result<(), RangeError> {
         if let Some(us) = self.batch_hold_us {
-            within("--batch-hold-us", us, HOLD_NS.start() / 1000.0..=HOLD_NS.end() / 1000.0, OUTSIDE, " us")?;
+            within("--batch-hold-us", us, HOLD_US, OUTSIDE, " us")?;
         }
         let Some(factor) = self.hold_rtt_multiplier else { return Ok(()) };
-        within("--hold-rtt-multiplier", factor, 0.1..=100.0, OUTSIDE, "")?;
+        within("--hold-rtt-multiplier", factor, FACTORS, OUTSIDE, "")?;
         if self.adaptive_hold {
             let why = "with --adaptive-hold there are two rules for one time";
             return Err(range("--hold-rtt-multiplier", factor, why, "one of them".to_owned()));

@@ -36,7 +36,7 @@ pub struct PollArgs {
     /// Thresholds of the controller of --poll-budget adaptive, as KEY=VALUE,...: rho_low=0.8, rho_high=1.2 (length of a round over the round trip);
     /// empty_low=0.4, empty_high=0.75 (share of rounds that find nothing); low_need=64, high_need=128, hold_min=32 (rounds); probe=8 (polls);
     /// identify=128 (rounds of each step), again=0 (rounds from one identification to the next; 0: there is one).
-    #[arg(long, hide_short_help = true, value_name = "KEY=VALUE,...", default_value_t = Tuning::default())]
+    #[arg(long, hide_short_help = true, value_name = "KEY=VALUE,...", default_value_t = Tuning::default(), hide_default_value = true)]
     #[serde(default, skip_serializing_if = "Tuning::is_default")]
     pub budget_tuning: Tuning,
 }

@@ -1,6 +1,7 @@
 //! A policy: its flags ([`Asked`]) and its controller ([`Rule`]).
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use harness::range::{RangeError, range};
@@ -8,8 +9,8 @@ use harness::range::{RangeError, range};
 use super::{PolicyReport, Sample};
 use crate::topology::{Routing, Topology};
 
-/// Maximum of the times that can be asked for, in us.
-pub(super) const MAX_US: f64 = 1_000_000.0;
+/// Times that can be asked for, in us.
+pub(super) const TIMES_US: RangeInclusive<f64> = 0.1..=1_000_000.0;
 /// Maximum of the rounds between flushes, or between looks at clients.
 pub(super) const MAX_ROUNDS: u32 = 4096;
 /// The reason for refusing a number.

@@ -1,17 +1,22 @@
 //! Leaves the clients of a daemon out for some rounds after a look at them that found nothing.
 
+use std::ops::RangeInclusive;
+
 use clap::Args;
-use harness::range::{RangeError, within};
+use harness::range::{RangeError, whole, within};
 use serde::{Deserialize, Serialize};
 
 use super::PolicyReport;
 use super::rule::{Asked, MAX_ROUNDS, OUTSIDE, Rule};
 
+/// Rounds without a look.
+const SKIPPED: RangeInclusive<u32> = 0..=MAX_ROUNDS;
+
 /// The flag of looks at clients.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Args)]
 pub struct SkipIdleArgs {
     /// After a look at local clients that found nothing, leave them out for N rounds, 0 to 4096. Was found useless: local requests starve.
-    #[arg(long, hide_short_help = true, value_name = "N", default_value_t = 0)]
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(SKIPPED), default_value_t = 0)]
     pub ipc_skip_idle: u32,
 }
 
@@ -21,7 +26,7 @@ impl Asked for SkipIdleArgs {
     }
 
     fn check(&self) -> Result<(), RangeError> {
-        within("--ipc-skip-idle", self.ipc_skip_idle, 0..=MAX_ROUNDS, OUTSIDE, "")
+        within("--ipc-skip-idle", self.ipc_skip_idle, SKIPPED, OUTSIDE, "")
     }
 
     fn rule(&self, _ranks: usize) -> Option<Box<dyn Rule>> {

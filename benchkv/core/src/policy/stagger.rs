@@ -3,18 +3,18 @@
 use std::time::Duration;
 
 use clap::Args;
-use harness::range::{RangeError, within};
+use harness::range::{RangeError, decimal, within};
 use serde::{Deserialize, Serialize};
 
 use super::PolicyReport;
-use super::rule::{Asked, MAX_US, OUTSIDE, Round, Rule, nanos, needs_exchange};
+use super::rule::{Asked, OUTSIDE, Round, Rule, TIMES_US, nanos, needs_exchange};
 use crate::topology::Topology;
 
 /// The flag of the stagger.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Args)]
 pub struct StaggerArgs {
     /// The connections of a daemon begin to send this many us after each other, 0.1 to 1000000. Simulated: changes nothing.
-    #[arg(long, hide_short_help = true, value_name = "US")]
+    #[arg(long, hide_short_help = true, value_name = "US", value_parser = decimal(TIMES_US))]
     pub initial_stagger_us: Option<f64>,
 }
 
@@ -24,7 +24,7 @@ impl Asked for StaggerArgs {
     }
 
     fn check(&self) -> Result<(), RangeError> {
-        self.initial_stagger_us.map_or(Ok(()), |us| within("--initial-stagger-us", us, 0.1..=MAX_US, OUTSIDE, " us"))
+        self.initial_stagger_us.map_or(Ok(()), |us| within("--initial-stagger-us", us, TIMES_US, OUTSIDE, " us"))
     }
 
     fn suits(&self, topology: &Topology) -> Result<(), RangeError> {

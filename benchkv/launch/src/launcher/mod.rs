@@ -11,7 +11,8 @@
 //! belongs to it.
 //!
 //! When a rank is killed, another may notice and end before the launcher sees either. The launcher names the cause: a killed rank before
-//! a failed one, and a rank that failed by itself before one whose status, [`EXIT_FOLLOWS`], says that it follows another.
+//! a failed one, and a rank that failed by itself before one whose status, [`EXIT_FOLLOWS`], says that it follows another. If nothing but
+//! such ranks ended by themselves, it names those that it had to kill: they were stopped, or stuck.
 //!
 //! Only rank 0 has the launcher's standard output; the output of the other ranks goes to standard error.
 
@@ -88,12 +89,12 @@ pub enum LaunchError {
         /// The rank.
         rank: usize,
     },
-    /// Several ranks did not take part in an exchange in time.
+    /// Ranks did not take part in an exchange in time, or did not end when the others ended because of them.
     #[error("no sign of rank {} within {within:?}: stopped, or stuck", rank_list(.ranks))]
     Missing {
         /// The ranks.
         ranks: Vec<usize>,
-        /// Time that the others waited.
+        /// Time that the others, or the launcher, waited.
         within: Duration,
     },
     /// A rank sent bytes that are not the exchange protocol.
@@ -229,6 +230,11 @@ impl Job {
         self.ranks.iter().any(|rank| rank.ended.is_none())
     }
 
+    /// Returns the ranks that have not ended.
+    fn running(&self) -> Vec<usize> {
+        (0..self.ranks.len()).filter(|rank| self.ranks.get(*rank).is_some_and(|process| process.ended.is_none())).collect()
+    }
+
     /// Sleeps until a rank, a signal or a deadline needs attention.
     fn wait(&self, limit_ns: u64) -> io::Result<()> {
         let next_ns = [self.kill_at_ns, self.relay.deadline_ns()].into_iter().flatten().fold(limit_ns, u64::min);
@@ -319,11 +325,14 @@ impl Job {
             }
         }
         if now_ns >= limit_ns && self.failure.is_none() {
-            let running =
-                (0..self.ranks.len()).filter(|rank| self.ranks.get(*rank).is_some_and(|process| process.ended.is_none())).collect();
-            self.fail(LaunchError::TimeLimit { limit, running }, Frame::Interrupted);
+            self.fail(LaunchError::TimeLimit { limit, running: self.running() }, Frame::Interrupted);
         }
         if self.kill_at_ns.is_some_and(|at_ns| at_ns <= now_ns) {
+            // The others followed a rank that has not ended in the whole grace period: it is the cause.
+            let is_consequence = matches!(self.failure, Some(LaunchError::RankFailed { how: FOLLOWS, .. }));
+            if is_consequence && !self.has_killed && self.kill_at_ns != Some(0) {
+                self.failure = Some(LaunchError::Missing { ranks: self.running(), within: self.grace });
+            }
             (0..self.ranks.len()).for_each(|rank| self.kill(rank));
         }
     }

@@ -118,7 +118,7 @@ fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCod
         }
         "give-up" if mine => exchange.sleep(Duration::from_secs(15), &|| true)?,
         "leave-early" if mine => return Ok(ExitCode::SUCCESS),
-        "precede-killed" | "precede-failed" if !mine => return Ok(ExitCode::from(EXIT_FOLLOWS)),
+        "precede-killed" | "precede-failed" | "precede-stuck" if !mine => return Ok(ExitCode::from(EXIT_FOLLOWS)),
         "precede-killed" => {
             let _ = exchange.sleep(Duration::from_secs(15), &never);
             std::process::abort();
@@ -130,7 +130,7 @@ fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCod
         "fail" if mine => return Ok(ExitCode::from(7)),
         "wait" | "overrun" => exchange.sleep(Duration::from_secs(15), &never)?,
         // Longer than the watchdog of the tests: only a kill ends this in time.
-        "ignore" | "defy" => {
+        "ignore" | "defy" | "precede-stuck" => {
             println!("rank {me} ignores everything");
             std::thread::sleep(Duration::from_secs(60));
         }
