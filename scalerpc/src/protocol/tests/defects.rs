@@ -705,7 +705,9 @@ fn a_client_that_rests_is_not_evicted_by_a_server_that_was_away_for_longer_than_
     }
     world.now_ns += 2 * DRAIN_NS;
     world.poll_server();
-    // It is told and asked now.
+    // It is asked now, and its time to drain is over.
+    assert!(matches!(world.sides[0].to_client.back(), Some(ServerOp::ReadRestWord { .. })));
+    world.poll_server();
     while world.deliver_to_client(0) {}
     world.poll_server();
     let stats = world.server.stats();
