@@ -133,12 +133,16 @@ fn what_a_killed_rank_left_is_removed_by_its_launcher() {
     dir.assert_empty();
 }
 
+/// The launcher is stopped before it can see the end of its rank. If it were killed first, the rank might have time to clean up.
 #[test]
-fn what_a_killed_launcher_left_is_removed_by_the_next_launcher() {
+fn what_a_killed_job_left_is_removed_by_the_next_launcher() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let (job, ranks) = start_and_load(&dir, "delegation", 1);
-    job.launcher().signal(libc::SIGKILL);
+    job.launcher().signal(libc::SIGSTOP);
+    job.until("the launcher is stopped", || job.launcher().is_stopped().then_some(()));
+    ranks[0].signal(libc::SIGKILL);
     assert_all_end(&job, &ranks);
+    job.launcher().signal(libc::SIGKILL);
     assert_eq!(job.end().status.code(), None);
     let left = dir.names().len();
     assert!(left > 0, "there is something to clean");
