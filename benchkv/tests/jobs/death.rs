@@ -56,7 +56,7 @@ pub(crate) fn assert_survivor_notices(job: Job, ranks: &[Process], dead: usize) 
     let killed = Instant::now();
     assert_all_end(&job, &ranks[survivor..=survivor]);
     eprintln!("rank {survivor} ended {:?} after rank {dead} was killed", killed.elapsed());
-    let said = format!("benchkv: rank {survivor}: rank {dead} is gone: ");
+    let said = format!("benchkv: rank {survivor}: rank {dead} is lost: ");
     assert!(job.stderr().contains(&said), "{said:?} is missing: {}", job.stderr());
     assert!(job.launcher().is_stopped(), "the launcher had no part in it");
 

@@ -108,7 +108,7 @@ fn faults_of_the_device_cost_time_and_nothing_else() {
     // From some operation on no peer answers: the job ends, and names the missing rank.
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let ended = Job::start(benchkv(&["--device", "soft:fault=drop:20"]).args(SHORT).arg("--shm-dir").arg(dir.path())).end();
-    ended.assert_failed(1, &["is gone"]);
+    ended.assert_failed(1, &["is lost"]);
 }
 
 #[test]

@@ -150,7 +150,7 @@ pub trait Paths<U = Operation>: Endpoints + Sleeper {
     /// the transport failed it with an error.
     ///
     /// # Errors
-    /// A daemon is gone; outstanding operations will not end.
+    /// A daemon is lost; outstanding operations will not end.
     fn poll(&mut self, ended: impl FnMut(U, Option<Response>)) -> Result<(), BackendError>;
 
     /// Returns the places of the tails of its values; `None` if they have none.
@@ -182,7 +182,7 @@ pub enum IssueError {
 #[derive(Debug, Error)]
 pub enum BackendError {
     /// Another rank is dead, found by the fabric.
-    #[error("rank {rank} is gone: {how}")]
+    #[error("rank {rank} is lost: {how}")]
     PeerGone {
         /// The dead rank.
         rank: usize,

@@ -253,8 +253,8 @@ mod tests {
     #[test]
     #[ignore = "needs libucx0"]
     fn what_is_no_message_ends_the_connection() {
-        assert_eq!(forge(true, &[1; 9]), "rank 0 is gone: it sent 9 bytes that are not a message");
-        assert_eq!(forge(true, &[7, 0, 0, 0, 3, 0, 0, 0]), "rank 0 is gone: it answered call 0x7, which does not wait for an answer");
+        assert_eq!(forge(true, &[1; 9]), "rank 0 is lost: it sent 9 bytes that are not a message");
+        assert_eq!(forge(true, &[7, 0, 0, 0, 3, 0, 0, 0]), "rank 0 is lost: it answered call 0x7, which does not wait for an answer");
         for stray in [&[][..], &[0; 8], &[0; 40]] {
             assert_eq!(forge(false, stray), "UCX failed: a message came that is of no connection of this rank");
         }
