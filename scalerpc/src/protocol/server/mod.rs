@@ -1,7 +1,8 @@
 //! The server as a state machine. Inputs: entries and messages in its memory, completions, and the time. Output: operations.
 //!
 //! [`Server::poll`] does everything except the requests: `entries` takes releases and announcements, `zones` warms, activates, ends and
-//! frees, `rests` takes the zones of clients that rest back, `intake` accepts requests from active zones. [`Server::take`] and [`Server::reply`] are the worker's side.
+//! frees, `rests` takes the zones of clients that rest back, `intake` accepts requests from active zones. [`Server::take`] and
+//! [`Server::reply`] are the worker's side.
 
 mod entries;
 mod intake;
