@@ -21,6 +21,7 @@ pub struct CallToken {
 /// can be answered, and the peer learns of it with the next polls. So keep a handle as long as the peer may call.
 #[derive(Debug)]
 #[must_use = "dropping the last handle of an endpoint closes its connection"]
+#[doc(alias = "EndpointInner")]
 pub struct Endpoint<U> {
     pub(crate) connection: Rc<Connection<U>>,
 }

@@ -37,6 +37,7 @@ const KIND: Kind = Kind { name: "copyrpc exchange", magic: *b"copyrpc\0", versio
 /// deadlocking. A fabric has no number of its own: a soft device is named by LID and epoch, so a record of another fabric is refused by
 /// the epoch; hardware ports are named by LID and GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(alias("LocalEndpointInfo", "RemoteEndpointInfo"))]
 pub struct ExchangeRecord {
     /// Kind of device, and address of the queue pair. Ends with unequal MTUs connect: an MTU is the maximum size of a packet, so the
     /// smaller one satisfies both ends, and both compute the same ([`Endpoint::path_mtu`](crate::Endpoint::path_mtu)).

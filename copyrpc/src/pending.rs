@@ -159,6 +159,7 @@ impl<U> PendingEndpoint<U> {
     ///
     /// # Errors
     /// [`ConnectError`], which returns this endpoint.
+    #[doc(alias = "connect_ex")]
     pub fn connect(mut self, remote: &ExchangeRecord) -> Result<Endpoint<U>, ConnectError<U>> {
         match self.make_link(remote) {
             Ok((context, link)) => Ok(self.into_endpoint(&context, link, remote)),

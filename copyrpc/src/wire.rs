@@ -108,7 +108,7 @@ pub(crate) struct FlowWords {
 /// | 8 | `credit` u64 | |
 /// | 16 | `message_count` u32 | |
 /// | 20 | flags u32 | bit 0: `is_closing`; the others are 0, checked |
-/// | 24 | `batches_received` u64 | zero in the founding documents; since record version 1 |
+/// | 24 | `batches_received` u64 | since record version 1 |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FlowMetadata {
     /// The words about the sender's own receive side.
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn padding_follows_the_table_of_the_founding_documents() {
+    fn messages_are_padded_to_32_bytes() {
         for (payload, ring_bytes) in [(0, 32), (20, 32), (21, 64), (52, 64), (53, 96)] {
             assert_eq!(padded(payload), ring_bytes, "payload {payload}");
             assert_eq!(internal_allowance(payload), ring_bytes + 32);

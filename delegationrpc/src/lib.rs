@@ -63,9 +63,7 @@
 //! | then | S(Req) x max_clients x resp_depth | request lanes: sequence @0, tag @8, payload @16 of each slot | the client |
 //! | then | S(Resp) x max_clients x resp_depth | response lanes, likewise | server |
 //!
-//! `S(T)` is 16 + the size of `T`, rounded up to 64. Magic, depths, head, tail and the order of ring and response slots are those of the original
-//! design; its `next_client_id` is replaced by the seats, its `server_alive` by the region's liveness, and payloads have moved out of the ring.
-//! The invariants and the argument for each are in `docs/shm-protocols.md`.
+//! `S(T)` is 16 + the size of `T`, rounded up to 64. The invariants and the argument for each are in `docs/shm-protocols.md`.
 //!
 //! # The files
 //! - `ring`: the words that all clients share, in which they announce themselves; its invariants. The rest is [`ipc`].

@@ -102,6 +102,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     /// rotation. Returns the number of requests ready for [`recv`](Self::recv). Idle clients cost nothing. Rejects the requests whose
     /// [`Token`] was dropped, and frees the places of clients that are gone.
     #[inline(always)]
+    #[doc(alias = "advance_tail")]
     pub fn poll(&mut self) -> usize {
         self.poll_with_skip(&[])
     }

@@ -14,6 +14,7 @@ use crate::sessions::Asker;
 /// its next [`poll`](crate::Server::poll) or [`wait`](crate::Server::wait), and is woken for it. A token of a server that is gone does nothing.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a token that is dropped rejects its request"]
+#[doc(alias("RecvEntry", "DelegToken"))]
 pub struct Token {
     asker: Asker,
     /// The number of the server that received the request.

@@ -19,6 +19,7 @@ use crate::wire::BLUEFLAME_BYTES;
 ///
 /// If a batch is dropped without `finish`, its operations stay posted, and the queue pair's next doorbell announces them.
 #[must_use = "its operations are announced by `finish`"]
+#[doc(alias = "BlueframeBatch")]
 pub struct BlueflameBatch<'a> {
     qp: &'a mut RcQp,
     buffer: BlueflameBuffer,

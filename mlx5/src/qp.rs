@@ -265,6 +265,7 @@ impl<T: Transport> Qp<T> {
     /// operation. Returns `None` if the completion does not belong to this queue pair's sends, or if no such operation is outstanding. An
     /// error completion moves the state to [`QpState::Error`].
     #[inline(always)]
+    #[doc(alias = "CompletionSource")]
     pub fn complete(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
         if self.takes(cqe) { self.sq.complete(cqe.wqe_counter()) } else { None }
     }

@@ -10,6 +10,7 @@ use crate::sq::Flags;
 use crate::wire::ConnectOptions;
 
 /// A reliable-connected queue pair.
+#[doc(alias("RcQpForMonoCqWithSrqAndSqCb", "OrderedWqeTable"))]
 pub type RcQp = Qp<Connected>;
 
 impl RcQp {
@@ -61,6 +62,7 @@ impl RcQp {
     /// # Errors
     /// See [`PostError`]; nothing was written.
     #[inline(always)]
+    #[doc(alias = "emit_wqe")]
     pub fn post<O: RcOperation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
         self.push(op, flags, user)
     }

@@ -15,6 +15,7 @@ pub enum Signal {
     Always,
     /// Gives a CQE on failure. Gives one on success when the queue needs it to reclaim its entries: at least one in a quarter of its depth,
     /// or in 8 WQEBBs if that is more, so that the queue never fills up with work that no completion will release.
+    #[doc(alias = "SIGNAL_INTERVAL")]
     Reclaim,
 }
 

@@ -37,6 +37,7 @@ impl Drop for SrqObject {
 /// fn send<T: Send>() {}
 /// send::<mlx5::Srq>();
 /// ```
+#[doc(alias = "SharedRq")]
 pub struct Srq {
     buffer: NonNull<u8>,
     stride: usize,

@@ -31,6 +31,7 @@ const REFUSED: u64 = 4;
 /// | 16 | 8 | value of a put, its first 8 bytes; 0 in a get |
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
+#[doc(alias = "RemoteRequest")]
 pub struct Request {
     op_and_place: u32,
     rank: u32,
@@ -46,6 +47,7 @@ pub struct Request {
 /// | 8 | 8 | value of a get that found one, its first 8 bytes; else 0 |
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
+#[doc(alias = "RemoteResponse")]
 pub struct Response {
     status: u64,
     value: u64,

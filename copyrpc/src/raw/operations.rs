@@ -32,6 +32,7 @@ impl<U> Endpoint<U> {
     ///
     /// # Errors
     /// [`RdmaError`], which returns `user_data`; nothing was posted. After `QueueFull`, poll and retry.
+    #[doc(alias = "post_rdma_read")]
     pub fn rdma_read(
         &self,
         local: &Memory,
@@ -50,6 +51,7 @@ impl<U> Endpoint<U> {
     ///
     /// # Errors
     /// [`RdmaError`], which returns `user_data`; nothing was posted. After `QueueFull`, poll and retry.
+    #[doc(alias = "post_rdma_write")]
     pub fn rdma_write(
         &self,
         local: &Memory,
@@ -66,6 +68,7 @@ impl<U> Endpoint<U> {
 
     /// Returns the number of one-sided operations that have not ended.
     #[must_use]
+    #[doc(alias = "raw_rdma_done")]
     pub fn raw_rdma_pending(&self) -> usize {
         self.connection.raw().len()
     }

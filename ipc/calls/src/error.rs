@@ -83,6 +83,7 @@ pub enum CallError<Req, U> {
     },
     /// The session is over. Permanent.
     #[error("{end}")]
+    #[doc(alias = "ServerDisconnected")]
     Disconnected {
         /// The request.
         request: Req,

@@ -299,8 +299,8 @@ mod tests {
         assert_eq!((layout.requests_bytes(), layout.client_responses_bytes()), (8 * 4096 + 8, 8 * 4096 + 128));
         let off = ServerConfig { grouping: Grouping::Off, ..config.clone() };
         assert_eq!((off.clients_per_group(), off.layout().unwrap().zones), (1024, 1024 + 4), "a zone for each client");
-        let founding = ServerConfig { depth: 64, ..config.clone() };
-        assert_eq!(founding.layout().unwrap().pools_bytes(), 8192 * 4096);
+        let large = ServerConfig { depth: 64, ..config.clone() };
+        assert_eq!(large.layout().unwrap().pools_bytes(), 8192 * 4096);
         let reads = ServerConfig { reply_mode: ReplyMode::ClientReads, ..config };
         assert_eq!((reads.responses_bytes(), reads.layout().unwrap().client_responses_bytes()), (1024 * 8 * 4096, 8 * 4096 + 128 + 64));
         assert_eq!(layout.pool_slot(ZoneId { pool: 1, zone: 2 }, 3), (64 + 2) * 8 * 4096 + 3 * 4096);

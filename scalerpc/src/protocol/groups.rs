@@ -45,6 +45,7 @@ impl Group {
 
 /// The groups, in the order in which they are served. There is always at least one. Only the first may be empty.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[doc(alias = "ConnectionGroup")]
 pub struct GroupManager {
     size: usize,
     groups: Vec<Group>,

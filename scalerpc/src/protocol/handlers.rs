@@ -30,6 +30,7 @@ pub const LONG_RUNS: u8 = 3;
 /// meanwhile changes nothing: the response goes to the slot of its call at any time.
 #[must_use = "a request that is dropped is answered by a failure"]
 #[derive(Debug)]
+#[doc(alias = "DispatchThread")]
 pub struct HeldRequest {
     request: Option<Request>,
     payload: Vec<u8>,
@@ -120,6 +121,7 @@ impl Entry<'_> {
 }
 
 /// Handlers by `rpc_type`, and the buffers of one worker.
+#[doc(alias("RpcHandler", "WorkerConfig"))]
 pub struct Handlers<'h> {
     /// Sorted by type.
     table: Vec<Entry<'h>>,

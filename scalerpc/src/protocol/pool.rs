@@ -25,6 +25,7 @@ pub struct WrongState {
 
 /// Places 0..n. The one freed last is allocated first: its bytes are in the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[doc(alias = "SlotHandle")]
 pub struct MessagePool {
     states: Vec<SlotState>,
     free: Vec<u32>,

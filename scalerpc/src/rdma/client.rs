@@ -94,9 +94,10 @@ impl PendingClient {
     }
 }
 
-/// The right to write straight into the server's pool (the founding document's ConnectionGuard). While a permit lives the client takes no
+/// The right to write straight into the server's pool. While a permit lives the client takes no
 /// events, so it does not leave its slice. Dropping the permit gives the right back.
 #[derive(Debug)]
+#[doc(alias = "ConnectionGuard")]
 pub struct Permit<'a> {
     core: CorePermit<'a, Mr>,
     port: &'a Port<Cq>,
@@ -115,6 +116,7 @@ impl Permit<'_> {
 
 /// A client on a device. It belongs to one thread.
 #[derive(Debug)]
+#[doc(alias("RpcClient", "DoorbellBatcher"))]
 pub struct RdmaClient {
     /// Declared before the memory it uses, so dropped first.
     qp: RcQp,

@@ -69,6 +69,7 @@ pub enum SetupError {
 
 /// Options of the queues of an end.
 #[derive(Clone, Debug)]
+#[doc(alias = "RcQpConfig")]
 pub struct RdmaOptions {
     /// Retries, timeouts, the RNR timer, MTU, service level, addresses.
     pub connect: ConnectOptions,

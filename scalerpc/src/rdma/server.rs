@@ -104,6 +104,7 @@ struct Limits {
 
 /// A server on a device. It belongs to one thread.
 #[derive(Debug)]
+#[doc(alias = "RpcServer")]
 pub struct RdmaServer {
     /// By client. Declared before the memory they use, so dropped first.
     peers: Vec<Option<Peer>>,

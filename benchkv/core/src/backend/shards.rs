@@ -12,6 +12,7 @@ use crate::message::{Request, Response};
 
 /// A message between daemons.
 #[derive(Debug, Clone, Copy)]
+#[doc(alias = "DelegatePayload")]
 pub(super) enum Hop {
     /// A request for the other daemon's shard, or for a rank it carries.
     Request(Request),

@@ -120,7 +120,7 @@ fn a_call_that_was_never_offered_times_out_and_gives_its_slot_and_its_number_bac
     assert_eq!((&world.sides[0].ended[..], world.server.stats().garbage), (&[0, 0, 0, 1][..], 0));
 }
 
-/// The founding header had 16 bits for the length.
+/// An early header had 16 bits for the length.
 #[test]
 fn payloads_of_64_kib_and_more_keep_their_length_and_larger_than_a_slot_are_refused() {
     let config = ServerConfig { slot_bytes: 65_536, max_clients: 1, response_buffers: 2, group_size: 1, ..small() };
