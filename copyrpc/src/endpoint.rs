@@ -135,6 +135,14 @@ impl<U> Endpoint<U> {
         self.connection.with_link(|link| link.outstanding_calls())
     }
 
+    /// Returns the number of calls that ended by their deadline or by [`Endpoint::cancel`], and whose requests the peer has not answered. Each
+    /// of them keeps its allowance for the reply from the credit until the peer answers it. If this number is above 0 and
+    /// [`outstanding_calls`](Self::outstanding_calls) is 0, only they are the reason of [`CallError::InsufficientCredit`].
+    #[must_use]
+    pub fn given_up_calls(&self) -> usize {
+        self.connection.with_link(|link| link.unanswered_requests() - link.outstanding_calls())
+    }
+
     /// Ends the connection when everything is done. No more calls are taken, on either side, as soon as the peer learns of it.
     /// Outstanding calls end as they would. Received requests may be answered. Requests that were not received by the next flush, and
     /// those that arrive later, end at the peer with [`CloseReason::ClosedByPeer`]. Both ends go on polling. When nothing is outstanding

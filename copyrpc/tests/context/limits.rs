@@ -1,5 +1,7 @@
 //! Impossible requests are refused, with the legal range and advice, and change nothing.
 
+use std::time::Duration;
+
 use copyrpc::{
     CallError, CallFailure, CloseReason, ConnectFailure, ContextBuilder, CreateEndpointError, DEFAULT_ENDPOINTS, EXCHANGE_RECORD_SIZE,
     EndpointConfig, ExchangeError, ExchangeRecord, RecordError, Window,
@@ -89,6 +91,25 @@ fn calls_that_no_ring_of_their_size_can_take_are_refused_for_good() {
     assert_eq!((pair.client.stats().calls, pair.to_server.outstanding_calls()), (0, 0));
     pair.to_server.call(&vec![1; payload], 8, allowance).unwrap();
     assert_eq!(pair.finish(1), [(8, Ok(vec![1; payload]))]);
+}
+
+/// So the caller knows why it has no credit.
+#[test]
+fn calls_that_were_given_up_are_counted_until_the_peer_answers_them() {
+    let pair = Pair::small();
+    let allowance = pair.to_server.max_response_allowance();
+    let cancelled = pair.to_server.call(b"", 1, allowance).unwrap();
+    assert_eq!(pair.to_server.given_up_calls(), 0);
+    assert_eq!(pair.to_server.cancel(cancelled), Some(1));
+    pair.to_server.call_within(b"", 2, 0, Duration::ZERO).unwrap();
+    let held = pair.receive(2);
+    step_until(|| !pair.ended.borrow().is_empty(), || pair.poll());
+    assert_eq!(pair.ended.take(), [(2, Err(CallFailure::DeadlineExceeded))]);
+    assert_eq!(pair.to_server.call(b"", 3, allowance), Err(CallError::InsufficientCredit(3)));
+    assert_eq!((pair.to_server.given_up_calls(), pair.to_server.outstanding_calls()), (2, 0));
+    drop(held);
+    step_until(|| pair.to_server.given_up_calls() == 0, || pair.poll());
+    step_until(|| pair.to_server.call(b"", 4, allowance).is_ok(), || pair.poll());
 }
 
 #[test]
