@@ -6,10 +6,13 @@ use std::time::{Duration, Instant};
 
 /// Time between two attempts to reach a server that does not listen.
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(20);
+/// Minimum time limit of a socket: 0 would be none.
+const MIN_WAIT: Duration = Duration::from_millis(1);
 
 /// Connects to the first of the `addresses` that has a server, and lets `meet` exchange records with it. Retries for `patience`, while
-/// `is_wanted` returns true, if no server listens, or if `may_pass` accepts the error of `meet` because the server was leaving. Reads and
-/// writes of the stream time out at the end of that time. `unreachable` converts an error of the socket.
+/// `is_wanted` returns true, if no server listens, or if `may_pass` accepts the error of `meet` because the server was leaving. An attempt at
+/// an address that does not answer takes its share of the time that is left: half of it with two addresses. Reads and writes of the stream
+/// time out at the end of the whole time. `unreachable` converts an error of the socket.
 ///
 /// # Errors
 /// The errors of `meet` and of `unreachable`: of the last attempt, or of the one before if the end of the time cut the last one short.
@@ -22,7 +25,7 @@ pub fn reach<T, E>(
     unreachable: impl Fn(io::Error) -> E,
 ) -> Result<T, E> {
     let start = Instant::now();
-    let left = || patience.saturating_sub(start.elapsed()).max(Duration::from_millis(1));
+    let left = || patience.saturating_sub(start.elapsed()).max(MIN_WAIT);
     // An attempt that the end of the time cuts short says less than the one before.
     let more_telling = |error, before: Option<E>| before.filter(|_| start.elapsed() >= patience).unwrap_or(error);
     let mut before = None;
@@ -30,15 +33,20 @@ pub fn reach<T, E>(
         let mut failure = unreachable(ErrorKind::AddrNotAvailable.into());
         let mut may_come = false;
         for address in addresses {
-            match connect(address, left()) {
+            let share = left() / u32::try_from(addresses.len()).unwrap_or(u32::MAX);
+            match connect(address, share.max(MIN_WAIT), left()) {
                 Ok(stream) => match meet(stream) {
                     Ok(met) => return Ok(met),
                     Err(error) if may_pass(&error) => (may_come, failure) = (true, error),
                     Err(error) => return Err(more_telling(error, before)),
                 },
                 Err(error) => {
-                    may_come = error.kind() == ErrorKind::ConnectionRefused;
-                    failure = unreachable(error);
+                    let is_refused = error.kind() == ErrorKind::ConnectionRefused;
+                    // A host without a server says more than an address without a host.
+                    if is_refused || !may_come {
+                        failure = unreachable(error);
+                    }
+                    may_come |= is_refused;
                 }
             }
         }
@@ -53,11 +61,12 @@ pub fn reach<T, E>(
     }
 }
 
-fn connect(address: &SocketAddr, within: Duration) -> io::Result<TcpStream> {
+/// Connects `within` a time. Reads and writes of the stream take at most `patience`.
+fn connect(address: &SocketAddr, within: Duration, patience: Duration) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(address, within)?;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(within))?;
-    stream.set_write_timeout(Some(within))?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(patience))?;
     Ok(stream)
 }
 
@@ -71,23 +80,78 @@ pub fn stream_has_ended(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
     use super::*;
 
-    /// At a loopback address that no other test uses: a port that is left may be given to another listener at once.
+    /// A port of a loopback address that nothing else uses: a port that is left may be given to another listener at once.
     fn free_address() -> SocketAddr {
-        TcpListener::bind("127.18.0.1:0").unwrap().local_addr().unwrap()
+        static CALLS: AtomicU8 = AtomicU8::new(1);
+        let address = ([127, 18, 0, CALLS.fetch_add(1, Ordering::Relaxed)], 0);
+        TcpListener::bind(SocketAddr::from(address)).unwrap().local_addr().unwrap()
+    }
+
+    /// Listens there after 100 ms, and accepts so many clients.
+    fn late_server(address: SocketAddr, clients: usize) -> std::thread::JoinHandle<()> {
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            let listener = TcpListener::bind(address).unwrap();
+            (0..clients).for_each(|_| drop(listener.accept().unwrap()));
+        })
+    }
+
+    /// Connects to the first of the addresses that has a server. Returns the address.
+    fn first_of(addresses: &[SocketAddr], patience: Duration) -> io::Result<SocketAddr> {
+        reach(addresses, patience, || true, |stream| stream.peer_addr(), |_| false, |error| error)
+    }
+
+    /// An address without a route: TCP has no broadcast.
+    fn no_route() -> SocketAddr {
+        SocketAddr::from(([255; 4], 9))
+    }
+
+    /// A listener that answers nobody: it has room for one connection, which the stream takes.
+    fn black_hole() -> (TcpListener, TcpStream) {
+        let listener = TcpListener::bind("127.19.0.1:0").unwrap();
+        // SAFETY: plain numbers, of a socket that already listens.
+        assert_eq!(unsafe { libc::listen(std::os::fd::AsRawFd::as_raw_fd(&listener), 0) }, 0);
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (listener, stream)
+    }
+
+    #[test]
+    fn a_server_is_waited_for_at_one_address_while_another_has_no_route() {
+        for is_first in [true, false] {
+            let address = free_address();
+            let addresses = if is_first { [no_route(), address] } else { [address, no_route()] };
+            let refused = first_of(&addresses, Duration::from_millis(50)).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "no server is there yet");
+            let server = late_server(address, 1);
+            assert_eq!(first_of(&addresses, Duration::from_secs(20)).unwrap(), address);
+            server.join().unwrap();
+        }
+        assert_ne!(first_of(&[no_route()], Duration::from_secs(3600)).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn an_address_that_does_not_answer_leaves_time_for_the_others() {
+        let (hole, _stream) = black_hole();
+        let hole = hole.local_addr().unwrap();
+        let patience = Duration::from_secs(4);
+        assert_eq!(first_of(&[hole], Duration::from_millis(100)).unwrap_err().kind(), ErrorKind::TimedOut);
+        for is_first in [true, false] {
+            let address = free_address();
+            let server = late_server(address, 1);
+            let addresses = if is_first { [hole, address] } else { [address, hole] };
+            assert_eq!(first_of(&addresses, patience).unwrap(), address);
+            server.join().unwrap();
+        }
     }
 
     #[test]
     fn a_server_that_comes_late_or_leaves_at_first_is_waited_for() {
         let address = free_address();
-        let server = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(100));
-            let listener = TcpListener::bind(address).unwrap();
-            (0..2).for_each(|_| drop(listener.accept().unwrap()));
-        });
+        let server = late_server(address, 2);
         let mut attempts = 0;
         let met = reach(
             &[address],
