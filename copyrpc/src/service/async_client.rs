@@ -270,51 +270,51 @@ impl Worker {
 
     fn cancel_given_up(&mut self) {
         for number in self.posted.given_up.drain(..) {
-            match self.under_way.remove(&number) {
-                Some(token) => drop(self.caller.endpoint.cancel(token)),
-                None => self.posted.waiting.retain(|job| job.number != number),
+            if let Some(token) = self.under_way.remove(&number) {
+                drop(self.caller.endpoint.cancel(token));
             }
         }
     }
 
-    /// Sends waiting calls as far as there is room, and takes replies. Returns whether anything happened.
+    /// Sends waiting calls as far as there is room, and takes replies. Connects again for waiting calls if the connection has ended and the
+    /// calls that it had are told. Returns whether anything happened.
     fn step(&mut self) -> Result<bool, ClientError> {
-        let moved = self.send()?;
+        let has_ended = self.caller.endpoint.closed().is_some();
+        if has_ended && self.under_way.is_empty() && !self.posted.is_empty() {
+            self.reconnect();
+            return Ok(true);
+        }
+        let moved = !has_ended && self.send();
         let Self { caller, posted, under_way } = self;
-        let max_reply = caller.max_reply;
-        let mut again = Vec::new();
+        let (max_reply, mut has_more) = (caller.max_reply, false);
         let replies = caller.context.poll(|job, outcome| {
             under_way.remove(&job.number);
             match ended(outcome, max_reply) {
                 // The server was leaving, and no handler got the call. There may be another server by now.
-                Err(ClientError::Closed(CloseReason::ClosedByPeer)) if !job.is_second => again.push(Job { is_second: true, ..job }),
+                Err(ClientError::Closed(CloseReason::ClosedByPeer)) if !job.is_second => {
+                    has_more = true;
+                    posted.put_back(job.number, Job { is_second: true, ..job });
+                }
                 end => job.reply.send(end),
             }
         })?;
-        let has_more = !again.is_empty();
-        again.into_iter().rev().for_each(|job| posted.waiting.push_front(job));
         Ok(moved || has_more || replies > 0)
     }
 
-    fn send(&mut self) -> Result<bool, ClientError> {
+    fn send(&mut self) -> bool {
         let mut moved = false;
-        while let Some(job) = self.posted.waiting.pop_front() {
-            if self.caller.endpoint.closed().is_some() {
-                self.posted.waiting.push_front(job);
-                self.reconnect();
-                return Ok(true);
-            }
+        while let Some((number, job)) = self.posted.pop() {
             let left = job.end.map(|end| end.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
                 posting::Job::end_late(job);
                 moved = true;
                 continue;
             }
-            let (number, request) = (job.number, Arc::clone(&job.request));
+            let request = Arc::clone(&job.request);
             match self.caller.call(&request, job, left) {
                 Ok(token) => drop(self.under_way.insert(number, token)),
                 Err(CallError::Closed { user_data: job, .. } | CallError::RingFull(job) | CallError::InsufficientCredit(job)) => {
-                    self.posted.waiting.push_front(job);
+                    self.posted.put_back(number, job);
                     self.posted.end_late();
                     break;
                 }
@@ -322,7 +322,7 @@ impl Worker {
             }
             moved = true;
         }
-        Ok(moved)
+        moved
     }
 
     /// Connects again. If that is not possible, every waiting call ends.
@@ -331,9 +331,47 @@ impl Worker {
         let connected = posted.reconnect(caller.options.connect_timeout, |attempt, is_wanted| caller.reconnect(attempt, is_wanted));
         let Err(error) = connected else { return };
         let (text, mut error) = (error.to_string(), Some(error));
-        for job in posted.waiting.drain(..) {
+        for job in posted.drain() {
             let again = || ClientError::Unreachable { address: caller.address.clone(), source: io::Error::other(text.clone()) };
             job.reply.send(Err(error.take().unwrap_or_else(again)));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+    use shm_testing::executor::block_on;
+    use shm_testing::limits;
+
+    use super::*;
+    use crate::service::async_server::AsyncServer;
+    use crate::service::server::ServerOptions;
+
+    /// Connecting again takes an hour, for no server listens any more.
+    #[test]
+    fn the_calls_of_a_connection_that_has_ended_end_before_another_one_is_made() {
+        limits::watchdog(Duration::from_secs(60));
+        let fabric = FabricSpec::Local(LocalFabric::new());
+        let device = DeviceSpec::Soft(SoftOptions { fabric, ..SoftOptions::default() });
+        let options = ServerOptions { device: device.clone(), ..ServerOptions::default() };
+        let server = block_on(AsyncServer::with_options(limits::any_port(), &options)).unwrap();
+        let options = ClientOptions { device, connect_timeout: Duration::from_secs(3600), ..ClientOptions::default() };
+        let (mut worker, handle) = Worker::new(Caller::connect(server.local_addr(), &options, DEFAULT_REPLY, || true).unwrap());
+        let (_, first) = handle.post(vec![1], None);
+        assert!(worker.posted.take() && worker.step().unwrap());
+        drop(server);
+        // As if a flush had seen the end.
+        worker.caller.endpoint.abort();
+        let (_, mut second) = handle.post(vec![2], None);
+        while !worker.under_way.is_empty() {
+            worker.posted.take();
+            worker.step().unwrap();
+        }
+        assert!(matches!(block_on(first), Some(Err(ClientError::Closed(_)))));
+        assert!(
+            Pin::new(&mut second).poll(&mut TaskContext::from_waker(std::task::Waker::noop())).is_pending(),
+            "it waits for a connection"
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! Calls on their way to the thread that owns a connection: any number of threads post them, and the thread takes them in the order in which
 //! they were posted.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Waker;
@@ -19,13 +19,8 @@ pub trait Job {
     fn end_late(self);
 }
 
-/// Returns the time until the call ends.
-fn left(job: &impl Job) -> Duration {
-    job.end().map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()))
-}
-
 struct Mailbox<J> {
-    jobs: Vec<J>,
+    jobs: Vec<(u64, J)>,
     given_up: Vec<u64>,
     /// The number of the last job.
     last: u64,
@@ -46,9 +41,11 @@ pub struct Poster<J> {
 /// The thread's side: the jobs that it has taken and not sent yet. Its drop drops every job, and each later one as it is posted.
 pub struct Posted<J> {
     mailbox: Arc<Mutex<Mailbox<J>>>,
-    /// The jobs that wait, the oldest first.
-    pub waiting: VecDeque<J>,
-    /// The numbers of the jobs that were given up since they were last drained.
+    /// The jobs that wait, by their numbers: the oldest first.
+    waiting: BTreeMap<u64, J>,
+    /// The end and the number of each waiting job that has an end.
+    ends: BTreeSet<(Instant, u64)>,
+    /// The numbers of the jobs that were given up since they were last drained, and that did not wait here any more.
     pub given_up: Vec<u64>,
 }
 
@@ -57,7 +54,7 @@ pub struct Posted<J> {
 pub fn posting<J: Job>(waker: Waker) -> (Poster<J>, Posted<J>) {
     let mailbox = Mailbox { jobs: Vec::new(), given_up: Vec::new(), last: 0, is_over: false, is_away: false };
     let mailbox = Arc::new(Mutex::new(mailbox));
-    let posted = Posted { mailbox: Arc::clone(&mailbox), waiting: VecDeque::new(), given_up: Vec::new() };
+    let posted = Posted { mailbox: Arc::clone(&mailbox), waiting: BTreeMap::new(), ends: BTreeSet::new(), given_up: Vec::new() };
     (Poster { mailbox, waker, thread: OnceLock::new() }, posted)
 }
 
@@ -72,7 +69,7 @@ impl<J> Poster<J> {
             if mailbox.is_over {
                 (number, Some(job))
             } else {
-                mailbox.jobs.push(job);
+                mailbox.jobs.push((number, job));
                 (number, None)
             }
         };
@@ -112,32 +109,76 @@ impl<J> Drop for Poster<J> {
 }
 
 impl<J: Job> Posted<J> {
-    /// Moves the jobs and the given up numbers of the posters to this side. Returns whether a poster is left.
+    /// Moves the jobs and the given up numbers of the posters to this side, and drops the waiting jobs that were given up. Returns whether a
+    /// poster is left.
     pub fn take(&mut self) -> bool {
-        let mut mailbox = lock(&self.mailbox);
-        self.waiting.extend(mailbox.jobs.drain(..));
-        self.given_up.append(&mut mailbox.given_up);
-        !mailbox.is_over
+        let (jobs, given_up, has_posters) = {
+            let mut mailbox = lock(&self.mailbox);
+            (std::mem::take(&mut mailbox.jobs), std::mem::take(&mut mailbox.given_up), !mailbox.is_over)
+        };
+        jobs.into_iter().for_each(|(number, job)| self.put_back(number, job));
+        for number in given_up {
+            if self.remove(number).is_none() {
+                self.given_up.push(number);
+            }
+        }
+        has_posters
+    }
+
+    /// Takes the oldest waiting job out, with its number.
+    pub fn pop(&mut self) -> Option<(u64, J)> {
+        let (number, job) = self.waiting.pop_first()?;
+        self.forget_end(number, &job);
+        Some((number, job))
+    }
+
+    /// Makes a job that was taken out wait again, in the place of its number.
+    pub fn put_back(&mut self, number: u64, job: J) {
+        self.ends.extend(job.end().map(|end| (end, number)));
+        self.waiting.insert(number, job);
+    }
+
+    /// Takes every waiting job out, the oldest first.
+    pub fn drain(&mut self) -> impl Iterator<Item = J> + use<J> {
+        self.ends.clear();
+        std::mem::take(&mut self.waiting).into_values()
+    }
+
+    /// Returns whether no job waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    fn remove(&mut self, number: u64) -> Option<J> {
+        let job = self.waiting.remove(&number)?;
+        self.forget_end(number, &job);
+        Some(job)
+    }
+
+    fn forget_end(&mut self, number: u64, job: &J) {
+        if let Some(end) = job.end() {
+            self.ends.remove(&(end, number));
+        }
     }
 
     /// Returns the time until the first waiting job ends, or `None` if none does.
     #[must_use]
     pub fn left(&self) -> Option<Duration> {
-        self.waiting.iter().map(left).min().filter(|left| *left != Duration::MAX)
+        self.ends.first().map(|(end, _)| end.saturating_duration_since(Instant::now()))
     }
 
     /// Ends the waiting jobs that have no time left.
     pub fn end_late(&mut self) {
-        if self.waiting.iter().any(|job| left(job).is_zero()) {
-            let (late, in_time) = self.waiting.drain(..).partition(|job| left(job).is_zero());
-            self.waiting = in_time;
-            let late: VecDeque<J> = late;
-            late.into_iter().for_each(Job::end_late);
+        let now = Instant::now();
+        while let Some(&(_, number)) = self.ends.first().filter(|(end, _)| *end <= now) {
+            self.remove(number).into_iter().for_each(Job::end_late);
         }
     }
 
     /// Connects again for the waiting jobs, for `patience` at most. `connect` makes one attempt of a length, and gives it up when the function
-    /// that it is lent returns `false`. Each job that has no time left meanwhile ends at its time.
+    /// that it is lent returns `false`. Each job that has no time left meanwhile ends at its time. Makes no attempt if no poster is left: nobody
+    /// waits for the jobs, which it drops.
     ///
     /// # Errors
     /// The error of the last attempt. The jobs that still wait are the caller's to end.
@@ -146,7 +187,16 @@ impl<J: Job> Posted<J> {
         patience: Duration,
         mut connect: impl FnMut(Duration, &mut dyn FnMut() -> bool) -> Result<(), E>,
     ) -> Result<(), E> {
-        lock(&self.mailbox).is_away = true;
+        let is_over = {
+            // In one step: a poster that is dropped sets the one flag and reads the other, and would wait for an attempt of which it does not know.
+            let mut mailbox = lock(&self.mailbox);
+            mailbox.is_away = !mailbox.is_over;
+            mailbox.is_over
+        };
+        if is_over {
+            drop(self.drain());
+            return Ok(());
+        }
         let start = Instant::now();
         let outcome = loop {
             let whole = patience.saturating_sub(start.elapsed());
@@ -252,14 +302,46 @@ mod tests {
         assert_eq!([post(&poster, &tell, None), post(&poster, &tell, Some(LONG))], [1, 2]);
         poster.give_up(1);
         assert!(posted.take());
-        assert_eq!(posted.waiting.iter().map(|job| job.number).collect::<Vec<_>>(), [1, 2]);
-        assert_eq!(posted.given_up, [1]);
+        assert_eq!(posted.waiting.keys().copied().collect::<Vec<_>>(), [2]);
+        assert!(posted.given_up.is_empty(), "it waited here");
         assert!(posted.left().is_some_and(|left| left > LONG / 2 && left <= LONG));
-        posted.waiting.pop_back();
-        assert_eq!(posted.left(), None, "the other has no end");
+        let (number, job) = posted.pop().unwrap();
+        assert_eq!((number, posted.left()), (2, None), "none waits");
+        poster.give_up(2);
+        assert_eq!([post(&poster, &tell, None), post(&poster, &tell, Some(SHORT))], [3, 4]);
+        assert!(posted.take());
+        assert_eq!(posted.given_up, [2]);
+        posted.put_back(number, job);
+        assert!(posted.left().is_some_and(|left| left <= SHORT));
         drop(poster);
         assert!(!posted.take());
-        assert_eq!(told.try_iter().collect::<Vec<_>>(), [(2, false)]);
+        assert_eq!(told.try_iter().collect::<Vec<_>>(), [(1, false)]);
+        drop(posted.drain());
+        assert_eq!(told.try_iter().collect::<Vec<_>>(), [(2, false), (3, false), (4, false)], "the oldest first");
+        assert_eq!((posted.is_empty(), posted.left()), (true, None));
+    }
+
+    /// Each turn of the thread takes one that was given up, asks for the first end and ends what is late. With a scan of all jobs for any of
+    /// these it takes hours, and the watchdog ends it.
+    #[test]
+    fn a_turn_costs_no_more_with_many_waiting_jobs() {
+        const JOBS: u64 = 200_000;
+        let (done, is_done) = channel();
+        let turns = thread::spawn(move || {
+            let Pair { poster, mut posted, tell, told } = pair();
+            for job in 0..JOBS {
+                post(&poster, &tell, (job % 2 == 0).then_some(LONG * 60));
+            }
+            for number in 1..=JOBS {
+                poster.give_up(number);
+                posted.take();
+                posted.end_late();
+                assert!(posted.left().is_none_or(|left| left > LONG));
+            }
+            assert_eq!(told.try_iter().count() as u64, JOBS);
+            let _ = done.send(());
+        });
+        assert!(is_done.recv_timeout(LONG).is_ok(), "{:?}", turns.is_finished());
     }
 
     #[test]
@@ -271,7 +353,7 @@ mod tests {
         posted.take();
         posted.end_late();
         assert_eq!(told.try_iter().collect::<Vec<_>>(), [(1, true), (3, true)]);
-        assert_eq!(posted.waiting.iter().map(|job| job.number).collect::<Vec<_>>(), [2, 4]);
+        assert_eq!(posted.waiting.keys().copied().collect::<Vec<_>>(), [2, 4]);
     }
 
     #[test]
@@ -305,7 +387,7 @@ mod tests {
         assert_eq!(outcome, Ok(()));
         assert!(attempts[0] <= SHORT && attempts[1] > LONG / 2, "{attempts:?}");
         assert_eq!(told.try_iter().collect::<Vec<_>>(), [(1, true)]);
-        assert_eq!(posted.waiting.iter().map(|job| job.number).collect::<Vec<_>>(), [2, 3]);
+        assert_eq!(posted.waiting.keys().copied().collect::<Vec<_>>(), [2, 3]);
     }
 
     #[test]
@@ -333,12 +415,24 @@ mod tests {
         });
         assert_eq!((outcome, posted.waiting.len()), (Err("silent"), 0));
         post(&poster, &tell, None);
-        drop(poster);
+        let mut poster = Some(poster);
         let outcome = posted.reconnect(LONG, |_, is_wanted| {
+            drop(poster.take());
             assert!(!is_wanted(), "the last poster is gone");
             Err::<(), _>("given up")
         });
-        assert_eq!(outcome, Err("given up"));
+        assert_eq!((outcome, posted.waiting.len()), (Err("given up"), 1));
+    }
+
+    /// An attempt is not asked whether it is wanted until its time is over: a poster that was dropped before would wait for its end.
+    #[test]
+    fn there_is_no_attempt_once_the_last_poster_is_gone() {
+        let Pair { poster, mut posted, tell, told } = pair();
+        post(&poster, &tell, None);
+        assert!(posted.take());
+        drop(poster);
+        let outcome = posted.reconnect(LONG, |_, _| -> Result<(), ()> { panic!("an attempt") });
+        assert_eq!((outcome, told.try_iter().collect::<Vec<_>>()), (Ok(()), vec![(1, false)]));
     }
 
     #[test]

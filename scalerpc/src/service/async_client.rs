@@ -284,7 +284,7 @@ impl Worker {
     /// Makes waiting calls as far as there are slots; the next poll sends them. Returns whether anything happened.
     fn send(&mut self) -> bool {
         let mut moved = false;
-        while let Some(job) = self.posted.waiting.pop_front() {
+        while let Some((number, job)) = self.posted.pop() {
             if !job.reply.is_wanted() {
                 moved = true;
                 continue;
@@ -299,12 +299,12 @@ impl Worker {
             match self.rdma.call(job.rpc_type, &job.request) {
                 Ok(handle) => drop(self.under_way.insert(handle, job.reply)),
                 Err(CallError::NoSlot) => {
-                    self.posted.waiting.push_front(job);
+                    self.posted.put_back(number, job);
                     self.posted.end_late();
                     break;
                 }
                 Err(CallError::Closed(_)) => {
-                    self.posted.waiting.push_front(job);
+                    self.posted.put_back(number, job);
                     self.reconnect();
                 }
                 Err(error) => job.reply.send(Err(SyncCallError::from(error).into())),
@@ -325,7 +325,7 @@ impl Worker {
         });
         let Err(error) = connected else { return };
         let (text, mut error) = (error.to_string(), Some(error));
-        for job in posted.waiting.drain(..) {
+        for job in posted.drain() {
             let again = || ClientError::Unreachable { address: address.clone(), source: io::Error::other(text.clone()) };
             job.reply.send(Err(error.take().unwrap_or_else(again)));
         }
