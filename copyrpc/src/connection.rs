@@ -353,6 +353,13 @@ impl<U> Connection<U> {
         }
     }
 
+    /// READs the peer's record with the next flush, unless a READ is under way.
+    pub(crate) fn probe(self: &Rc<Self>) {
+        if self.with_link(Link::want_probe) {
+            self.mark_dirty();
+        }
+    }
+
     /// Takes a completion of the send queue.
     pub(crate) fn complete(self: &Rc<Self>, cqe: &Cqe<'_>, receiver: &mut impl Receiver<U>) {
         let user = self.core.borrow_mut().complete(cqe);

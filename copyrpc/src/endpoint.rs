@@ -159,6 +159,11 @@ impl<U> Endpoint<U> {
         self.connection.abort();
     }
 
+    /// READs the peer's record with the next flush (K4): a peer that is gone ends the connection.
+    pub(crate) fn probe(&self) {
+        self.connection.probe();
+    }
+
     /// Returns why the connection ended, once it has.
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {

@@ -12,7 +12,7 @@ use crate::context::{Context, Inner};
 use crate::control::ControlMemory;
 use crate::endpoint::Endpoint;
 use crate::error::LinkConfigError;
-use crate::exchange::{ExchangeError, ExchangeRecord};
+use crate::exchange::{ExchangeError, ExchangeRecord, RecordError, Refusal};
 use crate::link::{Link, LinkConfig};
 use crate::queue_share::Outstanding;
 use crate::ring::{RingSize, RingView};
@@ -49,6 +49,13 @@ pub enum ConnectFailure {
     /// The queue pair could not be connected.
     #[error(transparent)]
     Qp(#[from] mlx5::ConnectError),
+}
+
+impl ConnectFailure {
+    /// Returns whether an end has no room for another peer now.
+    pub(crate) const fn is_for_lack_of_room(&self) -> bool {
+        matches!(self, Self::Exchange(ExchangeError::Record(RecordError::Refused(Refusal::Full))))
+    }
 }
 
 /// A refused connection; the endpoint comes back unchanged.

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use copyrpc::typed::Call;
 use copyrpc::{
-    Client, ClientError, ClientOptions, CloseReason, ConnectFailure, EXCHANGE_RECORD_SIZE, EndpointConfig, ExchangeError, ExchangeRecord,
-    RecordError, Refusal, Server, ServerError, ServerOptions,
+    Client, ClientError, ClientOptions, CloseReason, ConnectFailure, ContextBuilder, EXCHANGE_RECORD_SIZE, EndpointConfig, ExchangeError,
+    ExchangeRecord, RecordError, Refusal, Server, ServerError, ServerOptions,
 };
 
 #[path = "support/local.rs"]
@@ -267,26 +267,75 @@ fn clients_above_the_limit_are_told_so_and_find_room_when_others_leave() {
     let options = ServerOptions { clients: 3, ..net.server_options() };
     let served = local::serve(&any_port(), options, upper_case);
     let address = served.address;
-    let mut clients = Vec::new();
-    let refused = loop {
-        match Client::with_options(address, &net.client_options()) {
-            Ok(client) => clients.push(client),
-            Err(error) => break error,
-        }
-        assert!(clients.len() < 1000);
-    };
-    assert_eq!(clients.len(), 3);
-    let full = ConnectFailure::Exchange(ExchangeError::Record(RecordError::Refused(Refusal::Full))).to_string();
-    assert_eq!(refused.to_string(), full);
-    drop(clients.pop());
+    let mut clients: Vec<_> = (0..3).map(|_| net.client(address)).collect();
     let start = Instant::now();
-    let mut client = loop {
-        match Client::with_options(address, &net.client_options()) {
-            Ok(client) => break client,
-            Err(error) => assert!(error.to_string() == full && start.elapsed() < Duration::from_secs(20), "{error}"),
-        }
+    let options = ClientOptions { connect_timeout: SHORT, ..net.client_options() };
+    assert_eq!(Client::with_options(address, &options).unwrap_err().to_string(), full());
+    assert!(start.elapsed() >= SHORT, "a place may become free");
+    // One waits when another one leaves.
+    let waiting = {
+        let net = net.clone();
+        thread::spawn(move || net.client(address).call(b"room").unwrap())
     };
-    assert_eq!(client.call(b"room").unwrap(), b"ROOM");
+    thread::sleep(SHORT);
+    assert!(!waiting.is_finished());
+    drop(clients.pop());
+    assert_eq!(waiting.join().unwrap(), b"ROOM");
+    served.end();
+}
+
+/// Time for which a client tries that is to be refused.
+const SHORT: Duration = Duration::from_millis(200);
+
+fn full() -> String {
+    ConnectFailure::Exchange(ExchangeError::Record(RecordError::Refused(Refusal::Full))).to_string()
+}
+
+/// No keep-alive finds the dead.
+fn lifelines_alone() -> EndpointConfig {
+    EndpointConfig { idle_keepalive: None, ..EndpointConfig::default() }
+}
+
+#[test]
+fn clients_that_come_back_find_the_places_of_those_that_died_idle() {
+    limits::watchdog(WATCHDOG);
+    let options = ServerOptions { clients: LEAVING as u32, endpoint: lifelines_alone(), ..ServerOptions::default() };
+    let served = local::serve(&any_port(), options, upper_case);
+    for round in 0..3 {
+        let mut leaving = Command::new(std::env::current_exe().unwrap());
+        leaving.args(["--ignored", "--exact", "leaving_process"]).env("COPYRPC_TEST_ADDRESS", served.address.to_string());
+        let status = leaving.stdout(Stdio::null()).status().unwrap();
+        assert!(status.success(), "round {round}: {status}");
+    }
+    served.end();
+}
+
+#[test]
+fn a_client_whose_socket_is_cut_stays_connected_and_is_looked_for_when_another_needs_its_place() {
+    let net = Net::new();
+    let options = ServerOptions { clients: 1, endpoint: lifelines_alone(), ..net.server_options() };
+    let served = local::serve(&any_port(), options, upper_case);
+    let context = ContextBuilder::new(net.device()).build::<()>().unwrap();
+    let stream = TcpStream::connect(served.address).unwrap();
+    let endpoint = context.connect_over(&lifelines_alone(), &stream).unwrap();
+    drop(stream);
+    let ask = || {
+        let mut reply = None;
+        endpoint.call(b"alive", (), 64).unwrap();
+        while reply.is_none() {
+            context.poll(|(), outcome| reply = Some(outcome.map(|bytes| bytes.to_vec()))).unwrap();
+        }
+        assert_eq!(reply.unwrap().unwrap(), b"ALIVE");
+    };
+    ask();
+    let options = ClientOptions { connect_timeout: SHORT, endpoint: lifelines_alone(), ..net.client_options() };
+    assert_eq!(Client::with_options(served.address, &options).unwrap_err().to_string(), full());
+    ask();
+    // Its death closes no socket.
+    endpoint.abort();
+    context.poll(|(), _| ()).unwrap();
+    let options = ClientOptions { connect_timeout: WATCHDOG, ..options };
+    assert_eq!(Client::with_options(served.address, &options).unwrap().call(b"room").unwrap(), b"ROOM");
     served.end();
 }
 
@@ -311,8 +360,9 @@ fn clients_that_connect_at_once_do_not_exceed_the_limit() {
     let options = ServerOptions { clients: 3, ..net.server_options() };
     let served = local::serve(&any_port(), options, upper_case);
     let (address, all) = (served.address, Barrier::new(CLIENTS));
+    let options = ClientOptions { connect_timeout: SHORT, ..net.client_options() };
     let connect = || {
-        let client = Client::with_options(address, &net.client_options());
+        let client = Client::with_options(address, &options);
         // Nobody leaves before the last one has tried.
         all.wait();
         client.map(drop).map_err(|error| error.to_string())
@@ -321,9 +371,8 @@ fn clients_that_connect_at_once_do_not_exceed_the_limit() {
         let threads: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(connect)).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    let full = ConnectFailure::Exchange(ExchangeError::Record(RecordError::Refused(Refusal::Full))).to_string();
     let refused: Vec<_> = outcomes.into_iter().filter_map(Result::err).collect();
-    assert_eq!(refused, vec![full; CLIENTS - 3]);
+    assert_eq!(refused, vec![full(); CLIENTS - 3]);
     served.end();
 }
 

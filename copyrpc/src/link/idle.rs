@@ -53,6 +53,12 @@ impl<U> Link<U> {
         self.idle.probe_is_due
     }
 
+    /// Asks for a READ now: there is a sign that the peer is gone (K4). Returns whether a flush has work for that.
+    pub(crate) fn want_probe(&mut self) -> bool {
+        self.idle.probe_is_due |= self.closed.is_none() && !self.read_in_flight;
+        self.idle.probe_is_due
+    }
+
     /// Returns the time of the next check, in ns, after a check at `now_ns`; `None` for never.
     #[must_use]
     pub(crate) fn next_idle_look(&self, now_ns: u64) -> Option<u64> {

@@ -30,7 +30,8 @@ pub struct ClientOptions {
     pub device: DeviceSpec,
     /// Options of the connection. The ring size must be the server's.
     pub endpoint: EndpointConfig,
-    /// Maximum time to wait, whenever a connection is made, for a server that is not there yet or does not answer. Default: 5 s.
+    /// Maximum time to wait, whenever a connection is made, for a server that is not there yet, does not answer, or has no room for another
+    /// client. Default: 5 s.
     pub connect_timeout: Duration,
     /// Maximum bytes of a reply; longer replies are refused. A call takes that much of the credit, which is a quarter of the ring, until
     /// the server answers it, even if it is given up before; calls for which no credit is left wait. The limit is 3/16 of the ring.
@@ -123,6 +124,9 @@ pub(super) struct Caller<U> {
     /// Declared before the context.
     pub(super) endpoint: Endpoint<U>,
     pub(super) context: Context<U>,
+    /// The socket over which the endpoint was connected. Its end tells the server that this client may have died, so it is declared after the
+    /// context, whose drop tells the server of a graceful end.
+    lifeline: TcpStream,
     /// The address as given, for errors.
     pub(super) address: String,
     addresses: Vec<SocketAddr>,
@@ -144,19 +148,20 @@ impl<U> Caller<U> {
         let addresses = address.to_socket_addrs().map(Vec::from_iter);
         let addresses = addresses.map_err(|source| ClientError::Unreachable { address: name.clone(), source })?;
         let context = ContextBuilder::new(options.device.clone()).endpoints_with(ENDPOINTS, &options.endpoint).build()?;
-        let endpoint = reach(&context, &name, &addresses, options, options.connect_timeout, is_wanted)?;
+        let (endpoint, lifeline) = reach(&context, &name, &addresses, options, options.connect_timeout, is_wanted)?;
         let max = endpoint.max_response_allowance();
         let max_reply = options.max_reply.unwrap_or_else(|| default_reply.min(max / 4));
         if max_reply > max {
             return Err(ClientError::MaxReply { wanted: max_reply, max });
         }
-        Ok(Self { endpoint, context, address: name, addresses, options: options.clone(), max_reply })
+        Ok(Self { endpoint, context, lifeline, address: name, addresses, options: options.clone(), max_reply })
     }
 
     /// Makes a new connection in place of an ended one. Tries for the time `patience`, and as long as it `is_wanted`.
     pub(super) fn reconnect(&mut self, patience: Duration, is_wanted: impl FnMut() -> bool) -> Result<(), ClientError> {
         self.endpoint.abort();
-        self.endpoint = reach(&self.context, &self.address, &self.addresses, &self.options, patience, is_wanted)?;
+        let connected = reach(&self.context, &self.address, &self.addresses, &self.options, patience, is_wanted)?;
+        (self.endpoint, self.lifeline) = connected;
         Ok(())
     }
 
@@ -177,17 +182,19 @@ fn reach<U>(
     options: &ClientOptions,
     patience: Duration,
     is_wanted: impl FnMut() -> bool,
-) -> Result<Endpoint<U>, ClientError> {
+) -> Result<(Endpoint<U>, TcpStream), ClientError> {
     let unreachable = |source| ClientError::Unreachable { address: name.to_owned(), source };
     let meet = |stream| Ok(meet(context, stream, options)?);
-    rendezvous::reach(addresses, patience, is_wanted, meet, has_left, unreachable)
+    rendezvous::reach(addresses, patience, is_wanted, meet, may_pass, unreachable)
 }
 
-/// Returns whether the server left while this client waited for its admission, or during the handshake.
-fn has_left(error: &ClientError) -> bool {
+/// Returns whether another attempt may succeed: the server left while this client waited for its admission or during the handshake, or has
+/// no room until another client has gone, maybe this one's predecessor.
+fn may_pass(error: &ClientError) -> bool {
     use mlx5::ConnectError::{NoSuchDevice, NoSuchQp, StaleDevice};
 
     match error {
+        ClientError::Connect(error) if error.is_for_lack_of_room() => true,
         ClientError::Connect(ConnectFailure::Channel(error)) => rendezvous::stream_has_ended(error),
         ClientError::Connect(ConnectFailure::Qp(error)) => {
             matches!(error, NoSuchQp { .. } | NoSuchDevice { .. } | StaleDevice { .. })
@@ -196,9 +203,9 @@ fn has_left(error: &ClientError) -> bool {
     }
 }
 
-fn meet<U>(context: &Context<U>, mut stream: TcpStream, options: &ClientOptions) -> Result<Endpoint<U>, ConnectFailure> {
+fn meet<U>(context: &Context<U>, mut stream: TcpStream, options: &ClientOptions) -> Result<(Endpoint<U>, TcpStream), ConnectFailure> {
     let met = Handshake::of(context, &options.endpoint).advance(&mut stream)?;
-    met.ok_or_else(|| ConnectFailure::Channel(ErrorKind::TimedOut.into()))
+    met.map(|endpoint| (endpoint, stream)).ok_or_else(|| ConnectFailure::Channel(ErrorKind::TimedOut.into()))
 }
 
 /// Returns the end of a call as its caller hears it. Credit has blocks, so a reply with a few bytes too many can arrive.

@@ -3,13 +3,14 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
 use mlx5::{DeviceInfo, DeviceSpec};
-use rendezvous::{Gate, Incoming};
+use rendezvous::{Gate, Incoming, Lifelines};
 use thiserror::Error;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -40,9 +41,11 @@ pub struct ServerOptions {
     /// Its device. Default: the device that the environment variable `COPYRPC_DEVICE` names (`soft`, `mlx5_0`, `mlx5_0:2`), or the
     /// software HCA.
     pub device: DeviceSpec,
-    /// Maximum number of clients at once; a further client gets a refusal that says so. Default: [`DEFAULT_ENDPOINTS`]. Each client takes
-    /// the memory that [`EndpointConfig`] gives: 2 MiB of rings by default. Devices have receives for about 680 with the default
-    /// [`batches_in_flight`](EndpointConfig::batches_in_flight), and for more with fewer of them.
+    /// Maximum number of clients at once; a further client waits for a place, at most for its
+    /// [`connect_timeout`](crate::ClientOptions::connect_timeout), and gets a refusal that says so. Default: [`DEFAULT_ENDPOINTS`]. Each
+    /// client takes a descriptor, for the socket over which it connected, and the memory that [`EndpointConfig`] gives: 2 MiB of rings by
+    /// default. Devices have receives for about 680 with the default [`batches_in_flight`](EndpointConfig::batches_in_flight), and for more
+    /// with fewer of them.
     pub clients: u32,
     /// Options of the connections. Clients need the same ring size.
     pub endpoint: EndpointConfig,
@@ -95,7 +98,9 @@ impl StopHandle {
 /// A server at a TCP address. It belongs to one thread, and serves all its clients in that thread.
 ///
 /// A client that leaves, in any way, or takes its time to connect delays no other client. One process or thread may have several servers,
-/// each with its own address and device.
+/// each with its own address and device. The socket over which a client connected stays open as long as the client lives: its end makes
+/// the server ask the client's device at once whether the client still exists, and free the place of a client that died. It is no more
+/// than a hint: a client whose socket is cut stays connected.
 ///
 /// ```no_run
 /// let mut server = copyrpc::Server::bind("127.0.0.1:7479")?;
@@ -104,8 +109,9 @@ impl StopHandle {
 /// ```
 pub struct Server {
     /// Declared before the context, whose drop waits until the endpoints' last answers have arrived.
-    clients: Vec<Endpoint<()>>,
+    clients: Vec<Member>,
     gate: Gate<Arriving>,
+    lifelines: Lifelines,
     context: Context<()>,
     endpoint: EndpointConfig,
     /// Maximum number of clients at once.
@@ -114,6 +120,13 @@ pub struct Server {
     polls_to_look: u32,
     /// Number of polls in a row that found nothing.
     in_vain: u32,
+}
+
+/// A client that is connected.
+struct Member {
+    endpoint: Endpoint<()>,
+    /// The socket over which it connected; `None` once the client has closed it.
+    lifeline: Option<TcpStream>,
 }
 
 /// The progress of a client that connects.
@@ -171,11 +184,12 @@ impl Server {
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
     pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions) -> Result<Self, ServerError> {
-        let gate = Gate::bind(&address, CONNECT_TIME).map_err(|source| ServerError::Listen { address: format!("{address:?}"), source })?;
+        let listening = Gate::bind(&address, CONNECT_TIME).and_then(|gate| Ok((gate, Lifelines::new()?)));
+        let (gate, lifelines) = listening.map_err(|source| ServerError::Listen { address: format!("{address:?}"), source })?;
         let context = ContextBuilder::new(options.device.clone()).endpoints_with(options.clients, &options.endpoint).build()?;
         let stop = StopHandle { is_stopped: Arc::default(), waker: context.waker() };
         let (endpoint, most) = (options.endpoint.clone(), options.clients);
-        Ok(Self { clients: Vec::new(), gate, context, endpoint, most, stop, polls_to_look: 0, in_vain: 0 })
+        Ok(Self { clients: Vec::new(), gate, lifelines, context, endpoint, most, stop, polls_to_look: 0, in_vain: 0 })
     }
 
     /// Returns the address at which it listens.
@@ -295,12 +309,31 @@ impl Server {
 
     /// Admits new clients, continues with clients that connect, and drops those that have left.
     fn look_at_sockets(&mut self) {
-        self.clients.retain(|client| client.closed().is_none());
-        let Self { clients, gate, context, endpoint, most, .. } = self;
+        self.clients.retain(|client| client.endpoint.closed().is_none());
+        let Self { clients, gate, lifelines, context, endpoint, most, .. } = self;
+        let mut is_full = false;
         gate.look(
             || Arriving::Record(Incoming::default()),
-            |arriving, stream| arriving.advance(stream, context, endpoint, *most),
-            |client| clients.push(client),
+            |arriving, stream| {
+                let outcome = arriving.advance(stream, context, endpoint, *most);
+                is_full |= matches!(&outcome, Err(error) if error.is_for_lack_of_room());
+                outcome
+            },
+            |endpoint, stream| {
+                lifelines.add(&stream);
+                clients.push(Member { endpoint, lifeline: Some(stream) });
+            },
         );
+        for ended in lifelines.ended() {
+            let is_ended = |client: &&mut Member| client.lifeline.as_ref().is_some_and(|lifeline| lifeline.as_raw_fd() == ended);
+            if let Some(client) = clients.iter_mut().find(is_ended) {
+                client.lifeline = None;
+                client.endpoint.probe();
+            }
+        }
+        // A client that lived when its socket was cut may have died since, and another one needs its place.
+        if is_full {
+            clients.iter().filter(|client| client.lifeline.is_none()).for_each(|client| client.endpoint.probe());
+        }
     }
 }

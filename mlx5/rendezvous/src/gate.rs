@@ -78,12 +78,15 @@ impl<A> Gate<A> {
     }
 
     /// Accepts peers, each with the state that `begin` makes, and advances every exchange as far as its socket allows. `advance` returns
-    /// `None` until the peer has arrived, and is not called for it again. A peer whose `advance` fails is disconnected.
+    /// `None` until the peer has arrived, and is not called for it again; `arrived` gets its socket, to keep it in [`Lifelines`] or to close
+    /// it. A peer whose `advance` fails is disconnected.
+    ///
+    /// [`Lifelines`]: crate::Lifelines
     pub fn look<T, E>(
         &mut self,
         begin: impl Fn() -> A,
         mut advance: impl FnMut(&mut A, &mut TcpStream) -> Result<Option<T>, E>,
-        mut arrived: impl FnMut(T),
+        mut arrived: impl FnMut(T, TcpStream),
     ) {
         // accept(2) fails for a connection that is gone, or for lack of descriptors, which may end.
         for _ in 0..self.peers_per_look {
@@ -92,16 +95,15 @@ impl<A> Gate<A> {
                 self.arriving.push(Arriving { stream, stage: begin(), since: Instant::now() });
             }
         }
-        let patience = self.patience;
-        self.arriving.retain_mut(|Arriving { stream, stage, since }| match advance(stage, stream) {
-            Ok(Some(peer)) => {
-                arrived(peer);
-                false
+        let mut next = 0;
+        while let Some(Arriving { stream, stage, since }) = self.arriving.get_mut(next) {
+            match advance(stage, stream) {
+                Ok(None) if since.elapsed() < self.patience => next += 1,
+                Ok(Some(peer)) => arrived(peer, self.arriving.swap_remove(next).stream),
+                // The peer knows the reason, is gone, or takes too long.
+                Ok(None) | Err(_) => drop(self.arriving.swap_remove(next)),
             }
-            Ok(None) => since.elapsed() < patience,
-            // The peer knows the reason, or is gone.
-            Err(_) => false,
-        });
+        }
     }
 }
 
@@ -244,7 +246,7 @@ mod tests {
         let (start, mut peers) = (Instant::now(), Vec::new());
         while peers.is_empty() || gate.arriving().count() > 0 {
             assert!(start.elapsed() < Duration::from_secs(20), "{} still arrive", gate.arriving().count());
-            gate.look(Incoming::default, |stage, stream| stage.advance(stream).map(|bytes| bytes.copied()), |bytes| peers.push(bytes));
+            gate.look(Incoming::default, |stage, stream| stage.advance(stream).map(|bytes| bytes.copied()), |bytes, _| peers.push(bytes));
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(peers, [*b"ab"]);

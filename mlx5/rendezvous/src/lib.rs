@@ -1,6 +1,6 @@
 //! The exchange of records by which two processes connect their queue pairs, over TCP. `copyrpc` and `scalerpc` share this crate: a server
 //! at a TCP address (`Gate`) that no stranger keeps waiting, a client that waits for its server (`reach`), the records that travel between
-//! them (`record`), the way of calls to a thread that owns a connection (`posting`), and the way of a value from there to a future (`oneshot`).
+//! them (`record`), the sockets that tell of a peer's death (`Lifelines`), the way of calls to a thread that owns a connection (`posting`), and the way of a value from there to a future (`oneshot`).
 //!
 //! Nothing here is authenticated or encrypted: any process that reaches the port can take part.
 //!
@@ -23,18 +23,21 @@
 //!
 //! # The files
 //! - `gate`: the server's side of the address.
+//! - `lifelines`: the sockets of the peers that have arrived.
 //! - `reach`: the client's side.
 //! - [`record`]: the bytes that they exchange.
 //! - [`posting`]: calls from any thread to the one that owns a connection.
 //! - [`oneshot`]: one value from a thread to a future.
 
 mod gate;
+mod lifelines;
 pub mod oneshot;
 pub mod posting;
 mod reach;
 pub mod record;
 
 pub use gate::{Gate, Incoming, Outgoing};
+pub use lifelines::Lifelines;
 pub use reach::{reach, stream_has_ended};
 
 /// Every error can cross threads, and `?` converts it to `Box<dyn Error + Send + Sync>`.

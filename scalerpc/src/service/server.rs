@@ -306,7 +306,7 @@ impl Server {
     fn look_at_sockets(&mut self) {
         let Self { rdma, gate, .. } = self;
         let mut offered = gate.arriving().filter(|arriving| matches!(arriving, Arriving::Offered(_))).count();
-        gate.look(|| Arriving::Silent(Incoming::default()), |arriving, stream| arriving.advance(stream, rdma, &mut offered), |()| ());
+        gate.look(|| Arriving::Silent(Incoming::default()), |arriving, stream| arriving.advance(stream, rdma, &mut offered), |(), _| ());
     }
 }
 
