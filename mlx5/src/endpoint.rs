@@ -453,7 +453,8 @@ impl Endpoint {
         const SPINS: u32 = 1_000;
         const SLICE: Duration = Duration::from_millis(10);
         self.connected()?;
-        let end = self.config.timeout.map(|timeout| (timeout, Instant::now() + timeout));
+        // A time that the clock cannot show does not come.
+        let end = self.config.timeout.and_then(|timeout| Some((timeout, Instant::now().checked_add(timeout)?)));
         let mut spins = 0;
         loop {
             let polled = self.poll();

@@ -99,6 +99,14 @@ fn a_wait_ends_at_its_timeout_and_nothing_is_lost_by_it() {
 }
 
 #[test]
+fn a_timeout_that_no_clock_can_show_is_none() {
+    let device = device();
+    let (mut a, mut b) = pair(&device, EndpointConfig { timeout: Some(Duration::MAX), ..EndpointConfig::default() });
+    a.send(b"ages").unwrap();
+    assert_eq!(b.recv().unwrap(), b"ages");
+}
+
+#[test]
 fn a_peer_that_is_gone_fails_what_is_sent_to_it_and_what_it_had_sent_is_received() {
     let device = device();
     let connection = ConnectOptions { timeout: 10, retry_count: 1, ..ConnectOptions::default() };
