@@ -346,8 +346,8 @@ unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -> ssize
     }
 }
 
-/// `ioctl(3)`: the device has write() commands only. It answers like a kernel without the called method. libibverbs then writes the
-/// command, if there is one; otherwise the program learns that this device does not support it. `ENOTTY`, the answer of a kernel with no
+/// `ioctl(3)`: the device has write() commands only. It [refuses](Method::refusal) like a kernel without the called method. libibverbs then
+/// writes the command, if there is one; otherwise the program learns that this device does not support it. `ENOTTY`, the answer of a kernel with no
 /// methods at all, would make libibverbs write too. But where there is no command to write it reaches programs, which do not expect it.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
@@ -363,8 +363,9 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
             sys::copy_in(argument as u64, &mut header)?;
             let [_, _, a, b, c, d] = header;
             let (object, method) = (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]));
-            log::refused(settings, format_args!("ioctl {} refused: EPROTONOSUPPORT", Method { object, method }));
-            Ok(Some(Errno(libc::EPROTONOSUPPORT)))
+            let method = Method { object, method };
+            log::refused(settings, format_args!("ioctl {method} refused: {}", method.refusal()));
+            Ok(Some(method.refusal()))
         });
         match refused {
             Ok(None) => {}

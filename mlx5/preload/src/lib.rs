@@ -21,7 +21,7 @@
 //!
 //! - **write() commands only.** `ioctl(RDMA_VERBS_IOCTL)` fails with `EPROTONOSUPPORT`, as in a kernel without the called method.
 //!   libibverbs then writes the command. For a method without a command, such as those of DEVX, programs learn that the device does not
-//!   support it.
+//!   support it; for those of regions and device memory, such as `ibv_advise_mr`, by `EOPNOTSUPP`, as their manual pages say.
 //! - **The device file is a sealed, sparse memfd**, which `fstat` reports as a character device. libmlx5 maps its doorbell registers from
 //!   it at the offsets it uses with a kernel, so `mmap` need not be interposed.
 //! - **One thread owns the HCA of an open device**, from `open` to `close`: its end tells peers that the HCA is dead. The program's threads

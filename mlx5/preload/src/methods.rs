@@ -1,7 +1,9 @@
 //! Names of the ioctl(RDMA_VERBS_IOCTL) methods, for the log: `rdma/ib_user_ioctl_cmds.h` and `rdma/mlx5_user_ioctl_cmds.h`, without their
-//! prefixes. All of them are refused with EPROTONOSUPPORT, as by a kernel without the method.
+//! prefixes. All of them are refused.
 
 use std::fmt;
+
+use crate::errno::Errno;
 
 /// Objects of every driver with their methods, both indexed by number.
 const COMMON: [(&str, &[&str]); 17] = [
@@ -57,6 +59,22 @@ pub(crate) struct Method {
     pub(crate) object: u16,
     /// `ib_uverbs_ioctl_hdr.method_id`.
     pub(crate) method: u16,
+}
+
+impl Method {
+    /// Returns the errno of its refusal: `EPROTONOSUPPORT`, as of a kernel without the method, upon which libibverbs writes the command. For
+    /// methods of regions and of device memory that have no command `EOPNOTSUPP`, as of a kernel whose driver cannot do it: manuals name it,
+    /// and programs look for it.
+    pub(crate) fn refusal(self) -> Errno {
+        const MR: u16 = 7;
+        const MR_DESTROY: u16 = 1;
+        const DM: u16 = 14;
+        match (self.object, self.method) {
+            (MR, method) if method != MR_DESTROY => Errno(libc::EOPNOTSUPP),
+            (DM, _) => Errno(libc::EOPNOTSUPP),
+            _ => Errno(libc::EPROTONOSUPPORT),
+        }
+    }
 }
 
 impl fmt::Display for Method {

@@ -119,8 +119,9 @@ impl Device {
         Ok(())
     }
 
-    pub(crate) fn ioctl(&self) -> i32 {
-        let header = [24u16, 7, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    /// The errno of a method.
+    pub(crate) fn ioctl(&self, object: u16, method: u16) -> i32 {
+        let header = [24u16, object, method, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         // SAFETY: a header with no attributes.
         let result = unsafe { libc::ioctl(self.file.as_raw_fd(), 0xc018_1b01, header.as_ptr()) };
         assert_eq!(result, -1);
