@@ -28,6 +28,8 @@
 //!   pass their commands to it and wait. It sleeps between looks at the doorbell records: 20 us after recent work, and up to 1 ms after a
 //!   long idle time. It never spins, because a program that spins needs the cores itself. A panic in it ends that context (`EIO`), not the
 //!   program.
+//!   The one thing for which a command waits is a peer in the middle of a copy into a region that is to go or to change: the thread tries
+//!   such a command again, while it carries out others. After 2 s it is refused (`EBUSY`), and the region stays as it was.
 //! - **The kernel checks the addresses in commands**: its cross-process copy reads commands and writes responses, and queues and regions
 //!   must be readable, or writable, when they are named. So a wrong address is an `EFAULT`, as from a kernel, and not a crash.
 //! - **Descriptors**: a duplicate (`dup`, `dup2`, `dup3`, `fcntl`) is the device too, which lives as long as one of them. The program

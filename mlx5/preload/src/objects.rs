@@ -123,7 +123,8 @@ pub(crate) struct Ah {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mr {
     pub(crate) pd: u32,
-    pub(crate) key: u32,
+    /// `None`: its memory was to be replaced, and the new memory was refused.
+    pub(crate) key: Option<u32>,
     pub(crate) start: u64,
     pub(crate) length: u64,
     pub(crate) access_flags: u32,

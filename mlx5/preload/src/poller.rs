@@ -68,8 +68,7 @@ fn serve(mailbox: &Mailbox, settings: &'static Settings, registers: Option<Regis
                     // A NIC reads the doorbell records by itself, and nobody can read those of a stopped process: the doorbells that were rung
                     // before a command take effect before its answer, behind which the process may be stopped.
                     session.progress();
-                    let result = session.execute(&job.call);
-                    job.answer(result);
+                    session.execute(job);
                     pace = Pace::default();
                 }
             }

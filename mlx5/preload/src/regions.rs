@@ -13,11 +13,12 @@ use crate::command::{Call, Reply};
 use crate::config::{GUID, LID, Link};
 use crate::errno::Errno;
 use crate::objects::{Ah, Mr, Objects, Pd};
+use crate::session::LATER;
 use crate::sys::Use;
 use crate::{log, sys};
 
 /// Time that deregistering or changing a region waits for peers that are in the middle of a copy.
-const QUIET: Duration = Duration::from_secs(1);
+const QUIET: Duration = Duration::from_secs(2);
 
 /// `IB_ACCESS_*` that need no support of the HCA: huge pages, memory windows (whose allocation is refused), and optional access.
 const IGNORED_ACCESS: u32 = 1 << 4 | 1 << 7 | 0x3ff << 20;
@@ -35,20 +36,6 @@ pub(crate) fn place<T>(addr: u64, len: u64, what_for: Use) -> Result<NonNull<T>,
         return Err(Errno(libc::EFAULT));
     }
     Ok(place)
-}
-
-/// Calls `is_quiet` until it returns true.
-///
-/// # Errors
-/// `EBUSY`: a peer does not finish.
-fn until_quiet(is_quiet: impl Fn() -> Result<bool, Errno>) -> Result<(), Errno> {
-    let since = Instant::now();
-    while !is_quiet()? {
-        if since.elapsed() > QUIET {
-            return Err(Errno(libc::EBUSY));
-        }
-    }
-    Ok(())
 }
 
 /// The MAC address of the port on RoCE; the GUID is derived from it (modified EUI-64).
@@ -140,21 +127,45 @@ impl Objects {
         }
     }
 
-    fn register(&self, pd: u32, start: u64, length: u64, hca_va: u64, access_flags: u32) -> Result<Mr, Errno> {
-        let pdn = self.pds.get(pd)?.pdn;
+    /// Checks the memory of a region, and that the HCA can name it.
+    fn check_translation(&self, start: u64, length: u64, hca_va: u64, access_flags: u32) -> Result<(NonNull<u8>, Access), Errno> {
         if start != hca_va {
             log::refused(self.settings, format_args!("reg_mr: address {hca_va:#x} for memory at {start:#x}, which the HCA does not do"));
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        let (addr, access) = self.check_region(start, length, access_flags)?;
+        self.check_region(start, length, access_flags)
+    }
+
+    fn register(&self, pd: u32, start: u64, length: u64, hca_va: u64, access_flags: u32) -> Result<Mr, Errno> {
+        let pdn = self.pds.get(pd)?.pdn;
+        let (addr, access) = self.check_translation(start, length, hca_va, access_flags)?;
         // SAFETY: a program keeps memory mapped until its deregistration is answered, as it must for a device. If it does not, the kernel's
         // copy fails.
         let key = unsafe { self.hca.register(pdn, addr, length as usize, access) }.map_err(|error| self.refused_region(&error))?.key;
-        Ok(Mr { pd, key, start, length, access_flags })
+        Ok(Mr { pd, key: Some(key), start, length, access_flags })
     }
 
-    fn deregister(&self, key: u32) -> Result<(), Errno> {
-        until_quiet(|| Ok(self.hca.try_deregister(key)))
+    /// Invalidates the key of a region. The region is gone if this succeeds.
+    ///
+    /// # Errors
+    /// [`LATER`]: a peer is in the middle of a copy, and the command has waited since `since`. `EBUSY`: for too long; the region is as before.
+    fn deregister(&self, mr: &Mr, since: Instant) -> Result<(), Errno> {
+        match mr.key {
+            Some(key) if !self.hca.try_deregister(key) => Err(self.not_quiet(mr, key, since)),
+            _ => Ok(()),
+        }
+    }
+
+    fn not_quiet(&self, mr: &Mr, key: u32, since: Instant) -> Errno {
+        if since.elapsed() < QUIET {
+            return LATER;
+        }
+        let access = Access::from_bits(mr.access_flags & !IGNORED_ACCESS);
+        if let (Ok(pd), Some(access)) = (self.pds.get(mr.pd), access) {
+            // Valid again for peers that look from now on: nobody has to finish for that.
+            let _ = self.hca.try_reregister(key, pd.pdn, access);
+        }
+        Errno(libc::EBUSY)
     }
 
     /// Carries out REG_MR.
@@ -162,15 +173,14 @@ impl Objects {
         let RegMr { start, length, hca_va, pd_handle, access_flags, .. } = call.request()?;
         call.check_room(size_of::<RegMrResp>())?;
         let mr = self.register(pd_handle, start, length, hca_va, access_flags)?;
-        let mr_handle = self.mrs.insert(mr);
-        let key = mr.key;
+        let (mr_handle, key) = (self.mrs.insert(mr), mr.key.unwrap_or(0));
         let note = format!("pd={pd_handle} {start:#x}+{length:#x} access={access_flags:#x} -> mr={mr_handle} key={key:#x}");
         Ok(Reply::of(&RegMrResp { mr_handle, lkey: key, rkey: key }).note(note))
     }
 
     /// Carries out REREG_MR: replaces the region if its memory changes; otherwise changes the region and keeps its keys, as the kernel's
-    /// mlx5 driver does.
-    pub(crate) fn rereg_mr(&mut self, call: &Call) -> Result<Reply, Errno> {
+    /// mlx5 driver does. If the new region is refused, the old one is gone: no program uses either (ibv_rereg_mr(3)).
+    pub(crate) fn rereg_mr(&mut self, call: &Call, since: Instant) -> Result<Reply, Errno> {
         let request: ReregMr = call.request()?;
         call.check_room(size_of::<ReregMrResp>())?;
         let [translation, pd, access] = REREG;
@@ -182,27 +192,29 @@ impl Objects {
         let pd = if is_asked(pd) { request.pd_handle } else { old.pd };
         let access_flags = if is_asked(access) { request.access_flags } else { old.access_flags };
         let new = if is_asked(translation) {
-            let new = self.register(pd, request.start, request.length, request.hca_va, access_flags)?;
-            if let Err(busy) = self.deregister(old.key) {
-                self.deregister(new.key)?;
-                return Err(busy);
-            }
-            new
+            self.pds.get(pd)?;
+            self.check_translation(request.start, request.length, request.hca_va, access_flags)?;
+            self.deregister(&old, since)?;
+            self.mrs.get_mut(request.mr_handle)?.key = None;
+            self.register(pd, request.start, request.length, request.hca_va, access_flags)?
         } else {
+            let key = old.key.ok_or(Errno(libc::EINVAL))?;
             let (pdn, (_, access)) = (self.pds.get(pd)?.pdn, self.check_region(old.start, old.length, access_flags)?);
-            let change = || self.hca.try_reregister(old.key, pdn, access).map_err(|error| self.refused_region(&error));
-            until_quiet(change)?;
+            if !self.hca.try_reregister(key, pdn, access).map_err(|error| self.refused_region(&error))? {
+                return Err(self.not_quiet(&old, key, since));
+            }
             Mr { pd, access_flags, ..old }
         };
         *self.mrs.get_mut(request.mr_handle)? = new;
-        let note = format!("mr={} flags={} -> key={:#x}", request.mr_handle, request.flags, new.key);
-        Ok(Reply::of(&ReregMrResp { lkey: new.key, rkey: new.key }).note(note))
+        let key = new.key.unwrap_or(0);
+        let note = format!("mr={} flags={} -> key={key:#x}", request.mr_handle, request.flags);
+        Ok(Reply::of(&ReregMrResp { lkey: key, rkey: key }).note(note))
     }
 
     /// Carries out DEREG_MR.
-    pub(crate) fn dereg_mr(&mut self, call: &Call) -> Result<Reply, Errno> {
+    pub(crate) fn dereg_mr(&mut self, call: &Call, since: Instant) -> Result<Reply, Errno> {
         let DeregMr { mr_handle } = call.request()?;
-        self.deregister(self.mrs.get(mr_handle)?.key)?;
+        self.deregister(self.mrs.get(mr_handle)?, since)?;
         self.mrs.remove(mr_handle)?;
         Ok(Reply::none().note(format!("mr={mr_handle}")))
     }

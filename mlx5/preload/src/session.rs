@@ -1,12 +1,18 @@
 //! The state of one open device, and the commands on it.
 
+use std::time::Instant;
+
 use crate::abi::verbs::number;
 use crate::command::{Call, Reply};
 use crate::doorbells::{Doorbells, Registers};
 use crate::errno::Errno;
+use crate::mailbox::Job;
 use crate::objects::Objects;
 use crate::settings::Settings;
 use crate::{log, names};
+
+/// The result of a command that has to wait: the thread tries it again. No command ends with it.
+pub(crate) const LATER: Errno = Errno(libc::EAGAIN);
 
 /// An open device, from open(2) to close(2).
 #[derive(Debug)]
@@ -16,15 +22,18 @@ pub(crate) struct Session {
     registers: Option<Registers>,
     /// Present from GET_CONTEXT on.
     objects: Option<Objects>,
+    /// The commands that wait for a peer, and since when.
+    waiting: Vec<(Job, Instant)>,
 }
 
 impl Session {
     pub(crate) fn new(settings: &'static Settings, registers: Option<Registers>) -> Self {
-        Self { settings, registers, objects: None }
+        Self { settings, registers, objects: None, waiting: Vec::new() }
     }
 
-    /// Lets the HCA work, and sends the events that are due. Returns whether anything happened.
+    /// Lets the HCA work, sends the events that are due, and tries the commands that wait. Returns whether anything happened.
     pub(crate) fn progress(&mut self) -> bool {
+        core::mem::take(&mut self.waiting).into_iter().for_each(|(job, since)| self.attempt(job, since));
         let Some(objects) = &mut self.objects else { return false };
         objects.check_doorbells();
         let has_worked = objects.hca.poll();
@@ -32,27 +41,35 @@ impl Session {
         has_events || has_worked
     }
 
-    /// Carries out a command, and writes its response.
-    ///
-    /// # Errors
-    /// The error that a kernel returns.
-    pub(crate) fn execute(&mut self, call: &Call) -> Result<(), Errno> {
-        let name = names::command(call.number).unwrap_or("unknown command");
-        let form = if call.is_extended { "ex " } else { "" };
-        let done = self.settings.command_fault(call.number).and_then(|()| call.check_response()).and_then(|()| self.dispatch(call));
-        match done.and_then(|reply| call.respond(&reply).map(|()| reply)) {
-            Ok(reply) => {
-                log::command(self.settings, format_args!("{form}{name} {}", reply.note));
-                Ok(())
-            }
-            Err(errno) => {
-                log::refused(self.settings, format_args!("{form}{name} ({}) refused: {errno}", call.number));
-                Err(errno)
-            }
+    /// Carries out a command, now or in a later [`progress`](Self::progress), and answers it with the error that a kernel returns.
+    pub(crate) fn execute(&mut self, job: Job) {
+        let refused = self.settings.command_fault(job.call.number).and_then(|()| job.call.check_response());
+        match refused {
+            Ok(()) => self.attempt(job, Instant::now()),
+            Err(errno) => self.answer(job, Err(errno)),
         }
     }
 
-    fn dispatch(&mut self, call: &Call) -> Result<Reply, Errno> {
+    fn attempt(&mut self, job: Job, since: Instant) {
+        match self.dispatch(&job.call, since) {
+            Err(LATER) => self.waiting.push((job, since)),
+            done => self.answer(job, done),
+        }
+    }
+
+    fn answer(&self, job: Job, done: Result<Reply, Errno>) {
+        let number = job.call.number;
+        let name = names::command(number).unwrap_or("unknown command");
+        let form = if job.call.is_extended { "ex " } else { "" };
+        let result = done.and_then(|reply| job.call.respond(&reply).map(|()| reply));
+        match &result {
+            Ok(reply) => log::command(self.settings, format_args!("{form}{name} {}", reply.note)),
+            Err(errno) => log::refused(self.settings, format_args!("{form}{name} ({number}) refused: {errno}")),
+        }
+        job.answer(result.map(drop));
+    }
+
+    fn dispatch(&mut self, call: &Call, since: Instant) -> Result<Reply, Errno> {
         if call.number == number::GET_CONTEXT && !call.is_extended {
             if self.objects.is_some() {
                 return Err(Errno(libc::EINVAL));
@@ -72,8 +89,8 @@ impl Session {
             (number::CREATE_AH, false) => objects.create_ah(call),
             (number::DESTROY_AH, false) => objects.destroy_ah(call),
             (number::REG_MR, false) => objects.reg_mr(call),
-            (number::REREG_MR, false) => objects.rereg_mr(call),
-            (number::DEREG_MR, false) => objects.dereg_mr(call),
+            (number::REREG_MR, false) => objects.rereg_mr(call, since),
+            (number::DEREG_MR, false) => objects.dereg_mr(call, since),
             (number::CREATE_COMP_CHANNEL, false) => crate::cq::create_channel(call),
             (number::CREATE_CQ, false) => objects.create_cq(call),
             (number::CREATE_CQ, true) => objects.create_cq_extended(call),

@@ -13,6 +13,7 @@ mod programs;
 #[path = "../../../tests/support/random.rs"]
 mod random;
 mod raw;
+mod stopped;
 mod storm;
 mod support;
 mod ucx;
