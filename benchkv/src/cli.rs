@@ -5,7 +5,11 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use engine::topology::Transport;
 use harness::report::{JsonSink, say};
 
 pub use self::job::{BackendKind, ClientKind, Fault, JobArgs, Mix, RingChoice, WaitChoice};
@@ -67,13 +71,57 @@ impl Cli {
     /// # Errors
     /// clap's message.
     pub fn try_of(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
-        // Jobs in virtual time are short by default: their results do not vary from run to run.
-        let defaults = [("duration", "2ms"), ("warmup", "500us"), ("runs", "1")];
-        let simulated = |command: clap::Command| {
-            defaults.into_iter().fold(command, |command, (id, value)| command.mut_arg(id, |arg| arg.default_value(value)))
-        };
-        Self::from_arg_matches(&Self::command().mut_subcommand("sim", simulated).try_get_matches_from(words)?)
+        let mut command = Self::command().mut_subcommand("sim", in_virtual_time);
+        let matches = command.try_get_matches_from_mut(words)?;
+        if let Some(sim) = matches.subcommand_matches("sim") {
+            let given = REAL_TIME.into_iter().find(|id| sim.value_source(id) == Some(ValueSource::CommandLine));
+            if let Some(id) = given {
+                let text = format!("--{}: it has no meaning in virtual time; leave it out", id.replace('_', "-"));
+                return Err(command.error(ErrorKind::ArgumentConflict, text));
+            }
+        }
+        Self::from_arg_matches(&matches)
     }
+}
+
+/// The options of a job that have no meaning in virtual time. `benchkv sim` has no help for them, and refuses them.
+const REAL_TIME: [&str; 13] = [
+    "device",
+    "port",
+    "gid_index",
+    "sl",
+    "traffic_class",
+    "mtu",
+    "ucx_errors",
+    "clients",
+    "wait",
+    "pin",
+    "shm_dir",
+    "report_interval",
+    "no_echo",
+];
+
+/// Adapts the options of a job to `benchkv sim`: those of virtual time are left, with its ranges, its defaults and its carriers.
+fn in_virtual_time(command: clap::Command) -> clap::Command {
+    let hidden = REAL_TIME.into_iter().fold(command, |command, id| command.mut_arg(id, |arg| arg.hide(true)));
+    let time = |arg: clap::Arg, help: &'static str, default: &'static str| arg.help(help).default_value(default);
+    // Jobs in virtual time are short by default: their results do not vary from run to run.
+    hidden
+        .mut_arg("duration", |arg| time(arg, "Length of each measured run, 1us to 60s; a number without a unit is seconds", "2ms"))
+        .mut_arg("warmup", |arg| time(arg, "Load before the first run, 1us to 60s, in the units of --duration", "500us"))
+        .mut_arg("runs", |arg| arg.default_value("1"))
+        .mut_arg("ranks", |arg| arg.help("Ranks, 1 to 256 [default: 2]"))
+        .mut_arg("carrier", |arg| arg.value_parser(values_of(|carrier: Transport| carrier.traits().library.is_none())))
+        .mut_arg("backend", |arg| {
+            let is_simulated = |backend: BackendKind| backend.axes().1.is_none_or(|carrier| carrier.traits().library.is_none());
+            arg.value_parser(values_of(is_simulated))
+        })
+}
+
+/// Returns a parser of some values of an option.
+fn values_of<T: ValueEnum + Send + Sync + 'static>(is_legal: fn(T) -> bool) -> impl TypedValueParser<Value = T> {
+    let legal = T::value_variants().iter().filter(|value| is_legal((*value).clone()));
+    PossibleValuesParser::new(legal.filter_map(ValueEnum::to_possible_value)).try_map(|name| T::from_str(&name, false))
 }
 
 /// The subcommands.
@@ -183,6 +231,76 @@ mod tests {
             let help = command.render_long_help().to_string();
             assert!(!help.contains("[default: \"\"]"), "{help}");
         }
+    }
+
+    /// Options of a job that `benchkv sim` lists, each with a legal value.
+    #[test]
+    fn every_option_in_the_help_of_sim_is_obeyed_in_virtual_time_and_the_others_are_refused() {
+        let legal = [
+            "--cpu round=1",
+            "--nic link=1",
+            "--strict",
+            "--backend meta",
+            "--carrier rc-send",
+            "--ranks 3",
+            "--server-threads 2",
+            "--client-threads 2",
+            "--queue-depth 1",
+            "--rate 1000",
+            "--arrivals poisson --rate 1000",
+            "--duration 1us",
+            "--duration 60s",
+            "--ops 5",
+            "--runs 2",
+            "--warmup 1us",
+            "--warmup 60s",
+            "--key-range 10",
+            "--value-size 100",
+            "--read-ratio 1",
+            "--distribution zipfian",
+            "--preload",
+            "--seed 3",
+            "--mix ycsb-a",
+            "--remote-ratio 1",
+            "--ring-size 64K",
+            "--memory-limit 8G",
+            "--no-verify",
+            "--label x",
+            "--json -",
+            "--output x.csv",
+            "--hgrm x",
+            "--hold 10us",
+            "--poll-budget 2",
+            "--coalesce-rtt-us 1",
+            "--initial-stagger-us 1",
+            "--flush-every 2",
+            "--batch-window completion:1",
+            "--ipc-skip-idle 2",
+            "--budget-tuning probe=2 --poll-budget adaptive",
+            "--trace .",
+            "--trace-interval 9 --trace .",
+        ];
+        let sim = |args: &str| Cli::try_of(["benchkv", "sim"].into_iter().chain(args.split_whitespace()));
+        let mut command = Cli::command().mut_subcommand("sim", in_virtual_time);
+        command.build();
+        for arg in
+            command.find_subcommand("sim").unwrap().get_arguments().filter(|arg| !["help", "calibrate"].contains(&arg.get_id().as_str()))
+        {
+            let flag = format!("--{}", arg.get_long().unwrap());
+            let mut shown = legal.iter().filter(|args| args.split(' ').next() == Some(&flag)).peekable();
+            assert!(shown.peek().is_some() || arg.is_hide_set(), "{flag} needs a line in this test");
+            for args in shown {
+                let Some(Command::Sim(sim)) = sim(args).unwrap().command else { panic!("{args}") };
+                crate::sim::resolve(&sim).unwrap();
+            }
+            if REAL_TIME.contains(&arg.get_id().as_str()) {
+                let values = ["", "1", "auto", "threads", "256", "100ms", "/dev/shm"];
+                let refused = values.iter().filter_map(|value| sim(&format!("{flag} {value}")).err()).map(|error| error.to_string());
+                assert!(arg.is_hide_set() && refused.into_iter().any(|text| text.contains("no meaning in virtual time")), "{flag}");
+            }
+        }
+        let help = command.find_subcommand_mut("sim").unwrap().render_long_help().to_string();
+        assert!(!["1h", "mpirun"].iter().any(|word| help.contains(word)), "{help}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod tests;
 
 use std::fmt;
 
-use harness::affinity::{PinPolicy, Plan, Threads};
+use harness::affinity::{PinPolicy, Plan, Threads, Usable};
 use harness::machine::{HugePages, Program, Space};
 use harness::report::bytes;
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,7 @@ pub struct Machine {
     /// Release of the kernel, `6.1.0-18-amd64`.
     pub kernel: String,
     /// Cores this process may use.
-    pub usable_cores: Result<Vec<usize>, String>,
+    pub usable_cores: Result<Usable, String>,
     /// Cores of the host that are online.
     pub cores_online: usize,
     /// Whether expedited memory barriers work.
@@ -179,13 +179,19 @@ fn kernel(release: &str) -> Check {
 
 fn cores(machine: &Machine) -> Check {
     let usable = match &machine.usable_cores {
-        Ok(usable) => usable.clone(),
+        Ok(usable) => usable,
         Err(why) => return Check::missing("cores", why, "without the affinity mask no job can start"),
     };
-    let (count, needed, online) = (usable.len(), DEFAULT_THREADS.total(), machine.cores_online);
-    let found = format!("{count} of {online} usable, {needed} threads in the default job");
-    match Plan::new(&PinPolicy::Auto, usable, DEFAULT_THREADS) {
+    let (count, needed, online) = (usable.cores.len(), DEFAULT_THREADS.total(), machine.cores_online);
+    let at_once = if usable.at_once < count { format!(", {} at a time", usable.at_once) } else { String::new() };
+    let found = format!("{count} of {online} usable{at_once}, {needed} threads in the default job");
+    match Plan::new(&PinPolicy::Auto, usable.clone(), DEFAULT_THREADS) {
         Ok(plan) if !plan.pinned.is_empty() => Check::ok("cores", format!("{found}: each is pinned to its own")),
+        _ if usable.at_once < count && count >= needed => Check::limited(
+            "cores",
+            format!("{found}: they share cores"),
+            "hardware threads of one core count once, and a CPU quota of the control group counts (cpu.max; docker run --cpus)",
+        ),
         _ if count < online => Check::limited(
             "cores",
             format!("{found}: they share cores"),

@@ -33,6 +33,8 @@ use launch::echo::{self, Echo, EchoError, EchoResult};
 use launch::exchange::{Exchange, ExchangeError};
 use launch::hosts::Hosts;
 use launch::launcher::{EXIT_FOLLOWS, Launch};
+#[cfg(not(feature = "mpi"))]
+use launch::role::Foreign;
 use launch::role::{Role, foreign_launcher, role};
 use serde::Serialize;
 use shm::dir::Dir;
@@ -95,9 +97,9 @@ fn start() -> ExitCode {
         #[cfg(feature = "mpi")]
         Some(_) => mpi::run(cli),
         #[cfg(not(feature = "mpi"))]
-        Some((name, size)) => {
-            let what = format!("this build has no MPI: build it with --features mpi, or start it alone, with --ranks {size}");
-            fail(EXIT_OPTIONS, &format!("{name} announces {size} processes, but {what}"))
+        Some(launcher) => {
+            let ranks = if let Foreign::Sized { size, .. } = launcher { format!(", with --ranks {size}") } else { String::new() };
+            fail(EXIT_OPTIONS, &format!("{launcher}, but this build has no MPI: build it with --features mpi, or start it alone{ranks}"))
         }
     }
 }
@@ -214,14 +216,15 @@ fn check_device(options: &Options) -> Result<(), String> {
     checked.map_err(|error| format!("--device {}: {error}", options.asked.device))
 }
 
-/// Removes the remains of killed jobs on this host.
+/// Removes the remains of killed jobs on this host, and checks whether files can be made where they were.
 fn sweep(options: &Options) -> Result<(), String> {
-    match Dir::open(options.asked.shm_dir.as_deref()).and_then(|dir| dir.sweep()) {
-        Ok(0) => {}
-        Ok(count) => say(&format!("removed {count} shared-memory regions of dead processes")),
-        Err(error) => return Err(format!("--shm-dir: {error}")),
+    let dir = Dir::open(options.asked.shm_dir.as_deref()).map_err(|error| format!("--shm-dir: {error}"))?;
+    let removed = dir.sweep().map_err(|error| format!("--shm-dir: {error}"))?;
+    if removed > 0 {
+        say(&format!("removed {removed} shared-memory regions of dead processes"));
     }
-    Ok(())
+    let made = harness::file::check(&dir.path().join("benchkv"));
+    made.map_err(|error| format!("--shm-dir {}: no file can be made in it: {}; name another", dir.path().display(), error.source))
 }
 
 /// Runs one rank of any launcher; `library` is that of MPI. Rank 0 prints the common refusal, measures the baselines first, and shows the

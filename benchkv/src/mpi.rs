@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use benchkv::cli::Cli;
 use launch::exchange::{Exchange, MpiExchange, mpi_library};
-use launch::role::foreign_launchers;
+use launch::role::{Foreign, foreign_launchers};
 
 use crate::{EXIT_OPTIONS, fail, rank_process};
 
@@ -32,11 +32,16 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
 
 /// Refuses a job of another size than the one that was started: processes that MPI does not connect would each run a job of one rank, and
 /// write the same files. One of the launchers may have started the other; MPI belongs to the one that announces its size.
-fn check_size(announced: &[(&str, usize)], size: usize) -> Result<(), String> {
+fn check_size(announced: &[Foreign], size: usize) -> Result<(), String> {
+    let agrees = |launcher: &Foreign| match launcher {
+        Foreign::Sized { size: processes, .. } => *processes == size,
+        // One alone may be one of several that MPI does not connect.
+        Foreign::Unsized { .. } => size > 1,
+    };
     match announced {
-        [(name, processes), ..] if announced.iter().all(|(_, processes)| *processes != size) => Err(format!(
-            "{name} announces {processes} processes, and MPI has brought {size} together: this build is for {}; start it with the mpirun of \
-             that, have srun speak its PMI (srun --mpi=list), or build it for the MPI of the launcher",
+        [launcher, ..] if !announced.iter().any(agrees) => Err(format!(
+            "{launcher}, and MPI has brought {size} together: this build is for {}; start it with the mpirun of that, have srun speak its \
+             PMI (srun --mpi=list), or build it for the MPI of the launcher",
             mpi_library()
         )),
         _ => Ok(()),
@@ -49,8 +54,11 @@ mod tests {
 
     #[test]
     fn one_of_the_launchers_has_to_announce_what_mpi_has_brought_together() {
-        assert_eq!((check_size(&[("mpirun", 4)], 4), check_size(&[("mpirun", 4), ("srun", 2)], 2)), (Ok(()), Ok(())));
-        let refused = check_size(&[("mpirun", 4), ("srun", 2)], 1).unwrap_err();
+        let [mpirun, srun] = [("mpirun", 4), ("srun", 2)].map(|(name, size)| Foreign::Sized { name, size });
+        assert_eq!((check_size(&[mpirun], 4), check_size(&[mpirun, srun], 2)), (Ok(()), Ok(())));
+        let refused = check_size(&[mpirun, srun], 1).unwrap_err();
         assert!(refused.starts_with("mpirun announces 4 processes, and MPI has brought 1 together: "), "{refused}");
+        let ranked = [Foreign::Unsized { variable: "PMIX_RANK" }];
+        assert!(check_size(&ranked, 2).is_ok() && check_size(&ranked, 1).unwrap_err().starts_with("PMIX_RANK says that"));
     }
 }

@@ -11,7 +11,7 @@ use engine::backend::plan::Site;
 use engine::job::{Job, Sizes, least_ring};
 use engine::pace::Pace;
 use engine::topology::{Topology, Transport};
-use harness::affinity::{AffinityError, Plan, Threads};
+use harness::affinity::{AffinityError, Plan, Threads, Usable};
 use harness::range::{RangeError, range};
 use harness::report;
 use launch::device::AutoError;
@@ -160,8 +160,8 @@ impl Options {
         let threads = Threads { ranks: ranks_here, daemons: asked.server_threads, clients: asked.client_threads };
         let near = asked.device.cores();
         let cores = hosts.cores_here(asked.server_threads + asked.client_threads, &near);
-        let plan = Plan::new(&asked.pin, cores, threads)?.beside_device(&near);
-        let wait = asked.wait.strategy(WaitStrategy::auto(threads.total(), plan.usable_cores.len()));
+        let plan = Plan::new(&asked.pin, Usable::on_this_host(cores), threads)?.beside_device(&near);
+        let wait = asked.wait.strategy(WaitStrategy::auto(threads.total(), plan.at_once));
         asked.wait = wait.into();
         Ok(Self { asked, job, memory, wait, launcher, hosts: hosts.clone(), plan })
     }

@@ -1,8 +1,6 @@
 //! `benchkv sim`: a job in virtual time. [`engine::drive::simulated`] says which parts are real and which are models.
 
-use clap::ValueEnum as _;
 use engine::drive::simulated::{Simulated, SimulationError, World};
-use harness::affinity::PinPolicy;
 use harness::clock::ClockSource;
 use harness::environment::Environment;
 use harness::range::{RangeError, range};
@@ -11,10 +9,9 @@ use shm::wait::WaitStrategy;
 use thiserror::Error;
 
 use self::options::{Named, Nic, SimulationRecord};
-use crate::cli::{ClientKind, JobArgs, SimArgs, WaitChoice};
+use crate::cli::{JobArgs, SimArgs, WaitChoice};
 use crate::memory::{Memory, MemoryLimit};
 use crate::options::{OptionError, Options};
-use crate::port::PortOptions;
 use crate::result::{Conditions, Course, JobResult, RankReport, ReduceError};
 
 pub mod calibrate;
@@ -46,37 +43,12 @@ pub enum SimError {
     Reduce(#[from] ReduceError),
 }
 
-/// Refuses options that have no meaning in virtual time.
+/// Checks the times, whose range is that of virtual time.
 fn check(job: &JobArgs) -> Result<(), RangeError> {
-    let (routing, carrier) = job.axes()?;
-    if carrier.traits().library.is_some() {
-        // The name of a backend can say its carrier.
-        let (flag, given, legal) = match job.carrier {
-            Some(carrier) => ("--carrier", carrier.to_string(), "copyrpc or rc-send".to_owned()),
-            None => {
-                let name = job.backend.to_possible_value().map(|name| name.get_name().to_owned());
-                ("--backend", name.unwrap_or_default(), routing.to_string())
-            }
-        };
-        return Err(range(flag, given, "it has no meaning in virtual time", legal));
-    }
-    let refused = |flag, given: String| Err(range(flag, given, "it has no meaning in virtual time", "no value; leave it out".to_owned()));
-    match job {
-        _ if !job.device.is_auto() => refused("--device", job.device.to_string()),
-        _ if job.port != PortOptions::default() => refused("--port and others", job.port.to_string()),
-        _ if job.pin != PinPolicy::Auto => refused("--pin", job.pin.to_string()),
-        _ if job.wait != WaitChoice::Auto => refused("--wait", job.wait.to_string()),
-        _ if job.clients != ClientKind::Threads => refused("--clients", job.clients.to_string()),
-        _ if job.shm_dir.is_some() => refused("--shm-dir", job.shm_dir.iter().map(|dir| dir.display().to_string()).collect()),
-        JobArgs { report_interval: Some(seconds), .. } => refused("--report-interval", seconds.to_string()),
-        _ if !TIMES_S.contains(&job.duration) => Err(range("--duration", job.duration, "outside the supported range", legal_times())),
-        _ if !TIMES_S.contains(&job.warmup) => Err(range("--warmup", job.warmup, "outside the supported range", legal_times())),
-        _ => Ok(()),
-    }
-}
-
-fn legal_times() -> String {
-    format!("{} to {} seconds of virtual time", TIMES_S.start(), TIMES_S.end())
+    let times = [("--duration", job.duration), ("--warmup", job.warmup)];
+    let legal = || format!("{} to {} seconds of virtual time", TIMES_S.start(), TIMES_S.end());
+    let outside = times.into_iter().find(|(_, seconds)| !TIMES_S.contains(seconds));
+    outside.map_or(Ok(()), |(flag, seconds)| Err(range(flag, seconds, "outside the supported range", legal())))
 }
 
 /// Returns the job in virtual time, and checks whether it fits into memory.

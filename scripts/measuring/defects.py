@@ -3,7 +3,7 @@ core, the random worlds.
 
   scripts/defects               all defects that such jobs and worlds can find; fails if one is not found
   scripts/defects --only NAME   one defect; may be repeated
-  scripts/defects --check       only checks that each can still be put back; takes no time
+  scripts/defects --check       checks that each can still be put back, and that two of them are found
 
 Each defect is a change of the sources, made in a copy of them under the target folder. A defect that cannot be put back, because its code has
 changed, must be rewritten here.
@@ -19,6 +19,8 @@ import subprocess
 
 from . import tools
 
+# What --check looks for: found within a few seeds.
+CHEAP = ["credit-swallowed", "index-drift"]
 # Seeds after which a defect counts as not found.
 MOST_SEEDS = 2000
 # Random worlds of scalerpc's core in a run of their test with COPYRPC_TEST_SCALE=1.
@@ -243,7 +245,7 @@ def main():
         if gone:
             raise tools.Failure("\n".join(["this is not in the sources once any more, so that a defect of scripts/measuring/defects.py cannot be put back:", *gone]))
         print(f"{len(known)} defects can be put back")
-        return 0
+        asked.only = CHEAP
     root = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", tools.ROOT / "target")).resolve() / "defects" / "sources"
     missed = []
     print("| defect | what it was | seeds | found by |\n|---|---|---|---|")

@@ -2,7 +2,8 @@
 //!
 //! A [`Plan`] is made once per host, by the same rule in every rank, from the options alone. Each rank gets a run of neighbouring cores
 //! (inside a NUMA node if it fits), daemons first, then clients. Threads are pinned only if each can have a core of its own: pinning more
-//! threads than cores would prevent the scheduler from using a core that happens to be free.
+//! threads than cores would prevent the scheduler from using a core that happens to be free. Hardware threads of one core count as one, and
+//! a CPU quota of the control group counts.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,6 +11,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+use crate::cgroup;
 
 /// The values of `--pin`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -121,7 +124,8 @@ impl fmt::Display for CoreList<'_> {
 /// Words of a mask of 65,536 cores, beyond what any kernel is built for; glibc's own `cpu_set_t` stops at 1,024.
 const MASK_WORDS: usize = 1024;
 
-/// Returns the cores in the affinity mask of the calling thread, those of one NUMA node together.
+/// Returns the cores in the affinity mask of the calling thread, those of one NUMA node together. Hardware threads of a core that also has an
+/// earlier one come last, so that the first threads get cores of their own.
 ///
 /// Reads the raw mask: libraries leave isolated cores out of their lists, but these are the ones that a careful user reserved.
 ///
@@ -143,7 +147,38 @@ pub fn usable_cores() -> Result<Vec<usize>, AffinityError> {
     let nodes = numa_nodes();
     let node_of = |core: &usize| nodes.iter().position(|node| node.contains(core)).unwrap_or(nodes.len());
     cores.sort_by_key(|core| (node_of(core), *core));
+    let later = later_threads(&cores);
+    cores.sort_by_key(|core| later.contains(core));
     Ok(cores)
+}
+
+/// Returns those of `cores`, which are hardware threads, that share a physical core with an earlier one.
+#[must_use]
+pub fn later_threads(cores: &[usize]) -> Vec<usize> {
+    let siblings = |core| std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list"));
+    later_of(cores, |core| siblings(core).ok().and_then(|list| parse_core_list(&list)).unwrap_or_default())
+}
+
+fn later_of(cores: &[usize], siblings: impl Fn(usize) -> Vec<usize>) -> Vec<usize> {
+    let mut taken = BTreeSet::new();
+    let is_later = |core: &usize| {
+        let is_taken = !taken.insert(*core);
+        taken.extend(siblings(*core));
+        is_taken
+    };
+    cores.iter().copied().filter(is_later).collect()
+}
+
+/// Orders a pool of cores for ranks of `threads` threads: each rank gets cores of one NUMA node where one has enough left.
+#[must_use]
+pub fn by_node(cores: &[usize], threads: usize) -> Vec<usize> {
+    aligned(cores, threads, &numa_nodes())
+}
+
+fn aligned(cores: &[usize], threads: usize, nodes: &[Vec<usize>]) -> Vec<usize> {
+    let node_of = |core: &usize| nodes.iter().position(|node| node.contains(core));
+    let runs = || cores.chunk_by(|one, next| node_of(one) == node_of(next)).map(|run| run.chunks_exact(threads.max(1)));
+    runs().flatten().flatten().chain(runs().flat_map(|run| run.remainder())).copied().collect()
 }
 
 /// Returns the number of cores that this process could use if it were not bound: those of the host that its control group permits. If a
@@ -183,7 +218,37 @@ pub fn cores_of_node(node: u32) -> Option<Vec<usize>> {
 /// # Errors
 /// [`AffinityError::Refused`] if the kernel does not permit it.
 pub fn pin_current_thread(core: usize) -> Result<(), AffinityError> {
-    if core_affinity::set_for_current(core_affinity::CoreId { id: core }) { Ok(()) } else { Err(AffinityError::Refused { core }) }
+    let mut mask = [0u64; MASK_WORDS];
+    *mask.get_mut(core / 64).ok_or(AffinityError::Refused { core })? = 1 << (core % 64);
+    // SAFETY: the pointer and length describe the live array, which is read only; pid 0 is the caller.
+    let status = unsafe { libc::sched_setaffinity(0, size_of_val(&mask), mask.as_ptr().cast()) };
+    if status == 0 { Ok(()) } else { Err(AffinityError::Refused { core }) }
+}
+
+/// The cores that threads may use, in the order of assignment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Usable {
+    /// The cores, as the kernel numbers them: hardware threads.
+    pub cores: Vec<usize>,
+    /// Number of threads that can each have a physical core of its own at the same time.
+    pub at_once: usize,
+}
+
+impl Usable {
+    /// Counts what `cores` of this host are: physical cores, as many as the CPU quota of this process's control groups permits.
+    #[must_use]
+    pub fn on_this_host(cores: Vec<usize>) -> Self {
+        let physical = cores.len() - later_threads(&cores).len();
+        let quota = cgroup::cpu_limit().map_or(usize::MAX, |cpus| (cpus as usize).max(1));
+        Self { at_once: physical.min(quota), cores }
+    }
+}
+
+/// Cores each with one hardware thread, without a quota.
+impl From<Vec<usize>> for Usable {
+    fn from(cores: Vec<usize>) -> Self {
+        Self { at_once: cores.len(), cores }
+    }
 }
 
 /// The threads of one host.
@@ -208,8 +273,11 @@ impl Threads {
 /// The placement of every thread of this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Cores this process may use, in the order of assignment.
+    /// Cores this process may use, in the order of assignment: hardware threads.
     pub usable_cores: Vec<usize>,
+    /// Number of threads that can each have a physical core of its own at the same time; 0 in a plan of a version that does not record it.
+    #[serde(default)]
+    pub at_once: usize,
     /// The usable cores of the device's NUMA node, which come first; empty where the host has one node, or does not tell the device's.
     #[serde(default)]
     pub device_cores: Vec<usize>,
@@ -233,10 +301,11 @@ impl Plan {
     ///
     /// # Errors
     /// [`AffinityError`]: a core list is too short, or names a core outside `usable`.
-    pub fn new(policy: &PinPolicy, usable: Vec<usize>, threads: Threads) -> Result<Self, AffinityError> {
+    pub fn new(policy: &PinPolicy, usable: impl Into<Usable>, threads: Threads) -> Result<Self, AffinityError> {
+        let Usable { cores: usable, at_once } = usable.into();
         let cores: &[usize] = match policy {
             PinPolicy::None => &[],
-            PinPolicy::Auto if usable.len() < threads.total() => &[],
+            PinPolicy::Auto if at_once < threads.total() => &[],
             PinPolicy::Auto => &usable,
             PinPolicy::List(list) => {
                 if let Some(&core) = list.iter().find(|core| !usable.contains(core)) {
@@ -254,7 +323,7 @@ impl Plan {
             .map(|chunk| chunk.split_at(threads.daemons))
             .map(|(daemons, clients)| RankCores { daemons: daemons.to_vec(), clients: clients.to_vec() })
             .collect();
-        Ok(Self { threads: threads.total(), pinned, usable_cores: usable, device_cores: Vec::new() })
+        Ok(Self { threads: threads.total(), pinned, usable_cores: usable, at_once, device_cores: Vec::new() })
     }
 
     /// Records which cores were put first because they are beside the device; none if all usable ones are.
@@ -280,6 +349,9 @@ impl Plan {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} threads, usable cores {}", self.threads, CoreList(&self.usable_cores))?;
+        if (1..self.usable_cores.len()).contains(&self.at_once) {
+            write!(f, " ({} at a time: hardware threads share cores, or the control group has a CPU quota)", self.at_once)?;
+        }
         if !self.device_cores.is_empty() {
             write!(f, ", first those beside the device, {}", CoreList(&self.device_cores))?;
         }
@@ -342,12 +414,50 @@ mod tests {
 
     #[test]
     fn pinning_to_a_core_that_does_not_exist_is_an_error() {
-        assert!(matches!(pin_current_thread(1023), Err(AffinityError::Refused { core: 1023 })));
+        for absent in [1023, 1024, 65_535, 65_536] {
+            assert!(matches!(pin_current_thread(absent), Err(AffinityError::Refused { core }) if core == absent));
+        }
+    }
+
+    #[test]
+    fn hardware_threads_of_a_core_count_once_and_are_used_last() {
+        let neighbours = |core: usize| vec![core & !1, core | 1];
+        assert_eq!(later_of(&[0, 1, 2, 3, 5], neighbours), [1, 3]);
+        assert_eq!(later_of(&[0, 1, 2, 3], |core| vec![core % 2, core % 2 + 2]), [2, 3]);
+        assert_eq!(later_of(&[0, 1], |_| Vec::new()), [0; 0], "a kernel that does not tell");
+        let usable = Usable { cores: vec![0, 2, 4, 6, 1, 3, 5, 7], at_once: 4 };
+        let plan = |ranks| Plan::new(&PinPolicy::Auto, usable.clone(), Threads { ranks, daemons: 1, clients: 1 }).unwrap();
+        assert_eq!((plan(2).daemon_core(1, 0), plan(2).client_core(1, 0)), (Some(4), Some(6)));
+        let text = plan(3).to_string();
+        assert!(plan(3).pinned.is_empty() && text.contains("(4 at a time: hardware threads share cores, or"), "{text}");
+        let list: PinPolicy = "0-5".parse().unwrap();
+        assert_eq!(Plan::new(&list, usable, Threads { ranks: 3, daemons: 1, clients: 1 }).unwrap().pinned.len(), 3);
+    }
+
+    #[test]
+    fn a_rank_is_inside_a_numa_node_if_one_has_cores_for_it() {
+        let nodes = [(0..24).collect::<Vec<_>>(), (24..48).collect()];
+        let place = |cores: &[usize], ranks, threads: usize| {
+            let order = aligned(cores, threads, &nodes);
+            assert_eq!(order.iter().collect::<BTreeSet<_>>(), cores.iter().collect());
+            Plan::new(&PinPolicy::Auto, order, Threads { ranks, daemons: 1, clients: threads - 1 }).unwrap()
+        };
+        let cores: Vec<usize> = (0..48).collect();
+        let plan = place(&cores, 3, 10);
+        assert_eq!(
+            [0, 1, 2].map(|rank| plan.daemon_core(rank, 0)),
+            [Some(0), Some(10), Some(24)],
+            "rank 2 does not have cores of both nodes"
+        );
+        assert_eq!(place(&cores, 4, 12).client_core(3, 10), Some(47));
+        assert_eq!(place(&cores, 1, 30).pinned.len(), 1, "a rank that fits into no node");
+        let near_first = [&cores[24..], &cores[..24]].concat();
+        assert_eq!(place(&near_first, 3, 10).daemon_core(2, 0), Some(0));
     }
 
     #[test]
     fn each_rank_gets_neighbouring_cores_daemons_first() {
-        let plan = Plan::new(&PinPolicy::Auto, (0..8).collect(), FOUR_RANKS).unwrap();
+        let plan = Plan::new(&PinPolicy::Auto, (0..8).collect::<Vec<_>>(), FOUR_RANKS).unwrap();
         assert_eq!(plan.daemon_core(0, 0), Some(0));
         assert_eq!((plan.client_core(0, 0), plan.client_core(0, 1)), (Some(1), Some(2)));
         assert_eq!((plan.daemon_core(1, 0), plan.client_core(1, 1)), (Some(3), Some(5)));
@@ -368,7 +478,7 @@ mod tests {
 
     #[test]
     fn auto_never_pins_two_threads_to_one_core() {
-        let plan = Plan::new(&PinPolicy::Auto, (0..5).collect(), FOUR_RANKS).unwrap();
+        let plan = Plan::new(&PinPolicy::Auto, (0..5).collect::<Vec<_>>(), FOUR_RANKS).unwrap();
         assert_eq!(plan.pinned, []);
         assert!(plan.to_string().ends_with("not pinned"));
     }

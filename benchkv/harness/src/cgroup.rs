@@ -1,4 +1,4 @@
-//! The memory limit of this process's control groups, in both versions of the kernel's interface.
+//! The limits of this process's control groups on memory and CPU time, in both versions of the kernel's interface.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,25 +7,57 @@ use std::path::{Path, PathBuf};
 /// limit can be seen from here.
 #[must_use]
 pub fn memory_limit() -> Option<(u64, PathBuf)> {
-    let read = |path| fs::read_to_string(path).unwrap_or_default();
-    limit_of(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"))
+    let (groups, mounts) = here();
+    limit_of(&groups, &mounts)
 }
 
-/// Returns the limit from the kernel's lists of a process's groups, and of its mounts.
+/// Returns the smallest CPU quota among the same groups, in CPUs: 1.5 is 150 ms of CPU time in 100 ms. `None`: no quota can be seen.
+#[must_use]
+pub fn cpu_limit() -> Option<f64> {
+    let (groups, mounts) = here();
+    quota_of(&groups, &mounts)
+}
+
+/// Returns the kernel's lists of this process's groups, and of its mounts.
+fn here() -> (String, String) {
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    (read("/proc/self/cgroup"), read("/proc/self/mountinfo"))
+}
+
 fn limit_of(groups: &str, mounts: &str) -> Option<(u64, PathBuf)> {
-    let of_mount = |mount: &Mount| {
-        let group = group_in(groups, mount)?;
+    let of_dir = |dir: &Path, mount: &Mount| {
+        let file = dir.join(if mount.is_unified { "memory.max" } else { "memory.limit_in_bytes" });
+        // `max`, in version 2, is not a number.
+        Some((fs::read_to_string(&file).ok()?.trim().parse::<u64>().ok()?, file))
+    };
+    in_dirs(groups, mounts, "memory", of_dir).into_iter().min()
+}
+
+fn quota_of(groups: &str, mounts: &str) -> Option<f64> {
+    let of_dir = |dir: &Path, mount: &Mount| {
+        let read = |file| fs::read_to_string(dir.join(file)).ok();
+        let both = if mount.is_unified { read("cpu.max")? } else { read("cpu.cfs_quota_us")? + " " + &read("cpu.cfs_period_us")? };
+        // Without a quota it is `max`, or -1 in version 1.
+        let mut words = both.split_whitespace().map_while(|word| word.parse::<f64>().ok());
+        Some(words.next()? / words.next()?).filter(|cpus| *cpus > 0.0)
+    };
+    in_dirs(groups, mounts, "cpu", of_dir).into_iter().reduce(f64::min)
+}
+
+/// Returns what `of_dir` finds in the directories of the groups of `controller` of a process, and of their parents.
+fn in_dirs<T>(groups: &str, mounts: &str, controller: &str, of_dir: impl Fn(&Path, &Mount) -> Option<T>) -> Vec<T> {
+    let of_mount = |mount: Mount| {
+        let group = group_in(groups, &mount, controller)?;
         // A process in a namespace may be in a group that its mount does not show: then the top of the mount is the closest group.
         let below = Path::new(group).strip_prefix(mount.root).unwrap_or(Path::new(""));
         let dir = Path::new(mount.point).join(below);
-        let files = dir.ancestors().take_while(|dir| dir.starts_with(mount.point)).map(|dir| dir.join(mount.file()));
-        // `max`, in version 2, is not a number.
-        files.filter_map(|file| Some((fs::read_to_string(&file).ok()?.trim().parse::<u64>().ok()?, file))).min()
+        let dirs = dir.ancestors().take_while(|dir| dir.starts_with(mount.point));
+        Some(dirs.filter_map(|dir| of_dir(dir, &mount)).collect::<Vec<_>>())
     };
-    mounts.lines().filter_map(Mount::parse).filter_map(|mount| of_mount(&mount)).min()
+    mounts.lines().filter_map(|line| Mount::parse(line, controller)).filter_map(of_mount).flatten().collect()
 }
 
-/// A mounted hierarchy of groups that limits memory.
+/// A mounted hierarchy of groups with a controller.
 struct Mount<'a> {
     /// The group at its top.
     root: &'a str,
@@ -35,28 +67,24 @@ struct Mount<'a> {
 
 impl<'a> Mount<'a> {
     /// Parses a line of proc_pid_mountinfo(5). Returns `None` for other file systems.
-    fn parse(line: &'a str) -> Option<Self> {
+    fn parse(line: &'a str, controller: &str) -> Option<Self> {
         let (place, kind) = line.split_once(" - ")?;
         let mut place = place.split(' ').skip(3);
         let (root, point) = (place.next()?, place.next()?);
         let mut kind = kind.split(' ');
         let (name, options) = (kind.next()?, kind.nth(1)?);
         let is_unified = name == "cgroup2";
-        let is_memory = is_unified || name == "cgroup" && options.split(',').any(|option| option == "memory");
-        is_memory.then_some(Self { root, point, is_unified })
-    }
-
-    const fn file(&self) -> &'static str {
-        if self.is_unified { "memory.max" } else { "memory.limit_in_bytes" }
+        let is_it = is_unified || name == "cgroup" && options.split(',').any(|option| option == controller);
+        is_it.then_some(Self { root, point, is_unified })
     }
 }
 
 /// Returns the group of a process in a hierarchy: a line of proc_pid_cgroup(5), `NUMBER:CONTROLLERS:GROUP`; version 2 names no
 /// controllers.
-fn group_in<'a>(groups: &'a str, mount: &Mount) -> Option<&'a str> {
+fn group_in<'a>(groups: &'a str, mount: &Mount, controller: &str) -> Option<&'a str> {
     let of_line = |line: &'a str| {
         let (controllers, group) = line.split_once(':')?.1.split_once(':')?;
-        let is_it = if mount.is_unified { controllers.is_empty() } else { controllers.split(',').any(|name| name == "memory") };
+        let is_it = if mount.is_unified { controllers.is_empty() } else { controllers.split(',').any(|name| name == controller) };
         is_it.then_some(group)
     };
     groups.lines().find_map(of_line)
@@ -104,6 +132,19 @@ mod tests {
         let limit = |group: &str| limit_of(&format!("1:cpu:/x\n0::{group}\n"), &mounts);
         assert_eq!(limit("/a/b/c"), Some((5000, tree.file("a/memory.max").unwrap())));
         assert_eq!(limit("/"), None, "the top has no limit");
+    }
+
+    #[test]
+    fn a_cpu_quota_is_told_in_cpus_by_both_versions() {
+        let files = [("a/cpu.max", "max 100000\n"), ("a/b/cpu.max", "150000 100000\n"), ("a/b/c/cpu.max", "800000 100000\n")];
+        let tree = Tree::new("quota", &files);
+        let quota = |group: &str| quota_of(&format!("0::{group}\n"), &tree.mount("/", "cgroup2 cgroup2 rw"));
+        assert_eq!((quota("/a/b/c"), quota("/a"), quota("/")), (Some(1.5), None, None));
+        let files =
+            [("j/cpu.cfs_quota_us", "50000"), ("j/cpu.cfs_period_us", "100000"), ("cpu.cfs_quota_us", "-1"), ("cpu.cfs_period_us", "1")];
+        let tree = Tree::new("quota-v1", &files);
+        let quota = |group: &str| quota_of(&format!("3:cpu,cpuacct:{group}\n"), &tree.mount("/", "cgroup cgroup rw,cpu,cpuacct"));
+        assert_eq!((quota("/j"), quota("/")), (Some(0.5), None));
     }
 
     #[test]

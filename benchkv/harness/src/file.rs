@@ -1,11 +1,11 @@
 //! Files written at the end of a long run: checked before the run, and replaced as a whole.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -22,6 +22,7 @@ pub struct WriteError {
 
 fn remedy(source: &io::Error) -> &'static str {
     match source.kind() {
+        _ if source.raw_os_error() == Some(libc::ENAMETOOLONG) => "give it a shorter name",
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "make room, or name a file elsewhere",
         _ => "name a file in a directory you may write to",
     }
@@ -32,14 +33,22 @@ fn remedy(source: &io::Error) -> &'static str {
 /// # Errors
 /// The system's reason.
 pub fn check(path: &Path) -> Result<(), WriteError> {
-    let probed = if !has_name(path) {
-        Err(io::Error::new(io::ErrorKind::InvalidInput, "it does not end in the name of a file"))
-    } else if is_replaceable(path) {
-        create_new(path).map(drop)
-    } else {
-        OpenOptions::new().write(true).open(path).map(drop)
+    let probed = match fs::symlink_metadata(path) {
+        _ if !has_name(path) => Err(io::Error::new(io::ErrorKind::InvalidInput, "it does not end in the name of a file")),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ if is_replaceable(path) => create_new(path).map(drop),
+        // Its reader would take an open and a close for the end of the result.
+        _ if fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) => may_write(path),
+        _ => OpenOptions::new().write(true).open(path).map(drop),
     };
     probed.map_err(|source| WriteError { place: path.to_owned(), source })
+}
+
+/// Checks the permission to write to `path`, without opening it.
+fn may_write(path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: the path is a live string.
+    if unsafe { libc::access(path.as_ptr(), libc::W_OK) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Returns whether `path` ends in a name. [`Path::file_name`] ignores a slash or dot after it, with which the system takes it for a
@@ -85,10 +94,14 @@ fn is_replaceable(path: &Path) -> bool {
     }
 }
 
+/// Returns the name of a file until it is complete. It begins as the file's name, whose end is left out if the file system has no room for
+/// more.
 fn partial_name(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.partial", std::process::id()));
-    path.with_file_name(name)
+    const LONGEST: usize = 255;
+    let end = format!(".{}.partial", std::process::id());
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    let begin = name.get(..LONGEST - end.len()).unwrap_or(name);
+    path.with_file_name(OsStr::from_bytes(&[begin, end.as_bytes()].concat()))
 }
 
 /// A new file in the directory of `path`. It has no name yet, so a process that is killed leaves nothing behind.
@@ -157,6 +170,44 @@ mod tests {
             assert!(refused.contains("it does not end in the name of a file; name a file in"), "{refused}");
         }
         assert!(!dir.join("harness-new").exists());
+    }
+
+    #[test]
+    fn the_longest_name_can_be_written_and_a_longer_one_is_refused_before_the_run() {
+        let dir = std::env::temp_dir().join(format!("harness-long-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        for bytes in [235, 241, 255] {
+            let path = dir.join("b".repeat(bytes));
+            check(&path).unwrap();
+            write(&path, b"1").unwrap();
+            assert_eq!(fs::read(path).unwrap(), b"1");
+        }
+        let refused = check(&dir.join("b".repeat(256))).unwrap_err().to_string();
+        assert!(refused.ends_with("File name too long (os error 36); give it a shorter name"), "{refused}");
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 3);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// Opens it at once, and reads to the end that it sees.
+    #[test]
+    fn the_reader_of_a_pipe_sees_no_end_before_the_result() {
+        let dir = std::env::temp_dir().join(format!("harness-pipe-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("pipe");
+        let name = CString::new(path.as_os_str().as_bytes()).unwrap();
+        // SAFETY: the name is a live string.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        // A reader that does not wait for a writer, so that `write` below finds one.
+        let mut reader = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
+        check(&path).unwrap();
+        let mut polled = libc::pollfd { fd: reader.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one live entry.
+        assert_eq!(unsafe { libc::poll(&raw mut polled, 1, 0) }, 0, "the writer that the check was has gone");
+        write(&path, b"{}").unwrap();
+        let mut read = String::new();
+        io::Read::read_to_string(&mut reader, &mut read).unwrap();
+        assert_eq!(read, "{}");
+        fs::remove_dir_all(dir).unwrap();
     }
 
     /// Forgets the file: a killed process drops nothing.

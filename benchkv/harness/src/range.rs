@@ -20,9 +20,13 @@ pub struct RangeError {
     pub legal: String,
 }
 
-/// Makes the error of `flag` with the value `given`.
+/// Makes the error of `flag` with the value `given`, whose text is cut if it is as long as that of 1e300.
 pub fn range(flag: &'static str, given: impl ToString, why: &'static str, legal: String) -> RangeError {
-    RangeError { flag, given: given.to_string(), why, legal }
+    /// Maximum number of characters of a value in a message.
+    const LONGEST: usize = 200;
+    let given = given.to_string();
+    let cut = given.char_indices().nth(LONGEST).map(|(at, _)| format!("{}...", given.get(..at).unwrap_or_default()));
+    RangeError { flag, given: cut.unwrap_or(given), why, legal }
 }
 
 /// Returns a parser of whole numbers that says what is `legal` in the place of a text that is none, or too large for its type. It checks

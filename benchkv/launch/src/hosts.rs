@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::exchange::{Exchange, ExchangeError};
-use harness::affinity::{AffinityError, allowed_cores, usable_cores};
+use harness::affinity::{AffinityError, allowed_cores, by_node, later_threads, usable_cores};
 
 /// The hosts of a job, as one of its ranks sees them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,8 +120,9 @@ impl Hosts {
     /// Returns the cores that the ranks of this host may use together, in the order of assignment: the first `threads` to the first rank,
     /// and so on.
     ///
-    /// If the launcher gave each rank enough cores of its own, each gets those; otherwise they are one pool. In both cases those of `near`
-    /// come first: the cores beside the device.
+    /// If the launcher gave each rank enough cores of its own, each gets those; otherwise they are one pool, of which each rank gets cores of
+    /// one NUMA node if it fits. In both cases those of `near` come first: the cores beside the device; and last those that share a physical
+    /// core with an earlier one.
     #[must_use]
     pub fn cores_here(&self, threads: usize, near: &[usize]) -> Vec<usize> {
         let masks: Vec<Vec<usize>> = self.here().map(|(_, place)| near_first(&place.cores, near)).collect();
@@ -144,15 +145,19 @@ impl Hosts {
 }
 
 fn near_first(cores: &[usize], near: &[usize]) -> Vec<usize> {
-    let (mut first, others): (Vec<usize>, Vec<usize>) = cores.iter().partition(|core| near.contains(core));
-    first.extend(others);
-    first
+    let (later, mut cores) = (later_threads(cores), cores.to_vec());
+    cores.sort_by_key(|core| (later.contains(core), !near.contains(core)));
+    cores
 }
 
 fn share_out(masks: &[Vec<usize>], threads: usize) -> Vec<usize> {
     let own: Vec<usize> = masks.iter().filter_map(|mask| mask.get(..threads)).flatten().copied().collect();
-    let is_split = own.len() == masks.len() * threads && unique(own.iter().copied()).len() == own.len();
-    unique(own.into_iter().filter(|_| is_split).chain(masks.iter().flatten().copied()))
+    let all = masks.iter().flatten().copied();
+    if own.len() == masks.len() * threads && unique(own.iter().copied()).len() == own.len() {
+        unique(own.into_iter().chain(all))
+    } else {
+        by_node(&unique(all), threads)
+    }
 }
 
 /// Returns each core once, in the order of first appearance.

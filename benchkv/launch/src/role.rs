@@ -67,25 +67,56 @@ pub enum RoleError {
     },
 }
 
-/// Returns a launcher of another kind that announces several processes: its name, and their number. Without MPI each of them would start
-/// a job of its own, so a binary refuses.
+/// A launcher of another kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum Foreign {
+    /// It announces that it has started several processes.
+    #[error("{name} announces {size} processes")]
+    Sized {
+        /// Its name.
+        name: &'static str,
+        /// Number of processes.
+        size: usize,
+    },
+    /// It gives this process a rank, and does not say how many there are.
+    #[error(
+        "{variable} says that a launcher started this process, and no variable says how many it started (unset it to start a job alone)"
+    )]
+    Unsized {
+        /// The variable with the rank.
+        variable: &'static str,
+    },
+}
+
+/// Returns a launcher of another kind that started several processes, or may have. Without MPI each of them would start a job of its own,
+/// so a binary refuses.
 #[must_use]
-pub fn foreign_launcher() -> Option<(&'static str, usize)> {
+pub fn foreign_launcher() -> Option<Foreign> {
     foreign_launchers().into_iter().next()
 }
 
 /// Returns all such launchers: one may have started the other.
 #[must_use]
-pub fn foreign_launchers() -> Vec<(&'static str, usize)> {
+pub fn foreign_launchers() -> Vec<Foreign> {
     announced(|variable| std::env::var(variable).ok())
 }
 
-fn announced(value_of: impl Fn(&str) -> Option<String>) -> Vec<(&'static str, usize)> {
+fn announced(value_of: impl Fn(&str) -> Option<String>) -> Vec<Foreign> {
     // srun sets the step's variables for its tasks only; those of an allocation (SLURM_NTASKS) are also seen by a plain script.
-    let launchers =
-        [("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE"), ("an MPI launcher with PMI", "PMI_SIZE"), ("Slurm's srun", "SLURM_STEP_NUM_TASKS")];
-    let size_of = |(name, variable): (_, &str)| Some((name, value_of(variable)?.parse().ok()?));
-    launchers.into_iter().filter_map(size_of).filter(|(_, size)| *size > 1).collect()
+    const SIZES: [(&str, &str); 5] = [
+        ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE"),
+        ("an MPI launcher with PMI", "PMI_SIZE"),
+        ("MVAPICH's launcher", "MV2_COMM_WORLD_SIZE"),
+        ("Slurm's srun", "SLURM_STEP_NUM_TASKS"),
+        ("Flux", "FLUX_JOB_SIZE"),
+    ];
+    const RANKS: [&str; 5] = ["PMIX_RANK", "PMI_RANK", "PALS_RANKID", "FLUX_TASK_RANK", "MV2_COMM_WORLD_RANK"];
+    let size_of = |(name, variable): (_, &str)| Some(Foreign::Sized { name, size: value_of(variable)?.parse().ok()? });
+    let sized: Vec<_> = SIZES.into_iter().filter_map(size_of).collect();
+    // A launcher that announces one process has started no other.
+    let ranked = RANKS.into_iter().find(|variable| sized.is_empty() && value_of(variable).is_some());
+    let several = sized.into_iter().filter(|launcher| !matches!(launcher, Foreign::Sized { size: ..=1, .. }));
+    several.chain(ranked.map(|variable| Foreign::Unsized { variable })).collect()
 }
 
 /// Returns the role of this process. Call it once: a rank's socket is its standard input.
@@ -125,12 +156,30 @@ mod tests {
     #[test]
     fn several_announced_processes_are_noticed() {
         let with = |name: &'static str, value: &'static str| announced(move |variable| (variable == name).then(|| value.to_owned()));
-        assert_eq!(with("OMPI_COMM_WORLD_SIZE", "4"), [("Open MPI's mpirun", 4)]);
-        assert_eq!(with("PMI_SIZE", "2"), [("an MPI launcher with PMI", 2)]);
-        assert_eq!(with("SLURM_STEP_NUM_TASKS", "8"), [("Slurm's srun", 8)]);
+        for (variable, value, name) in [
+            ("OMPI_COMM_WORLD_SIZE", "4", "Open MPI's mpirun"),
+            ("PMI_SIZE", "2", "an MPI launcher with PMI"),
+            ("MV2_COMM_WORLD_SIZE", "2", "MVAPICH's launcher"),
+            ("SLURM_STEP_NUM_TASKS", "8", "Slurm's srun"),
+            ("FLUX_JOB_SIZE", "3", "Flux"),
+        ] {
+            assert_eq!(with(variable, value), [Foreign::Sized { name, size: value.parse().unwrap() }]);
+        }
         for (name, value) in [("PMI_SIZE", "1"), ("SLURM_NTASKS", "8"), ("PMI_SIZE", "many")] {
             assert_eq!(with(name, value), []);
         }
-        assert_eq!(announced(|_| Some("2".to_owned())).len(), 3);
+        assert_eq!(announced(|_| Some("2".to_owned())).len(), 5);
+    }
+
+    #[test]
+    fn a_rank_without_a_number_of_ranks_is_noticed() {
+        for variable in ["PMIX_RANK", "PMI_RANK", "PALS_RANKID", "FLUX_TASK_RANK", "MV2_COMM_WORLD_RANK"] {
+            let alone = announced(|asked| (asked == variable).then(|| "0".to_owned()));
+            assert_eq!(alone, [Foreign::Unsized { variable }]);
+            let of_one = announced(|asked| {
+                [(variable, "0"), ("PMI_SIZE", "1")].iter().find(|(name, _)| *name == asked).map(|(_, v)| (*v).to_owned())
+            });
+            assert_eq!(of_one, [], "mpirun -n 1");
+        }
     }
 }

@@ -376,6 +376,16 @@ fn a_helper_answers_and_its_end_is_told_after_its_last_message() {
 }
 
 #[test]
+fn the_helper_of_a_killed_rank_has_ended_when_its_launcher_ends() {
+    let output = run(2, "abandon", 1);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    // The standard output of rank 1.
+    let pid = err.lines().find_map(|line| line.strip_prefix("helper ")).unwrap_or_else(|| panic!("{out}{err}"));
+    assert!(err.contains("launcher: rank 1 was killed by signal 9 (SIGKILL)"), "{err}");
+    assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "{err}");
+}
+
+#[test]
 fn a_role_without_its_socket_is_refused() {
     let output =
         Command::new(env!("CARGO_BIN_EXE_launch-probe")).env("BENCH_HARNESS_ROLE", "rank:0:2").stdin(Stdio::null()).output().unwrap();

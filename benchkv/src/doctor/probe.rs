@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use harness::affinity::usable_cores;
+use harness::affinity::{Usable, usable_cores};
 use harness::environment::Environment;
 use harness::machine::{self, Library};
 use mlx5::DeviceSpec;
@@ -19,7 +19,7 @@ pub fn probe(shm_dir: Option<&Path>) -> Machine {
     Machine {
         // The release follows the name of the system.
         kernel: environment.kernel.split(' ').nth(1).unwrap_or("unknown").to_owned(),
-        usable_cores: usable_cores().map_err(|error| error.to_string()),
+        usable_cores: usable_cores().map(Usable::on_this_host).map_err(|error| error.to_string()),
         cores_online: environment.cores_online,
         membarrier: shm::sync::heavy_barrier(),
         shm: Dir::open(shm_dir).map_err(|error| error.to_string()).and_then(|dir| {

@@ -19,7 +19,7 @@ fn complete() -> Machine {
     let file = |name: &str| Ok(format!("{name}.14.44.0"));
     Machine {
         kernel: "6.1.0-18-amd64".to_owned(),
-        usable_cores: Ok((0..8).collect()),
+        usable_cores: Ok((0..8).collect::<Vec<_>>().into()),
         cores_online: 8,
         membarrier: true,
         shm: Ok(("/dev/shm/copyrpc-0".to_owned(), Space { size_bytes: 16 * GIB, free_bytes: 15 * GIB, is_memory: true })),
@@ -108,10 +108,14 @@ fn limits_are_named_with_the_way_to_raise_them() {
 
 #[test]
 fn cores_are_judged_by_whether_the_default_job_can_be_pinned() {
-    let with = |usable: usize, online| move |m: &mut Machine| (m.usable_cores, m.cores_online) = (Ok((0..usable).collect()), online);
+    let with = |usable: usize, online| {
+        move |m: &mut Machine| (m.usable_cores, m.cores_online) = (Ok((0..usable).collect::<Vec<_>>().into()), online)
+    };
     assert_eq!(check("cores", with(4, 4)).status, Status::Ok);
     assert!(check("cores", with(4, 4)).found.ends_with("4 of 4 usable, 4 threads in the default job: each is pinned to its own"));
     assert_check(&check("cores", with(2, 2)), Status::Limited, "2 of 2 usable", "use a host with 4 cores");
+    let shared = |m: &mut Machine| m.usable_cores = Ok(Usable { cores: (0..8).collect(), at_once: 2 });
+    assert_check(&check("cores", shared), Status::Limited, "8 of 8 usable, 2 at a time, 4 threads", "hardware threads of one core");
     assert_check(&check("cores", with(3, 8)), Status::Limited, "3 of 8 usable", "--bind-to none");
     assert_check(&check("cores", |m| m.usable_cores = Err("refused".to_owned())), Status::Missing, "refused", "affinity mask");
 }
@@ -137,7 +141,7 @@ fn this_machine_is_looked_at() {
     let machine = probe::probe(None);
     let environment = harness::environment::Environment::detect();
     assert!(environment.kernel.contains(&machine.kernel) && machine.kernel.starts_with(|c: char| c.is_ascii_digit()), "{machine:?}");
-    assert!(machine.shm.is_ok() && machine.usable_cores.as_ref().is_ok_and(|cores| !cores.is_empty()), "{machine:?}");
+    assert!(machine.shm.is_ok() && machine.usable_cores.as_ref().is_ok_and(|usable| usable.at_once > 0), "{machine:?}");
     let missing = probe::probe(Some(std::path::Path::new("/nonexistent")));
     assert!(missing.shm.unwrap_err().contains("/nonexistent does not exist"));
 }

@@ -112,6 +112,7 @@ fn illegal_values_are_refused_with_reason_and_range() {
         ("--duration 0", "legal is 0.01 to 3600 seconds"),
         ("--duration 10us", "--duration 0.00001: outside the supported range"),
         ("--duration nan", "legal is 0.01 to 3600 seconds"),
+        ("--duration 1e300", "000...: outside the supported range; legal is 0.01 to 3600 seconds"),
         ("--warmup 1e9", "legal is 0 to 3600 seconds"),
         ("--report-interval 99ms", "--report-interval 0.099: outside the supported range; legal is 0.1 to 3600 seconds"),
         ("--report-interval 0 --ops 9", "--report-interval 0: outside the supported range; legal is 0.1 to 3600 seconds"),

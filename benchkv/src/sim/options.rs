@@ -1,6 +1,8 @@
 //! The models of a simulation, as typed and as recorded.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Read;
 use std::str::FromStr;
 
 use clap::Args;
@@ -27,7 +29,8 @@ pub struct WorldArgs {
     /// Costs of CPUs, as KEY=NS,...: a round of a daemon that finds nothing (round), a poll that a policy adds to it (poll), a message
     /// that it moves (message), a completion (completion), a WRITE or SEND posted (write), a step of a client that finds nothing
     /// (client), an operation that it issues or that ends (operation), the time until a polling core sees the stores of another core
-    /// (line), the wait for the memory of other cores in a turn that finds messages (stall). Or a FILE with such values, one per line, as --calibrate writes it.
+    /// (line), the wait for the memory of other cores in a turn that finds messages (stall). Or a FILE with such values, one per line, as
+    /// --calibrate writes it; with a / in its path if it has a = (./a=b).
     #[arg(long, value_name = "KEY=NS,...|FILE", default_value = "", hide_default_value = true)]
     pub cpu: CpuModel,
 
@@ -42,6 +45,9 @@ pub struct WorldArgs {
     #[arg(long)]
     pub strict: bool,
 }
+
+/// Maximum size of the file of a model, in bytes.
+const MODEL_BYTES: u64 = 64 << 10;
 
 /// The value of `--cpu`.
 #[derive(Debug, Clone, Copy, Default)]
@@ -125,10 +131,14 @@ fn set(model: &mut impl Named, text: &str) -> Result<(), String> {
     const MAX: u64 = 1_000_000_000;
     let mut values = model.named();
     let known = values.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    let mut seen = BTreeSet::new();
     for part in text.split(',').filter(|part| !part.is_empty()) {
         let (key, value) = part.split_once('=').ok_or_else(|| format!("{part}: use KEY=NUMBER, with commas between them"))?;
         let number =
             value.parse().ok().filter(|number| *number <= MAX).ok_or_else(|| format!("{part}: a number from 0 to {MAX} is legal"))?;
+        if !seen.insert(key) {
+            return Err(format!("{part}: {key} is given twice"));
+        }
         let place = values.iter_mut().find(|(name, _)| *name == key).ok_or_else(|| format!("{key} is unknown; known are {known}"))?;
         *place.1 = number;
     }
@@ -140,11 +150,17 @@ impl FromStr for CpuModel {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut cpu = Cpu::default();
-        if text.is_empty() || text.contains('=') {
+        if text.is_empty() || text.contains('=') && !text.contains('/') {
             set(&mut cpu, text)?;
         } else {
-            let model = std::fs::read_to_string(text).map_err(|error| format!("the file {text}: {error}"))?;
-            model.lines().filter(|line| !line.starts_with('#')).try_for_each(|line| set(&mut cpu, line.trim()))?;
+            let mut model = String::new();
+            let read = File::open(text).and_then(|file| file.take(MODEL_BYTES + 1).read_to_string(&mut model));
+            read.map_err(|error| format!("the file {text}: {error}"))?;
+            if model.len() as u64 > MODEL_BYTES {
+                return Err(format!("the file {text}: no model has more than {MODEL_BYTES} bytes"));
+            }
+            let lines: Vec<_> = model.lines().map(str::trim).filter(|line| !line.starts_with('#')).collect();
+            set(&mut cpu, &lines.join(",")).map_err(|error| format!("the file {text}: {error}"))?;
         }
         Ok(Self(cpu))
     }
@@ -157,5 +173,25 @@ impl FromStr for NicChoice {
         let mut nic = Nic::from(NicParameters::default());
         set(&mut nic, text)?;
         Ok(Self(nic.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_read_from_any_file_of_its_size_and_no_key_is_given_twice() {
+        let path = std::env::temp_dir().join(format!("benchkv-round=1-{}", std::process::id()));
+        let of = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            path.to_str().unwrap().parse::<CpuModel>()
+        };
+        assert_eq!(of("# a comment\nround=7\n\n poll=8\n").map(|CpuModel(cpu)| (cpu.round_ns, cpu.poll_ns)), Ok((7, 8)));
+        assert!(of("round=7\nround=8\n").unwrap_err().ends_with("round=8: round is given twice"));
+        assert!(of(&"#\n".repeat(40_000)).unwrap_err().ends_with("no model has more than 65536 bytes"));
+        std::fs::remove_file(&path).unwrap();
+        assert!("/dev/zero".parse::<CpuModel>().unwrap_err().contains("more than 65536 bytes"));
+        assert_eq!("queue=1,queue=2".parse::<NicChoice>().unwrap_err(), "queue=2: queue is given twice");
     }
 }

@@ -70,6 +70,7 @@ fn a_result_that_could_not_be_written_is_refused_before_the_run() {
     refused(&["--json", ""], &["--json: ", nameless]);
     refused(&["--json", &new("dir/")], &["--json: ", nameless]);
     refused(&["--output", &new("dir.csv/")], &["--output: ", nameless]);
+    refused(&["--hgrm", &new(&"b".repeat(256))], &["--hgrm: ", "File name too long", "give it a shorter name"]);
     assert_eq!(files.names(), [""; 0]);
 }
 
@@ -138,11 +139,8 @@ fn a_directory_of_another_user_is_refused() {
 #[test]
 fn a_directory_where_no_file_can_be_made_is_refused() {
     if is_root() {
-        let ended = Job::start(benchkv(&["--shm-dir", "/sys"]).args(SHORT)).end();
-        // If it is mounted read-only, that is noticed before a process is started.
-        let (code, why) =
-            if ended.status.code() == Some(2) { (2, "/sys is not writable: Read-only") } else { (1, "cannot create /sys/benchkv-") };
-        ended.assert_failed(code, &[why]);
+        directory_refused(Path::new("/sys"), &["/sys", "Read-only", "Permission denied"][..1]);
+        directory_refused(Path::new("/proc"), &["no file can be made in it: ", "; name another"]);
     } else {
         let dir = Scratch::in_memory();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o500)).unwrap();

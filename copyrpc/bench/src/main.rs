@@ -67,9 +67,8 @@ fn start() -> ExitCode {
         #[cfg(feature = "mpi")]
         Some(_) => mpi::run(cli),
         #[cfg(not(feature = "mpi"))]
-        Some((name, size)) => {
-            let what = "this build has no MPI: start it alone, or build it with --features mpi";
-            fail(EXIT_OPTIONS, &format!("{name} announces {size} processes, but {what}"))
+        Some(launcher) => {
+            fail(EXIT_OPTIONS, &format!("{launcher}, but this build has no MPI: start it alone, or build it with --features mpi"))
         }
     }
 }

@@ -58,11 +58,16 @@ fn run() -> Result<ExitCode, Box<dyn Error>> {
     }
 }
 
-/// Runs a helper: sends each message back, three times as long; ends with status 9 when told to.
+/// Runs a helper: sends each message back, three times as long; grows, or ends with status 9, when told to.
 fn help(mut owner: Owner) -> Result<ExitCode, Box<dyn Error>> {
     loop {
         match owner.receive()?.as_slice() {
             b"end" => return Ok(ExitCode::from(9)),
+            // Memory that the kernel takes a while to free.
+            b"grow" => {
+                std::hint::black_box(vec![1u8; 128 << 20].leak());
+                owner.send(b"grown".to_vec())?;
+            }
             message => owner.send(message.repeat(3))?,
         }
     }
@@ -110,6 +115,14 @@ fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCod
         "echo" if mine => {
             let echo = Echo { depth: 8, request_bytes: 24, reply_bytes: 16, duration: Duration::from_millis(50) };
             println!("echo {}", echo.measure(&Clock::detect())?.latency_ns.count);
+        }
+        "abandon" if mine => {
+            let mut helper = Helper::start(&[])?;
+            helper.send(b"grow".to_vec())?;
+            helper.receive(Duration::from_secs(15))?.ok_or("no answer")?;
+            println!("helper {}", helper.pid());
+            // SAFETY: no memory is involved.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         }
         "helper" if mine => println!("helper: {}", with_helper()?),
         "ping-pong" if mine => {

@@ -60,8 +60,8 @@ fn fail(code: u8, error: &str) -> ExitCode {
 
 /// Checks everything that can be checked before a process is started, then starts both processes with the same arguments.
 fn launch(job: &Job) -> ExitCode {
-    if let Some((name, size)) = foreign_launcher() {
-        return fail(EXIT_OPTIONS, &format!("{name} announces {size} processes, but this program starts its own: start it alone"));
+    if let Some(launcher) = foreign_launcher() {
+        return fail(EXIT_OPTIONS, &format!("{launcher}, but this program starts its own: start it alone"));
     }
     if let Err(error) = job.json.as_ref().map_or(Ok(()), JsonSink::check) {
         return fail(EXIT_OPTIONS, &OptionError::from(error).to_string());
