@@ -218,11 +218,13 @@ pub fn cores_of_node(node: u32) -> Option<Vec<usize>> {
 /// # Errors
 /// [`AffinityError::Refused`] if the kernel does not permit it.
 pub fn pin_current_thread(core: usize) -> Result<(), AffinityError> {
-    let mut mask = [0u64; MASK_WORDS];
-    *mask.get_mut(core / 64).ok_or(AffinityError::Refused { core })? = 1 << (core % 64);
-    // SAFETY: the pointer and length describe the live array, which is read only; pid 0 is the caller.
-    let status = unsafe { libc::sched_setaffinity(0, size_of_val(&mask), mask.as_ptr().cast()) };
-    if status == 0 { Ok(()) } else { Err(AffinityError::Refused { core }) }
+    // The crate's mask is glibc's `cpu_set_t`; it panics for a core beyond.
+    let is_in_mask = core < libc::CPU_SETSIZE as usize;
+    if is_in_mask && core_affinity::set_for_current(core_affinity::CoreId { id: core }) {
+        Ok(())
+    } else {
+        Err(AffinityError::Refused { core })
+    }
 }
 
 /// The cores that threads may use, in the order of assignment.
