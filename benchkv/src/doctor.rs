@@ -8,9 +8,11 @@ mod tests;
 
 use std::fmt;
 
+use engine::topology::{Routing, Topology, Transport};
 use harness::affinity::{PinPolicy, Plan, Threads, Usable};
 use harness::machine::{HugePages, Program, Space};
 use harness::report::bytes;
+use mlx5::SoftOptions;
 use serde::{Deserialize, Serialize};
 
 /// Raised whenever a field of [`Diagnosis`] changes its meaning, its type or its name.
@@ -38,6 +40,10 @@ pub struct Machine {
     pub shm: Result<(String, Space), String>,
     /// Bytes that may be locked; `None` is without limit.
     pub memlock: Option<u64>,
+    /// Maximum number of files that a process may have open; `None` is without limit.
+    pub open_files: Option<u64>,
+    /// Maximum bytes of address space of a process; `None` is without limit.
+    pub address_space: Option<u64>,
     /// Huge pages.
     pub huge_pages: HugePages,
     /// The file of each library of the driver, by the name it is loaded by; or the loader's reason.
@@ -135,6 +141,7 @@ impl Diagnosis {
     #[must_use]
     pub fn of(machine: &Machine) -> Self {
         let mut checks = vec![kernel(&machine.kernel), cores(machine), membarrier(machine.membarrier), shared_memory(&machine.shm)];
+        checks.extend([open_files(machine.open_files), address_space(machine.address_space)]);
         checks.extend([memlock(machine.memlock), huge_pages(&machine.huge_pages)]);
         checks.extend(machine.driver.iter().map(|(name, file)| driver(name, file)));
         checks.extend(devices(&machine.devices));
@@ -235,6 +242,41 @@ fn shared_memory(shm: &Result<(String, Space), String>) -> Check {
         return Check::limited(name, found, advice);
     }
     Check::ok(name, found)
+}
+
+/// The default job.
+const DEFAULT_JOB: Topology = Topology {
+    routing: Routing::Delegation,
+    transport: Transport::Copyrpc,
+    ranks: DEFAULT_THREADS.ranks,
+    daemons: DEFAULT_THREADS.daemons,
+    clients: DEFAULT_THREADS.clients,
+};
+
+fn open_files(limit: Option<u64>) -> Check {
+    let (name, needed) = ("open files", DEFAULT_JOB.open_files());
+    let Some(limit) = limit else { return Check::ok(name, "without limit") };
+    let found = format!("{limit} (ulimit -Hn), {needed} in a rank of the default job");
+    if limit >= needed {
+        return Check::ok(name, found);
+    }
+    let advice = "ranks cannot open what they need: \"* - nofile 65536\" in /etc/security/limits.conf, LimitNOFILE= in a systemd unit, docker run \
+                  --ulimit nofile=65536";
+    Check::limited(name, found, advice)
+}
+
+fn address_space(limit: Option<u64>) -> Check {
+    let (name, needed) = ("address space", DEFAULT_JOB.mapped_devices() * SoftOptions::default().arena_bytes as u64);
+    let Some(limit) = limit else { return Check::ok(name, "without limit") };
+    let found = format!("{} (ulimit -v), {} in a rank of the default job on the software device", bytes(limit), bytes(needed));
+    if limit >= needed {
+        return Check::ok(name, found);
+    }
+    Check::limited(
+        name,
+        found,
+        "ulimit -v unlimited; or have the batch system limit memory in use in the place of addresses (h_vmem, pvmem)",
+    )
 }
 
 fn memlock(limit: Option<u64>) -> Check {

@@ -16,7 +16,7 @@ use harness::range::{RangeError, range};
 use harness::report;
 use launch::device::AutoError;
 use launch::hosts::{Hosts, HostsError};
-use mlx5::DeviceSpec;
+use mlx5::{DeviceSpec, SoftOptions};
 use shm::dir::Dir;
 use shm::sleep::POLL_SLICE;
 use shm::wait::WaitStrategy;
@@ -166,6 +166,15 @@ impl Options {
         Ok(Self { asked, job, memory, wait, launcher, hosts: hosts.clone(), plan })
     }
 
+    /// Returns the maximum number of bytes of address space that the memory of software devices takes in the process of a rank; little of it is
+    /// ever in use.
+    #[must_use]
+    pub fn address_bytes(&self) -> u64 {
+        let topology = self.job.topology;
+        let has_soft = self.asked.device.is_soft() && topology.transport.traits().library.is_none();
+        if has_soft { topology.mapped_devices() * SoftOptions::default().arena_bytes as u64 } else { 0 }
+    }
+
     /// Returns the length of a measured run; with [`ops`](Job::ops) its maximum.
     #[must_use]
     pub fn duration(&self) -> Duration {
@@ -269,6 +278,14 @@ impl fmt::Display for Options {
             writeln!(f, "open loop: {} of all clients together, {arrivals} arrivals", report::rate(rate))?;
         }
         writeln!(f, "{}", self.memory)?;
+        // Ranks in virtual time are no processes.
+        if !self.job.is_frugal {
+            write!(f, "at most {} open files of a rank (ulimit -n)", topology.open_files())?;
+            match self.address_bytes() {
+                0 => writeln!(f)?,
+                mapped => writeln!(f, ", {} of addresses (ulimit -v)", report::bytes(mapped))?,
+            }
+        }
         writeln!(f, "{}\n{}", self.launcher, self.plan)?;
         let (warmup, runs, duration) = (self.warmup(), self.job.runs, self.duration());
         match self.job.ops {

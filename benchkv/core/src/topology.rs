@@ -205,6 +205,12 @@ impl Topology {
         OTHERS + channels as u64 + of_clients as u64 + PER_THREAD * self.threads_with_endpoints() + PER_ENDPOINT * self.endpoints()
     }
 
+    /// Returns the maximum number of software devices whose memory a rank's process maps: those of its threads and of their peers.
+    #[must_use]
+    pub const fn mapped_devices(&self) -> u64 {
+        self.threads_with_endpoints() + self.endpoints()
+    }
+
     /// Returns the number of endpoints of a rank, all its threads together.
     #[must_use]
     pub const fn endpoints(&self) -> u64 {

@@ -69,10 +69,37 @@ fn mapped_file(name: &str) -> Option<PathBuf> {
 /// Returns the bytes of memory that this process may lock (`RLIMIT_MEMLOCK`); `None` without limit.
 #[must_use]
 pub fn memlock_limit() -> Option<u64> {
+    // SAFETY: the pointer is live and writable.
+    finite(limit(|limit| unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, limit) }).rlim_cur)
+}
+
+/// Returns the bytes of address space that this process may have (`RLIMIT_AS`); `None` without limit.
+#[must_use]
+pub fn address_limit() -> Option<u64> {
+    // SAFETY: the pointer is live and writable.
+    finite(limit(|limit| unsafe { libc::getrlimit(libc::RLIMIT_AS, limit) }).rlim_cur)
+}
+
+/// Returns the number of files that this process may have open if it asks for it (`RLIMIT_NOFILE`, the hard limit); `None` without limit.
+#[must_use]
+pub fn open_files_limit() -> Option<u64> {
+    finite(open_files().rlim_max)
+}
+
+fn open_files() -> libc::rlimit {
+    // SAFETY: the pointer is live and writable.
+    limit(|limit| unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, limit) })
+}
+
+/// Returns the limit that `get` stores; 0 if the kernel refuses. (The type of a resource's name depends on the C library.)
+fn limit(get: impl FnOnce(*mut libc::rlimit) -> libc::c_int) -> libc::rlimit {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is live and writable. It stays 0 if the kernel refuses.
-    unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
-    (limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    get(&raw mut limit);
+    limit
+}
+
+fn finite(limit: libc::rlim_t) -> Option<u64> {
+    (limit != libc::RLIM_INFINITY).then_some(limit)
 }
 
 /// There are too few descriptors.
@@ -91,9 +118,7 @@ pub struct TooFewFiles {
 /// # Errors
 /// The hard limit is lower than `needed`.
 pub fn allow_open_files(needed: u64) -> Result<(), TooFewFiles> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is live and writable. It stays 0 if the kernel refuses.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    let limit = open_files();
     if limit.rlim_cur >= needed {
         return Ok(());
     }
@@ -222,7 +247,12 @@ mod tests {
         let limits = fs::read_to_string("/proc/self/limits").unwrap();
         let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory")).unwrap();
         let soft = line.split_whitespace().next().unwrap();
-        assert_eq!(memlock_limit().map_or_else(|| "unlimited".to_owned(), |bytes| bytes.to_string()), soft);
+        let text = |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
+        assert_eq!(text(memlock_limit()), soft);
+        for (name, column, limit) in [("Max address space", 0, address_limit()), ("Max open files", 1, open_files_limit())] {
+            let line = limits.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            assert_eq!(Some(&*text(limit)), line.split_whitespace().nth(column), "{name}");
+        }
     }
 
     #[test]

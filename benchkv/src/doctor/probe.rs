@@ -26,6 +26,8 @@ pub fn probe(shm_dir: Option<&Path>) -> Machine {
             let space = machine::space(dir.path()).map_err(|error| error.to_string())?;
             Ok((dir.path().display().to_string(), space))
         }),
+        open_files: machine::open_files_limit(),
+        address_space: machine::address_limit(),
         memlock: machine::memlock_limit(),
         huge_pages: machine::huge_pages(),
         driver: ["libibverbs.so.1", "libmlx5.so.1"].map(|name| (name, Library::load(name).map(|library| library.file_name()))).into(),

@@ -23,6 +23,8 @@ fn complete() -> Machine {
         cores_online: 8,
         membarrier: true,
         shm: Ok(("/dev/shm/copyrpc-0".to_owned(), Space { size_bytes: 16 * GIB, free_bytes: 15 * GIB, is_memory: true })),
+        open_files: Some(1 << 20),
+        address_space: None,
         memlock: None,
         huge_pages: HugePages { page_bytes: 2 << 20, reserved: 0, shared: "advise".to_owned() },
         driver: vec![("libibverbs.so.1", file("libibverbs.so.1")), ("libmlx5.so.1", file("libmlx5.so.1"))],
@@ -93,6 +95,9 @@ fn what_a_device_lacks_is_said_by_port() {
 
 #[test]
 fn limits_are_named_with_the_way_to_raise_them() {
+    assert_check(&check("open files", |m| m.open_files = Some(20)), Status::Limited, "20 (ulimit -Hn), 48 in a rank", "nofile 65536");
+    assert_check(&check("address space", |m| m.address_space = Some(GIB)), Status::Limited, "1.0 GiB (ulimit -v), 128.0 GiB", "unlimited");
+    assert_eq!(check("address space", |m| m.address_space = Some(128 * GIB)).status, Status::Ok);
     assert_check(&check("locked memory", |m| m.memlock = Some(8 << 20)), Status::Limited, "8.0 MiB", "memlock unlimited");
     let never = |m: &mut Machine| m.huge_pages.shared = "never".to_owned();
     assert_check(&check("huge pages", never), Status::Limited, "of 2.0 MiB; 0 reserved; in shared memory: never", "shmem_enabled");

@@ -268,7 +268,9 @@ fn the_device_of_auto_and_its_reason_are_in_the_plan_and_in_the_record() {
 #[test]
 fn the_plan_names_every_computed_value() {
     let text = resolve("--device soft --ranks 2").unwrap().to_string();
-    for part in ["soft device", "ring 8.0 KiB", "delegation ring 8 slots", "flux 256 in flight", "wait ", "usable cores", "seed 1"] {
+    let limits = "at most 48 open files of a rank (ulimit -n), 128.0 GiB of addresses (ulimit -v)";
+    for part in [limits, "soft device", "ring 8.0 KiB", "delegation ring 8 slots", "flux 256 in flight", "wait ", "usable cores", "seed 1"]
+    {
         assert!(text.contains(part), "{part} is missing: {text}");
     }
     let looks =
