@@ -35,9 +35,9 @@ use shm::sleep::Sleep;
 use shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 
 /// The control file's `kind`. Its last digits change with any change of this file.
-pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC14");
+pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC15");
 
-/// Bits of a QPN that index the table; the upper 10 are a generation, so numbers are sparse and a stale one names nothing.
+/// Bits of a QPN that index the table; the upper 10 count the queue pairs of a place, so numbers are sparse and a stale one names nothing.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
 pub(crate) const MAX_QPS: usize = 1 << QP_INDEX_BITS;
 pub(crate) const MAX_MRS: usize = 1 << 16;
@@ -68,12 +68,13 @@ pub(crate) struct Header {
 /// One queue pair.
 #[repr(C, align(64))]
 pub(crate) struct QpEntry {
-    /// `connection << 48 | generation << 32 | qpn << 8 | flags`; 0 when free. See [`RECEIVES`]. `peer` and `peer_epoch` are unchanged while this
-    /// word is.
+    /// `version << 32 | qpn << 8 | flags`; 0 when free. See [`RECEIVES`]. The version counts the changes of this place, also from one queue pair to
+    /// the next: a word that a requester remembers does not return before 2^32 changes. `peer`, `peer_epoch` and `generation` are unchanged while
+    /// this word is.
     pub(crate) identity: AtomicU64,
-    /// The peer that may send here: [`QpEntry::pack_peer`].
+    /// The queue pair that may send here: [`QpEntry::pack_peer`].
     pub(crate) peer: AtomicU64,
-    /// The incarnation of the peer's device: its LID and QPN may be used again by another.
+    /// The incarnation of that queue pair's device, which no other device has.
     pub(crate) peer_epoch: AtomicU64,
     /// `shm::ready::{HOT, ARMED}`.
     pub(crate) armed: AtomicU32,
@@ -81,6 +82,8 @@ pub(crate) struct QpEntry {
     pub(crate) pd: AtomicU32,
     /// Receive queue.
     pub(crate) rqn: AtomicU32,
+    /// The version at which the queue pair was made, or last reset. Distinguishes it from others that have had its number.
+    pub(crate) generation: AtomicU32,
     /// Place of its lane's slots: [`LanePlace::pack`].
     pub(crate) lane: AtomicU64,
     pub(crate) told: Told,
@@ -117,14 +120,11 @@ pub(crate) const RECEIVES: u64 = 1;
 pub(crate) const RIGHTS: u64 = Access::REMOTE.bits() as u64;
 /// Flag in [`QpEntry::identity`]: unreliable datagrams, so nobody connects to it.
 pub(crate) const DATAGRAM: u64 = 1 << 4;
-/// Bits of [`QpEntry::identity`] that count the connections of its queue pair.
-pub(crate) const CONNECTION: u64 = 0xffff << CONNECTION_SHIFT;
-const CONNECTION_SHIFT: u32 = 48;
 
 impl QpEntry {
-    /// `generation` distinguishes the queue pairs that had this number, `connection` the connections of one of them.
-    pub(crate) const fn pack_identity(connection: u16, generation: u16, qpn: u32, flags: u64) -> u64 {
-        (connection as u64) << CONNECTION_SHIFT | (generation as u64) << 32 | (qpn as u64) << 8 | flags
+    /// Returns the identity of queue pair `qpn` after `version` changes of its place.
+    pub(crate) const fn pack_identity(version: u32, qpn: u32, flags: u64) -> u64 {
+        (version as u64) << 32 | (qpn as u64) << 8 | flags
     }
 
     /// Returns the queue pair number in an identity.
@@ -132,21 +132,17 @@ impl QpEntry {
         (identity >> 8) as u32 & 0xff_ffff
     }
 
-    /// Returns the generation in an identity.
-    pub(crate) const fn generation(identity: u64) -> u16 {
-        (identity >> 32) as u16
-    }
-
     /// A queue pair that had this number before, or this one before it was reset, is another.
-    pub(crate) const fn pack_peer(lid: u16, qpn: u32, generation: u16) -> u64 {
-        (generation as u64) << 48 | (lid as u64) << 32 | qpn as u64
+    pub(crate) const fn pack_peer(qpn: u32, generation: u32) -> u64 {
+        (generation as u64) << 32 | qpn as u64
     }
 }
 
 /// One memory region.
 #[repr(C, align(64))]
 pub(crate) struct MrEntry {
-    /// `registration << 32 | key`; 0 when free. A key is used again after 256 registrations of its entry, a stamp after 2^32 of the device.
+    /// `registration << 32 | key`; 0 when free. A key is used again after 256 registrations of its entry, and an entry after some time; a
+    /// stamp after 2^32 registrations of the device.
     pub(crate) stamp: AtomicU64,
     /// Virtual address in the owner.
     pub(crate) addr: AtomicU64,
