@@ -21,6 +21,7 @@
 //! | `Header::executing` | owner, as requester | peers that deregister or destroy | **H3** light/heavy barrier: odd while a doorbell executes |
 //! | `Pop::word` | requesters, and the owner in repair, CAS | requesters | **H4** AcqRel: a popped receive is this requester's |
 //! | `DatagramLane::consumed` | the receiver | the sender, whose memory it is | L2 of `shm::lane` |
+//! | `DatagramLane::target` | owner | receivers | Release/Acquire: `target_epoch` and `consumed` of a lane found; read again after L1: whose message it is |
 //! | `OwnerSleep` | requesters, fetch_add; owner | both | **H7** W1 and W2 of `shm::sleep`, after a ready bit: a requester sees that the owner sleeps, or its ready bit is seen |
 //! | `AtomicRequest` | the lane's requester | owner | L1 of the message that says that it is there; written again after H8 only |
 //! | `Lane::intent` | the lane's requester | owner in repair | **H5** Release/Acquire: set before the pop, cleared after the slot is published |
@@ -47,10 +48,10 @@ pub(crate) const MAX_RQS: usize = 1 << 15;
 pub(crate) const MAX_MTU: usize = mlx5_wire::MAX_DATAGRAM_BYTES;
 /// Datagrams that may wait from one device to another.
 pub(crate) const DATAGRAM_SLOTS: usize = 32;
-/// Devices that one device can send datagrams to.
-pub(crate) const MAX_DATAGRAM_LANES: usize = 256;
-/// LIDs are 16 bits.
-pub(crate) const MAX_LIDS: usize = 1 << 16;
+/// Devices that can have datagrams of one device that they have not taken yet. Few in tests, which need one more.
+pub(crate) const MAX_DATAGRAM_LANES: usize = if cfg!(test) { 4 } else { 256 };
+pub(crate) const LID_BITS: u32 = 16;
+pub(crate) const MAX_LIDS: usize = 1 << LID_BITS;
 /// Maximum number of slots of a lane, which is the number of messages that may wait there: a power of two.
 pub(crate) const LANE_SLOTS: usize = 128;
 /// Minimum number of slots of a lane.
@@ -293,12 +294,15 @@ pub(crate) struct DatagramHeader {
 }
 
 /// Datagrams from the owner of this memory to one other device, which reads them here.
+///
+/// When that device has taken all of them, or is gone, the lane may become another device's, and goes on where it is. The device that had it takes a
+/// message only if `target` is the same *behind* the message, and writes `consumed` only if it took one.
 #[repr(C, align(64))]
 pub(crate) struct DatagramLane {
-    /// LID of that device; 0 when unused.
+    /// `number << LID_BITS | LID` of that device, a new number for each; 0 when unused.
     pub(crate) target: AtomicU64,
     pub(crate) target_epoch: AtomicU64,
-    /// Datagrams taken.
+    /// Datagrams taken, or lost with a device that is gone.
     pub(crate) consumed: AtomicU64,
     pub(crate) slots: [Slot<DatagramHeader>; DATAGRAM_SLOTS],
     /// Payloads of the slots, or a GRH and the payload.
