@@ -195,8 +195,10 @@ pub struct Hca {
     has_exact_lanes: bool,
     /// The port that it is one seat of.
     port: Option<Port>,
-    /// A queue pair failed since the last flush, or one with a receive queue of its own did at any time; or a look at the peers is due.
+    /// A look at the peers is due, or `failed` is not empty.
     has_chores: Cell<bool>,
+    /// Queue pairs that failed since the last flush, or have failed and flush a receive queue of their own: index and generation.
+    failed: RefCell<Vec<(usize, u32)>>,
     is_port_up: Cell<bool>,
     /// Asynchronous ones that nobody took yet.
     events: RefCell<VecDeque<AsyncEvent>>,

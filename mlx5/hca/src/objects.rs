@@ -127,6 +127,7 @@ impl Hca {
             has_exact_lanes: options.trace || options.timing.is_model(),
             port: options.port,
             has_chores: Cell::new(false),
+            failed: RefCell::default(),
             is_port_up: Cell::new(true),
             events: RefCell::default(),
             rnr_naks: Cell::new(0),

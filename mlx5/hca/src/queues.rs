@@ -449,7 +449,9 @@ impl SoftQp {
     /// The queue pair goes to the error state: its own operations are flushed, and its peer's are not answered any more.
     #[cold]
     pub(crate) fn fail(&mut self, hca: &Hca) {
-        self.failed = true;
+        if !core::mem::replace(&mut self.failed, true) {
+            hca.failed.borrow_mut().push((self.index, self.generation));
+        }
         self.mode = Mode::Odd;
         hca.has_chores.set(true);
         self.entry().identity.store(self.identity(0), Ordering::Release);
