@@ -244,6 +244,11 @@ impl Peer {
         self.memory.control().header.executing.load(Ordering::Acquire)
     }
 
+    /// Returns whether its process executes a full fence behind its `executing` word, so that a fence here orders the two (H3).
+    pub(crate) fn has_fences(&self) -> bool {
+        self.memory.control().header.has_fences.load(Ordering::Relaxed) != 0
+    }
+
     /// Returns the word that says whether it may be gone ([`owner_may_be_gone`]). Valid as long as this value.
     pub(crate) fn life_word(&self) -> NonNull<AtomicU32> {
         self.word

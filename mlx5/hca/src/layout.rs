@@ -18,7 +18,7 @@
 //! | `Told::answered` | owner | requester | **H8** Release/Acquire: the old value of the atomic it answers |
 //! | `QpEntry::armed` | owner | requester | R1 of `shm::ready` |
 //! | `MrEntry::stamp` | owner | requesters | **H2** Release/Acquire: the other fields, unchanged while this word is |
-//! | `Header::executing` | owner, as requester | peers that deregister or destroy | **H3** light/heavy barrier: odd while a doorbell executes |
+//! | `Header::executing` | owner, as requester | peers that deregister or destroy | **H3** light/heavy barrier: odd while a doorbell executes; or fences, see `has_fences` |
 //! | `Pop::word` | requesters, and the owner in repair, CAS | requesters | **H4** AcqRel: a popped receive is this requester's |
 //! | `DatagramLane::consumed` | the receiver | the sender, whose memory it is | L2 of `shm::lane` |
 //! | `DatagramLane::target` | owner | receivers | Release/Acquire: `target_epoch` and `consumed` of a lane found; read again after L1: whose message it is |
@@ -64,6 +64,9 @@ pub(crate) const QUEUE_BYTES: usize = 256 << 20;
 pub(crate) struct Header {
     /// Even: idle; odd: the owner executes a doorbell and may be reading or writing memory of its peers.
     pub(crate) executing: AtomicU64,
+    /// Not 0: the owner executes a full fence behind that word, because membarrier(2) does not work in its process. Written before the device has
+    /// peers.
+    pub(crate) has_fences: AtomicU32,
 }
 
 /// One queue pair.

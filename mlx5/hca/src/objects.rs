@@ -106,6 +106,7 @@ impl Hca {
         // The first one in a process registers it with the kernel, which in a process of several threads waits for all CPUs: up to seconds on
         // a busy machine. Not in the first doorbell, then, where a peer would take this process for a stopped one.
         let barrier = LightBarrier::of_process();
+        memory.control().header.has_fences.store(barrier.is_fence().into(), Ordering::Relaxed);
         let membership = Membership::join(&options.fabric, &memory, options.port.is_some())?;
         let random = &mut Random::new(membership.seed());
         let mut state = State::new(arena_bytes, &options.faults, ready_words(&memory), random);
