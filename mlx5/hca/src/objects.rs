@@ -174,12 +174,13 @@ impl Hca {
         [self.state.borrow().deferred.next_ns(), again_ns].into_iter().flatten().min()
     }
 
-    /// Makes a protection domain. Returns its number, which is never used again.
+    /// Makes a protection domain. Returns its number, which is not used again before 2^32 others.
     #[must_use]
     pub fn alloc_pd(&self) -> u32 {
         let mut state = self.state.borrow_mut();
-        state.next_pd += 1;
-        state.next_pd - 1
+        let pd = state.next_pd;
+        state.next_pd = pd.wrapping_add(1);
+        pd
     }
 
     /// Makes a completion queue. Returns its number.

@@ -9,6 +9,7 @@ use crate::layout::{Pop, Taking, qp_index};
 use crate::plain::{self, Ran};
 use crate::random::Random;
 use crate::reach::Looks;
+use crate::receive::{Receives, Taken};
 use crate::{Access, LocalFabric, Region};
 
 const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
@@ -379,6 +380,30 @@ fn receives_that_others_took_are_not_taken_again_and_the_ones_posted_since_are()
         }
         assert!(arrived > 0x1_0000 / 4 && u32::from(taken) < arrived, "{arrived} {taken}");
     }
+}
+
+#[test]
+fn a_taker_that_came_too_late_has_no_intent_that_a_repair_would_wait_for() {
+    let [_, mut b] = pair(true);
+    b.post_receives();
+    let receives = b.hca.state.borrow().rqs[b.rqn as usize].as_ref().unwrap().receives;
+    let (mut known, intent) = (Receives::NONE_KNOWN, AtomicU64::new(0));
+    let word = receives.next_known(&mut known).unwrap();
+    assert!(taken_by_another(&b).is_some());
+    assert_eq!((receives.exchange(word, || &intent), intent.load(Ordering::Relaxed)), (None, 0));
+    let taken = receives.pop(&intent).unwrap();
+    assert_eq!(intent.load(Ordering::Relaxed), taken.0 + Pop::ONE, "it took one, and has not told of it");
+}
+
+#[test]
+fn a_receive_is_not_accounted_for_by_what_took_it_earlier_however_long_ago() {
+    let taken = Taken::new(8);
+    assert!(!taken.is_accounted(Taking::new(0, 3)), "never taken");
+    assert!(taken.account(Taking::new(5, 3)));
+    for bit in 0..48 {
+        assert_eq!(taken.is_accounted(Taking::new(1 << bit, 3)), bit < 3, "2^{bit}");
+    }
+    assert!(taken.is_accounted(Taking::new(5, 3)) && !taken.is_accounted(Taking::new(6, 3)));
 }
 
 #[test]
