@@ -37,9 +37,13 @@ impl Drop for Mr {
     }
 }
 
-/// A region that a peer is still copying to or from. Its key is invalid already; try again later.
+/// A region that a peer may still be copying to or from: the peer has not finished a doorbell within 50 ms, because it is stopped, for example; or
+/// membarrier(2) works in the peer's process and not in this one, so that this process cannot know. The key is invalid already; try again later.
 #[derive(Debug, thiserror::Error)]
-#[error("a peer was stopped in the middle of a copy of this region; it must stay allocated until `deregister` succeeds")]
+#[error(
+    "a peer may still be copying to or from this region: it does not finish a doorbell (is it stopped?), or membarrier(2) works in its process but \
+     not in this one; the region must stay allocated until `deregister` succeeds"
+)]
 pub struct Busy(
     /// The region.
     pub Mr,

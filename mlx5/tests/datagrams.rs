@@ -342,6 +342,27 @@ fn a_queue_pair_that_fails_flushes_its_receives_and_refuses_posts() {
     assert_eq!(a.qp.post(&UdSend { to: &to, payload: () }, Signal::Always, 0), Err(PostError::WrongState(QpState::Error)));
 }
 
+/// A device that has the LID of one that is gone has neither its queue pair numbers nor its keys.
+#[test]
+fn what_is_for_a_device_that_is_gone_is_not_for_the_next_one_with_its_lid() {
+    let net = Net::new();
+    let mut a = Post::active(&net, true);
+    let mut b = Post::active(&net, true);
+    let (to, key, lid) = (b.qp.destination(), b.mr.rkey(), b.device.info().name);
+    net.forget(&b.device);
+    drop(b);
+    b = Post::active(&net, true);
+    assert_eq!(b.device.info().name, lid);
+    assert_ne!(b.mr.rkey(), key);
+    let buffer = b.mr.sge(0, 256).unwrap();
+    b.receive(&[buffer], 0);
+    a.post(&UdSend { to: &to, payload: Inline(b"for the dead") }, 0);
+    assert_eq!(net.collect(1, || a.sent()), [(0, Ok(0))]);
+    // The other one, behind it, arrives.
+    a.post(&UdSend { to: &b.qp.destination(), payload: () }, 1);
+    assert_eq!(net.collect(1, || b.received()), [(arrival(0, None, 0), a.qp.qpn())]);
+}
+
 /// Datagrams a sender may have under way, so that all of them together never find the receiver without room.
 const AHEAD: u64 = 12;
 

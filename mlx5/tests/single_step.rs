@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use fabric::{new_dir, remove_dir};
 use shm_testing::tracee::{Helper, Points, on_one_core};
-use stepped::{End, Kind, RECEIVES, Stepped, run_process};
+use stepped::{End, Kind, RECEIVES, Stepped, length, run_process};
 use support::{scale, watchdog};
 
 /// Nothing here takes long; this only ends a hang.
@@ -309,6 +309,41 @@ fn destroy(kind: Kind) {
     assert_eq!(leaked, 0);
     assert!(quarantined > 0, "it was stopped in the middle");
     world.finish();
+}
+
+/// A reader may poll the end of a message: it is visible after everything before it, and at once if it is aligned.
+#[test]
+fn the_last_eight_bytes_of_a_message_of_any_length_appear_behind_all_others() {
+    const LAST: usize = 8;
+    let _one = begin();
+    on_one_core(|| {
+        let dir = new_dir("length");
+        let mut target = End::open(&dir);
+        let region = (target.mr.addr(), target.mr.rkey());
+        let mut stepped = Stepped::start(Stepped::helper(&dir, Kind::Length), &mut target, 0, Kind::Length, region);
+        for imm in 0..2 * 130 {
+            let (len, end) = length(imm);
+            target.mr.write(0, &[0; 512]).unwrap();
+            stepped.go(1);
+            let mut seen = 0;
+            while seen < len && stepped.step(1) {
+                let mut bytes = [0; 512];
+                target.mr.read(0, &mut bytes).unwrap();
+                let message = &bytes[end - len..end];
+                let (others, last) = message.split_at(len.saturating_sub(LAST));
+                let [others_seen, last_seen] = [others, last].map(|bytes| bytes.iter().filter(|&&b| b != 0).count());
+                assert!(last_seen == 0 || others_seen == others.len(), "{len} bytes: {others_seen} and {last_seen}");
+                assert!(len < LAST || end % LAST != 0 || [0, LAST].contains(&last_seen), "{len} bytes: {last_seen} of the last eight");
+                seen = others_seen + last_seen;
+            }
+            assert_eq!(seen, len);
+            stepped.finish();
+            stepped.resume();
+        }
+        stepped.kill();
+        drop(target);
+        remove_dir(&dir);
+    });
 }
 
 #[test]

@@ -102,6 +102,12 @@ mod barrier {
             Self { is_fence: cfg!(loom) || !is_registered() }
         }
 
+        /// Returns whether it is a full fence, so that a consumer needs no more than that either.
+        #[must_use]
+        pub fn is_fence(self) -> bool {
+            self.is_fence
+        }
+
         /// The barrier.
         #[inline(always)]
         pub fn execute(self) {

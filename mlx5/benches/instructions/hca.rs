@@ -2,6 +2,24 @@
 
 use mlx5::*;
 
+/// `n` polls of an empty queue of a device with 1,000 queue pairs, one of which failed and has a receive queue of its own.
+pub(crate) fn poll_empty_beside_a_failed_one(n: usize) {
+    let options = SoftOptions { fabric: FabricSpec::Local(LocalFabric::new()), arena_bytes: 1 << 30, ..Default::default() };
+    let device = Device::open(DeviceSpec::Soft(options)).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let (mut cq, srq) = (device.create_cq(64).unwrap(), pd.create_srq(1, 0).unwrap());
+    let config = QpConfig { max_send_wr: 1, ..QpConfig::default() };
+    let _others: Vec<RcQp> = (0..999).map(|_| pd.create_qp(&cq, &cq, &srq, &config).unwrap()).collect();
+    let mut failed = pd.create_qp(&cq, &cq, ReceiveSource::Own { depth: 1, max_sge: 0 }, &config).unwrap();
+    failed.connect(&failed.address(), &ConnectOptions::default()).unwrap();
+    failed.fail();
+    let mut polled = 0;
+    for _ in 0..n {
+        polled += cq.poll(16, |_| ());
+    }
+    assert_eq!(polled, 0);
+}
+
 /// `n` messages from one device to another, `batch` to a doorbell.
 pub(crate) fn write_imm(n: usize, batch: usize) {
     let fabric = LocalFabric::new();

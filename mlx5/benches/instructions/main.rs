@@ -18,7 +18,7 @@ mod libmlx5;
 mod polls;
 mod posts;
 
-use hca::write_imm;
+use hca::{poll_empty_beside_a_failed_one, write_imm};
 use libmlx5::VERSUS;
 use mlx5::RegisterKind;
 use polls::{poll_compressed, poll_empty, poll_mono, poll_receive_rq, poll_receive_srq, poll_send};
@@ -227,6 +227,14 @@ const KINDS: &[Kind] = &[
         collect: "hca",
         what: "the same, 1 to a doorbell",
         run: |n| write_imm(n, 1),
+    },
+    Kind {
+        name: "hca_poll_empty_failed",
+        bound: Some(400),
+        counts: (4_096, 12_288),
+        collect: "hca",
+        what: "software HCA: one poll of a queue that is empty, of 1,000 queue pairs, one of which failed and flushes a receive queue of its own",
+        run: poll_empty_beside_a_failed_one,
     },
 ];
 

@@ -4,8 +4,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use mlx5_wire::{
-    CQ_DBREC_ARM, CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MINI_CQES_PER_ARRAY, MiniCqe, OP_OWN_OFFSET,
-    ResponderCqe, TitleCqe, is_solicited, mini_array_offset, op_own_with,
+    CQ_DBREC_ARM, CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MAX_CQE, MINI_CQES_PER_ARRAY, MiniCqe,
+    OP_OWN_OFFSET, ResponderCqe, TitleCqe, is_solicited, mini_array_offset, op_own_with,
 };
 
 use super::request::CqMemory;
@@ -32,9 +32,9 @@ pub struct SoftCq {
     /// The CQE at the producer, and the owner bit of its lap, if there is room.
     next: *mut u8,
     owner: bool,
-    /// Producer behind the last CQE that was solicited or an error.
+    /// Counter behind the last CQE that was solicited or an error; or 2^22 less than the producer, on whose 24 bits all comparisons are made.
     solicited: u32,
-    /// Producer when the last event was sent to another driver.
+    /// Counter behind the CQE that gave the last event to another driver; or as above.
     announced: u32,
     /// A CQE was due while the queue was full; nothing is written any more.
     overrun: bool,
@@ -81,7 +81,7 @@ impl SoftCq {
     /// For tests: makes it as if `counter` CQEs had been written already.
     #[doc(hidden)]
     pub fn start_at(&mut self, counter: u32) {
-        (self.limit, self.solicited, self.room) = (counter, counter, 0);
+        (self.limit, self.solicited, self.announced, self.room) = (counter, counter, counter, 0);
     }
 
     /// It gets no more CQEs, as after an overrun, but by no fault of its driver.
@@ -155,6 +155,10 @@ impl SoftCq {
         self.limit = producer.wrapping_add(self.room);
         self.next = self.cqe(producer).as_ptr();
         self.owner = producer & (self.mask + 1) != 0;
+        // Neither falls behind so far that it seems to be ahead.
+        for mark in [&mut self.solicited, &mut self.announced] {
+            *mark = producer.wrapping_sub(producer.wrapping_sub(*mark).min(MAX_CQE));
+        }
         Ok(())
     }
 
@@ -239,29 +243,46 @@ impl SoftCq {
 
     /// Returns whether the driver armed the queue and it holds a CQE that it was armed for. Disarms it then.
     pub fn take_event(&mut self) -> bool {
-        self.take_event_behind(None)
+        self.take_due(None).is_some()
     }
 
-    /// Like [`take_event`](Self::take_event), but a CQE that was there at the last event gives no other event, whatever was consumed: a
-    /// NIC remembers it as `last_notified_index` of the CQ context.
+    /// Like [`take_event`](Self::take_event), but each CQE gives one event, and each event is for one CQE: the first that the queue is armed for, after
+    /// the consumer and after the CQE of the last event. A NIC writes the event when it writes that CQE, whatever follows, and remembers it as
+    /// `last_notified_index` of the CQ context.
     pub(crate) fn announce(&mut self) -> bool {
-        let is_new = self.take_event_behind(Some(self.announced));
-        if is_new {
-            self.announced = self.produced();
-        }
-        is_new
+        let due = self.take_due(Some(self.announced));
+        self.announced = due.unwrap_or(self.announced);
+        due.is_some()
     }
 
-    fn take_event_behind(&self, announced: Option<u32>) -> bool {
+    /// Takes the arm command if there is a CQE that it is for, after that before `announced`. Returns the counter behind the first one.
+    fn take_due(&self, announced: Option<u32>) -> Option<u32> {
         let word = self.arm_word().load(Ordering::Acquire);
+        if word == NOT_ARMED {
+            return None;
+        }
         let armed = CqArm::from_record(word);
-        let newest = if armed.solicited_only { self.solicited } else { self.produced() };
-        // A 24-bit difference, signed.
-        let behind = newest.wrapping_sub(armed.consumed) << 8;
-        let is_new = announced.is_none_or(|announced| newest.wrapping_sub(announced) as i32 > 0);
-        let is_due = word != NOT_ARMED && behind as i32 > 0 && is_new;
+        let producer = self.produced();
+        // A 24-bit difference, signed: CQEs after the consumer, of those after the last event.
+        let unconsumed = ((producer.wrapping_sub(armed.consumed) << 8) as i32 >> 8).max(0) as u32;
+        let new = announced.map_or(unconsumed, |announced| unconsumed.min(producer.wrapping_sub(announced)));
+        let newest = if armed.solicited_only { self.solicited } else { producer };
+        if producer.wrapping_sub(newest) >= new {
+            return None;
+        }
+        let is_for = |at: &u32| !armed.solicited_only || self.is_solicited(*at);
+        let in_queue = new.min(self.mask + 1);
+        let due = (1..=in_queue).rev().map(|back| producer.wrapping_sub(back)).find(is_for).map_or(newest, |at| at.wrapping_add(1));
         // A driver of another thread may have armed it again, for what it has not seen yet.
-        is_due && self.arm_word().compare_exchange(word, NOT_ARMED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        self.arm_word().compare_exchange(word, NOT_ARMED, Ordering::AcqRel, Ordering::Relaxed).ok().map(|_| due)
+    }
+
+    /// Returns whether CQE `counter`, which is in the queue, is solicited or an error.
+    fn is_solicited(&self, counter: u32) -> bool {
+        // SAFETY: inside the CQE, which is valid as long as the queue. The driver may write there at the same time, which makes one byte or another.
+        let op_own = unsafe { self.cqe(counter).add(OP_OWN_OFFSET).read_volatile() };
+        let is_error = matches!(CqeOpcode::from_op_own(op_own), Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError));
+        is_solicited(op_own) || is_error
     }
 
     /// Writes the CQE of a receive; `op_own` lacks the owner bit only.
@@ -336,5 +357,135 @@ impl SoftCq {
         TitleCqe { count, wqe_counter }.emit_into(&mut title);
         self.put(title, opcode, CqeFormat::Compressed, count);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    const ENTRIES: u32 = 8;
+    const ARMED: CqArm = CqArm { sequence: 0, solicited_only: false, consumed: 0 };
+
+    /// A queue with its memory, and what is known of its CQEs: by counter, whether it is solicited.
+    struct Model {
+        cq: SoftCq,
+        record: Box<[AtomicU32; 2]>,
+        _buffer: Box<[[u64; 8]]>,
+        written: Vec<bool>,
+        first: u32,
+        consumed: usize,
+        announced: usize,
+    }
+
+    impl Model {
+        /// As if `first` CQEs had been written and consumed.
+        fn new(first: u32) -> Self {
+            let mut buffer = vec![[u64::MAX; 8]; ENTRIES as usize].into_boxed_slice();
+            let record = Box::new([AtomicU32::new(0), AtomicU32::new(0)]);
+            let memory = CqMemory {
+                buffer: NonNull::from(&mut buffer[..]).cast(),
+                entries: ENTRIES,
+                cqe_bytes: CQE_BYTES as u32,
+                compression: false,
+                record: NonNull::from(&*record).cast(),
+            };
+            // SAFETY: the memory lives as long as the queue.
+            let mut cq = unsafe { SoftCq::new(&memory) };
+            cq.start_at(first);
+            let mut model = Self { cq, record, _buffer: buffer, written: vec![], first, consumed: 0, announced: 0 };
+            model.consume(0);
+            model
+        }
+
+        fn write(&mut self, solicited: bool) {
+            let mut cqe = [0; CQE_BYTES];
+            cqe[OP_OWN_OFFSET] = op_own_with(CqeOpcode::ResponderSend, CqeFormat::Plain, solicited, false);
+            self.cq.write(cqe, CqeOpcode::ResponderSend).unwrap();
+            self.written.push(solicited);
+        }
+
+        fn consume(&mut self, count: usize) {
+            self.consumed += count;
+            let consumed = self.first.wrapping_add(self.consumed as u32);
+            self.record[0].store((consumed & 0xff_ffff).to_be(), Ordering::Relaxed);
+        }
+
+        fn arm(&self, solicited_only: bool) {
+            let consumed = self.first.wrapping_add(self.consumed as u32);
+            self.record[CQ_DBREC_ARM].store(CqArm { solicited_only, consumed, ..ARMED }.record(), Ordering::Relaxed);
+        }
+
+        /// The CQE that an event is due for, of those that were neither consumed nor had one.
+        fn due(&self, solicited_only: bool) -> Option<usize> {
+            (self.consumed.max(self.announced)..self.written.len()).find(|&at| !solicited_only || self.written[at])
+        }
+    }
+
+    /// Events are those of a NIC that looks when the model does; at all places where a counter begins again.
+    #[test]
+    fn each_event_is_for_the_first_completion_that_was_armed_for_and_had_none() {
+        for first in [0, (1 << 23) - 20, (1 << 24) - 20, u32::MAX - 20] {
+            for seed in 0..50 {
+                let (mut model, random) = (Model::new(first), &mut Random::new(seed));
+                let (mut events, mut behind) = (0, 0);
+                for step in 0..200 {
+                    let unconsumed = model.written.len() - model.consumed;
+                    match random.below(3) {
+                        0 if unconsumed < ENTRIES as usize => model.write(random.below(3) == 0),
+                        1 => model.consume(random.below(unconsumed as u64 + 1) as usize),
+                        _ => {
+                            let solicited_only = random.below(2) == 0;
+                            model.arm(solicited_only);
+                            let due = model.due(solicited_only);
+                            assert_eq!(model.cq.announce(), due.is_some(), "{first:#x}, seed {seed}, step {step}");
+                            model.announced = due.map_or(model.announced, |at| at + 1);
+                            events += u32::from(due.is_some());
+                            behind += u32::from(due.is_some_and(|at| at + 1 < model.written.len()));
+                            assert!(!model.cq.announce() || due.is_none(), "one event per arm");
+                        }
+                    }
+                }
+                assert!(events > 0 && behind > 0, "seed {seed}: {events} events, {behind} of them for others than the newest");
+            }
+        }
+    }
+
+    #[test]
+    fn an_event_comes_for_a_completion_that_was_written_since_the_queue_was_armed_however_many_followed() {
+        let mut model = Model::new(u32::MAX - 50);
+        model.arm(false);
+        for _ in 0..1000 {
+            model.write(false);
+            model.consume(1);
+        }
+        assert!(model.cq.take_event() && !model.cq.take_event());
+    }
+
+    #[test]
+    fn a_solicited_completion_is_remembered_over_no_turn_of_the_counter() {
+        let mut model = Model::new(0);
+        model.write(true);
+        model.arm(true);
+        assert!(model.cq.announce());
+        model.consume(1);
+        // One lap after the other, of which only the first CQE is written.
+        let lap = 1 << 20;
+        (model.cq.mask, model.first) = (lap - 1, 0);
+        for counter in (0..=u32::MAX / lap + 1).map(|n| n.wrapping_mul(lap)).skip(1) {
+            (model.cq.limit, model.cq.room, model.first) = (counter, 0, counter);
+            model.consumed = 0;
+            model.consume(0);
+            // The first entry is inside the buffer.
+            model.write(false);
+            for is_new_only in [true, false] {
+                model.arm(true);
+                let has_event = if is_new_only { model.cq.announce() } else { model.cq.take_event() };
+                assert!(!has_event, "after {counter}");
+            }
+        }
+        model.arm(false);
+        assert!(model.cq.announce());
     }
 }

@@ -15,9 +15,7 @@ use shm::ready::ReadyWords;
 use super::deliver::{self, deliver, trace};
 use super::fabric::Peer;
 use super::gather::{Data, check_local, scatter};
-use super::layout::{
-    DATAGRAM_SLOTS, DatagramHeader, DatagramLane, GRH, MAX_DATAGRAM_LANES, MAX_LIDS, MAX_MTU, Message, SOLICITED, qp_index,
-};
+use super::layout::{DATAGRAM_SLOTS, DatagramHeader, GRH, LID_BITS, MAX_DATAGRAM_LANES, MAX_LIDS, MAX_MTU, Message, SOLICITED, qp_index};
 use super::links::{Incoming, Outgoing};
 use super::memory::{DeviceMemory, Fault, commit};
 use super::options::GidKind;
@@ -99,7 +97,7 @@ pub(crate) struct Sender {
     pub(crate) since_ns: Option<u64>,
 }
 
-fn ready_lids(memory: &DeviceMemory) -> ReadyWords {
+pub(crate) fn ready_lids(memory: &DeviceMemory) -> ReadyWords {
     // SAFETY: the lanes segment holds the words for MAX_LIDS; views do not outlive the memory they are made from.
     unsafe { ReadyWords::new(NonNull::from(&memory.lanes().datagram_ready).cast(), MAX_LIDS) }
 }
@@ -133,12 +131,12 @@ pub(crate) fn send(hca: &Hca, links: &mut Links, from: &Sender, opcode: Opcode, 
         flags: if ctrl.solicited() { SOLICITED } else { 0 } | if grh.is_some() { GRH } else { 0 },
     };
     let lid = hca.lid_of(to.qpn, &to.vector);
-    let Some(out) = lid.and_then(|lid| outgoing(hca, links, lid)) else { return Outcome::Done(0) };
-    let lane = hca.memory.datagram_lane(out.lane);
-    if !out.tx.has_room(&lane.consumed) {
+    let Some(peer) = lid.and_then(|lid| links.peer_of_lid(hca, lid)) else { return Outcome::Done(0) };
+    let place = outgoing(hca, links, &peer).map(|index| (hca.memory.datagram_lane(index), &mut links.outgoing[index]));
+    let Some((lane, out)) = place.and_then(|(lane, out)| out.tx.has_room(&lane.consumed).then_some((lane, out))) else {
         let waits = hca.port.is_some() && hca.clock.now_ns() < from.since_ns.map_or(u64::MAX, |since| since.saturating_add(LINK_WAIT_NS));
         return if waits { Outcome::Wait(WaitFor::Room) } else { Outcome::Done(0) };
-    }
+    };
     let slot = out.tx.position() as usize % DATAGRAM_SLOTS;
     // SAFETY: the place of this slot in this device's own lane; the receiver does not read it before the slot is published (L1) and is
     // done with its last content (L2, `has_room`).
@@ -159,6 +157,8 @@ pub(crate) fn send(hca: &Hca, links: &mut Links, from: &Sender, opcode: Opcode, 
         Ok::<(), Fault>(())
     });
     if copied.is_ok() {
+        links.sent += 1;
+        out.last = links.sent;
         out.tx.publish(header);
         ready_lids(&out.peer.memory).notify(usize::from(hca.membership.lid()));
         out.peer.memory.wake();
@@ -166,48 +166,38 @@ pub(crate) fn send(hca: &Hca, links: &mut Links, from: &Sender, opcode: Opcode, 
     Outcome::Done(0)
 }
 
-/// Returns the lane towards `lid`. `None` if there is no such device, or no lane left.
-fn outgoing<'a>(hca: &Hca, links: &'a mut Links, lid: u16) -> Option<&'a mut Outgoing> {
-    let known = links.outgoing.iter().position(|out| out.peer.lid == lid && !out.peer.is_gone());
-    let index = match known {
-        Some(index) => index,
-        None => {
-            let peer = links.peer_of_lid(hca, lid)?;
-            // The lane of a device that is gone, or a new one.
-            let gone = links.outgoing.iter().position(|out| out.peer.is_gone());
-            let lane = gone.map_or(links.outgoing.len(), |index| links.outgoing[index].lane);
-            let out = open_lane(hca, peer, lane)?;
-            match gone {
-                Some(index) => {
-                    links.outgoing[index] = out;
-                    index
-                }
-                None => {
-                    links.outgoing.push(out);
-                    links.outgoing.len() - 1
-                }
-            }
-        }
+/// Returns the number of the lane towards `peer`. `None` if all lanes are those of other devices, which have not taken all that is there.
+fn outgoing(hca: &Hca, links: &mut Links, peer: &Rc<Peer>) -> Option<usize> {
+    if let Some(index) = links.outgoing.iter().position(|out| Rc::ptr_eq(&out.peer, peer)) {
+        return Some(index);
+    }
+    let is_full = links.outgoing.len() == MAX_DATAGRAM_LANES;
+    let is_empty = |index, out: &Outgoing| {
+        // L2
+        is_full && hca.memory.datagram_lane(index).consumed.load(Ordering::Acquire) == out.tx.position()
     };
-    links.outgoing.get_mut(index)
-}
-
-fn open_lane(hca: &Hca, peer: Rc<Peer>, index: usize) -> Option<Outgoing> {
-    if index >= MAX_DATAGRAM_LANES {
+    // The lane of a device that is gone, or a new one, or that of the device that was not sent to for the longest time.
+    let lanes = links.outgoing.iter().enumerate().filter(|&(index, out)| out.peer.is_gone() || is_empty(index, out));
+    let index = lanes.min_by_key(|(_, out)| out.last).map_or(links.outgoing.len(), |(index, _)| index);
+    if index == MAX_DATAGRAM_LANES {
         return None;
     }
     let lane = hca.memory.datagram_lane(index);
     commit(hca.memory.lanes_memfd(), lane).ok()?;
-    lane.target.store(0, Ordering::Release);
-    lane.consumed.store(0, Ordering::Relaxed);
-    let slots = NonNull::from(&lane.slots);
-    // SAFETY: this device's own memory, which no living peer reads any more; zero bytes are empty slots.
-    unsafe { hca.memory.clear_lanes(slots.cast(), size_of_val(&lane.slots)) };
+    match links.outgoing.get_mut(index) {
+        Some(out) => out.peer = Rc::clone(peer),
+        None => {
+            // SAFETY: the slots live as long as the device; this is the only producing end, and they were never used.
+            let tx = unsafe { LaneTx::new(NonNull::from(&lane.slots).cast(), DATAGRAM_SLOTS as u64, 0) };
+            links.outgoing.push(Outgoing { peer: Rc::clone(peer), tx, last: 0 });
+        }
+    }
+    lane.consumed.store(links.outgoing[index].tx.position(), Ordering::Relaxed);
     lane.target_epoch.store(peer.epoch, Ordering::Relaxed);
-    lane.target.store(u64::from(peer.lid), Ordering::Release);
-    // SAFETY: the slots live as long as the device; this is the only producing end, and they were cleared above.
-    let tx = unsafe { LaneTx::new(slots.cast(), DATAGRAM_SLOTS as u64, 0) };
-    Some(Outgoing { peer, lane: index, tx })
+    let number = (lane.target.load(Ordering::Relaxed) >> LID_BITS) + 1;
+    lane.target.store(number << LID_BITS | u64::from(peer.lid), Ordering::Release);
+    links.forget_unused();
+    Some(index)
 }
 
 /// Returns whether a device has said that it has datagrams for this one.
@@ -231,7 +221,7 @@ pub(crate) fn receive(hca: &Hca, state: &mut State) -> usize {
 }
 
 fn receive_from(hca: &Hca, state: &mut State, lid: u16) -> usize {
-    let known = state.links.incoming.iter().position(|i| i.peer.lid == lid && !i.peer.is_gone());
+    let known = state.links.incoming.iter().position(|i| i.peer.lid == lid && !i.peer.is_gone() && i.is_own());
     if let Some(index) = known {
         return take_all(hca, state, index);
     }
@@ -241,10 +231,10 @@ fn receive_from(hca: &Hca, state: &mut State, lid: u16) -> usize {
     received + take_all(hca, state, state.links.incoming.len() - 1)
 }
 
-/// Forgets the devices that are gone, after taking what they had sent: their lanes' mappings outlive them.
+/// Forgets the lanes of devices that are gone, after taking what these had sent: the mappings outlive them. And those that are for other devices now.
 fn forget_gone(hca: &Hca, state: &mut State) -> usize {
     let mut received = 0;
-    while let Some(index) = state.links.incoming.iter().position(|i| i.peer.is_gone()) {
+    while let Some(index) = state.links.incoming.iter().position(|i| i.peer.is_gone() || !i.is_own()) {
         received += take_all(hca, state, index);
         state.links.incoming.swap_remove(index);
     }
@@ -254,13 +244,16 @@ fn forget_gone(hca: &Hca, state: &mut State) -> usize {
 /// Takes the datagrams in lane `index` of those that are known.
 fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
     let State { queues: Queues { qps, cqs, .. }, links, rqs, .. } = state;
-    let Incoming { peer, lane, rx } = &mut links.incoming[index];
+    let incoming = &mut links.incoming[index];
+    let Incoming { peer, lane, .. } = incoming;
+    let peer = Rc::clone(peer);
     let lane = peer.memory.datagram_lane(*lane);
-    let mut received = 0;
+    let (mut received, mut taken) = (0, None);
     // A sender that obeys `consumed` has no more than these.
     for _ in 0..DATAGRAM_SLOTS {
-        let position = rx.position() as usize;
-        let Some(header) = rx.pop() else { break };
+        let position = incoming.rx.position() as usize;
+        let Some(header) = incoming.rx.pop().filter(|_| incoming.is_own()) else { break };
+        taken = Some(incoming.rx.position());
         let payload = NonNull::from(&lane.payloads[position % DATAGRAM_SLOTS]).cast::<u8>();
         let qp = qps.get_mut(qp_index(header.qpn)).and_then(Option::as_deref_mut).filter(|qp| qp.qpn == header.qpn && !qp.failed);
         // The sender wrote this. What no SEND leaves is dropped, like anything else that is not for this device.
@@ -294,22 +287,23 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
         deliver(hca, qp, cq, message, deliver::Sender::Datagram { qpn: header.source_qpn, grh: header.flags & GRH != 0 });
         received += 1;
     }
-    // L2
-    lane.consumed.store(rx.position(), Ordering::Release);
+    if let Some(position) = taken {
+        // L2
+        lane.consumed.store(position, Ordering::Release);
+    }
     received
 }
 
 /// Returns the lane of device `lid` that is for this device.
 fn find_lane(hca: &Hca, links: &mut Links, lid: u16) -> Option<Incoming> {
     let peer = links.peer_of_lid(hca, lid)?;
-    let own = (u64::from(hca.membership.lid()), hca.membership.epoch());
-    let index = (0..MAX_DATAGRAM_LANES).find(|&index| {
-        let lane = peer.memory.datagram_lane(index);
-        (lane.target.load(Ordering::Acquire), lane.target_epoch.load(Ordering::Relaxed)) == own
-    })?;
-    let lane: &DatagramLane = peer.memory.datagram_lane(index);
+    let own = (hca.membership.lid(), hca.membership.epoch());
+    let lanes = (0..MAX_DATAGRAM_LANES).map(|index| (index, peer.memory.datagram_lane(index)));
+    let mut used = lanes.map(|(index, lane)| (index, lane, lane.target.load(Ordering::Acquire))).take_while(|lane| lane.2 != 0);
+    let (index, lane, target) = used.find(|(_, lane, target)| (*target as u16, lane.target_epoch.load(Ordering::Relaxed)) == own)?;
     let (slots, consumed) = (NonNull::from(&lane.slots).cast(), lane.consumed.load(Ordering::Acquire));
     // SAFETY: the slots live as long as `peer`; this device, the lane's target, is its only consumer. Any bytes are a valid header.
     let rx = unsafe { LaneRx::new(slots, DATAGRAM_SLOTS as u64, consumed) };
-    Some(Incoming { peer, lane: index, rx })
+    drop(used);
+    Some(Incoming { peer, lane: index, target, rx })
 }

@@ -18,11 +18,20 @@ use super::options::FabricSpec;
 
 /// Unicast LIDs are 1..=0xbfff (InfiniBand specification, "Local Identifiers").
 pub(crate) const MAX_LID: u16 = 0xbfff;
+/// Largest seat of a port: 10 bits of a QPN, all ones excepted.
+pub const MAX_SEAT: u16 = (1 << 10) - 2;
 
 /// A fabric of devices in this process, for tests and simulation. Clones are the same fabric.
 #[derive(Clone, Debug, Default)]
 pub struct LocalFabric {
-    devices: Arc<Mutex<HashMap<u16, LocalDevice>>>,
+    devices: Arc<Mutex<LocalDevices>>,
+}
+
+#[derive(Debug, Default)]
+struct LocalDevices {
+    by_lid: HashMap<u16, LocalDevice>,
+    /// Devices that have joined so far.
+    joined: u64,
 }
 
 #[derive(Debug)]
@@ -45,17 +54,21 @@ pub(crate) enum Membership {
 pub(crate) struct LocalDeviceRef {
     lid: u16,
     epoch: u64,
+    seed: u64,
     life: Arc<AtomicU32>,
 }
 
 impl Membership {
-    /// Publishes `memory` under the first free LID of 1..=`max_lid`.
-    pub(crate) fn join(spec: &FabricSpec, memory: &DeviceMemory, max_lid: u16) -> Result<Self, OpenError> {
+    /// Publishes `memory` under the first free LID; or under a free seat, which begins all queue pair numbers of the device and therefore is chosen at
+    /// random in a directory.
+    pub(crate) fn join(spec: &FabricSpec, memory: &DeviceMemory, is_seat: bool) -> Result<Self, OpenError> {
+        let max_lid = if is_seat { MAX_SEAT } else { MAX_LID };
         match spec {
             FabricSpec::Shared { dir } => {
                 let dir = Dir::open(dir.as_deref())?;
                 dir.sweep()?;
-                for lid in 1..=max_lid {
+                let first = if is_seat { (memory.ids()[0].token % u64::from(max_lid)) as u16 } else { 0 };
+                for lid in (first..max_lid).chain(0..first).map(|n| n + 1) {
                     let publication = Publication { lid: u64::from(lid), pid_namespace: pid_namespace(), segments: memory.ids() };
                     let created = Region::create(&dir, &file_name(lid), REGION_KIND, size_of::<Publication>(), |view| {
                         if let Some(at) = view.at::<Publication>(0) {
@@ -79,6 +92,15 @@ impl Membership {
         match self {
             Self::Shared { lid, .. } => *lid,
             Self::Local { device, .. } => device.lid,
+        }
+    }
+
+    /// Returns a number for choices that another device of this LID is to make otherwise: at random in a directory, and in the order of joining, which a
+    /// simulation repeats, in a local fabric.
+    pub(crate) fn seed(&self) -> u64 {
+        match self {
+            Self::Shared { region, .. } => region.epoch(),
+            Self::Local { device, .. } => device.seed,
         }
     }
 
@@ -125,7 +147,7 @@ impl Membership {
             }
             Self::Local { fabric, .. } => {
                 let devices = fabric.devices();
-                let device = devices.get(&lid).ok_or_else(|| missing("it is not in this local fabric".to_owned()))?;
+                let device = devices.by_lid.get(&lid).ok_or_else(|| missing("it is not in this local fabric".to_owned()))?;
                 if epoch.is_some_and(|epoch| device.epoch != epoch) {
                     return Err(ConnectError::StaleDevice { lid });
                 }
@@ -151,18 +173,19 @@ impl LocalFabric {
     fn join(&self, memory: &DeviceMemory, max_lid: u16) -> Result<Membership, OpenError> {
         let mut devices = self.devices();
         for lid in 1..=max_lid {
-            if let Entry::Vacant(slot) = devices.entry(lid) {
+            if let Entry::Vacant(slot) = devices.by_lid.entry(lid) {
                 let life = Arc::new(AtomicU32::new(LIVES));
                 let epoch = memory.ids()[0].token;
                 slot.insert(LocalDevice { epoch, memory: memory.share(), life: Arc::clone(&life) });
-                let device = LocalDeviceRef { lid, epoch, life };
+                devices.joined += 1;
+                let device = LocalDeviceRef { lid, epoch, seed: devices.joined, life };
                 return Ok(Membership::Local { fabric: self.clone(), device });
             }
         }
         Err(OpenError::NoFreeLid(max_lid))
     }
 
-    fn devices(&self) -> MutexGuard<'_, HashMap<u16, LocalDevice>> {
+    fn devices(&self) -> MutexGuard<'_, LocalDevices> {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -172,7 +195,7 @@ impl Membership {
     pub(crate) fn leave(&self) {
         if let Self::Local { fabric, device } = self {
             if device.life.swap(0, Ordering::AcqRel) == LIVES {
-                fabric.devices().remove(&device.lid);
+                fabric.devices().by_lid.remove(&device.lid);
             }
         }
     }
@@ -219,6 +242,11 @@ impl Peer {
     /// Returns its `executing` word: odd while it executes a doorbell, another value for each.
     pub(crate) fn executing(&self) -> u64 {
         self.memory.control().header.executing.load(Ordering::Acquire)
+    }
+
+    /// Returns whether its process executes a full fence behind its `executing` word, so that a fence here orders the two (H3).
+    pub(crate) fn has_fences(&self) -> bool {
+        self.memory.control().header.has_fences.load(Ordering::Relaxed) != 0
     }
 
     /// Returns the word that says whether it may be gone ([`owner_may_be_gone`]). Valid as long as this value.
@@ -272,7 +300,7 @@ mod tests {
         let fabric = FabricSpec::Local(LocalFabric::new());
         let open = |_| {
             let memory = DeviceMemory::create(1 << 20).unwrap();
-            let membership = Membership::join(&fabric, &memory, MAX_LID).unwrap();
+            let membership = Membership::join(&fabric, &memory, false).unwrap();
             (memory, membership)
         };
         let mut devices: Vec<_> = (0..DEVICES).map(open).collect();
@@ -301,7 +329,7 @@ mod tests {
         let fabric = FabricSpec::Shared { dir: Some(dir.clone()) };
         let open = || {
             let memory = DeviceMemory::create(1 << 20).unwrap();
-            Membership::join(&fabric, &memory, MAX_LID).map(|membership| (memory, membership)).unwrap()
+            Membership::join(&fabric, &memory, false).map(|membership| (memory, membership)).unwrap()
         };
         let ((_memory, here), (_its_memory, there)) = (open(), open());
         let attach = || here.attach(there.lid(), Some(there.epoch()));

@@ -13,20 +13,27 @@ use super::{Hca, Queues, State, arrive, execute};
 /// on. Returns whether there was something.
 #[cold]
 pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
-    let (mut any, mut flushed) = (false, false);
-    for index in 0..state.queues.qps.len() {
-        let qp = state.queues.qps.get_mut(index).and_then(Option::as_mut);
-        if qp.is_some_and(|qp| qp.failed && qp.waiting.take().is_some()) {
+    let mut flushed = false;
+    let mut failed = hca.failed.take();
+    failed.retain(|&(index, generation)| {
+        let is_same = |qp: &&mut Box<SoftQp>| qp.failed && qp.generation == generation;
+        let Some(qp) = state.queues.qps.get_mut(index).and_then(Option::as_mut).filter(is_same) else { return false };
+        let owns_rq = qp.owns_rq;
+        if qp.waiting.take().is_some() {
             flushed = true;
             execute::run_due(hca, state, index, hca.clock.now_ns());
         }
-    }
-    let Queues { qps, cqs, .. } = &mut state.queues;
-    for qp in qps.iter_mut().flatten().filter(|qp| qp.failed && qp.owns_rq) {
-        any = true;
-        flushed |= flush_receives(hca, qp, cqs);
-    }
-    hca.has_chores.set(any);
+        let Queues { qps, cqs, .. } = &mut state.queues;
+        if let Some(Some(qp)) = qps.get_mut(index).filter(|_| owns_rq) {
+            flushed |= flush_receives(hca, qp, cqs);
+        }
+        owns_rq
+    });
+    // Others may have failed meanwhile.
+    let others = hca.failed.replace(failed);
+    let mut all = hca.failed.borrow_mut();
+    all.extend(others);
+    hca.has_chores.set(!all.is_empty());
     flushed
 }
 
@@ -53,7 +60,7 @@ fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> boo
         flushed = true;
         qp.flushed = qp.flushed.wrapping_add(1);
         let index = next as u16 & (qp.taken.wqes() as u16).wrapping_sub(1);
-        let taking = Taking::new(next, index);
+        let taking = Taking::new(next.into(), index);
         qp.taken.account(taking);
         if let Some(trace) = &hca.trace {
             trace.record(What::Flushed, qp.qpn, index, 0, 0);

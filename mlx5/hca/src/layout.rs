@@ -18,9 +18,10 @@
 //! | `Told::answered` | owner | requester | **H8** Release/Acquire: the old value of the atomic it answers |
 //! | `QpEntry::armed` | owner | requester | R1 of `shm::ready` |
 //! | `MrEntry::stamp` | owner | requesters | **H2** Release/Acquire: the other fields, unchanged while this word is |
-//! | `Header::executing` | owner, as requester | peers that deregister or destroy | **H3** light/heavy barrier: odd while a doorbell executes |
+//! | `Header::executing` | owner, as requester | peers that deregister or destroy | **H3** light/heavy barrier: odd while a doorbell executes; or fences, see `has_fences` |
 //! | `Pop::word` | requesters, and the owner in repair, CAS | requesters | **H4** AcqRel: a popped receive is this requester's |
 //! | `DatagramLane::consumed` | the receiver | the sender, whose memory it is | L2 of `shm::lane` |
+//! | `DatagramLane::target` | owner | receivers | Release/Acquire: `target_epoch` and `consumed` of a lane found; read again after L1: whose message it is |
 //! | `OwnerSleep` | requesters, fetch_add; owner | both | **H7** W1 and W2 of `shm::sleep`, after a ready bit: a requester sees that the owner sleeps, or its ready bit is seen |
 //! | `AtomicRequest` | the lane's requester | owner | L1 of the message that says that it is there; written again after H8 only |
 //! | `Lane::intent` | the lane's requester | owner in repair | **H5** Release/Acquire: set before the pop, cleared after the slot is published |
@@ -35,9 +36,9 @@ use shm::sleep::Sleep;
 use shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 
 /// The control file's `kind`. Its last digits change with any change of this file.
-pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC14");
+pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC15");
 
-/// Bits of a QPN that index the table; the upper 10 are a generation, so numbers are sparse and a stale one names nothing.
+/// Bits of a QPN that index the table; the upper 10 count the queue pairs of a place, so numbers are sparse and a stale one names nothing.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
 pub(crate) const MAX_QPS: usize = 1 << QP_INDEX_BITS;
 pub(crate) const MAX_MRS: usize = 1 << 16;
@@ -47,10 +48,10 @@ pub(crate) const MAX_RQS: usize = 1 << 15;
 pub(crate) const MAX_MTU: usize = mlx5_wire::MAX_DATAGRAM_BYTES;
 /// Datagrams that may wait from one device to another.
 pub(crate) const DATAGRAM_SLOTS: usize = 32;
-/// Devices that one device can send datagrams to.
-pub(crate) const MAX_DATAGRAM_LANES: usize = 256;
-/// LIDs are 16 bits.
-pub(crate) const MAX_LIDS: usize = 1 << 16;
+/// Devices that can have datagrams of one device that they have not taken yet. Few in tests, which need one more.
+pub(crate) const MAX_DATAGRAM_LANES: usize = if cfg!(test) { 4 } else { 256 };
+pub(crate) const LID_BITS: u32 = 16;
+pub(crate) const MAX_LIDS: usize = 1 << LID_BITS;
 /// Maximum number of slots of a lane, which is the number of messages that may wait there: a power of two.
 pub(crate) const LANE_SLOTS: usize = 128;
 /// Minimum number of slots of a lane.
@@ -63,17 +64,21 @@ pub(crate) const QUEUE_BYTES: usize = 256 << 20;
 pub(crate) struct Header {
     /// Even: idle; odd: the owner executes a doorbell and may be reading or writing memory of its peers.
     pub(crate) executing: AtomicU64,
+    /// Not 0: the owner executes a full fence behind that word, because membarrier(2) does not work in its process. Written before the device has
+    /// peers.
+    pub(crate) has_fences: AtomicU32,
 }
 
 /// One queue pair.
 #[repr(C, align(64))]
 pub(crate) struct QpEntry {
-    /// `connection << 48 | generation << 32 | qpn << 8 | flags`; 0 when free. See [`RECEIVES`]. `peer` and `peer_epoch` are unchanged while this
-    /// word is.
+    /// `version << 32 | qpn << 8 | flags`; 0 when free. See [`RECEIVES`]. The version counts the changes of this place, also from one queue pair to
+    /// the next: a word that a requester remembers does not return before 2^32 changes. `peer`, `peer_epoch` and `generation` are unchanged while
+    /// this word is.
     pub(crate) identity: AtomicU64,
-    /// The peer that may send here: [`QpEntry::pack_peer`].
+    /// The queue pair that may send here: [`QpEntry::pack_peer`].
     pub(crate) peer: AtomicU64,
-    /// The incarnation of the peer's device: its LID and QPN may be used again by another.
+    /// The incarnation of that queue pair's device, which no other device has.
     pub(crate) peer_epoch: AtomicU64,
     /// `shm::ready::{HOT, ARMED}`.
     pub(crate) armed: AtomicU32,
@@ -81,6 +86,8 @@ pub(crate) struct QpEntry {
     pub(crate) pd: AtomicU32,
     /// Receive queue.
     pub(crate) rqn: AtomicU32,
+    /// The version at which the queue pair was made, or last reset. Distinguishes it from others that have had its number.
+    pub(crate) generation: AtomicU32,
     /// Place of its lane's slots: [`LanePlace::pack`].
     pub(crate) lane: AtomicU64,
     pub(crate) told: Told,
@@ -117,14 +124,11 @@ pub(crate) const RECEIVES: u64 = 1;
 pub(crate) const RIGHTS: u64 = Access::REMOTE.bits() as u64;
 /// Flag in [`QpEntry::identity`]: unreliable datagrams, so nobody connects to it.
 pub(crate) const DATAGRAM: u64 = 1 << 4;
-/// Bits of [`QpEntry::identity`] that count the connections of its queue pair.
-pub(crate) const CONNECTION: u64 = 0xffff << CONNECTION_SHIFT;
-const CONNECTION_SHIFT: u32 = 48;
 
 impl QpEntry {
-    /// `generation` distinguishes the queue pairs that had this number, `connection` the connections of one of them.
-    pub(crate) const fn pack_identity(connection: u16, generation: u16, qpn: u32, flags: u64) -> u64 {
-        (connection as u64) << CONNECTION_SHIFT | (generation as u64) << 32 | (qpn as u64) << 8 | flags
+    /// Returns the identity of queue pair `qpn` after `version` changes of its place.
+    pub(crate) const fn pack_identity(version: u32, qpn: u32, flags: u64) -> u64 {
+        (version as u64) << 32 | (qpn as u64) << 8 | flags
     }
 
     /// Returns the queue pair number in an identity.
@@ -132,21 +136,17 @@ impl QpEntry {
         (identity >> 8) as u32 & 0xff_ffff
     }
 
-    /// Returns the generation in an identity.
-    pub(crate) const fn generation(identity: u64) -> u16 {
-        (identity >> 32) as u16
-    }
-
     /// A queue pair that had this number before, or this one before it was reset, is another.
-    pub(crate) const fn pack_peer(lid: u16, qpn: u32, generation: u16) -> u64 {
-        (generation as u64) << 48 | (lid as u64) << 32 | qpn as u64
+    pub(crate) const fn pack_peer(qpn: u32, generation: u32) -> u64 {
+        (generation as u64) << 32 | qpn as u64
     }
 }
 
 /// One memory region.
 #[repr(C, align(64))]
 pub(crate) struct MrEntry {
-    /// `registration << 32 | key`; 0 when free. A key is used again after 256 registrations of its entry, a stamp after 2^32 of the device.
+    /// `registration << 32 | key`; 0 when free. A key is used again after 256 registrations of its entry, and an entry after some time; a
+    /// stamp after 2^32 registrations of the device.
     pub(crate) stamp: AtomicU64,
     /// Virtual address in the owner.
     pub(crate) addr: AtomicU64,
@@ -185,7 +185,7 @@ pub(crate) const LINKED: u32 = 1;
 /// The pop word and the list from which requesters take receives.
 #[repr(C, align(64))]
 pub(crate) struct Pop {
-    /// `count << 16 | index`: receives taken (48 bits, of which 32 are looked at), and the next WQE of the list.
+    /// `count << 16 | index`: receives taken (48 bits), and the next WQE of the list.
     pub(crate) word: AtomicU64,
 }
 
@@ -193,7 +193,7 @@ impl Pop {
     /// One more receive taken. An intent is a pop word plus this, so that it is never 0.
     pub(crate) const ONE: u64 = 1 << 16;
 
-    /// The count, and the index as it was written: another process may have.
+    /// The count's lower 32 bits, and the index as it was written: another process may have.
     pub(crate) const fn unpack(word: u64) -> (u32, u16) {
         ((word >> 16) as u32, word as u16)
     }
@@ -216,8 +216,8 @@ pub(crate) struct Taking(pub(crate) u64);
 
 impl Taking {
     /// WQE `index`, popped as number `count`.
-    pub(crate) const fn new(count: u32, index: u16) -> Self {
-        Self((count as u64) << 16 | index as u64)
+    pub(crate) const fn new(count: u64, index: u16) -> Self {
+        Self(count << 16 | index as u64)
     }
 
     /// Its pop count.
@@ -297,12 +297,15 @@ pub(crate) struct DatagramHeader {
 }
 
 /// Datagrams from the owner of this memory to one other device, which reads them here.
+///
+/// When that device has taken all of them, or is gone, the lane may become another device's, and goes on where it is. The device that had it takes a
+/// message only if `target` is the same *behind* the message, and writes `consumed` only if it took one.
 #[repr(C, align(64))]
 pub(crate) struct DatagramLane {
-    /// LID of that device; 0 when unused.
+    /// `number << LID_BITS | LID` of that device, a new number for each; 0 when unused.
     pub(crate) target: AtomicU64,
     pub(crate) target_epoch: AtomicU64,
-    /// Datagrams taken.
+    /// Datagrams taken, or lost with a device that is gone.
     pub(crate) consumed: AtomicU64,
     pub(crate) slots: [Slot<DatagramHeader>; DATAGRAM_SLOTS],
     /// Payloads of the slots, or a GRH and the payload.

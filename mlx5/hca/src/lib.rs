@@ -112,12 +112,11 @@ use shm::sync::LightBarrier;
 
 pub use clock::Clock;
 pub use error::{ConnectError, CreateError, OpenError, RegisterError};
-pub use fabric::LocalFabric;
+pub use fabric::{LocalFabric, MAX_SEAT};
 pub use faults::Faults;
 pub use mlx5_wire as wire;
 pub use mlx5_wire::{Access, AsyncEvent, ConnectOptions, Service};
 pub use nic::{ContextUses, NicModel, NicParameters};
-pub use objects::MAX_SEAT;
 pub use options::{FabricSpec, Gid, GidKind, Port, SoftOptions};
 pub use queues::REGISTER_BYTES;
 pub use request::{Address, CqMemory, QpMemory, Receives, Region, RqMemory, SqMemory};
@@ -136,6 +135,7 @@ use self::links::Links;
 use self::memory::DeviceMemory;
 use self::objects::LANE_SLOT_BYTES;
 use self::queues::{Mode, SoftQp};
+use self::random::Random;
 use self::trace::Trace;
 
 /// Empty polls between two looks at whether a peer has died with a receive of this device.
@@ -195,8 +195,10 @@ pub struct Hca {
     has_exact_lanes: bool,
     /// The port that it is one seat of.
     port: Option<Port>,
-    /// A queue pair failed since the last flush, or one with a receive queue of its own did at any time; or a look at the peers is due.
+    /// A look at the peers is due, or `failed` is not empty.
     has_chores: Cell<bool>,
+    /// Queue pairs that failed since the last flush, or have failed and flush a receive queue of their own: index and generation.
+    failed: RefCell<Vec<(usize, u32)>>,
     is_port_up: Cell<bool>,
     /// Asynchronous ones that nobody took yet.
     events: RefCell<VecDeque<AsyncEvent>>,
@@ -212,10 +214,11 @@ pub struct Hca {
 /// Everything that changes, all of it private to the process.
 struct State {
     queues: Queues,
-    /// Generation of each index, so that a destroyed queue pair's number names nothing.
-    qp_generations: Vec<u16>,
-    /// Memory regions in use, by index: length in bytes, and where in the arena.
-    mrs: Vec<regions::MrSlot>,
+    /// By index, so that a destroyed queue pair's number names nothing.
+    qp_places: Vec<objects::QpPlace>,
+    /// Tag of the first queue pair in each place.
+    first_tag: u16,
+    mrs: regions::Regions,
     rqs: Vec<Option<rqs::RqSlot>>,
     links: Links,
     repair: repair::Repair,
@@ -249,11 +252,12 @@ struct Queues {
 }
 
 impl State {
-    fn new(arena_bytes: usize, faults: &Faults, ready: ReadyWords) -> Self {
+    fn new(arena_bytes: usize, faults: &Faults, ready: ReadyWords, random: &mut Random) -> Self {
         Self {
             queues: Queues { qps: Vec::new(), cqs: Vec::new(), injector: Injector::new(faults) },
-            qp_generations: Vec::new(),
-            mrs: Vec::new(),
+            qp_places: Vec::new(),
+            first_tag: random.below(objects::QPN_TAGS.into()) as u16,
+            mrs: regions::Regions::new(random),
             rqs: Vec::new(),
             links: Links::default(),
             repair: repair::Repair::default(),

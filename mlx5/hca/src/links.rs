@@ -1,6 +1,7 @@
 //! The devices that this one knows.
 
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 
 use shm::lane::{LaneRx, LaneTx};
 
@@ -16,7 +17,10 @@ pub(crate) struct Links {
     peers: Vec<Rc<Peer>>,
     /// Datagram queue pairs of this device exist or existed.
     pub(crate) has_datagrams: bool,
+    /// By number of the lane.
     pub(crate) outgoing: Vec<Outgoing>,
+    /// Datagrams sent.
+    pub(crate) sent: u64,
     pub(crate) incoming: Vec<Incoming>,
     /// LIDs to be looked at; empty in between.
     pub(crate) ready: Vec<u16>,
@@ -62,9 +66,9 @@ impl Links {
 /// A lane of this device, towards one other.
 pub(crate) struct Outgoing {
     pub(crate) peer: Rc<Peer>,
-    /// Which of the device's lanes.
-    pub(crate) lane: usize,
     pub(crate) tx: LaneTx<DatagramHeader>,
+    /// Number of the last datagram that was sent there.
+    pub(crate) last: u64,
 }
 
 impl Outgoing {
@@ -84,5 +88,14 @@ impl Outgoing {
 pub(crate) struct Incoming {
     pub(crate) peer: Rc<Peer>,
     pub(crate) lane: usize,
+    /// The lane's `target` when it was found.
+    pub(crate) target: u64,
     pub(crate) rx: LaneRx<DatagramHeader>,
+}
+
+impl Incoming {
+    /// Returns whether the lane is still for this device.
+    pub(crate) fn is_own(&self) -> bool {
+        self.peer.memory.datagram_lane(self.lane).target.load(Ordering::Acquire) == self.target
+    }
 }

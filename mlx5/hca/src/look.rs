@@ -53,7 +53,7 @@ impl Hca {
     /// Two ends that are both reset and connected again may do so in any order: the first finds the other as it was before. As long as nothing
     /// was sent or received its connection is to whatever the other end becomes, as that of a NIC, which knows its peer by its number alone.
     fn follow(&self, qp: &mut SoftQp) {
-        let own = QpEntry::pack_peer(self.lid(), qp.qpn, qp.generation);
+        let own = QpEntry::pack_peer(qp.qpn, qp.generation);
         let Transport::Connected(remote) = &mut qp.transport else { return };
         // An atomic that was asked for is still the WQE at the head, and may have been executed.
         if remote.lane.position() != 0 || !remote.was_reset() {
@@ -62,9 +62,9 @@ impl Hca {
         let (peer, qpn) = (Rc::clone(&remote.peer), remote.qpn());
         let Some(new) = Remote::of(&peer, qpn, own, self.membership.epoch()) else { return };
         **remote = new;
-        qp.connections = qp.connections.wrapping_add(1);
+        qp.version = qp.version.wrapping_add(1);
         let (entry, generation) = (self.memory.qp(qp.index), remote.generation());
-        entry.peer.store(QpEntry::pack_peer(peer.lid, qpn, generation), Ordering::Relaxed);
+        entry.peer.store(QpEntry::pack_peer(qpn, generation), Ordering::Relaxed);
         if self.memory.receives(qp.index) {
             // H1
             entry.identity.store(qp.connected_identity(), Ordering::Release);
@@ -129,7 +129,7 @@ impl Hca {
     /// queue pair is in the error state then.
     pub fn reset_qp(&self, qpn: u32) -> bool {
         let state = &mut *self.state.borrow_mut();
-        let State { queues: Queues { qps, .. }, rqs, stuck, hot, qp_generations, .. } = state;
+        let State { queues: Queues { qps, .. }, rqs, stuck, hot, .. } = state;
         let index = qp_index(qpn);
         let Some(qp) = qps.get_mut(index).and_then(Option::as_mut).filter(|qp| qp.qpn == qpn) else { return true };
         self.memory.qp(index).identity.store(0, Ordering::Release);
@@ -141,10 +141,8 @@ impl Hca {
         hot.remove(index);
         // What is in the lane took receives of a shared queue; they are given back as those of a destroyed queue pair are.
         super::arrive::drain(self, qp, &mut state.queues.cqs);
-        qp_generations[index] = super::objects::next_generation(qp_generations[index]);
         // SAFETY: committed when it was made; the peer was waited for.
         qp.lane = unsafe { self.clear_lane(index, qp.lane_place) };
-        qp.generation = qp_generations[index];
         (qp.sq_consumer, qp.sq_limit, qp.flushed, qp.answered) = (0, 0, 0, 0);
         (qp.failed, qp.mode, qp.is_watched) = (false, self.first_mode(state.queues.injector.as_deref()), false);
         qp.waiting = None;

@@ -2,7 +2,7 @@
 
 use core::ptr::NonNull;
 use std::io;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use mlx5_wire::Access;
 use shm::lane::Slot;
@@ -212,14 +212,16 @@ impl DeviceMemory {
 /// Bytes that [`place`] places last.
 const LAST: usize = size_of::<u64>();
 
-/// Places the bytes of a WRITE, with immediate or not: the last eight become visible after all others, as NICs place a message in the order of
-/// its addresses. A reader that polls the end of a message, and not a CQE, relies on it.
+/// Places a part of a WRITE, with immediate or not: its last eight bytes become visible after all others and after all earlier parts, as NICs place
+/// a message in the order of its addresses. A reader that polls the end of a message, and not a CQE, relies on it. If the eight bytes are aligned,
+/// they become visible at once, and such a reader is to read them atomically, with Acquire.
 ///
 /// # Safety
 /// Like [`copy`](shm::cache::copy).
 #[inline(always)]
 pub(crate) unsafe fn place(to: *mut u8, from: *const u8, len: usize) {
-    /// Places all but the last eight bytes: two parts from the start, one that ends 16 bytes before the end, and the eight bytes after it.
+    /// Places all but the last eight bytes, and reads those: two pieces from the start, one that ends 16 bytes before the end, and the eight bytes
+    /// after it. The first two end before the last eight bytes, and reach the third.
     #[inline(always)]
     unsafe fn most<T: Copy>(to: *mut u8, from: *const u8, len: usize) -> u64 {
         let (second, third, fourth, last) = (size_of::<T>(), len - 2 * LAST - size_of::<T>(), len - 2 * LAST, len - LAST);
@@ -240,17 +242,28 @@ pub(crate) unsafe fn place(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: guaranteed by the caller. The last bytes are read first because the two may overlap.
     unsafe {
         let last = match len {
-            32..=64 => most::<u128>(to, from, len),
-            65..=112 => most::<[u128; 2]>(to, from, len),
-            24..=31 => most::<u64>(to, from, len),
+            40..=64 => most::<u128>(to, from, len),
+            72..=112 => most::<[u128; 2]>(to, from, len),
+            24..=39 => most::<u64>(to, from, len),
             _ => return place_other(to, from, len),
         };
-        fence(Ordering::Release);
-        to.add(len - LAST).cast::<u64>().write_unaligned(last);
+        place_last(to.add(len - LAST), last);
     }
 }
 
-/// Places few bytes, or many.
+/// Places the last eight bytes behind all that were placed before.
+///
+/// # Safety
+/// `to` is writable for eight bytes.
+#[inline(always)]
+unsafe fn place_last(to: *mut u8, last: u64) {
+    fence(Ordering::Release);
+    let to = to.cast::<u64>();
+    // SAFETY: the caller's; an atomic is aligned.
+    unsafe { if to.is_aligned() { AtomicU64::from_ptr(to).store(last, Ordering::Relaxed) } else { to.write_unaligned(last) } }
+}
+
+/// Places few bytes, or many, or a number of them for which [`place`] has no pieces.
 ///
 /// # Safety
 /// Like [`place`].
@@ -258,14 +271,15 @@ pub(crate) unsafe fn place(to: *mut u8, from: *const u8, len: usize) {
 unsafe fn place_other(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: the caller's; the last bytes are inside, and are read first because the two may overlap.
     unsafe {
-        if len <= LAST {
+        if len < LAST {
+            // They are the last ones, perhaps of several parts.
+            fence(Ordering::Release);
             return from.copy_to(to, len);
         }
         let rest = len - LAST;
         let last = from.add(rest).cast::<u64>().read_unaligned();
         from.copy_to(to, rest);
-        fence(Ordering::Release);
-        to.add(rest).cast::<u64>().write_unaligned(last);
+        place_last(to.add(rest), last);
     }
 }
 

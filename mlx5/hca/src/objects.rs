@@ -11,19 +11,20 @@ use mlx5_wire::{
 };
 use shm::lane::{LaneRx, Slot};
 use shm::ready::ARMED;
-use shm::sync::LightBarrier;
+use shm::sync::{FIRST, LightBarrier};
 
 use super::arena::{PAGE, free_index};
 use super::cq::SoftCq;
 use super::deferred::LANE_RETRY_NS;
 use super::error::{ConnectError, CreateError, OpenError, check};
-use super::fabric::{MAX_LID, Membership};
+use super::fabric::Membership;
 use super::faults::{self, Injector};
 use super::layout::{DATAGRAM, LANE_SLOTS, LanePlace, MAX_QPS, MIN_LANE_SLOTS, Message, QP_INDEX_BITS, QpEntry, RECEIVES, qp_index};
 use super::memory::{DeviceMemory, commit, memory_error, ready_words};
 use super::mirror::Mirror;
 use super::options::SoftOptions;
 use super::queues::{Mode, Remote, SoftQp, SqPlace, Transport};
+use super::random::Random;
 use super::reach::{Looks, Reach};
 use super::receive::Receives;
 use super::request::{Address, CqMemory, QpMemory, Receives as Source, RqMemory, SqMemory};
@@ -36,14 +37,18 @@ const MAX_CQS: usize = 1 << 16;
 pub(crate) const LANE_SLOT_BYTES: usize = size_of::<Slot<Message>>();
 /// Longest receive WQE, in bytes.
 const MAX_RECV_STRIDE: u32 = 1024;
-/// Largest seat of a port: 10 bits of a QPN, all ones excepted.
-pub const MAX_SEAT: u16 = (1 << 10) - 2;
-/// All ones in the 10 generation bits of a QPN.
-const QUARANTINED: u16 = (1 << (24 - QP_INDEX_BITS)) - 1;
+/// Values of the upper 10 bits of a QPN: neither all zeros nor all ones.
+pub(crate) const QPN_TAGS: u16 = (1 << (24 - QP_INDEX_BITS)) - 2;
 
-/// Returns the generation of the next queue pair in a place.
-pub(crate) fn next_generation(generation: u16) -> u16 {
-    (generation + 1) % (QUARANTINED - 1)
+/// A place for queue pairs, as the last one left it.
+#[derive(Clone, Copy)]
+pub(crate) struct QpPlace {
+    /// Upper bits of the next one's number, less one.
+    pub(crate) tag: u16,
+    /// A peer may still use it, so it has no next one.
+    pub(crate) is_quarantined: bool,
+    /// [`SoftQp::version`].
+    pub(crate) version: u32,
 }
 
 fn check_power_of_two(what: &'static str, value: u32) -> Result<(), CreateError> {
@@ -67,8 +72,11 @@ fn check_rq(memory: &RqMemory) -> Result<(), CreateError> {
 }
 
 /// Publishes a reset queue pair: it is not connected, nothing has arrived, and it does not receive.
-pub(crate) fn publish_reset(qp: &SoftQp) {
+pub(crate) fn publish_reset(qp: &mut SoftQp) {
+    qp.version = qp.version.wrapping_add(1);
+    qp.generation = qp.version;
     let entry = qp.entry();
+    entry.generation.store(qp.generation, Ordering::Relaxed);
     entry.peer.store(0, Ordering::Relaxed);
     entry.peer_epoch.store(0, Ordering::Relaxed);
     entry.told.consumed.store(0, Ordering::Relaxed);
@@ -83,7 +91,7 @@ impl Hca {
     /// Opens a device: joins its fabric.
     ///
     /// # Errors
-    /// See [`OpenError`]; [`OpenError::NoFreeLid`] if all LIDs, or the [`MAX_SEAT`] seats of the port, are taken. Nothing is left behind.
+    /// See [`OpenError`]; [`OpenError::NoFreeLid`] if all LIDs, or the [`MAX_SEAT`](crate::MAX_SEAT) seats of the port, are taken. Nothing is left behind.
     pub fn open(options: &SoftOptions) -> Result<Self, OpenError> {
         let arena_bytes = options.arena_bytes.checked_next_multiple_of(PAGE).unwrap_or(options.arena_bytes);
         let memory =
@@ -98,12 +106,14 @@ impl Hca {
         // The first one in a process registers it with the kernel, which in a process of several threads waits for all CPUs: up to seconds on
         // a busy machine. Not in the first doorbell, then, where a peer would take this process for a stopped one.
         let barrier = LightBarrier::of_process();
-        let mut state = State::new(arena_bytes, &options.faults, ready_words(&memory));
+        memory.control().header.has_fences.store(barrier.is_fence().into(), Ordering::Relaxed);
+        let membership = Membership::join(&options.fabric, &memory, options.port.is_some())?;
+        let random = &mut Random::new(membership.seed());
+        let mut state = State::new(arena_bytes, &options.faults, ready_words(&memory), random);
         let is_plain = options.timing.is_immediate() && !options.strict && !options.trace;
         if !is_plain || options.clock.steps() || state.queues.injector.is_some() {
             state.deferred.add_extras();
         }
-        let membership = Membership::join(&options.fabric, &memory, if options.port.is_some() { MAX_SEAT } else { MAX_LID })?;
         Ok(Self {
             membership,
             memory,
@@ -118,11 +128,12 @@ impl Hca {
             has_exact_lanes: options.trace || options.timing.is_model(),
             port: options.port,
             has_chores: Cell::new(false),
+            failed: RefCell::default(),
             is_port_up: Cell::new(true),
             events: RefCell::default(),
             rnr_naks: Cell::new(0),
             sends: Cell::new(0),
-            registrations: Cell::new(0),
+            registrations: Cell::new(FIRST),
             state: RefCell::new(state),
         })
     }
@@ -163,12 +174,13 @@ impl Hca {
         [self.state.borrow().deferred.next_ns(), again_ns].into_iter().flatten().min()
     }
 
-    /// Makes a protection domain. Returns its number, which is never used again.
+    /// Makes a protection domain. Returns its number, which is not used again before 2^32 others.
     #[must_use]
     pub fn alloc_pd(&self) -> u32 {
         let mut state = self.state.borrow_mut();
-        state.next_pd += 1;
-        state.next_pd - 1
+        let pd = state.next_pd;
+        state.next_pd = pd.wrapping_add(1);
+        pd
     }
 
     /// Makes a completion queue. Returns its number.
@@ -206,13 +218,13 @@ impl Hca {
 
     /// A place for a queue pair with at least so many slots in its lane, its pages committed: the index, and where the slots are.
     fn free_qp(&self, state: &mut State, lane_slots: u32) -> Result<(usize, LanePlace), CreateError> {
-        let State { queues: Queues { qps, .. }, qp_generations, lane_area, .. } = state;
-        let free = |(qp, generation): (&Option<Box<SoftQp>>, &u16)| qp.is_none() && *generation != QUARANTINED;
-        let index = match qps.iter().zip(qp_generations.iter()).position(free) {
+        let State { queues: Queues { qps, .. }, qp_places, lane_area, first_tag, .. } = state;
+        let free = |(qp, place): (&Option<Box<SoftQp>>, &QpPlace)| qp.is_none() && !place.is_quarantined;
+        let index = match qps.iter().zip(qp_places.iter()).position(free) {
             Some(index) => index,
             None if qps.len() < MAX_QPS => {
                 qps.push(None);
-                qp_generations.push(0);
+                qp_places.push(QpPlace { tag: *first_tag, is_quarantined: false, version: FIRST });
                 qps.len() - 1
             }
             None => return Err(CreateError::Exhausted { what: "queue pair", max: MAX_QPS as u64 }),
@@ -314,9 +326,9 @@ impl Hca {
         }
     }
 
-    /// Returns the number of queue pair `index`. Generations start at 1, so that no QPN is 0.
-    fn qpn(&self, index: usize, generation: u16) -> u32 {
-        let upper = if self.port.is_some() { self.lid() } else { generation + 1 };
+    /// Returns the number of queue pair `index`.
+    fn qpn(&self, index: usize, tag: u16) -> u32 {
+        let upper = if self.port.is_some() { self.lid() } else { tag + 1 };
         u32::from(upper) << QP_INDEX_BITS | index as u32
     }
 
@@ -341,7 +353,7 @@ impl Hca {
         let Some(receives) = Receives::of(&self.memory, rqn) else { return Err(no_rq) };
         let is_datagram = memory.service == Service::Datagram;
         let (index, lane_place) = self.free_qp(state, memory.lane_slots)?;
-        let generation = state.qp_generations[index];
+        let QpPlace { tag, version, .. } = state.qp_places[index];
         let entry = self.memory.qp(index);
         // SAFETY: committed by `free_qp`. No peer has this place, nor these slots: it never had, or `destroy_qp` waited until it was out.
         let lane = unsafe { self.clear_lane(index, lane_place) };
@@ -349,7 +361,7 @@ impl Hca {
         let count = state.queues.qps.len();
         state.deferred.reserve(count);
         let later = if self.timing.is_immediate() { 0 } else { sq.capacity() as usize };
-        let qpn = self.qpn(index, generation);
+        let qpn = self.qpn(index, tag);
         let scatters = memory.scatter_to_cqe && !is_datagram;
         let is_compact = scatters || matches!(state.queues.cqs.get(memory.recv_cq as usize), Some(Some(cq)) if cq.compresses());
         let qp = state.queues.qps[index].insert(Box::new(SoftQp {
@@ -357,8 +369,8 @@ impl Hca {
             writes: Writes::of(qpn),
             index,
             entry: NonNull::from(entry),
-            generation,
-            connections: 0,
+            generation: version,
+            version,
             pd: memory.pd,
             send_cq: memory.send_cq,
             recv_cq: memory.recv_cq,
@@ -410,7 +422,7 @@ impl Hca {
         let peer = links.peer(self, remote)?;
         let no_such_qp = ConnectError::NoSuchQp { lid: remote.lid, qpn: remote.qpn };
         let connection = qps.get_mut(qp_index(qpn)).and_then(Option::as_mut).and_then(|qp| {
-            let own = QpEntry::pack_peer(self.membership.lid(), qpn, qp.generation);
+            let own = QpEntry::pack_peer(qpn, qp.generation);
             Some((Remote::of(&peer, remote.qpn, own, self.membership.epoch())?, qp))
         });
         drop(peer);
@@ -419,9 +431,9 @@ impl Hca {
             return Err(no_such_qp);
         };
         (qp.options, qp.access) = (*options, access);
-        qp.connections = qp.connections.wrapping_add(1);
+        qp.version = qp.version.wrapping_add(1);
         let entry = self.memory.qp(qp.index);
-        entry.peer.store(QpEntry::pack_peer(remote.lid, remote.qpn, connection.generation()), Ordering::Relaxed);
+        entry.peer.store(QpEntry::pack_peer(remote.qpn, connection.generation()), Ordering::Relaxed);
         qp.transport = Transport::Connected(Box::new(connection));
         entry.peer_epoch.store(remote.epoch, Ordering::Relaxed);
         // H1
@@ -480,7 +492,8 @@ impl Hca {
         // What has arrived took receives; their CQEs give them back.
         arrive::drain(self, &mut qp, &mut state.queues.cqs);
         state.hot.remove(index);
-        state.qp_generations[index] = if quiet { next_generation(state.qp_generations[index]) } else { QUARANTINED };
+        let place = &mut state.qp_places[index];
+        *place = QpPlace { tag: (place.tag + 1) % QPN_TAGS, is_quarantined: !quiet, version: qp.version };
         if quiet {
             let LanePlace { first, slots } = qp.lane_place;
             state.lane_area.give(first as usize * LANE_SLOT_BYTES, slots as usize * LANE_SLOT_BYTES);

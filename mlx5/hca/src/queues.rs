@@ -13,7 +13,7 @@ use shm::sync::LightBarrier;
 
 use super::Hca;
 use super::fabric::Peer;
-use super::layout::{AtomicRequest, CONNECTION, DATAGRAM, LanePlace, Message, QpEntry, RECEIVES, RIGHTS, Taking, Told, allows, qp_index};
+use super::layout::{AtomicRequest, DATAGRAM, LanePlace, Message, QpEntry, RECEIVES, RIGHTS, Taking, Told, allows, qp_index};
 use super::memory::ready_words;
 use super::outcome::WaitFor;
 use super::reach::{Looks, Reach};
@@ -80,10 +80,10 @@ pub(crate) struct SoftQp {
     pub(crate) index: usize,
     /// The part that its peer reads, in the memory of its device.
     pub(crate) entry: NonNull<QpEntry>,
-    /// Tells it apart from others that had its number.
-    pub(crate) generation: u16,
-    /// Number of changes of its connection, modulo 2^16.
-    pub(crate) connections: u16,
+    /// [`QpEntry::generation`].
+    pub(crate) generation: u32,
+    /// Number of changes of its place, modulo 2^32.
+    pub(crate) version: u32,
     pub(crate) pd: u32,
     pub(crate) send_cq: u32,
     pub(crate) recv_cq: u32,
@@ -190,9 +190,9 @@ pub(crate) struct Remote {
     target: Reach,
     /// The identity word under which the words beside it were found to name this queue pair, if it grants WRITEs; before that [`UNVERIFIED`].
     verified: Cell<u64>,
-    /// Expected values of the peer's `identity` word (without rights and connections), and of its `peer` and `peer_epoch` words, while it is
-    /// connected to this queue pair and receives.
-    identity: u64,
+    qpn: u32,
+    /// Expected values of the peer's `generation`, `peer` and `peer_epoch` words, while it is connected to this queue pair.
+    generation: u32,
     own: u64,
     own_epoch: u64,
     pub(crate) pd: u32,
@@ -210,7 +210,7 @@ impl Remote {
         let memory = &peer.memory;
         let entry = memory.qp(index);
         // H1
-        let identity = entry.identity.load(Ordering::Acquire) & !(RIGHTS | CONNECTION) | RECEIVES;
+        let identity = entry.identity.load(Ordering::Acquire);
         if QpEntry::qpn(identity) != qpn || identity & DATAGRAM != 0 {
             return None;
         }
@@ -227,7 +227,8 @@ impl Remote {
             known_receives: Receives::NONE_KNOWN,
             target: Reach::none(),
             verified: Cell::new(UNVERIFIED),
-            identity,
+            qpn,
+            generation: entry.generation.load(Ordering::Relaxed),
             atomic: NonNull::from(&lane.atomic),
             life: peer.life_word(),
             atomics: 0,
@@ -252,12 +253,12 @@ impl Remote {
 
     /// Returns its queue pair number.
     pub(crate) fn qpn(&self) -> u32 {
-        QpEntry::qpn(self.identity)
+        self.qpn
     }
 
-    /// Returns the generation: which of those that had the index.
-    pub(crate) fn generation(&self) -> u16 {
-        QpEntry::generation(self.identity)
+    /// Returns the generation: which of the queue pairs that have had the number.
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation
     }
 
     #[inline(always)]
@@ -299,7 +300,8 @@ impl Remote {
     #[inline(never)]
     fn verify(&self, identity: u64) -> u64 {
         let entry = self.entry();
-        let is_connected = identity & !(RIGHTS | CONNECTION) == self.identity
+        let is_connected = QpEntry::pack_identity(0, self.qpn, RECEIVES) == identity & (u64::from(u32::MAX) & !RIGHTS)
+            && entry.generation.load(Ordering::Relaxed) == self.generation
             && entry.peer.load(Ordering::Relaxed) == self.own
             && entry.peer_epoch.load(Ordering::Relaxed) == self.own_epoch;
         if !is_connected {
@@ -313,9 +315,8 @@ impl Remote {
 
     /// Returns whether the peer's queue pair has been reset since it was connected to, and is a queue pair still.
     pub(crate) fn was_reset(&self) -> bool {
-        let identity = self.entry().identity.load(Ordering::Acquire);
-        let is_same = QpEntry::generation(identity) == self.generation();
-        !is_same && QpEntry::qpn(identity) == self.qpn()
+        let is_there = QpEntry::qpn(self.entry().identity.load(Ordering::Acquire)) == self.qpn;
+        is_there && self.entry().generation.load(Ordering::Relaxed) != self.generation
     }
 
     /// Returns whether one more message fits into the lane.
@@ -409,7 +410,7 @@ impl SoftQp {
 
     /// Returns its identity word with `flags`.
     pub(crate) fn identity(&self, flags: u64) -> u64 {
-        QpEntry::pack_identity(self.connections, self.generation, self.qpn, flags)
+        QpEntry::pack_identity(self.version, self.qpn, flags)
     }
 
     pub(crate) fn is_datagram(&self) -> bool {
@@ -448,7 +449,9 @@ impl SoftQp {
     /// The queue pair goes to the error state: its own operations are flushed, and its peer's are not answered any more.
     #[cold]
     pub(crate) fn fail(&mut self, hca: &Hca) {
-        self.failed = true;
+        if !core::mem::replace(&mut self.failed, true) {
+            hca.failed.borrow_mut().push((self.index, self.generation));
+        }
         self.mode = Mode::Odd;
         hca.has_chores.set(true);
         self.entry().identity.store(self.identity(0), Ordering::Release);

@@ -26,7 +26,11 @@ impl Hca {
         if living.is_empty() {
             return true;
         }
-        if stuck.iter().any(|known| living.iter().any(|peer| Rc::ptr_eq(peer, &known.peer))) || !heavy_barrier() {
+        if stuck.iter().any(|known| living.iter().any(|peer| Rc::ptr_eq(peer, &known.peer))) {
+            return false;
+        }
+        // A full fence too, which is enough where the peers execute theirs.
+        if !heavy_barrier() && !living.iter().all(|peer| peer.has_fences()) {
             return false;
         }
         if living.iter().any(|peer| peer.may_be_of_another_process()) {

@@ -2,39 +2,86 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
+use std::collections::VecDeque;
 use std::io;
 
 use mlx5_wire::Access;
 use shm::memfd::HUGE_PAGE;
 
-use super::arena::{PAGE, free_index};
+use super::arena::PAGE;
 use super::error::RegisterError;
 use super::layout::{FOREIGN, MAX_MRS};
 use super::memory::{commit, foreign_memory_reachable};
+use super::random::Random;
 use super::request::Region;
 use super::{Hca, State};
 
-/// Regions below it are reserved.
+/// Entries below it have no region: keys 0 and 0x100 (`INVALID_LKEY`) would be theirs.
 const FIRST_MR: usize = 2;
+/// Entries that have regions.
+const ENTRIES: usize = MAX_MRS - FIRST_MR;
+/// Entries that are free before one is used again. So a key returns after 256 times as many registrations.
+const REUSE_DELAY: usize = 1024;
 
-/// A memory region index in use, or its key's next tag.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct MrSlot {
+/// The memory regions of a device.
+pub(crate) struct Regions {
+    slots: Vec<MrSlot>,
+    /// Slots that had a region, the one that is free for the longest time first.
+    free: VecDeque<usize>,
+    /// [`REUSE_DELAY`].
+    pub(crate) reuse_delay: usize,
+    /// Entry of the first slot, less [`FIRST_MR`]: the keys of an earlier device are others, nearly always.
+    first: usize,
+}
+
+/// A region, or the tag of the next key of its entry.
+#[derive(Clone, Copy)]
+struct MrSlot {
     tag: u8,
     state: MrState,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 enum MrState {
-    #[default]
     Free,
-    Arena {
-        offset: usize,
-        bytes: usize,
-    },
+    Arena { offset: usize, bytes: usize },
     Foreign,
-    /// Not to be used: keys 0 and 0x100 (`INVALID_LKEY`) would be these indices'.
-    Reserved,
+}
+
+impl Regions {
+    pub(crate) fn new(random: &mut Random) -> Self {
+        let first = random.below(ENTRIES as u64) as usize;
+        Self { slots: Vec::new(), free: VecDeque::new(), reuse_delay: REUSE_DELAY, first }
+    }
+
+    /// Takes a slot, and returns the key of its region. To be given back if none is made.
+    fn take(&mut self) -> Result<(usize, u32), RegisterError> {
+        let may_grow = self.slots.len() < ENTRIES;
+        let oldest = if self.free.len() > self.reuse_delay || !may_grow { self.free.pop_front() } else { None };
+        let slot = match oldest {
+            Some(slot) => slot,
+            None if may_grow => {
+                self.slots.push(MrSlot { tag: 0, state: MrState::Free });
+                self.slots.len() - 1
+            }
+            None => return Err(RegisterError::Exhausted { max: ENTRIES }),
+        };
+        let entry = FIRST_MR + (self.first + slot) % ENTRIES;
+        Ok((slot, (entry as u32) << 8 | u32::from(self.slots[slot].tag)))
+    }
+
+    /// Returns the slot of the region with `key`; `None` if there is none.
+    fn find(&self, key: u32) -> Option<usize> {
+        let slot = ((key >> 8) as usize + 2 * ENTRIES - FIRST_MR - self.first) % ENTRIES;
+        let is_there = |found: &MrSlot| found.tag == key as u8 && !matches!(found.state, MrState::Free);
+        self.slots.get(slot).is_some_and(is_there).then_some(slot)
+    }
+
+    /// Gives a slot back, under another key.
+    fn give(&mut self, slot: usize) {
+        self.slots[slot] = MrSlot { tag: self.slots[slot].tag.wrapping_add(1), state: MrState::Free };
+        self.free.push_back(slot);
+    }
 }
 
 /// Refuses what no device registers.
@@ -54,24 +101,27 @@ impl Hca {
     pub fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<Region, RegisterError> {
         let state = &mut *self.state.borrow_mut();
         check(bytes, access)?;
-        let index = free_region(state)?;
         let no_memory = |source| RegisterError::Memory { bytes, source };
         let full = || no_memory(io::Error::other("the device's arena is full; raise arena_bytes"));
         let page = if huge { HUGE_PAGE } else { PAGE };
         let size = bytes.checked_next_multiple_of(page).ok_or_else(full)?;
         let offset = state.arena.take_aligned(size, page).ok_or_else(full)?;
+        let taken = state.mrs.take().inspect_err(|_| state.arena.give(offset, size));
+        let (slot, key) = taken?;
         // SAFETY: inside the arena.
         let addr = unsafe { self.memory.arena().base().add(offset) };
-        let slot = &mut state.mrs[index];
         let (arena, range) = (self.memory.arena(), offset..offset + size);
         let committed = if huge { arena.commit_huge(range) } else { arena.commit(range).map(|()| None) };
         let published = committed.map_err(|e| no_memory(io::Error::other(e))).and_then(|not_huge| {
-            let region = self.publish_mr(index, slot.tag, pd, addr, bytes, offset as u64, access)?;
+            let region = self.publish_mr(key, pd, addr, bytes, offset as u64, access)?;
             Ok(Region { not_huge, ..region })
         });
         match published {
-            Ok(_) => slot.state = MrState::Arena { offset, bytes: size },
-            Err(_) => state.arena.give(offset, size),
+            Ok(_) => state.mrs.slots[slot].state = MrState::Arena { offset, bytes: size },
+            Err(_) => {
+                state.mrs.give(slot);
+                state.arena.give(offset, size);
+            }
         }
         published
     }
@@ -90,25 +140,16 @@ impl Hca {
             foreign_memory_reachable().map_err(|reason| RegisterError::Unreachable { reason })?;
         }
         let state = &mut *self.state.borrow_mut();
-        let index = free_region(state)?;
-        let slot = &mut state.mrs[index];
-        let published = self.publish_mr(index, slot.tag, pd, addr, bytes, FOREIGN, access)?;
-        slot.state = MrState::Foreign;
-        Ok(published)
+        let (slot, key) = state.mrs.take()?;
+        let published = self.publish_mr(key, pd, addr, bytes, FOREIGN, access);
+        match published {
+            Ok(_) => state.mrs.slots[slot].state = MrState::Foreign,
+            Err(_) => state.mrs.give(slot),
+        }
+        published
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the fields of one table entry")]
-    fn publish_mr(
-        &self,
-        index: usize,
-        tag: u8,
-        pd: u32,
-        addr: NonNull<u8>,
-        len: usize,
-        offset: u64,
-        access: Access,
-    ) -> Result<Region, RegisterError> {
-        let key = (index as u32) << 8 | u32::from(tag);
+    fn publish_mr(&self, key: u32, pd: u32, addr: NonNull<u8>, len: usize, offset: u64, access: Access) -> Result<Region, RegisterError> {
         let entry = self.memory.mr(key);
         commit(self.memory.control_memfd(), entry).map_err(|e| RegisterError::Memory { bytes: len, source: io::Error::other(e) })?;
         entry.addr.store(addr.as_ptr() as u64, Ordering::Relaxed);
@@ -129,21 +170,22 @@ impl Hca {
     }
 
     /// Invalidates the key, waits for peers that may be copying under it, and gives the memory back. `false` if one of them does not finish
-    /// in time (it may be stopped, and resume): then the region's place stays taken, and calling this again looks again.
+    /// in time (it may be stopped, and resume): then the region's place stays taken, and calling this again looks again. A key that names no region
+    /// is given back already.
     pub fn try_deregister(&self, key: u32) -> bool {
         let State { mrs, arena, links, stuck, .. } = &mut *self.state.borrow_mut();
+        let Some(slot) = mrs.find(key) else { return true };
         self.memory.mr(key).stamp.store(0, Ordering::Release);
         if !self.quiesce(stuck, links.peers()) {
             return false;
         }
-        let slot = &mut mrs[(key >> 8) as usize];
-        if let MrState::Arena { offset, bytes } = slot.state {
+        if let MrState::Arena { offset, bytes } = mrs.slots[slot].state {
             // Zero for the next region; pages that cannot be zeroed are not used again.
             if self.memory.arena().release(offset..offset + bytes).is_ok() {
                 arena.give(offset, bytes);
             }
         }
-        *slot = MrSlot { tag: slot.tag.wrapping_add(1), state: MrState::Free };
+        mrs.give(slot);
         true
     }
 
@@ -172,10 +214,51 @@ impl Hca {
     }
 }
 
-fn free_region(state: &mut State) -> Result<usize, RegisterError> {
-    let is_free = |slot: &MrSlot| matches!(slot.state, MrState::Free);
-    if state.mrs.is_empty() {
-        state.mrs.resize(FIRST_MR, MrSlot { tag: 0, state: MrState::Reserved });
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    fn regions() -> Regions {
+        Regions::new(&mut Random::new(7))
     }
-    free_index(&mut state.mrs, MAX_MRS, is_free, MrSlot::default).ok_or(RegisterError::Exhausted { max: MAX_MRS })
+
+    /// Takes a slot for a region.
+    fn take(regions: &mut Regions) -> Option<u32> {
+        let (slot, key) = regions.take().ok()?;
+        regions.slots[slot].state = MrState::Foreign;
+        Some(key)
+    }
+
+    #[test]
+    fn a_key_returns_after_256_registrations_of_as_many_entries_as_are_free_first() {
+        let mut regions = regions();
+        let held = take(&mut regions).unwrap();
+        let mut last = HashMap::new();
+        let mut soonest = usize::MAX;
+        for number in 0..600_000 {
+            let key = take(&mut regions).unwrap();
+            soonest = last.insert(key, number).map_or(soonest, |before| soonest.min(number - before));
+            let slot = regions.find(key).unwrap();
+            regions.give(slot);
+            assert!(regions.find(key).is_none() && key != held);
+        }
+        assert_eq!(soonest, 256 * (REUSE_DELAY + 1));
+    }
+
+    #[test]
+    fn all_entries_are_used_but_those_of_the_reserved_keys() {
+        let mut regions = regions();
+        let mut keys: Vec<u32> = core::iter::from_fn(|| take(&mut regions)).collect();
+        let first = keys[0];
+        keys.sort_unstable();
+        assert!(keys.iter().map(|key| (key >> 8) as usize).eq(FIRST_MR..MAX_MRS));
+        assert!(keys.iter().all(|&key| regions.find(key).is_some()));
+        // Full: the entry that is given back is used at once, under another key.
+        let slot = regions.find(first).unwrap();
+        regions.give(slot);
+        assert_eq!(take(&mut regions), Some(first + 1));
+        assert_eq!(take(&mut regions), None);
+    }
 }

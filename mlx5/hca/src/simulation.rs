@@ -140,8 +140,8 @@ struct Bound<'a> {
 /// A network of software HCAs and the actors that drive them, in one thread: the simulation owns the clock and the model of the NICs, and
 /// advances from event to event.
 ///
-/// The event that is due first happens next. At equal times, a device comes before an actor, devices go by LID, and actors by when their
-/// turn was decided. Real time, addresses and the order of hash maps decide nothing. So two runs with the same parameters, seed and
+/// The event that is due first happens next. At equal times, a device comes before an actor, devices in the order in which they were added, and
+/// actors by when their turn was decided. Real time, addresses and the order of hash maps decide nothing. So two runs with the same parameters, seed and
 /// actors are the same, and have the same [`trace_hash`](Self::trace_hash).
 ///
 /// An actor that is idle is not stepped: it sleeps until a device it is bound to gets a CQE or is written to, or until the time it named.
@@ -173,7 +173,7 @@ pub struct Simulation<'a> {
     fabric: LocalFabric,
     now_ns: Arc<AtomicU64>,
     model: NicModel,
-    /// By index; LIDs are given in this order.
+    /// In the order in which they were added.
     nodes: Vec<Node>,
     /// When each of them has something to do, as of its last look.
     due: DueTimes,

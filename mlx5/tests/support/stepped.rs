@@ -37,9 +37,16 @@ pub(crate) enum Kind {
     Datagram,
     /// WRITEs of [`WRITE`] bytes.
     Write,
+    /// WRITEs of every length: message `imm` has [`length`] bytes, and ends at an aligned place if `imm` is even.
+    Length,
 }
 
-const KINDS: [Kind; 5] = [Kind::WriteImm, Kind::Send, Kind::Own, Kind::Datagram, Kind::Write];
+const KINDS: [Kind; 6] = [Kind::WriteImm, Kind::Send, Kind::Own, Kind::Datagram, Kind::Write, Kind::Length];
+
+/// Of message `imm` of [`Kind::Length`]: bytes, and the offset at which it ends.
+pub(crate) fn length(imm: u32) -> (usize, usize) {
+    (1 + imm as usize / 2, 256 + if imm % 2 == 0 { 0 } else { 3 })
+}
 
 /// The content of message `imm`.
 pub(crate) fn content(imm: u32) -> [u8; MESSAGE] {
@@ -116,7 +123,7 @@ impl End {
             return QpAddress::soft(to.vector().rlid, to.qpn(), 0);
         }
         let own = ReceiveSource::Own { depth: 8, max_sge: 0 };
-        let source = if matches!(kind, Kind::Own | Kind::Write) { own } else { ReceiveSource::Shared(&self.srq) };
+        let source = if matches!(kind, Kind::Own | Kind::Write | Kind::Length) { own } else { ReceiveSource::Shared(&self.srq) };
         let mut qp = self.pd.create_qp(&self.send_cq, &self.recv_cq, source, &config).unwrap();
         self.recv_cq.register(qp.qpn(), name);
         if kind == Kind::Own {
@@ -162,6 +169,11 @@ impl End {
             Kind::Write => {
                 let payload = self.mr.sge(0, WRITE as u32).unwrap();
                 qp.post(&Write { addr: peer.0, rkey: peer.1, payload }, Signal::Always, 0)
+            }
+            Kind::Length => {
+                let (len, end) = length(imm);
+                let payload = self.mr.sge(0, len as u32).unwrap();
+                qp.post(&Write { addr: peer.0 + (end - len) as u64, rkey: peer.1, payload }, Signal::Always, 0)
             }
             Kind::Datagram => unreachable!("has a queue pair of its own"),
         }

@@ -113,6 +113,7 @@ pub(super) struct Hand {
     pub(super) now_ns: Arc<AtomicU64>,
     pub(super) pd: u32,
     pub(super) qpn: u32,
+    pub(super) memory: QpMemory,
     sq: SqMemory,
     register: NonNull<u8>,
     pub(super) rqn: u32,
@@ -184,6 +185,7 @@ impl Hand {
             now_ns,
             pd,
             qpn,
+            memory,
             sq,
             register,
             rqn,
@@ -211,6 +213,12 @@ impl Hand {
     pub(super) fn connect(&self, peer: &Self) {
         let options = ConnectOptions { rnr_retry: 1, rnr_timer_ns: 1000, ..ConnectOptions::default() };
         self.hca.connect(self.qpn, &peer.hca.address(peer.qpn), &options, Access::REMOTE).unwrap();
+    }
+
+    /// Makes another queue pair on the same queues, which is not connected. Returns its number.
+    pub(super) fn another(&self) -> u32 {
+        // SAFETY: the memory is never freed.
+        unsafe { self.hca.create_qp(&self.memory) }.unwrap()
     }
 
     // Segments.

@@ -1,5 +1,6 @@
 //! Tests that look inside: strict mode by mutation, and peers that write anything.
 
+mod datagrams;
 #[path = "../../tests/foreign/driver.rs"]
 mod driver;
 mod events;

@@ -9,6 +9,7 @@ use crate::layout::{Pop, Taking, qp_index};
 use crate::plain::{self, Ran};
 use crate::random::Random;
 use crate::reach::Looks;
+use crate::receive::{Receives, Taken};
 use crate::{Access, LocalFabric, Region};
 
 const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
@@ -123,6 +124,62 @@ fn a_queue_pair_that_takes_its_rights_back_or_fails_or_connects_elsewhere_is_wri
     assert_refused(Syndrome::TransportRetryExceeded, &[true, false], |_, b, _, _| b.hca.destroy_qp(b.qpn));
 }
 
+/// Destroys the queue pair of `hand`, and makes and destroys others until one has its number. Returns how many.
+fn until_its_number_returns(hand: &Hand) -> u32 {
+    let mut qpn = hand.qpn;
+    (1..)
+        .find(|_| {
+            hand.hca.destroy_qp(qpn);
+            qpn = hand.another();
+            qpn == hand.qpn
+        })
+        .unwrap()
+}
+
+#[test]
+fn a_queue_pair_that_got_the_number_of_one_that_is_gone_is_not_written_to() {
+    assert_refused(Syndrome::TransportRetryExceeded, &[true, false], |_, b, _, _| {
+        assert_eq!(until_its_number_returns(b), 1022, "all numbers of the place come in turn");
+        b.connect(b);
+    });
+    // Neither by a requester that it is connected to, if that is connected to the one that is gone.
+    assert_refused(Syndrome::TransportRetryExceeded, &[true, false], |a, b, _, _| {
+        until_its_number_returns(b);
+        b.connect(a);
+    });
+}
+
+#[test]
+fn the_identities_of_a_place_are_new_also_when_their_count_begins_again() {
+    let [_, mut b] = pair(true);
+    let identity = |b: &Hand| b.hca.memory.qp(qp_index(b.qpn)).identity.load(Ordering::Relaxed);
+    b.hca.destroy_qp(b.qpn);
+    let before_the_end = u32::MAX - 4;
+    b.hca.state.borrow_mut().qp_places[0].version = before_the_end;
+    let mut versions = vec![];
+    for round in 0..4 {
+        b.qpn = b.another();
+        for _ in 0..3 {
+            versions.push((identity(&b) >> 32) as u32);
+            b.connect(&b);
+        }
+        if round == 2 {
+            assert!(b.hca.reset_qp(b.qpn));
+        }
+        versions.push((identity(&b) >> 32) as u32);
+        let target = region(&b, 4096, ALL);
+        if round != 2 {
+            // A new queue pair begins with its first WQEBB.
+            (b.producer, b.rung) = (0, 0);
+            assert!(is_plain(&mut b, WRITE, &[raddr(&target, 0), Hand::inline(b"ping")]), "it is connected");
+        }
+        b.hca.destroy_qp(b.qpn);
+        b.write_record(0);
+    }
+    assert!(versions.contains(&0));
+    assert!(versions.windows(2).all(|two| [1, 2].contains(&two[1].wrapping_sub(two[0]))), "{versions:?}");
+}
+
 #[test]
 fn a_queue_pair_that_is_gone_before_the_first_write_is_not_written_to() {
     for kind in KINDS {
@@ -173,6 +230,7 @@ fn a_device_that_is_gone_is_written_to_no_more() {
 
 /// Deregisters `old`, and registers regions of `bytes` in its place until one has its key.
 fn with_the_key_of(hand: &Hand, old: &Region, bytes: usize, access: Access) -> Region {
+    hand.hca.state.borrow_mut().mrs.reuse_delay = 0;
     assert!(hand.hca.try_deregister(old.key));
     loop {
         let new = region(hand, bytes, access);
@@ -322,6 +380,30 @@ fn receives_that_others_took_are_not_taken_again_and_the_ones_posted_since_are()
         }
         assert!(arrived > 0x1_0000 / 4 && u32::from(taken) < arrived, "{arrived} {taken}");
     }
+}
+
+#[test]
+fn a_taker_that_came_too_late_has_no_intent_that_a_repair_would_wait_for() {
+    let [_, mut b] = pair(true);
+    b.post_receives();
+    let receives = b.hca.state.borrow().rqs[b.rqn as usize].as_ref().unwrap().receives;
+    let (mut known, intent) = (Receives::NONE_KNOWN, AtomicU64::new(0));
+    let word = receives.next_known(&mut known).unwrap();
+    assert!(taken_by_another(&b).is_some());
+    assert_eq!((receives.exchange(word, || &intent), intent.load(Ordering::Relaxed)), (None, 0));
+    let taken = receives.pop(&intent).unwrap();
+    assert_eq!(intent.load(Ordering::Relaxed), taken.0 + Pop::ONE, "it took one, and has not told of it");
+}
+
+#[test]
+fn a_receive_is_not_accounted_for_by_what_took_it_earlier_however_long_ago() {
+    let taken = Taken::new(8);
+    assert!(!taken.is_accounted(Taking::new(0, 3)), "never taken");
+    assert!(taken.account(Taking::new(5, 3)));
+    for bit in 0..48 {
+        assert_eq!(taken.is_accounted(Taking::new(1 << bit, 3)), bit < 3, "2^{bit}");
+    }
+    assert!(taken.is_accounted(Taking::new(5, 3)) && !taken.is_accounted(Taking::new(6, 3)));
 }
 
 #[test]
