@@ -182,8 +182,8 @@ impl RdmaClient {
 
     /// Sleeps until a [`poll`](Self::poll) may find something: a response, an event, a call to send, or the end of a call's time. Sleeps at most `limit`,
     /// and until the [waker](mlx5::Device::waker) of its [`device`](Self::device) is called. Returns `false` if the time ran out. No
-    /// wake-up is missed: an arrival since the last poll ends the sleep at once. While calls are outstanding the sleep ends once a
-    /// second, to check that the server lives (S20).
+    /// wake-up is missed: an arrival since the last poll ends the sleep at once. While a slot waits for the server, also for the late response
+    /// to a call that ran out of time, the sleep ends once a second, to check that the server lives (S20).
     ///
     /// For clients with [`RdmaOptions::sleeps`], which have a device of their own. Other clients are woken by their own operations only.
     pub fn wait(&mut self, limit: Option<Duration>) -> bool {
@@ -196,7 +196,7 @@ impl RdmaClient {
         }
         // S24
         self.port.cq.arm(false);
-        let probe_ns = self.core.is_busy().then_some(self.probe_ns);
+        let probe_ns = self.core.awaits_server().then_some(self.probe_ns);
         let due_ns = [self.core.next_event_ns(), probe_ns].into_iter().flatten().min().filter(|_| !is_closed);
         let left = due_ns.map(|due_ns| Duration::from_nanos(due_ns.saturating_sub(self.port.now_ns())));
         self.port.device().wait([limit, left].into_iter().flatten().min())
@@ -286,11 +286,11 @@ impl RdmaClient {
         self.port.device()
     }
 
-    /// Probes the server: a client that waits for a response posts nothing, and would not notice that its server is gone.
+    /// Probes the server: a client whose slots wait for it posts nothing, and would not notice that its server is gone.
     #[cold]
     fn probe(&mut self, now_ns: u64) -> Result<(), PostError> {
         self.probe_ns = now_ns.saturating_add(PROBE_NS);
-        if !self.core.is_busy() {
+        if !self.core.awaits_server() {
             return Ok(());
         }
         let (addr, rkey) = self.probe_at;

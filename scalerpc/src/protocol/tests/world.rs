@@ -443,6 +443,20 @@ impl World {
         self.server.leave(side.id);
     }
 
+    /// Lets the server die when the time of all calls is over, and every client call. S20: each client posts something, or probes, so that its
+    /// device reports the death.
+    pub(super) fn lose_server(&mut self) {
+        for nth in (0..self.sides.len()).filter(|nth| self.sides[*nth].is_alive).collect::<Vec<_>>() {
+            self.time_out(nth);
+            self.sides[nth].to_server.clear();
+            self.call(nth);
+            self.look(nth);
+            let side = &self.sides[nth];
+            let learns = side.client.awaits_server() || !side.to_server.is_empty();
+            assert!(learns, "S20: client {nth} does not learn that its server has died: {:?}", side.client);
+        }
+    }
+
     /// Advances the time to the server's next event. Returns whether there is one that is not only an eviction.
     pub(super) fn tick(&mut self) -> bool {
         match self.server.next_event_ns() {
