@@ -6,7 +6,7 @@
 //!
 //! ```rust,no_run
 //! let mut server = scalerpc::Server::bind("127.0.0.1:7480")?;
-//! server.serve(|request| request.to_ascii_uppercase());
+//! server.serve(|request| request.to_ascii_uppercase())?;
 //! # Ok::<(), scalerpc::ServerError>(())
 //! ```
 //!
@@ -39,7 +39,7 @@
 //!     stop.stop();
 //!     Ok::<_, scalerpc::ClientError>(responses)
 //! });
-//! server.serve_types(&mut handlers);
+//! server.serve_types(&mut handlers)?;
 //! assert_eq!(client.join().unwrap()?, (b"now".to_vec(), b"done".to_vec()));
 //! # Ok(())
 //! # }

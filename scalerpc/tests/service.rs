@@ -13,13 +13,14 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use scalerpc::mlx5::AsyncEvent;
 use scalerpc::rdma::exchange::{Accept, Hello, MeetError, Offer, RecordError, Refusal};
 use scalerpc::rdma::{PendingClient, RdmaOptions, SetupError, SyncCallError};
 use scalerpc::typed::Call;
 use scalerpc::typed::zerocopy::{FromBytes, Immutable, IntoBytes};
 use scalerpc::{
-    CallFailure, Client, ClientError, ClientOptions, DEFAULT_TYPE, Handlers, HeldRequest, Server, ServerConfig, ServerOptions, ServerStats,
-    State, StopHandle,
+    CallFailure, Client, ClientError, ClientOptions, CloseReason, DEFAULT_TYPE, Handlers, HeldRequest, Server, ServerConfig, ServerError,
+    ServerOptions, ServerStats, State, StopHandle,
 };
 use shm_testing::limits::any_port;
 
@@ -38,7 +39,7 @@ fn options(max_clients: u32) -> ServerOptions {
 }
 
 fn start(address: &str, options: ServerOptions) -> Running {
-    start_with(address, options, |server| server.serve(|request| request.iter().rev().copied().collect::<Vec<u8>>()))
+    start_with(address, options, |server| server.serve(|request| request.iter().rev().copied().collect::<Vec<u8>>()).unwrap())
 }
 
 /// Starts a server that does `serve`. It reports its number of clients and its counters in the end.
@@ -161,7 +162,7 @@ fn a_call_ends_when_its_time_is_over_and_a_late_response_is_nobody_elses() {
             response[..request.len()].copy_from_slice(request);
             Ok(request.len())
         });
-        server.serve_types(&mut handlers);
+        server.serve_types(&mut handlers).unwrap();
     });
     let mut client = Client::connect(server.address).unwrap();
     let timed_out = client.call_within(&[1], Duration::from_millis(50)).unwrap_err();
@@ -180,6 +181,93 @@ fn a_call_ends_when_its_time_is_over_and_a_late_response_is_nobody_elses() {
     server.stop();
 }
 
+/// A client whose call ran out of time cannot rest: the server that needs its zone evicts it. Its next call finds that out before the server
+/// could see it.
+#[test]
+fn a_call_of_a_client_that_was_evicted_meanwhile_connects_again_by_itself() {
+    let base = options(8);
+    let config = ServerConfig { group_size: 1, spare_zones: 0, drain_ns: 50_000_000, ..base.config };
+    let (tell, evicted) = mpsc::channel();
+    let server = start_with(&any_port(), ServerOptions { config, ..base }, move |server| {
+        let kept = RefCell::new(Vec::new());
+        let mut handlers = Handlers::new(server.max_payload());
+        handlers.insert_held(1, |request| kept.borrow_mut().push(request));
+        handlers.insert(DEFAULT_TYPE, |_: &[u8], _: &mut [u8]| Ok(0));
+        let start = Instant::now();
+        while server.stats().evictions == 0 {
+            server.step(&mut handlers).unwrap();
+            assert!(start.elapsed() < WATCHDOG, "{:?}", server.stats());
+        }
+        tell.send(()).unwrap();
+        server.serve_types(&mut handlers).unwrap();
+    });
+    let hasty = ClientOptions { timeout: Duration::from_millis(30), ..ClientOptions::default() };
+    let mut client = Client::with_options(server.address, &hasty).unwrap();
+    let mut others = [(); 3].map(|()| Client::connect(server.address).unwrap());
+    client.call_type(1, b"kept").unwrap_err();
+    while evicted.try_recv().is_err() {
+        others.iter_mut().for_each(|other| drop(other.call(b"in turn").unwrap()));
+    }
+    assert_eq!(client.call_within(b"again", WATCHDOG).unwrap(), []);
+    server.stop();
+}
+
+/// The server answers none of the requests that hold the slots.
+#[test]
+fn calls_that_were_given_up_hold_a_client_up_for_one_call_at_most() {
+    let base = options(8);
+    let config = ServerConfig { depth: 2, ..base.config };
+    let server = start_with(&any_port(), ServerOptions { config, ..base }, |server| {
+        let kept = RefCell::new(Vec::new());
+        let mut handlers = Handlers::new(server.max_payload());
+        handlers.insert_held(1, |request| kept.borrow_mut().push(request));
+        handlers.insert(DEFAULT_TYPE, |_: &[u8], _: &mut [u8]| Ok(0));
+        server.serve_types(&mut handlers).unwrap();
+        assert_eq!(kept.borrow().len(), 6);
+    });
+    let hasty = ClientOptions { timeout: Duration::from_millis(50), ..ClientOptions::default() };
+    let mut client = Client::with_options(server.address, &hasty).unwrap();
+    for _ in 0..3 {
+        for _ in 0..2 {
+            let late = client.call_type(1, b"kept").unwrap_err();
+            assert!(matches!(late, ClientError::Call(SyncCallError::Failure(CallFailure::DeadlineExceeded))), "{late}");
+        }
+        let stuck = client.call(b"no slot").unwrap_err();
+        assert!(matches!(stuck, ClientError::NoCredit { given_up: 2 }), "{stuck}");
+        assert_eq!(client.call_within(b"a new connection", WATCHDOG).unwrap(), []);
+    }
+    server.stop();
+}
+
+/// No completion tells of it.
+#[test]
+fn a_server_whose_device_breaks_down_ends_with_an_error_and_its_clients_find_the_next_one() {
+    let server = start_with(&any_port(), options(4), |server| {
+        let device = server.rdma().device().clone();
+        let broken = server.serve(|request| {
+            device.soft().unwrap().break_down();
+            request.to_vec()
+        });
+        assert!(matches!(broken, Err(ServerError::Device(AsyncEvent::DeviceFatal))), "{broken:?}");
+        assert!(matches!(server.step(&mut Handlers::new(8)), Err(ServerError::Device(_))), "for good");
+    });
+    let address = server.address;
+    let mut client = Client::connect(address).unwrap();
+    let closed = client.call_within(b"x", WATCHDOG).unwrap_err();
+    assert!(matches!(closed, ClientError::Call(SyncCallError::Failure(CallFailure::Closed(_)))), "{closed}");
+    server.thread.join().unwrap();
+    let server = start(&address.to_string(), options(4));
+    assert_eq!(client.call(&[1, 2]).unwrap(), [2, 1]);
+
+    // The client's own device.
+    client.rdma().device().soft().unwrap().break_down();
+    let closed = client.call_within(&[3, 4], WATCHDOG).unwrap_err();
+    let reason = CloseReason::Device(AsyncEvent::DeviceFatal);
+    assert!(matches!(closed, ClientError::Call(SyncCallError::Failure(CallFailure::Closed(closed))) if closed == reason), "{closed}");
+    assert_eq!(client.call(&[5, 6]).unwrap(), [6, 5]);
+    server.stop();
+}
+
 /// The server has the request, and vanishes silently.
 #[test]
 fn a_client_that_waits_notices_that_its_server_is_gone() {
@@ -189,7 +277,7 @@ fn a_client_that_waits_notices_that_its_server_is_gone() {
         handlers.insert_held(DEFAULT_TYPE, |request| held.borrow_mut().push(request));
         let start = Instant::now();
         while held.borrow().is_empty() {
-            server.step(&mut handlers);
+            server.step(&mut handlers).unwrap();
             assert!(start.elapsed() < WATCHDOG);
         }
     });
@@ -222,7 +310,7 @@ fn workers_answer_all_requests_of_all_groups() {
         });
         let mut handlers = Handlers::new(server.max_payload());
         handlers.insert_held(DEFAULT_TYPE, move |request| queue.send(request).unwrap());
-        server.serve_types(&mut handlers);
+        server.serve_types(&mut handlers).unwrap();
         assert_eq!(handlers.held(), 0);
         drop(handlers);
         worker.join().unwrap();
@@ -269,7 +357,7 @@ fn typed_calls_have_the_types_of_both_and_other_sizes_are_refused() {
     let server = start_with(&any_port(), options(4), |server| {
         let mut handlers = Handlers::new(server.max_payload());
         handlers.insert_typed(|pair: Pair| pair.first.wrapping_sub(pair.second));
-        server.serve_types(&mut handlers);
+        server.serve_types(&mut handlers).unwrap();
     });
     let mut client = Client::connect(server.address).unwrap();
     assert_eq!(client.call_typed(&Pair { first: 9, second: 2 }).unwrap(), 7);
@@ -322,7 +410,7 @@ fn a_server_that_is_stopped_ends_although_each_of_its_steps_has_a_request() {
     });
     call();
     while calls.get() == 1 {
-        server.step(&mut handlers);
+        server.step(&mut handlers).unwrap();
         if client.borrow().core().is_busy() {
             client.borrow_mut().poll();
             while client.borrow_mut().poll_completion(&mut []).is_some() {}
@@ -330,7 +418,7 @@ fn a_server_that_is_stopped_ends_although_each_of_its_steps_has_a_request() {
             call();
         }
     }
-    server.serve_types(&mut handlers);
+    server.serve_types(&mut handlers).unwrap();
     let after = calls.get() - calls_at_stop.get().unwrap();
     assert!(0 < after && after < MOST, "{after} calls after the stop");
 }
@@ -343,7 +431,7 @@ fn servers_that_share_an_address_share_the_clients() {
     let (is_ready, ready) = mpsc::channel();
     let server = start_with(&any_port(), options(32), move |server| {
         (0..2).for_each(|_| tell.send(server.share().unwrap()).unwrap());
-        server.serve(|request| [request, &[0]].concat());
+        server.serve(|request| [request, &[0]].concat()).unwrap();
     });
     let others: Vec<_> = (1..3_u8)
         .map(|name| {
@@ -351,7 +439,7 @@ fn servers_that_share_an_address_share_the_clients() {
             thread::spawn(move || {
                 let mut server = Server::beside(shared).unwrap();
                 is_ready.send(()).unwrap();
-                server.serve(|request| [request, &[name]].concat());
+                server.serve(|request| [request, &[name]].concat()).unwrap();
                 server.stats().accepted
             })
         })
@@ -466,12 +554,12 @@ fn clients_that_connect_call_and_vanish_leave_the_server_as_it_was() {
         let mut had_clients = false;
         // Run until all clients have come and gone, and for a while longer.
         while !had_clients || server.clients() > 0 || server.stats().accepted < 300 {
-            server.step(&mut handlers);
+            server.step(&mut handlers).unwrap();
             had_clients |= server.clients() > 0;
             assert!(start.elapsed() < WATCHDOG, "{} clients, {:?}", server.clients(), server.stats());
         }
         stop.stop();
-        server.serve_types(&mut handlers);
+        server.serve_types(&mut handlers).unwrap();
     });
     let address = server.address;
     let vanish = |seed: u64| {

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use mlx5::{Access, Cq, Device, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Write};
+use mlx5::{Access, AsyncEvent, Cq, Device, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Write};
 use thiserror::Error;
 
 use super::exchange::{Accept, Admission, Offer};
-use super::port::{Port, Target, post_write};
+use super::port::{Port, Target, is_fatal, post_write};
 use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError, is_full};
 use crate::protocol::{
     CallError, CallFailure, CallHandle, Client, ClientMemory, ClientOp, ClientRegions, ClientStats, CloseReason, Completion, Layout,
@@ -144,7 +144,7 @@ impl RdmaClient {
     /// [`CallError::NotActive`], or [`CallError::Closed`] after the end of the connection.
     pub fn try_activate(&mut self) -> Result<Permit<'_>, CallError> {
         let Self { core, port, ops, .. } = self;
-        Ok(Permit { core: core.try_activate()?, port, ops })
+        Ok(Permit { core: core.try_activate(ops)?, port, ops })
     }
 
     /// One bounded step: takes completions and arrivals, posts.
@@ -202,6 +202,17 @@ impl RdmaClient {
         self.port.device().wait([limit, left].into_iter().flatten().min())
     }
 
+    /// Takes an event of its [`device`](Self::device), of which no completion tells: ends the connection if it says that the device, the queue
+    /// or the queue pair broke down. The owner of the device takes its events ([`Device::take_async_event`]) from time to time, and gives each
+    /// to every client on it. Returns whether the device or the queue broke down.
+    pub fn heed(&mut self, event: AsyncEvent) -> bool {
+        let is_fatal = is_fatal(event, self.port.cq.cqn());
+        if is_fatal || event == (AsyncEvent::QpFatal { qpn: self.qp.qpn() }) {
+            self.core.close(CloseReason::Device(event));
+        }
+        is_fatal
+    }
+
     /// Takes the next call that has ended; see [`Client::poll_completion`].
     #[inline]
     pub fn poll_completion(&mut self, into: &mut [u8]) -> Option<Completion> {
@@ -214,6 +225,17 @@ impl RdmaClient {
     /// # Errors
     /// [`SyncCallError`]. [`CallError::NoSlot`] with other calls outstanding, or if all slots still wait for late responses when the timeout is over.
     pub fn call_sync(&mut self, rpc_type: u16, payload: &[u8], into: &mut [u8], mut idle: impl FnMut()) -> Result<usize, SyncCallError> {
+        self.call_and_wait(rpc_type, payload, into, |_| idle())
+    }
+
+    /// Like [`call_sync`](Self::call_sync), for an owner of the device, which takes its events.
+    pub(crate) fn call_and_wait(
+        &mut self,
+        rpc_type: u16,
+        payload: &[u8],
+        into: &mut [u8],
+        mut idle: impl FnMut(&mut Self),
+    ) -> Result<usize, SyncCallError> {
         if self.core.is_busy() {
             return Err(CallError::NoSlot.into());
         }
@@ -223,7 +245,7 @@ impl RdmaClient {
                 // The slots are lent until the next event.
                 Err(CallError::NoSlot) if self.port.now_ns() < deadline_ns => {
                     self.poll();
-                    idle();
+                    idle(self);
                 }
                 made => break made?,
             }
@@ -235,7 +257,7 @@ impl RdmaClient {
                     break 'ended completion.outcome;
                 }
             }
-            idle();
+            idle(self);
         };
         // A caller that waits for each of its calls polls in them only.
         while !self.core.rest() {
@@ -260,6 +282,13 @@ impl RdmaClient {
     #[must_use]
     pub fn free_slots(&self) -> usize {
         self.core.free_slots()
+    }
+
+    /// Returns the number of calls that ran out of time and that the server has not answered. Each keeps its slot until it does. If this is the
+    /// number of slots, only such calls are the reason of [`CallError::NoSlot`].
+    #[must_use]
+    pub const fn given_up_calls(&self) -> usize {
+        self.core.given_up_calls()
     }
 
     /// Returns counters since the client was made.

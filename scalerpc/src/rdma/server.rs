@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-use mlx5::{Access, Device, DeviceSpec, Found, Inline, MonoCq, Mr, PostError, RcQp, Read, Sge, Signal, Write};
+use mlx5::{Access, AsyncEvent, Device, DeviceSpec, Found, Inline, MonoCq, Mr, PostError, RcQp, Read, Sge, Signal, Write};
 
 use super::exchange::{Accept, Admission, Offer};
-use super::port::{Port, Target, post_to, post_write};
+use super::port::{Port, Target, is_fatal, post_to, post_write};
 use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError, is_full};
 use crate::protocol::wire::{ENTRY_BYTES, REST_WORD_BYTES};
 use crate::protocol::{ClientId, Handlers, JoinError, ReplyMode, Server, ServerConfig, ServerMemory, ServerOp, ServerRegions, ServerStats};
@@ -221,6 +221,17 @@ impl RdmaServer {
             self.probe_next(now_ns);
         }
         completions + answered
+    }
+
+    /// Takes an event of its [`device`](Self::device), of which no completion tells: removes the client whose queue pair broke down. Returns
+    /// whether the device or its queue broke down, so that no client can be served any more. The owner of the device takes its events
+    /// ([`Device::take_async_event`]) from time to time.
+    pub fn heed(&mut self, event: AsyncEvent) -> bool {
+        if let AsyncEvent::QpFatal { qpn } = event {
+            let nth = self.peers.iter().position(|peer| peer.as_ref().is_some_and(|peer| peer.qp.qpn() == qpn));
+            nth.into_iter().for_each(|nth| self.part_with(ClientId(nth as u16)));
+        }
+        is_fatal(event, self.port.cq.cqn())
     }
 
     /// Answers one request of the legacy lane. Returns whether there was one. A server that is never idle calls this from time to time.

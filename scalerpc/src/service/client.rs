@@ -9,7 +9,7 @@ use mlx5::{Device, DeviceInfo, DeviceSpec};
 use thiserror::Error;
 
 use super::{DEFAULT_TYPE, Idle, default_device};
-use crate::protocol::State;
+use crate::protocol::{CallError, CallFailure, CloseReason, State};
 use crate::rdma::exchange::MeetError;
 use crate::rdma::{RdmaClient, RdmaOptions, SetupError, SyncCallError};
 
@@ -52,10 +52,16 @@ pub enum ClientError {
     /// The server and this client could not be connected.
     #[error(transparent)]
     Connect(#[from] MeetError),
-    /// The call was not made, or ended without a response. If the call ran out of time, or its connection has ended, it is not known
-    /// whether the handler ran or will run.
+    /// The call was not made, or ended without a response. [`CallFailure`](crate::CallFailure) says what is known of its handler.
     #[error(transparent)]
     Call(#[from] SyncCallError),
+    /// The time of the call ended before it was sent: calls that ran out of time before it hold every slot until the server answers them. No
+    /// handler got this one. The next call connects again if they still do.
+    #[error("not sent: the server has answered none of {given_up} calls that ran out of time; the next call connects again")]
+    NoCredit {
+        /// Number of those calls.
+        given_up: usize,
+    },
     /// The response has another size than the type that was asked for.
     #[error("the response has {received} bytes, the type has {expected}")]
     Size {
@@ -70,8 +76,12 @@ pub enum ClientError {
 ///
 /// It polls only in its calls. Between them it may pause for any time: it keeps its zone until another client needs one, and the server takes
 /// the zone back without its answer (S26 of the protocol). An exception is a client whose last call ran out of time, as long as no later call
-/// has taken the late response: if others wait for its zone, it is evicted after [`ServerConfig::drain_ns`](crate::ServerConfig::drain_ns). Then
-/// its next call fails, and the one after that connects again.
+/// has taken the late response: if others wait for its zone, it is evicted after [`ServerConfig::drain_ns`](crate::ServerConfig::drain_ns). Its
+/// next call finds that out before the server can see it, and connects again.
+///
+/// A call that ran out of time keeps its slot until the server answers it. While such calls hold every slot
+/// ([`ServerConfig::depth`](crate::ServerConfig::depth)), a call waits for one of them; at its own time it ends with [`ClientError::NoCredit`], and
+/// the next one connects again, which gives all of them up for good.
 ///
 /// ```no_run
 /// let mut client = scalerpc::Client::connect("127.0.0.1:7480")?;
@@ -85,6 +95,8 @@ pub struct Client {
     addresses: Vec<SocketAddr>,
     options: ClientOptions,
     response: Vec<u8>,
+    /// The last call found no slot.
+    had_no_slot: bool,
 }
 
 impl fmt::Debug for Client {
@@ -110,7 +122,7 @@ impl Client {
         let (address, addresses) = resolve(&address)?;
         let rdma = reach(&open(options)?, &address, &addresses, options, options.connect_timeout, || true)?;
         let response = vec![0; rdma.max_payload()];
-        Ok(Self { rdma, address, addresses, options: options.clone(), response })
+        Ok(Self { rdma, address, addresses, options: options.clone(), response, had_no_slot: false })
     }
 
     /// Sends a request and waits for its response, as long as the options allow. If the connection has ended, connects again first.
@@ -157,21 +169,59 @@ impl Client {
 
     pub(crate) fn call_for(&mut self, rpc_type: u16, request: &[u8], timeout: Duration) -> Result<Vec<u8>, ClientError> {
         let start = Instant::now();
-        // Learn of an end of the connection since the last call.
-        self.rdma.poll();
-        if matches!(self.rdma.state(), State::Closed(_)) {
-            let (device, patience) = (self.rdma.device().clone(), timeout.min(self.options.connect_timeout));
-            self.rdma = reach(&device, &self.address, &self.addresses, &self.options, patience, || true)?;
-            self.response.resize(self.rdma.max_payload(), 0);
+        loop {
+            // Learn of an end of the connection since the last call.
+            self.rdma.poll();
+            let is_stuck = std::mem::take(&mut self.had_no_slot) && self.rdma.free_slots() == 0;
+            if is_stuck || self.is_closed() {
+                self.reconnect(timeout.saturating_sub(start.elapsed()))?;
+            }
+            let left = timeout.saturating_sub(start.elapsed());
+            self.rdma.set_timeout_ns(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
+            let mut idle = Idle::default();
+            let wait = |rdma: &mut RdmaClient| {
+                if idle.pass() {
+                    heed_events(rdma);
+                }
+            };
+            match self.rdma.call_and_wait(rpc_type, request, &mut self.response, wait) {
+                Ok(len) => return Ok(self.response.get(..len).unwrap_or_default().to_vec()),
+                // The connection had ended, so the server has not seen the call.
+                Err(SyncCallError::Failure(CallFailure::NotSent) | SyncCallError::Call(CallError::Closed(_)))
+                    if self.is_closed() && start.elapsed() < timeout => {}
+                Err(SyncCallError::Call(CallError::NoSlot)) if self.rdma.given_up_calls() > 0 => {
+                    self.had_no_slot = true;
+                    return Err(ClientError::NoCredit { given_up: self.rdma.given_up_calls() });
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
-        let left = timeout.saturating_sub(start.elapsed());
-        self.rdma.set_timeout_ns(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
-        let mut idle = Idle::default();
-        let len = self.rdma.call_sync(rpc_type, request, &mut self.response, || {
-            idle.pass();
-        })?;
-        Ok(self.response.get(..len).unwrap_or_default().to_vec())
     }
+
+    const fn is_closed(&self) -> bool {
+        matches!(self.rdma.state(), State::Closed(_))
+    }
+
+    fn reconnect(&mut self, within: Duration) -> Result<(), ClientError> {
+        let (device, patience) = (next_device(&mut self.rdma, &self.options)?, within.min(self.options.connect_timeout));
+        self.rdma = reach(&device, &self.address, &self.addresses, &self.options, patience, || true)?;
+        self.response.resize(self.rdma.max_payload(), 0);
+        Ok(())
+    }
+}
+
+/// Takes the events of a client's device, which it does not share. Returns whether the device or its queue broke down.
+pub(super) fn heed_events(rdma: &mut RdmaClient) -> bool {
+    let mut is_broken = matches!(rdma.state(), State::Closed(CloseReason::Device(_)));
+    while let Some(event) = rdma.device().take_async_event() {
+        is_broken |= rdma.heed(event);
+    }
+    is_broken
+}
+
+/// Returns the device for a client's next connection: its device, or if that broke down another one.
+pub(super) fn next_device(rdma: &mut RdmaClient, options: &ClientOptions) -> Result<Device, ClientError> {
+    if heed_events(rdma) { open(options) } else { Ok(rdma.device().clone()) }
 }
 
 /// Resolves an address. Returns it as given, for errors, and its sockets.

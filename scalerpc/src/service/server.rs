@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use mlx5::{Device, DeviceInfo, DeviceSpec};
+use mlx5::{AsyncEvent, Device, DeviceInfo, DeviceSpec};
 use rendezvous::{Gate, Incoming, Outgoing};
 use thiserror::Error;
 
@@ -51,13 +51,16 @@ impl Default for ServerOptions {
     }
 }
 
-/// Why a server could not be made.
+/// Why a server could not be made, or ended.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServerError {
     /// The device could not be opened, or its queues and memory could not be created.
     #[error(transparent)]
     Setup(#[from] SetupError),
+    /// The device or its queue broke down, and this server serves no client any more. Another one may work.
+    #[error("this server serves no client any more: {0}")]
+    Device(AsyncEvent),
     /// The server cannot listen at the address.
     #[error("listening at {address}: {source}")]
     Listen {
@@ -95,7 +98,7 @@ pub struct SharedAddress {
 ///
 /// ```no_run
 /// let mut server = scalerpc::Server::bind("127.0.0.1:7480")?;
-/// server.serve(|request| request.to_ascii_uppercase());
+/// server.serve(|request| request.to_ascii_uppercase())?;
 /// # Ok::<(), scalerpc::ServerError>(())
 /// ```
 pub struct Server {
@@ -103,6 +106,8 @@ pub struct Server {
     gate: Gate<Arriving>,
     options: ServerOptions,
     stop: StopHandle,
+    /// The event that ended the server. From then on each step looks.
+    breakdown: Option<AsyncEvent>,
     steps_to_look: u32,
     idle: Idle,
 }
@@ -199,7 +204,7 @@ impl Server {
 
     fn at(gate: Gate<Arriving>, options: ServerOptions, stop: StopHandle) -> Result<Self, ServerError> {
         let rdma = RdmaServer::on(&Device::open(&options.device).map_err(SetupError::from)?, &options.config, &options.rdma)?;
-        Ok(Self { rdma, gate, options, stop, steps_to_look: 0, idle: Idle::default() })
+        Ok(Self { rdma, gate, options, stop, breakdown: None, steps_to_look: 0, idle: Idle::default() })
     }
 
     /// Shares the address, for [`beside`](Self::beside). The stop handle of this server stops all servers at the address.
@@ -254,7 +259,10 @@ impl Server {
     /// Answers each request with the return value of `handler`, until the server is stopped. A response longer than
     /// [`max_payload`](Self::max_payload) becomes a failure at the caller. For more than one type of request, and handlers that answer
     /// later, see [`serve_types`](Self::serve_types).
-    pub fn serve<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(&[u8]) -> R) {
+    ///
+    /// # Errors
+    /// [`ServerError::Device`].
+    pub fn serve<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(&[u8]) -> R) -> Result<(), ServerError> {
         let mut handlers = Handlers::new(self.max_payload());
         handlers.insert(DEFAULT_TYPE, |request: &[u8], place: &mut [u8]| {
             let response = handler(request);
@@ -265,25 +273,33 @@ impl Server {
             }
             Ok(response.len())
         });
-        self.serve_types(&mut handlers);
+        self.serve_types(&mut handlers)
     }
 
     /// Answers each request with the handler of its type, until the server is stopped.
-    pub fn serve_types(&mut self, handlers: &mut Handlers<'_>) {
+    ///
+    /// # Errors
+    /// [`ServerError::Device`].
+    pub fn serve_types(&mut self, handlers: &mut Handlers<'_>) -> Result<(), ServerError> {
         while !self.stop.0.load(Ordering::Acquire) {
-            self.step(handlers);
+            self.step(handlers)?;
         }
         // The last responses must arrive before the queue pairs are destroyed.
         self.rdma.settle();
         let end = Instant::now() + LINGER;
         // Clients that keep calling do not delay the end.
         while (self.rdma.step(handlers, BUDGET) > 0 || self.rdma.under_way() > 0) && Instant::now() < end {}
+        Ok(())
     }
 
     /// One bounded step: connects clients, answers requests, and sleeps for at most a millisecond if there was nothing to do for a while.
     /// Returns whether anything moved.
-    pub fn step(&mut self, handlers: &mut Handlers<'_>) -> bool {
+    ///
+    /// # Errors
+    /// [`ServerError::Device`].
+    pub fn step(&mut self, handlers: &mut Handlers<'_>) -> Result<bool, ServerError> {
         if self.steps_to_look == 0 {
+            self.heed_events()?;
             self.look_at_sockets();
             self.steps_to_look = STEPS_PER_LOOK;
         }
@@ -294,13 +310,22 @@ impl Server {
         } else if (self.rdma.may_sleep() || !self.idle.is_tired()) && self.idle.pass() {
             self.steps_to_look = 0;
         }
-        moved
+        Ok(moved)
     }
 
     /// Returns the server on its device, for statistics, groups and slices.
     #[must_use]
     pub const fn rdma(&mut self) -> &mut RdmaServer {
         &mut self.rdma
+    }
+
+    fn heed_events(&mut self) -> Result<(), ServerError> {
+        while let Some(event) = self.rdma.device().take_async_event() {
+            if self.rdma.heed(event) {
+                self.breakdown = Some(event);
+            }
+        }
+        self.breakdown.map_or(Ok(()), |event| Err(ServerError::Device(event)))
     }
 
     fn look_at_sockets(&mut self) {
@@ -337,7 +362,7 @@ mod tests {
         let mut handlers = Handlers::new(server.max_payload());
         let mut step = |server: &mut Server| {
             assert!(start.elapsed() < WATCHDOG);
-            server.step(&mut handlers)
+            server.step(&mut handlers).unwrap()
         };
         loop {
             while server.clients() == 0 || !server.idle.is_tired() {

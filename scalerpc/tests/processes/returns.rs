@@ -25,7 +25,7 @@ pub(crate) fn run(address: &str) {
         Ok(request.len())
     });
     handlers.insert_held(KEPT, |request| kept.push(request));
-    server.serve_types(&mut handlers);
+    server.serve_types(&mut handlers).unwrap();
 }
 
 fn start(address: &str, scratch: &Scratch) -> (Helper, String) {
