@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -223,6 +223,8 @@ impl Future for AsyncCall {
 /// The state of the thread.
 struct Worker {
     rdma: RdmaClient,
+    /// The socket over which it connected: see [`Client`](super::Client).
+    lifeline: TcpStream,
     /// The address as given, for errors.
     address: String,
     addresses: Vec<SocketAddr>,
@@ -259,7 +261,7 @@ impl Worker {
         is_wanted: impl FnMut() -> bool,
     ) -> Result<(Self, Handle), ClientError> {
         let (address, addresses) = resolve(&address)?;
-        let rdma = reach(&open(&options)?, &address, &addresses, &options, options.connect_timeout, is_wanted)?;
+        let (rdma, lifeline) = reach(&open(&options)?, &address, &addresses, &options, options.connect_timeout, is_wanted)?;
         let limits = Arc::new(Limits {
             device: rdma.device().info(),
             max_payload: rdma.max_payload(),
@@ -271,7 +273,7 @@ impl Worker {
         let response = vec![0; rdma.max_payload()];
         let handle = Handle { poster, limits: Arc::clone(&limits) };
         let under_way = HashMap::new();
-        Ok((Self { rdma, address, addresses, options, response, posted, limits, alarm, under_way, had_no_slot: false }, handle))
+        Ok((Self { rdma, lifeline, address, addresses, options, response, posted, limits, alarm, under_way, had_no_slot: false }, handle))
     }
 
     /// Serves the calls until no client is left. The drop then tells every caller that still waits.
@@ -365,10 +367,10 @@ impl Worker {
 
     /// Connects again. If that is not possible, every waiting call ends.
     fn reconnect(&mut self) {
-        let Self { rdma, address, addresses, options, posted, response, alarm, .. } = self;
+        let Self { rdma, lifeline, address, addresses, options, posted, response, alarm, .. } = self;
         let connected: Result<(), ClientError> = posted.reconnect(options.connect_timeout, |attempt, is_wanted| {
             let device = next_device(rdma, options)?;
-            *rdma = reach(&device, address, addresses, options, attempt, is_wanted)?;
+            (*rdma, *lifeline) = reach(&device, address, addresses, options, attempt, is_wanted)?;
             alarm.set(rdma.device().waker());
             response.resize(rdma.max_payload(), 0);
             Ok(())

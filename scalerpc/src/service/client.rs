@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use mlx5::{Device, DeviceInfo, DeviceSpec};
 use thiserror::Error;
 
-use super::{DEFAULT_TYPE, Idle, default_device};
+use super::{DEFAULT_TYPE, Idle, default_device, name_of};
 use crate::protocol::{CallError, CallFailure, CloseReason, State};
-use crate::rdma::exchange::MeetError;
+use crate::rdma::exchange::{MeetError, RecordError, Refusal};
 use crate::rdma::{RdmaClient, RdmaOptions, SetupError, SyncCallError};
 
 /// Options of a [`Client`].
@@ -21,7 +21,8 @@ pub struct ClientOptions {
     pub device: DeviceSpec,
     /// Options of its queues.
     pub rdma: RdmaOptions,
-    /// Maximum time to wait for a server that is not there yet, or does not answer, at each connection. Default 5 s.
+    /// Maximum time to wait, at each connection, for a server that is not there yet, does not answer, or has no room for another client.
+    /// Default 5 s.
     pub connect_timeout: Duration,
     /// Maximum time of [`Client::call`]. Default 5 s.
     pub timeout: Duration,
@@ -90,6 +91,8 @@ pub enum ClientError {
 /// ```
 pub struct Client {
     rdma: RdmaClient,
+    /// The socket over which it connected, whose end tells the server that this client may have died: closed after the queue pair.
+    lifeline: TcpStream,
     /// The address as given, for errors.
     address: String,
     addresses: Vec<SocketAddr>,
@@ -120,9 +123,9 @@ impl Client {
     /// [`ClientError`]; nothing is left behind.
     pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ClientOptions) -> Result<Self, ClientError> {
         let (address, addresses) = resolve(&address)?;
-        let rdma = reach(&open(options)?, &address, &addresses, options, options.connect_timeout, || true)?;
+        let (rdma, lifeline) = reach(&open(options)?, &address, &addresses, options, options.connect_timeout, || true)?;
         let response = vec![0; rdma.max_payload()];
-        Ok(Self { rdma, address, addresses, options: options.clone(), response, had_no_slot: false })
+        Ok(Self { rdma, lifeline, address, addresses, options: options.clone(), response, had_no_slot: false })
     }
 
     /// Sends a request and waits for its response, as long as the options allow. If the connection has ended, connects again first.
@@ -204,7 +207,7 @@ impl Client {
 
     fn reconnect(&mut self, within: Duration) -> Result<(), ClientError> {
         let (device, patience) = (next_device(&mut self.rdma, &self.options)?, within.min(self.options.connect_timeout));
-        self.rdma = reach(&device, &self.address, &self.addresses, &self.options, patience, || true)?;
+        (self.rdma, self.lifeline) = reach(&device, &self.address, &self.addresses, &self.options, patience, || true)?;
         self.response.resize(self.rdma.max_payload(), 0);
         Ok(())
     }
@@ -226,7 +229,7 @@ pub(super) fn next_device(rdma: &mut RdmaClient, options: &ClientOptions) -> Res
 
 /// Resolves an address. Returns it as given, for errors, and its sockets.
 pub(super) fn resolve(address: &(impl ToSocketAddrs + fmt::Debug)) -> Result<(String, Vec<SocketAddr>), ClientError> {
-    let name = format!("{address:?}");
+    let name = name_of(address);
     match address.to_socket_addrs() {
         Ok(addresses) => Ok((name, addresses.collect())),
         Err(source) => Err(ClientError::Unreachable { address: name, source }),
@@ -245,10 +248,13 @@ pub(super) fn reach(
     options: &ClientOptions,
     patience: Duration,
     is_wanted: impl FnMut() -> bool,
-) -> Result<RdmaClient, ClientError> {
+) -> Result<(RdmaClient, TcpStream), ClientError> {
     let unreachable = |source| ClientError::Unreachable { address: name.to_owned(), source };
-    let meet = |mut stream: TcpStream| Ok(RdmaClient::connect_on(device, &options.rdma, &mut stream).map_err(timed_out)?);
-    rendezvous::reach(addresses, patience, is_wanted, meet, has_left, unreachable)
+    let meet = |mut stream: TcpStream| {
+        let rdma = RdmaClient::connect_on(device, &options.rdma, &mut stream).map_err(timed_out)?;
+        Ok((rdma, stream))
+    };
+    rendezvous::reach(addresses, patience, is_wanted, meet, may_pass, unreachable)
 }
 
 /// Names a time limit that a stream reached, which the stream reports as an operation that would block.
@@ -259,11 +265,13 @@ fn timed_out(error: MeetError) -> MeetError {
     }
 }
 
-/// Returns whether the server left while this client waited to be accepted, or while the two connected.
-fn has_left(error: &ClientError) -> bool {
+/// Returns whether another attempt may succeed: the server left while this client waited to be accepted or while the two connected, or has no
+/// room until another client has gone, maybe this one's predecessor.
+fn may_pass(error: &ClientError) -> bool {
     use mlx5::ConnectError::{NoSuchDevice, NoSuchQp, StaleDevice};
 
     match error {
+        ClientError::Connect(MeetError::Record(RecordError::Refused(Refusal::Full))) => true,
         ClientError::Connect(MeetError::Channel(error)) => rendezvous::stream_has_ended(error),
         ClientError::Connect(MeetError::Setup(SetupError::Connect(error))) => {
             matches!(error, NoSuchQp { .. } | NoSuchDevice { .. } | StaleDevice { .. })
