@@ -301,6 +301,27 @@ fn a_handler_that_panics_rejects_its_request_and_the_others_are_answered_once() 
     }
 }
 
+/// As by `rm -rf /dev/shm/copyrpc-*`.
+#[test]
+fn a_directory_that_is_removed_under_a_pair_disturbs_it_not_and_a_new_client_is_told_what_is_missing() {
+    let scratch = Scratch::new("ipc-removed");
+    let (dir, (mut server, mut client)) = (scratch.dir(), pair(&scratch, 2, 8));
+    std::fs::remove_dir_all(scratch.path()).unwrap();
+    for request in 0..20 {
+        client.call(request, request).unwrap();
+        assert_eq!(server.step(|request| request + 1), 1);
+        assert_eq!(client.poll(|user, reply| assert_eq!(reply, Ok(user + 1))), Ok(1));
+    }
+    let path = scratch.path().join("s").display().to_string();
+    let missing = C::connect_in(&dir, "s", 1).unwrap_err();
+    assert!(missing.may_pass() && missing.to_string().contains(&path), "{missing}");
+    assert!(missing.to_string().ends_with("does not exist: is its owner running, with the same directory?"), "{missing}");
+    let refused = S::bind_in(&dir, "s", 2, 8, 1).unwrap_err();
+    assert!(refused.to_string().contains(&path), "{refused}");
+    drop(server);
+    assert!(matches!(client.call(1, 1), Err(ipc::CallError::Disconnected { end: SessionEnd::PeerGone, .. })));
+}
+
 /// Each poll ends one call, by a callback that panics.
 #[test]
 fn a_callback_that_panics_takes_the_end_of_no_other_call_with_it() {
