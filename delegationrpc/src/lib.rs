@@ -41,8 +41,10 @@
 //! - **Payloads** are plain old data ([`ipc::Plain`]: any bytes are a valid value), whose sizes, alignments and application tag both ends compare when
 //!   they connect. A payload up to 48 B shares one cache line with its sequence number and tag.
 //! - **Waiting**: both ends poll. [`ipc::Server::wait`] and [`ipc::Client::wait`] sleep until there is something to poll for, and cost the other end one
-//!   load per message as long as nobody sleeps; `shm::wait` chooses between polling, yielding and sleeping. A thread that polls several things
-//!   sleeps on all of them at once with `shm::sleep::wait`.
+//!   load per message as long as nobody sleeps; [`ipc::WaitStrategy`] chooses between polling, yielding and sleeping. A thread that polls several things
+//!   sleeps on all of them at once with [`sleep::wait`].
+//! - **Errors of the handler** are part of the reply type: what a server rejects says no more than [`CallFailed::Rejected`]. Data that no payload type
+//!   holds travel by [`ipc::bytes`], in parts, or in a file whose name is the payload.
 //!
 //! **Which to choose**: a call costs the same instructions in both, a server's poll that finds nothing about a fifth less in `ipc`, whose bits also take
 //! the least memory. Take `ipc`, which has messages of bytes too ([`ipc::bytes`]), unless the order matters in which clients begin to call: then this.
@@ -75,7 +77,7 @@ struct Readme;
 
 mod ring;
 
-pub use ipc::{self, CallError, CallFailed, ConnectError, CreateError, Dir, SessionEnd, Token};
+pub use ipc::{self, CallError, CallFailed, ConnectError, CreateError, Dir, SessionEnd, Token, sleep};
 pub use ring::{Ring, ring_depth_for};
 
 /// Serves many clients, who announce themselves through one ring, from one thread: an [`ipc::Server`] with a [`Ring`].

@@ -31,7 +31,8 @@
 //!   [`CallFailed::Disconnected`] when the other node is dropped. Another call whose token is kept waits.
 //! - **Memory**: `K x (K - 1) x capacity` slots of 16 B and the payload, rounded up to 64 B: 3.7 MB for 8 nodes with the default capacity of 1024.
 //! - A poll is bounded and fair, and looks only at nodes that are active. [`Node::wait`] sleeps until there is something to poll for;
-//!   `shm::sleep::wait` does on a node and on other things at once.
+//!   [`sleep::wait`] does on a node and on other things at once.
+//! - Nodes share a process, so data of any length stay on the heap: a payload is `Copy`, an index or an address of what both threads know.
 //!
 //! Why lanes without a word for the reader's position never overflow: `docs/shm-protocols.md`, M1 and M2.
 //!
@@ -57,6 +58,7 @@ pub use error::{CallError, ForeignToken};
 #[doc(hidden)]
 pub use node::network_by;
 pub use node::{Node, network};
+pub use shm::sleep;
 pub use shm::wait::WaitStrategy;
 pub use token::{CallToken, Token};
 

@@ -270,15 +270,16 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// Ends the calls whose time is over, behind the replies that came with it.
     #[cold]
     fn expire(&mut self, f: &mut impl FnMut(U, Result<T, CallFailed>)) -> usize {
-        let (mut ended, mut now_ns) = (0, None);
-        self.is_timed = false;
+        let (mut ended, mut now_ns, mut is_timed) = (0, None, false);
         for peer in self.ends.peers.iter_mut().filter(|peer| peer.calls.has_deadlines()) {
             if peer.calls.is_timed() {
                 let now_ns = *now_ns.get_or_insert_with(|| self.clock.now_ns());
                 ended += peer.calls.expire(now_ns, |user_data| f(user_data, Err(CallFailed::TimedOut)));
             }
-            self.is_timed |= peer.calls.has_deadlines();
+            is_timed |= peer.calls.has_deadlines();
         }
+        // Last: if `f` panics, the next poll ends the rest.
+        self.is_timed = is_timed;
         ended
     }
 
@@ -361,12 +362,13 @@ impl<T: Copy + Send, U> Node<T, U> {
             }
             ended += ends.take(to, usize::MAX, f, &mut Keep);
             if let Some(peer) = ends.peers.get_mut(to) {
-                peer.gone = true;
                 let end = |user_data| {
                     ended += 1;
                     f(user_data, Err(CallFailed::Disconnected(SessionEnd::PeerGone)));
                 };
                 peer.calls.take_all(end);
+                // Last: if `f` panics, the next look ends the rest.
+                peer.gone = true;
             }
         }
         ended

@@ -545,3 +545,34 @@ fn a_handler_that_panics_rejects_its_call_and_the_others_are_answered_once() {
         assert_eq!((a.in_flight(), b.in_flight()), (0, 0));
     }
 }
+
+/// Each poll ends one call, by a callback that panics.
+#[test]
+fn a_callback_that_panics_takes_the_end_of_no_other_call_with_it() {
+    const MOST_POLLS: usize = 1_000;
+    let end_all = |node: &mut Node<u64, u64>, end: CallFailed| {
+        let mut ended = vec![];
+        for _ in 0..MOST_POLLS {
+            let poll = || {
+                node.poll(|user, outcome| {
+                    ended.push((user, outcome));
+                    panic!("a callback's own fault");
+                })
+            };
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(poll));
+        }
+        assert_eq!(ended, [0, 1, 2, 3].map(|user| (user, Err(end))));
+        assert_eq!(node.in_flight(), 0);
+    };
+    let mut nodes: Vec<Node<u64, u64>> = network(3, Config { capacity: 16, in_flight: 4 }).unwrap();
+    for user in 0..4 {
+        nodes[0].call_within(1 + user as usize / 2, 7, user, Duration::ZERO).unwrap();
+    }
+    end_all(&mut nodes[0], CallFailed::TimedOut);
+    let (mut a, b) = pair(Config { capacity: 16, in_flight: 4 });
+    for user in 0..4 {
+        a.call(1, 7, user).unwrap();
+    }
+    drop(b);
+    end_all(&mut a, CallFailed::Disconnected(SessionEnd::PeerGone));
+}

@@ -24,6 +24,7 @@
 //! With many calls under way at a time, by polling, and answered in any order:
 //!
 //! ```
+//! use ipc::sleep::{self, Sleeper};
 //! use ipc::{Client, Server};
 //!
 //! # let name = &format!("ipc-doc-poll-{}", std::process::id());
@@ -31,6 +32,7 @@
 //! let mut client = Client::<u64, u64, &str>::connect(name)?;
 //!
 //! client.call(12, "the square of 12")?;
+//! sleep::wait([&mut server as &mut dyn Sleeper, &mut client], None); // until there is something to poll for
 //! server.poll();
 //! while let Some((token, number)) = server.recv() {
 //!     server.reply(token, number * number)?;
@@ -58,11 +60,13 @@
 //!   millisecond; another sets a bit first. Payloads up to 48 B travel in one cache line. The server looks only at
 //!   clients that are active.
 //! - **Waiting**: both ends poll. [`Server::wait`] and [`Client::wait`] sleep until there is something to poll for, and cost the other end one
-//!   load per message as long as nobody sleeps; a [`WaitStrategy`] chooses between polling, yielding and sleeping. A thread that polls several things
-//!   sleeps on all of them at once with `shm::sleep::wait`.
+//!   load per message as long as nobody sleeps; a [`WaitStrategy`] chooses between polling, yielding and sleeping. A thread that polls several things,
+//!   also of other crates of this workspace, sleeps on all of them at once, as above ([`sleep::wait`]).
 //! - **Virtual time**: in a directory that is in memory ([`Dir::in_memory`]) there are no files, and deadlines go by its clock, which may be set by hand.
-//!   A driver that runs both ends in one thread has itself told of what comes with `shm::sleep::rest`.
-//! - **Messages of any length** up to a bound chosen when the server is created, at most 1 MiB: [`bytes`].
+//!   A driver that runs both ends in one thread has itself told of what comes with [`sleep::rest`].
+//! - **Messages of any length** up to a bound chosen when the server is created, at most 1 MiB: [`bytes`]. Longer data travel in parts, one
+//!   call each, or in a file whose name is the message.
+//! - **Errors of the handler** are part of the reply type: what a server rejects says no more than [`CallFailed::Rejected`].
 //! - **Memory**: 192 B + 64 B per client + a slot of 16 B and the payload, rounded up to 64 B, for each call in each direction + 1 bit per
 //!   client, rounded up to 64 B: 4,416 B for one client at depth 32, 33,536 B for 8 (and a page for every region).
 //!
@@ -110,6 +114,7 @@ pub use server::Server;
 pub use shm::dir::Dir;
 pub use shm::plain::Plain;
 pub use shm::ready::ReadyWords;
+pub use shm::sleep;
 pub use shm::wait::WaitStrategy;
 pub use token::{StopHandle, Token};
 

@@ -200,9 +200,9 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     fn answer_waiting(&mut self, mut handler: impl FnMut(&Req) -> Resp) -> usize {
         let waiting = self.poll();
         for _ in 0..waiting {
-            let Some((asker, request)) = self.sessions.recv() else { break };
-            let response = handler(&request);
-            self.sessions.answer(&asker, ANSWERED, || response);
+            let Some((token, request)) = self.recv() else { break };
+            // A client that is gone needs no answer. A handler that panics drops the token.
+            let _ = self.reply(token, handler(&request));
         }
         waiting
     }

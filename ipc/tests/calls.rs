@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ipc::{CallFailed, Client, ConnectError, CreateError, JoinError, ParameterError, ReplyError, Server, SessionEnd};
 use shm::region::{OpenError, Region};
 use shm::sync::{AtomicU32, Ordering};
-use shm_testing::helpers::Scratch;
+use shm_testing::helpers::{PATIENCE, Scratch};
 
 type S = Server<u64, u64>;
 type C = Client<u64, u64, u64>;
@@ -280,19 +280,76 @@ fn stopping_a_server_and_dropping_a_token_wake_it() {
 fn a_handler_that_panics_rejects_its_request_and_the_others_are_answered_once() {
     let scratch = Scratch::new("ipc-panic");
     let (mut server, mut client) = pair(&scratch, 1, 8);
-    for request in 0..4 {
-        client.call(request, request).unwrap();
-    }
     let step = |server: &mut S| server.step(|request| if *request == 1 { panic!("a handler's own fault") } else { 10 * request });
-    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| step(&mut server)));
-    assert!(caught.is_err());
-    assert_eq!(step(&mut server), 2);
-    // What is received by tokens goes on where the steps have ended.
-    client.call(7, 7).unwrap();
-    assert_eq!(server.poll(), 1);
-    let (token, request) = server.recv().unwrap();
-    server.reply(token, 10 * request).unwrap();
-    let mut ended = vec![];
-    client.poll(|user, outcome| ended.push((user, outcome))).unwrap();
-    assert_eq!(ended, [(0, Ok(0)), (1, Err(CallFailed::Rejected)), (2, Ok(20)), (3, Ok(30)), (7, Ok(70))]);
+    for is_found_before in [false, true] {
+        for request in 0..4 {
+            client.call(request, request).unwrap();
+        }
+        assert_eq!(if is_found_before { server.poll() } else { 4 }, 4);
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| step(&mut server)));
+        assert!(caught.is_err());
+        assert_eq!(step(&mut server), 2);
+        // What is received by tokens goes on where the steps have ended.
+        client.call(7, 7).unwrap();
+        assert_eq!(server.poll(), 1);
+        let (token, request) = server.recv().unwrap();
+        server.reply(token, 10 * request).unwrap();
+        let mut ended = vec![];
+        client.poll(|user, outcome| ended.push((user, outcome))).unwrap();
+        ended.sort_unstable_by_key(|(user, _)| *user);
+        assert_eq!(ended, [(0, Ok(0)), (1, Err(CallFailed::Rejected)), (2, Ok(20)), (3, Ok(30)), (7, Ok(70))]);
+    }
+}
+
+/// As by `rm -rf /dev/shm/copyrpc-*`.
+#[test]
+fn a_directory_that_is_removed_under_a_pair_disturbs_it_not_and_a_new_client_is_told_what_is_missing() {
+    let scratch = Scratch::new("ipc-removed");
+    let (dir, (mut server, mut client)) = (scratch.dir(), pair(&scratch, 2, 8));
+    std::fs::remove_dir_all(scratch.path()).unwrap();
+    for request in 0..20 {
+        client.call(request, request).unwrap();
+        assert_eq!(server.step(|request| request + 1), 1);
+        assert_eq!(client.poll(|user, reply| assert_eq!(reply, Ok(user + 1))), Ok(1));
+    }
+    let path = scratch.path().join("s").display().to_string();
+    let missing = C::connect_in(&dir, "s", 1).unwrap_err();
+    assert!(missing.may_pass() && missing.to_string().contains(&path), "{missing}");
+    assert!(missing.to_string().ends_with("does not exist: is its owner running, with the same directory?"), "{missing}");
+    let refused = S::bind_in(&dir, "s", 2, 8, 1).unwrap_err();
+    assert!(refused.to_string().contains(&path), "{refused}");
+    drop(server);
+    assert!(matches!(client.call(1, 1), Err(ipc::CallError::Disconnected { end: SessionEnd::PeerGone, .. })));
+}
+
+/// Each poll ends one call, by a callback that panics.
+#[test]
+fn a_callback_that_panics_takes_the_end_of_no_other_call_with_it() {
+    let scratch = Scratch::new("ipc-callback");
+    let (server, mut client) = pair(&scratch, 2, 4);
+    let end_all = |client: &mut C, end: CallFailed| {
+        let (start, mut ended) = (Instant::now(), vec![]);
+        while ended.len() < 4 {
+            assert!(start.elapsed() < PATIENCE, "{ended:?}");
+            let poll = || {
+                client.poll(|user, outcome| {
+                    ended.push((user, outcome));
+                    panic!("a callback's own fault");
+                })
+            };
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(poll));
+        }
+        assert_eq!(ended, [0, 1, 2, 3].map(|user| (user, Err(end))));
+        assert_eq!(client.in_flight(), 0);
+    };
+    for user in 0..4 {
+        client.call_within(7, user, Duration::ZERO).unwrap();
+    }
+    end_all(&mut client, CallFailed::TimedOut);
+    let mut client = connect(&scratch);
+    for user in 0..4 {
+        client.call(7, user).unwrap();
+    }
+    drop(server);
+    end_all(&mut client, CallFailed::Disconnected(SessionEnd::PeerGone));
 }

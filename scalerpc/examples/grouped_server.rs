@@ -22,6 +22,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             stop.stop();
         }
         answer
-    });
+    })?;
     Ok(())
 }

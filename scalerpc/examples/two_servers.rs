@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let mut server = Server::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
             let address = server.local_addr().map_err(|error| error.to_string())?;
             let _ = tell.send((address, server.stop_handle()));
-            server.serve(|request| request.iter().rev().copied().collect::<Vec<u8>>());
+            server.serve(|request| request.iter().rev().copied().collect::<Vec<u8>>()).map_err(|error| error.to_string())?;
             Ok::<_, String>(server.stats().accepted)
         }));
         let (address, stop) = told.recv()?;

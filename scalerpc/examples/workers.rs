@@ -54,16 +54,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         outcomes.into_iter().all(|outcome| matches!(outcome, Ok(Ok(()))))
     });
 
-    let mut taken = vec![0; queues.len()];
+    let (mut taken, mut next) = (vec![0; queues.len()], 0);
     let mut handlers = Handlers::new(server.max_payload());
-    let mut next = 0;
     handlers.insert_held(DEFAULT_TYPE, |request| {
         let worker = next / REQUESTS_PER_BATCH % queues.len();
         (next, taken[worker]) = (next + 1, taken[worker] + 1);
         // If the worker is gone, the request is dropped, and its caller is told.
         let _ = queues[worker].send(request);
     });
-    server.serve_types(&mut handlers);
+    server.serve_types(&mut handlers)?;
     drop(handlers);
     if !clients.join().is_ok_and(|all_right| all_right) {
         return Err("a client did not get its responses".into());

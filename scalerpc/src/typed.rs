@@ -34,7 +34,7 @@
 //!     stop.stop();
 //!     product
 //! });
-//! server.serve_types(&mut handlers);
+//! server.serve_types(&mut handlers)?;
 //! assert_eq!(client.join().unwrap()?, 42);
 //! # Ok(())
 //! # }

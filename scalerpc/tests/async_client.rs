@@ -102,7 +102,7 @@ fn start(net: &Net, address: &str, config: ServerConfig) -> Running {
         });
         handlers.insert_held(KEPT, move |request| drop(keep.send(request)));
         handlers.insert_typed(|Next(number)| U32::new(number.get() + 1));
-        server.serve_types(&mut handlers);
+        server.serve_types(&mut handlers).unwrap();
     });
     let (address, stop) = told.recv().unwrap();
     Running { address, stop, kept, thread }
@@ -258,7 +258,7 @@ fn a_call_ends_at_its_time_with_a_slot_and_without() {
         assert!(first.as_mut().poll(&mut task).is_pending());
         let kept = server.kept.recv().unwrap();
         let refused = client.call_within(b"no slot", Duration::from_millis(30)).await.unwrap_err();
-        assert!(late(refused), "without a slot");
+        assert!(matches!(refused, ClientError::Call(SyncCallError::Failure(CallFailure::NotSent))), "{refused}");
         kept.reply(*b"done").unwrap();
         assert_eq!(first.await.unwrap(), b"done");
 
@@ -278,6 +278,36 @@ fn a_call_ends_at_its_time_with_a_slot_and_without() {
             Err(ClientError::Call(SyncCallError::Call(scalerpc::CallError::PayloadTooLarge { .. })))
         ));
         assert_eq!(client.call(b"on").await.unwrap(), b"ON");
+    });
+    server.end();
+}
+
+/// The server answers none of the requests that hold the slots.
+#[test]
+fn calls_that_were_given_up_hold_a_client_up_until_one_call_has_waited_in_vain() {
+    let net = Net::new();
+    let server = start(&net, &any_port(), ServerConfig { depth: 2, ..config() });
+    block_on(async {
+        let client = net.client(server.address).await;
+        let short = Duration::from_millis(50);
+        let hasty = AsyncClient::with_options(server.address, &ClientOptions { timeout: short, ..net.options() }).await.unwrap();
+        for _ in 0..2 {
+            hasty.call_type(KEPT, b"kept").await.unwrap_err();
+        }
+        let mut task = Context::from_waker(Waker::noop());
+        let mut patient = pin!(hasty.call_within(b"patient", WATCHDOG));
+        assert!(patient.as_mut().poll(&mut task).is_pending());
+        let stuck = hasty.call(b"no slot").await.unwrap_err();
+        assert!(matches!(stuck, ClientError::NoCredit { given_up: 2 }), "{stuck}");
+        assert_eq!(patient.await.unwrap(), b"PATIENT");
+        for _ in 0..2 {
+            hasty.call_type(KEPT, b"kept").await.unwrap_err();
+        }
+        let stuck = hasty.call(b"no slot").await.unwrap_err();
+        assert!(matches!(stuck, ClientError::NoCredit { given_up: 2 }), "{stuck}");
+        assert_eq!(hasty.call_within(b"next", WATCHDOG).await.unwrap(), b"NEXT", "without another call that waits in vain");
+        assert_eq!(client.call(b"beside").await.unwrap(), b"BESIDE");
+        drop(server.kept.try_iter().collect::<Vec<_>>());
     });
     server.end();
 }

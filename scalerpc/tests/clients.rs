@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use scalerpc::mlx5::{Clock, Device, DeviceSpec, Rule, SoftOptions, Timing};
+use scalerpc::mlx5::{AsyncEvent, Clock, Device, DeviceSpec, Rule, SoftOptions, Timing};
 use scalerpc::protocol::DEFAULT_TIMEOUT_NS;
 use scalerpc::rdma::{PendingClient, RdmaOptions, SyncCallError};
 use scalerpc::{
@@ -439,4 +439,44 @@ fn a_client_whose_server_is_gone_is_disconnected() {
     }
     caller.poll();
     assert_eq!((caller.outstanding(), &caller.failures[..]), (0, &[CallFailure::Closed(CloseReason::Disconnected)][..]));
+}
+
+/// No completion tells of it. One device has both clients: each is given every event.
+#[test]
+fn a_device_that_breaks_down_ends_its_clients_and_one_queue_pair_only_its_own() {
+    let mut server = RdmaServer::new(&DeviceSpec::default(), &config(ReplyMode::ServerWrites)).unwrap();
+    let (mut handlers, _books) = handlers(&server);
+    let device = Device::open(DeviceSpec::default()).unwrap();
+    let mut qpns = Vec::new();
+    let mut join = || {
+        let offered = server.offer().unwrap();
+        qpns.push(offered.record().address.qpn);
+        let client = PendingClient::on(&device, offered.record(), &RdmaOptions::default()).unwrap();
+        let admission = server.admit(offered, &client.record()).unwrap();
+        Caller::new(client.admitted(&admission), 1)
+    };
+    let mut callers = [join(), join()];
+    drop(join());
+    assert_eq!((server.heed(AsyncEvent::QpFatal { qpn: qpns[2] }), server.clients()), (false, 2));
+    assert!(!server.heed(AsyncEvent::CqError { cqn: u32::MAX }) && server.heed(AsyncEvent::DeviceFatal));
+    callers[0].call();
+    assert!(!callers[0].client.heed(AsyncEvent::PortActive { port: 1 }));
+    assert!(
+        !callers[0].client.heed(AsyncEvent::QpFatal { qpn: u32::MAX }) && !callers[0].client.heed(AsyncEvent::CqError { cqn: u32::MAX })
+    );
+    run(&mut server, &mut handlers, &mut callers[..1], 1);
+    assert!(callers.iter_mut().all(Caller::call));
+    device.soft().unwrap().break_down();
+    let mut events = Vec::new();
+    while let Some(event) = device.take_async_event() {
+        callers.iter_mut().for_each(|caller| assert!(caller.client.heed(event)));
+        events.push(event);
+    }
+    assert_eq!(events, [AsyncEvent::DeviceFatal]);
+    let reason = CloseReason::Device(AsyncEvent::DeviceFatal);
+    // The first client has a zone. The call of the second one was never announced.
+    for (caller, failure) in callers.iter_mut().zip([CallFailure::Closed(reason), CallFailure::NotSent]) {
+        caller.poll();
+        assert_eq!((caller.state(), caller.outstanding(), &caller.failures[..]), (State::Closed(reason), 0, &[failure][..]));
+    }
 }

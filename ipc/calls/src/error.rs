@@ -17,7 +17,8 @@ pub enum SessionEnd {
 /// Why a call ended without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CallFailed {
-    /// The handler dropped the request without an answer, or had one that is longer than possible. Whether it executed the call is its own matter.
+    /// The handler got the request, and dropped it without an answer, panicked, or had an answer that is longer than possible. It may have
+    /// executed the call.
     #[error("the other end dropped the request, or had an answer that is too long")]
     Rejected,
     /// There was no answer within the time of the call. Whether the other end executes the request is unknown; a later answer reaches no call.
@@ -81,7 +82,7 @@ pub enum CallError<Req, U> {
         /// Maximum length.
         max: usize,
     },
-    /// The session is over. Permanent.
+    /// The session is over. Permanent. The calls that were made before still end by `poll`: poll until it returns this end too.
     #[error("{end}")]
     #[doc(alias = "ServerDisconnected")]
     Disconnected {

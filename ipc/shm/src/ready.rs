@@ -367,7 +367,7 @@ impl HotSet {
             return;
         }
         self.epoch_start_ns = now_ns;
-        self.hot.iter_mut().for_each(|hot| hot.idle_epochs += 1);
+        self.hot.iter_mut().for_each(|hot| hot.idle_epochs = hot.idle_epochs.saturating_add(1));
         let is_idle = |hot: &Hot| hot.idle_epochs > 1;
         if self.arm_some(lanes, is_idle) {
             // R1: from here on a producer sees the flag, or its message is seen.
@@ -441,6 +441,20 @@ mod tests {
             assert!(ready.notify_if_armed(7, &lanes.armed[7]));
             assert_eq!(set.pass(&mut ready, &mut lanes, Boxes::visit, || clock), 1);
             assert!(!ready.notify_if_armed(7, &lanes.armed[7]));
+        }
+
+        /// Where no lane goes cold, one without messages counts milliseconds, which 32 bits do for 50 days.
+        #[test]
+        fn a_lane_that_is_idle_for_months_stays_idle() {
+            let (lanes, _) = boxes(1);
+            let mut set = HotSet::new(1);
+            set.heat(0, &lanes);
+            for epoch in 1..4 {
+                set.hot.iter_mut().for_each(|hot| hot.idle_epochs = u32::MAX);
+                set.tick(&lanes, epoch * EPOCH_NS);
+                assert!(set.hot.iter().all(|hot| hot.idle_epochs > 1));
+                set.heat(0, &lanes);
+            }
         }
 
         #[test]

@@ -5,6 +5,10 @@
 //! than a value; a longer one lies in a place beside the lanes that belongs to its call, and what is copied is its bytes and no more:
 //! once into shared memory, once out of it, since what a peer can still write is never handed out as a slice.
 //!
+//! Longer data than the bound, which is 4,096 bytes by `bind` and [`MESSAGE_MAX`] at most, travel in parts, one call each, or in a file whose name
+//! is the message. A request above it is refused before it is sent ([`CallError::TooLarge`](crate::CallError::TooLarge)). An answer above it is
+//! not sent, and its call is rejected ([`CallFailed::Rejected`](crate::CallFailed::Rejected)), although the handler has run.
+//!
 //! A server of messages and one of values are two kinds, and a client of the one is refused by the other, whatever their tags. Both
 //! kinds' `bind` and `connect` have the tag 0, so that a `connect_in` to a server from `bind` takes 0, and the reverse.
 //!

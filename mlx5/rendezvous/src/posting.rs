@@ -168,11 +168,16 @@ impl<J: Job> Posted<J> {
         self.ends.first().map(|(end, _)| end.saturating_duration_since(Instant::now()))
     }
 
+    /// Takes the waiting job out whose time ended first, if that is over.
+    pub fn pop_late(&mut self) -> Option<J> {
+        let &(_, number) = self.ends.first().filter(|(end, _)| *end <= Instant::now())?;
+        self.remove(number)
+    }
+
     /// Ends the waiting jobs that have no time left.
     pub fn end_late(&mut self) {
-        let now = Instant::now();
-        while let Some(&(_, number)) = self.ends.first().filter(|(end, _)| *end <= now) {
-            self.remove(number).into_iter().for_each(Job::end_late);
+        while let Some(job) = self.pop_late() {
+            job.end_late();
         }
     }
 

@@ -1,5 +1,6 @@
 //! Errors and failures of calls. Retryable and permanent errors never share a variant.
 
+use mlx5::AsyncEvent;
 use thiserror::Error;
 
 /// Why a connection ended.
@@ -11,6 +12,9 @@ pub enum CloseReason {
     /// The server broke the protocol.
     #[error("the server broke the protocol: {0}")]
     Protocol(ProtocolError),
+    /// This end's device reported that it, a queue or the queue pair broke down.
+    #[error("{0}")]
+    Device(AsyncEvent),
     /// This end was closed.
     #[error("this end was closed")]
     ClosedHere,
@@ -82,6 +86,9 @@ pub enum CallFailure {
     /// The legacy lane is full, and the handler did not run. Call again later.
     #[error("the server's lane for long requests is full: call again later")]
     Busy,
+    /// The deadline passed, or the connection ended, before the server could see the call. The handler did not run, and will not.
+    #[error("the call was not sent: its time, or the connection, ended before a slot or the server's slice came")]
+    NotSent,
     /// The deadline passed first. Whether the handler ran or will run is not known; its response is dropped.
     #[error("no response before the deadline")]
     DeadlineExceeded,
@@ -91,9 +98,9 @@ pub enum CallFailure {
 }
 
 impl CallFailure {
-    /// Returns whether the handler did not run, and may run if the call is made again.
+    /// Returns whether the handler did not run, and may run if the call is made again: on a new connection, if this one has ended.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
-        matches!(self, Self::Busy)
+        matches!(self, Self::Busy | Self::NotSent)
     }
 }

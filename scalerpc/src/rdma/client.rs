@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use mlx5::{Access, Cq, Device, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Write};
+use mlx5::{Access, AsyncEvent, Cq, Device, DeviceSpec, Inline, Mr, PostError, RcQp, Read, Sge, Signal, Write};
 use thiserror::Error;
 
 use super::exchange::{Accept, Admission, Offer};
-use super::port::{Port, Target, post_write};
+use super::port::{Port, Target, is_fatal, post_write};
 use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError, is_full};
 use crate::protocol::{
     CallError, CallFailure, CallHandle, Client, ClientMemory, ClientOp, ClientRegions, ClientStats, CloseReason, Completion, Layout,
@@ -144,7 +144,7 @@ impl RdmaClient {
     /// [`CallError::NotActive`], or [`CallError::Closed`] after the end of the connection.
     pub fn try_activate(&mut self) -> Result<Permit<'_>, CallError> {
         let Self { core, port, ops, .. } = self;
-        Ok(Permit { core: core.try_activate()?, port, ops })
+        Ok(Permit { core: core.try_activate(ops)?, port, ops })
     }
 
     /// One bounded step: takes completions and arrivals, posts.
@@ -182,8 +182,8 @@ impl RdmaClient {
 
     /// Sleeps until a [`poll`](Self::poll) may find something: a response, an event, a call to send, or the end of a call's time. Sleeps at most `limit`,
     /// and until the [waker](mlx5::Device::waker) of its [`device`](Self::device) is called. Returns `false` if the time ran out. No
-    /// wake-up is missed: an arrival since the last poll ends the sleep at once. While calls are outstanding the sleep ends once a
-    /// second, to check that the server lives (S20).
+    /// wake-up is missed: an arrival since the last poll ends the sleep at once. While a slot waits for the server, also for the late response
+    /// to a call that ran out of time, the sleep ends once a second, to check that the server lives (S20).
     ///
     /// For clients with [`RdmaOptions::sleeps`], which have a device of their own. Other clients are woken by their own operations only.
     pub fn wait(&mut self, limit: Option<Duration>) -> bool {
@@ -196,10 +196,21 @@ impl RdmaClient {
         }
         // S24
         self.port.cq.arm(false);
-        let probe_ns = self.core.is_busy().then_some(self.probe_ns);
+        let probe_ns = self.core.awaits_server().then_some(self.probe_ns);
         let due_ns = [self.core.next_event_ns(), probe_ns].into_iter().flatten().min().filter(|_| !is_closed);
         let left = due_ns.map(|due_ns| Duration::from_nanos(due_ns.saturating_sub(self.port.now_ns())));
         self.port.device().wait([limit, left].into_iter().flatten().min())
+    }
+
+    /// Takes an event of its [`device`](Self::device), of which no completion tells: ends the connection if it says that the device, the queue
+    /// or the queue pair broke down. The owner of the device takes its events ([`Device::take_async_event`]) from time to time, and gives each
+    /// to every client on it. Returns whether the device or the queue broke down.
+    pub fn heed(&mut self, event: AsyncEvent) -> bool {
+        let is_fatal = is_fatal(event, self.port.cq.cqn());
+        if is_fatal || event == (AsyncEvent::QpFatal { qpn: self.qp.qpn() }) {
+            self.core.close(CloseReason::Device(event));
+        }
+        is_fatal
     }
 
     /// Takes the next call that has ended; see [`Client::poll_completion`].
@@ -214,6 +225,17 @@ impl RdmaClient {
     /// # Errors
     /// [`SyncCallError`]. [`CallError::NoSlot`] with other calls outstanding, or if all slots still wait for late responses when the timeout is over.
     pub fn call_sync(&mut self, rpc_type: u16, payload: &[u8], into: &mut [u8], mut idle: impl FnMut()) -> Result<usize, SyncCallError> {
+        self.call_and_wait(rpc_type, payload, into, |_| idle())
+    }
+
+    /// Like [`call_sync`](Self::call_sync), for an owner of the device, which takes its events.
+    pub(crate) fn call_and_wait(
+        &mut self,
+        rpc_type: u16,
+        payload: &[u8],
+        into: &mut [u8],
+        mut idle: impl FnMut(&mut Self),
+    ) -> Result<usize, SyncCallError> {
         if self.core.is_busy() {
             return Err(CallError::NoSlot.into());
         }
@@ -223,7 +245,7 @@ impl RdmaClient {
                 // The slots are lent until the next event.
                 Err(CallError::NoSlot) if self.port.now_ns() < deadline_ns => {
                     self.poll();
-                    idle();
+                    idle(self);
                 }
                 made => break made?,
             }
@@ -235,7 +257,7 @@ impl RdmaClient {
                     break 'ended completion.outcome;
                 }
             }
-            idle();
+            idle(self);
         };
         // A caller that waits for each of its calls polls in them only.
         while !self.core.rest() {
@@ -262,6 +284,13 @@ impl RdmaClient {
         self.core.free_slots()
     }
 
+    /// Returns the number of calls that ran out of time and that the server has not answered. Each keeps its slot until it does. If this is the
+    /// number of slots, only such calls are the reason of [`CallError::NoSlot`].
+    #[must_use]
+    pub const fn given_up_calls(&self) -> usize {
+        self.core.given_up_calls()
+    }
+
     /// Returns counters since the client was made.
     #[must_use]
     pub const fn stats(&self) -> &ClientStats {
@@ -286,11 +315,11 @@ impl RdmaClient {
         self.port.device()
     }
 
-    /// Probes the server: a client that waits for a response posts nothing, and would not notice that its server is gone.
+    /// Probes the server: a client whose slots wait for it posts nothing, and would not notice that its server is gone.
     #[cold]
     fn probe(&mut self, now_ns: u64) -> Result<(), PostError> {
         self.probe_ns = now_ns.saturating_add(PROBE_NS);
-        if !self.core.is_busy() {
+        if !self.core.awaits_server() {
             return Ok(());
         }
         let (addr, rkey) = self.probe_at;

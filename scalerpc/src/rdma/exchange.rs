@@ -231,12 +231,21 @@ pub(crate) fn refusal_of(error: &SetupError) -> Refusal {
     if matches!(error, SetupError::Join(_)) { Refusal::Full } else { Refusal::Failed }
 }
 
-fn receive<const N: usize>(channel: &mut impl Read) -> Result<[u8; N], Error> {
+/// Receives a record. Its magic comes first: an end of another kind may never send as many bytes as the record has.
+fn receive<const N: usize>(channel: &mut impl Read, kind: &Kind) -> Result<[u8; N], MeetError> {
     let mut bytes = [0; N];
-    channel.read_exact(&mut bytes).map_err(|error| match error.kind() {
-        ErrorKind::UnexpectedEof => Error::new(ErrorKind::UnexpectedEof, "the other end went away before its record came"),
-        _ => error,
-    })?;
+    let mut read = |part: &mut [u8]| {
+        channel.read_exact(part).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => Error::new(ErrorKind::UnexpectedEof, "the other end went away before its record came"),
+            _ => error,
+        })
+    };
+    let (magic, rest) = bytes.split_at_mut(kind.magic.len());
+    read(magic)?;
+    if magic != kind.magic {
+        return Err(RecordError::Magic(kind.name).into());
+    }
+    read(rest)?;
     Ok(bytes)
 }
 
@@ -248,7 +257,7 @@ impl RdmaServer {
     /// # Errors
     /// [`MeetError`]; the client was not admitted.
     pub fn accept_over(&mut self, channel: &mut (impl Read + Write)) -> Result<ClientId, MeetError> {
-        Hello::decode(&receive(channel)?)?;
+        Hello::decode(&receive(channel, &Hello::KIND)?)?;
         let pending = match self.offer() {
             Ok(pending) => pending,
             Err(error) => {
@@ -257,7 +266,7 @@ impl RdmaServer {
             }
         };
         channel.write_all(&pending.record().encode())?;
-        let accept = Accept::decode(&receive(channel)?)?;
+        let accept = Accept::decode(&receive(channel, &Accept::KIND)?)?;
         let admission = match self.admit(pending, &accept) {
             Ok(admission) => admission,
             Err(error) => {
@@ -285,9 +294,9 @@ impl RdmaClient {
     /// [`MeetError`].
     pub fn connect_on(device: &Device, options: &RdmaOptions, channel: &mut (impl Read + Write)) -> Result<Self, MeetError> {
         channel.write_all(&Hello.encode())?;
-        let pending = PendingClient::on(device, &Offer::decode(&receive(channel)?)?, options)?;
+        let pending = PendingClient::on(device, &Offer::decode(&receive(channel, &Offer::KIND)?)?, options)?;
         channel.write_all(&pending.record().encode())?;
-        Ok(pending.admitted(&Admission::decode(&receive(channel)?)?))
+        Ok(pending.admitted(&Admission::decode(&receive(channel, &Admission::KIND)?)?))
     }
 }
 

@@ -1,7 +1,8 @@
 //! The part of a device that both ends need: the device, its protection domain, and the queue of their completions.
 
 use mlx5::{
-    Access, CompletionQueue, Device, Inline, Mr, Payload, Pd, PostError, QpAddress, QpConfig, RcQp, ReceiveSource, Signal, Write, WriteImm,
+    Access, AsyncEvent, CompletionQueue, Device, Inline, Mr, Payload, Pd, PostError, QpAddress, QpConfig, RcQp, ReceiveSource, Signal,
+    Write, WriteImm,
 };
 
 use super::{MAX_INLINE_BYTES, RdmaOptions, SetupError};
@@ -52,6 +53,11 @@ impl<C: CompletionQueue> Port<C> {
     pub(super) fn connect(&self, qp: &mut RcQp, to: &QpAddress) -> Result<(), SetupError> {
         Ok(qp.connect(to, &self.options.connect)?)
     }
+}
+
+/// Returns whether an event says that the device, or its completion queue of this number, broke down.
+pub(super) fn is_fatal(event: AsyncEvent, cqn: u32) -> bool {
+    event == AsyncEvent::DeviceFatal || event == AsyncEvent::CqError { cqn }
 }
 
 /// The destination of a WRITE.

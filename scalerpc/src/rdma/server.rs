@@ -1,11 +1,13 @@
 //! A server on a device.
 
 use std::collections::VecDeque;
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, RawFd};
 
-use mlx5::{Access, Device, DeviceSpec, Found, Inline, MonoCq, Mr, PostError, RcQp, Read, Sge, Signal, Write};
+use mlx5::{Access, AsyncEvent, Device, DeviceSpec, Found, Inline, MonoCq, Mr, PostError, RcQp, Read, Sge, Signal, Write};
 
 use super::exchange::{Accept, Admission, Offer};
-use super::port::{Port, Target, post_to, post_write};
+use super::port::{Port, Target, is_fatal, post_to, post_write};
 use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError, is_full};
 use crate::protocol::wire::{ENTRY_BYTES, REST_WORD_BYTES};
 use crate::protocol::{ClientId, Handlers, JoinError, ReplyMode, Server, ServerConfig, ServerMemory, ServerOp, ServerRegions, ServerStats};
@@ -68,6 +70,8 @@ struct Peer {
     /// The client sleeps until something completes.
     sleeps: bool,
     is_broken: bool,
+    /// The socket over which it connected, until its end.
+    lifeline: Option<TcpStream>,
 }
 
 impl Peer {
@@ -195,7 +199,8 @@ impl RdmaServer {
         let probe_at = (accept.regions.responses_addr, accept.regions.responses_rkey);
         self.port.cq.register(qp.qpn(), client.index());
         let (backlog, posted, completed) = (VecDeque::new(), Counts::default(), Counts::default());
-        self.peers[client.index()] = Some(Peer { qp, backlog, posted, completed, probe_at, sleeps: accept.sleeps, is_broken: false });
+        let (sleeps, is_broken, lifeline) = (accept.sleeps, false, None);
+        self.peers[client.index()] = Some(Peer { qp, backlog, posted, completed, probe_at, sleeps, is_broken, lifeline });
         Ok(Admission(regions))
     }
 
@@ -221,6 +226,17 @@ impl RdmaServer {
             self.probe_next(now_ns);
         }
         completions + answered
+    }
+
+    /// Takes an event of its [`device`](Self::device), of which no completion tells: removes the client whose queue pair broke down. Returns
+    /// whether the device or its queue broke down, so that no client can be served any more. The owner of the device takes its events
+    /// ([`Device::take_async_event`]) from time to time.
+    pub fn heed(&mut self, event: AsyncEvent) -> bool {
+        if let AsyncEvent::QpFatal { qpn } = event {
+            let nth = self.peers.iter().position(|peer| peer.as_ref().is_some_and(|peer| peer.qp.qpn() == qpn));
+            nth.into_iter().for_each(|nth| self.part_with(ClientId(nth as u16)));
+        }
+        is_fatal(event, self.port.cq.cqn())
     }
 
     /// Answers one request of the legacy lane. Returns whether there was one. A server that is never idle calls this from time to time.
@@ -384,6 +400,35 @@ impl RdmaServer {
         self.probe_ns = now_ns + PROBE_NS / self.peers.len() as u64;
         self.probe = (self.probe + 1) % self.peers.len();
         self.probe(self.probe);
+    }
+
+    /// Keeps the socket over which a client connected until its end, or until the client leaves.
+    pub(crate) fn keep_lifeline(&mut self, client: ClientId, lifeline: TcpStream) {
+        if let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::as_mut) {
+            peer.lifeline = Some(lifeline);
+        }
+    }
+
+    /// Returns the number of sockets that are kept.
+    pub(crate) fn lifelines(&self) -> usize {
+        self.peers.iter().flatten().filter(|peer| peer.lifeline.is_some()).count()
+    }
+
+    /// Closes a client's socket that has ended, and probes the client.
+    pub(crate) fn cut(&mut self, lifeline: RawFd) {
+        let is_its = |peer: &Peer| peer.lifeline.as_ref().is_some_and(|socket| socket.as_raw_fd() == lifeline);
+        let Some(nth) = self.peers.iter().position(|peer| peer.as_ref().is_some_and(is_its)) else { return };
+        self.peers[nth].iter_mut().for_each(|peer| peer.lifeline = None);
+        self.probe(nth);
+    }
+
+    /// Probes every client without a socket: no end of it would tell of its death.
+    pub(crate) fn probe_unheard(&mut self) {
+        for nth in 0..self.peers.len() {
+            if self.peers[nth].as_ref().is_some_and(|peer| peer.lifeline.is_none()) {
+                self.probe(nth);
+            }
+        }
     }
 
     /// Posts a WRITE of no bytes to a client. It completes everything before it, or shows that the client is gone (S20).

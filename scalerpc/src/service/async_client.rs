@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context as TaskContext, Poll};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,9 @@ use mlx5::DeviceInfo;
 use rendezvous::oneshot::{Receiver, Sender, oneshot};
 use rendezvous::posting::{self, Posted, Poster, posting};
 
-use super::client::{ClientError, ClientOptions, open, reach, resolve};
+use super::client::{ClientError, ClientOptions, heed_events, next_device, open, reach, resolve};
 use super::{DEFAULT_TYPE, SPINS};
-use crate::protocol::{CallError, CallFailure, CallHandle, CloseReason};
+use crate::protocol::{CallError, CallFailure, CallHandle, CloseReason, State};
 use crate::rdma::{RdmaClient, SyncCallError};
 
 type Reply = Result<Vec<u8>, ClientError>;
@@ -26,6 +26,9 @@ type Reply = Result<Vec<u8>, ClientError>;
 /// A connection to a [`Server`](crate::Server) whose calls are futures, for any executor and from any thread. Clones share the
 /// connection, which is closed with the last clone. As many calls are under way as the server gives slots to a client; further calls wait
 /// for a slot in their order.
+///
+/// A call that ran out of time keeps its slot until the server answers it. While such calls hold every slot, the others wait; once one of those
+/// has waited for its whole time, it ends with [`ClientError::NoCredit`], and the client connects again for the rest.
 ///
 /// A thread of its own has the device. The thread sleeps on the completion channel while there is nothing to do. Calls, responses and the
 /// server's events wake it ([`RdmaOptions::sleeps`](crate::rdma::RdmaOptions::sleeps), which it sets). A call after the end of the
@@ -71,7 +74,7 @@ impl posting::Job for Job {
     }
 
     fn end_late(self) {
-        self.reply.send(Err(failed(CallFailure::DeadlineExceeded)));
+        self.reply.send(Err(failed(CallFailure::NotSent)));
     }
 }
 
@@ -220,6 +223,8 @@ impl Future for AsyncCall {
 /// The state of the thread.
 struct Worker {
     rdma: RdmaClient,
+    /// The socket over which it connected: see [`Client`](super::Client).
+    lifeline: TcpStream,
     /// The address as given, for errors.
     address: String,
     addresses: Vec<SocketAddr>,
@@ -227,8 +232,26 @@ struct Worker {
     response: Vec<u8>,
     posted: Posted<Job>,
     limits: Arc<Limits>,
-    /// Calls that have a slot.
-    under_way: HashMap<CallHandle, Sender<Reply>>,
+    alarm: Arc<Alarm>,
+    /// Calls that have a slot, with their numbers.
+    under_way: HashMap<CallHandle, (u64, Job)>,
+    /// A call waited for its whole time while calls that ran out of time held every slot.
+    had_no_slot: bool,
+}
+
+/// The waker of the thread's device, which is another one after a breakdown.
+struct Alarm(Mutex<Waker>);
+
+impl Alarm {
+    fn set(&self, waker: Waker) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = waker;
+    }
+}
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).wake_by_ref();
+    }
 }
 
 impl Worker {
@@ -238,17 +261,19 @@ impl Worker {
         is_wanted: impl FnMut() -> bool,
     ) -> Result<(Self, Handle), ClientError> {
         let (address, addresses) = resolve(&address)?;
-        let rdma = reach(&open(&options)?, &address, &addresses, &options, options.connect_timeout, is_wanted)?;
+        let (rdma, lifeline) = reach(&open(&options)?, &address, &addresses, &options, options.connect_timeout, is_wanted)?;
         let limits = Arc::new(Limits {
             device: rdma.device().info(),
             max_payload: rdma.max_payload(),
             timeout: options.timeout,
             polls: AtomicU64::new(0),
         });
-        let (poster, posted) = posting(rdma.device().waker());
+        let alarm = Arc::new(Alarm(Mutex::new(rdma.device().waker())));
+        let (poster, posted) = posting(Arc::clone(&alarm).into());
         let response = vec![0; rdma.max_payload()];
         let handle = Handle { poster, limits: Arc::clone(&limits) };
-        Ok((Self { rdma, address, addresses, options, response, posted, limits, under_way: HashMap::new() }, handle))
+        let under_way = HashMap::new();
+        Ok((Self { rdma, lifeline, address, addresses, options, response, posted, limits, alarm, under_way, had_no_slot: false }, handle))
     }
 
     /// Serves the calls until no client is left. The drop then tells every caller that still waits.
@@ -259,6 +284,7 @@ impl Worker {
             in_vain = if moved { 0 } else { in_vain + 1 };
             if in_vain > SPINS {
                 self.rdma.wait(self.posted.left());
+                heed_events(&mut self.rdma);
             }
         }
     }
@@ -268,11 +294,17 @@ impl Worker {
         self.limits.polls.fetch_add(1, Ordering::Relaxed);
         self.rdma.poll();
         let mut moved = false;
+        let is_closed = matches!(self.rdma.state(), State::Closed(_));
         while let Some(completion) = self.rdma.poll_completion(&mut self.response) {
             moved = true;
-            let Some(reply) = self.under_way.remove(&completion.handle) else { continue };
+            let Some((number, job)) = self.under_way.remove(&completion.handle) else { continue };
+            // The server has not seen it: it goes to the next connection.
+            if is_closed && completion.outcome == Err(CallFailure::NotSent) {
+                self.posted.put_back(number, job);
+                continue;
+            }
             let response = completion.outcome.map(|len| self.response.get(..len).unwrap_or_default().to_vec());
-            reply.send(response.map_err(failed));
+            job.reply.send(response.map_err(failed));
         }
         if self.send() {
             moved = true;
@@ -283,6 +315,11 @@ impl Worker {
 
     /// Makes waiting calls as far as there are slots; the next poll sends them. Returns whether anything happened.
     fn send(&mut self) -> bool {
+        let given_up = self.rdma.given_up_calls();
+        if given_up == self.rdma.core().layout().depth {
+            return self.end_starved(given_up);
+        }
+        self.had_no_slot = false;
         let mut moved = false;
         while let Some((number, job)) = self.posted.pop() {
             if !job.reply.is_wanted() {
@@ -297,7 +334,7 @@ impl Worker {
             }
             self.rdma.set_timeout_ns(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
             match self.rdma.call(job.rpc_type, &job.request) {
-                Ok(handle) => drop(self.under_way.insert(handle, job.reply)),
+                Ok(handle) => drop(self.under_way.insert(handle, (number, job))),
                 Err(CallError::NoSlot) => {
                     self.posted.put_back(number, job);
                     self.posted.end_late();
@@ -314,12 +351,27 @@ impl Worker {
         moved
     }
 
+    /// Ends the waiting calls that have no time left, while calls that ran out of time hold every slot. After the first of them the others get
+    /// a new connection. Returns whether they do.
+    fn end_starved(&mut self, given_up: usize) -> bool {
+        while let Some(job) = self.posted.pop_late() {
+            self.had_no_slot = true;
+            job.reply.send(Err(ClientError::NoCredit { given_up }));
+        }
+        let reconnects = !self.posted.is_empty() && std::mem::take(&mut self.had_no_slot);
+        if reconnects {
+            self.reconnect();
+        }
+        reconnects
+    }
+
     /// Connects again. If that is not possible, every waiting call ends.
     fn reconnect(&mut self) {
-        let Self { rdma, address, addresses, options, posted, response, .. } = self;
-        let device = rdma.device().clone();
+        let Self { rdma, lifeline, address, addresses, options, posted, response, alarm, .. } = self;
         let connected: Result<(), ClientError> = posted.reconnect(options.connect_timeout, |attempt, is_wanted| {
-            *rdma = reach(&device, address, addresses, options, attempt, is_wanted)?;
+            let device = next_device(rdma, options)?;
+            (*rdma, *lifeline) = reach(&device, address, addresses, options, attempt, is_wanted)?;
+            alarm.set(rdma.device().waker());
             response.resize(rdma.max_payload(), 0);
             Ok(())
         });
@@ -329,5 +381,58 @@ impl Worker {
             let again = || ClientError::Unreachable { address: address.clone(), source: io::Error::other(text.clone()) };
             job.reply.send(Err(error.take().unwrap_or_else(again)));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::Server;
+
+    const WATCHDOG: Duration = Duration::from_secs(60);
+
+    /// No completion tells of the breakdown, and the sleep of the thread is one on the device.
+    #[test]
+    fn a_client_whose_device_breaks_down_goes_on_with_another_one_and_is_woken_through_it() {
+        let (tell, told) = mpsc::channel();
+        let server = thread::spawn(move || {
+            let mut server = Server::bind("127.0.0.1:0").unwrap();
+            tell.send((server.local_addr().unwrap(), server.stop_handle())).unwrap();
+            server.serve(|request| request.to_ascii_uppercase()).unwrap();
+        });
+        let (address, stop) = told.recv_timeout(WATCHDOG).unwrap();
+        let (tell, told) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            let mut options = ClientOptions { timeout: WATCHDOG, ..ClientOptions::default() };
+            options.rdma.sleeps = true;
+            let (worker, handle) = Worker::connect(address, options, || true).unwrap();
+            worker.rdma.device().soft().unwrap().break_down();
+            tell.send(handle).unwrap();
+            worker.serve();
+        });
+        let client = AsyncClient(Arc::new(told.recv_timeout(WATCHDOG).unwrap()));
+        let (tell, told) = mpsc::channel();
+        let caller = thread::spawn(move || {
+            for _ in 0..3 {
+                tell.send(shm_testing::executor::block_on(client.call(b"x"))).unwrap();
+                // The client's thread sleeps before the next call.
+                thread::sleep(Duration::from_millis(100));
+            }
+        });
+        // The thread may find out before it gets the first call, or that call finds out.
+        if let Err(closed) = told.recv_timeout(WATCHDOG).unwrap() {
+            let reason = CloseReason::Device(mlx5::AsyncEvent::DeviceFatal);
+            let expected = SyncCallError::Failure(CallFailure::Closed(reason));
+            assert!(matches!(closed, ClientError::Call(error) if error == expected), "{closed}");
+        }
+        for _ in 0..2 {
+            assert_eq!(told.recv_timeout(WATCHDOG).expect("the thread is not woken").unwrap(), b"X");
+        }
+        caller.join().unwrap();
+        thread.join().unwrap();
+        stop.stop();
+        server.join().unwrap();
     }
 }

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use mlx5::{Device, DeviceInfo, DeviceSpec};
 use thiserror::Error;
 
-use super::{DEFAULT_TYPE, Idle, default_device};
-use crate::protocol::State;
-use crate::rdma::exchange::MeetError;
+use super::{DEFAULT_TYPE, Idle, default_device, name_of};
+use crate::protocol::{CallError, CallFailure, CloseReason, State};
+use crate::rdma::exchange::{MeetError, RecordError, Refusal};
 use crate::rdma::{RdmaClient, RdmaOptions, SetupError, SyncCallError};
 
 /// Options of a [`Client`].
@@ -21,7 +21,8 @@ pub struct ClientOptions {
     pub device: DeviceSpec,
     /// Options of its queues.
     pub rdma: RdmaOptions,
-    /// Maximum time to wait for a server that is not there yet, or does not answer, at each connection. Default 5 s.
+    /// Maximum time to wait, at each connection, for a server that is not there yet, does not answer, or has no room for another client.
+    /// Default 5 s.
     pub connect_timeout: Duration,
     /// Maximum time of [`Client::call`]. Default 5 s.
     pub timeout: Duration,
@@ -52,10 +53,16 @@ pub enum ClientError {
     /// The server and this client could not be connected.
     #[error(transparent)]
     Connect(#[from] MeetError),
-    /// The call was not made, or ended without a response. If the call ran out of time, or its connection has ended, it is not known
-    /// whether the handler ran or will run.
+    /// The call was not made, or ended without a response. [`CallFailure`](crate::CallFailure) says what is known of its handler.
     #[error(transparent)]
     Call(#[from] SyncCallError),
+    /// The time of the call ended before it was sent: calls that ran out of time before it hold every slot until the server answers them. No
+    /// handler got this one. The next call connects again if they still do.
+    #[error("not sent: the server has answered none of {given_up} calls that ran out of time; the next call connects again")]
+    NoCredit {
+        /// Number of those calls.
+        given_up: usize,
+    },
     /// The response has another size than the type that was asked for.
     #[error("the response has {received} bytes, the type has {expected}")]
     Size {
@@ -70,8 +77,12 @@ pub enum ClientError {
 ///
 /// It polls only in its calls. Between them it may pause for any time: it keeps its zone until another client needs one, and the server takes
 /// the zone back without its answer (S26 of the protocol). An exception is a client whose last call ran out of time, as long as no later call
-/// has taken the late response: if others wait for its zone, it is evicted after [`ServerConfig::drain_ns`](crate::ServerConfig::drain_ns). Then
-/// its next call fails, and the one after that connects again.
+/// has taken the late response: if others wait for its zone, it is evicted after [`ServerConfig::drain_ns`](crate::ServerConfig::drain_ns). Its
+/// next call finds that out before the server can see it, and connects again.
+///
+/// A call that ran out of time keeps its slot until the server answers it. While such calls hold every slot
+/// ([`ServerConfig::depth`](crate::ServerConfig::depth)), a call waits for one of them; at its own time it ends with [`ClientError::NoCredit`], and
+/// the next one connects again, which gives all of them up for good.
 ///
 /// ```no_run
 /// let mut client = scalerpc::Client::connect("127.0.0.1:7480")?;
@@ -80,11 +91,15 @@ pub enum ClientError {
 /// ```
 pub struct Client {
     rdma: RdmaClient,
+    /// The socket over which it connected, whose end tells the server that this client may have died: closed after the queue pair.
+    lifeline: TcpStream,
     /// The address as given, for errors.
     address: String,
     addresses: Vec<SocketAddr>,
     options: ClientOptions,
     response: Vec<u8>,
+    /// The last call found no slot.
+    had_no_slot: bool,
 }
 
 impl fmt::Debug for Client {
@@ -108,9 +123,9 @@ impl Client {
     /// [`ClientError`]; nothing is left behind.
     pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ClientOptions) -> Result<Self, ClientError> {
         let (address, addresses) = resolve(&address)?;
-        let rdma = reach(&open(options)?, &address, &addresses, options, options.connect_timeout, || true)?;
+        let (rdma, lifeline) = reach(&open(options)?, &address, &addresses, options, options.connect_timeout, || true)?;
         let response = vec![0; rdma.max_payload()];
-        Ok(Self { rdma, address, addresses, options: options.clone(), response })
+        Ok(Self { rdma, lifeline, address, addresses, options: options.clone(), response, had_no_slot: false })
     }
 
     /// Sends a request and waits for its response, as long as the options allow. If the connection has ended, connects again first.
@@ -157,26 +172,64 @@ impl Client {
 
     pub(crate) fn call_for(&mut self, rpc_type: u16, request: &[u8], timeout: Duration) -> Result<Vec<u8>, ClientError> {
         let start = Instant::now();
-        // Learn of an end of the connection since the last call.
-        self.rdma.poll();
-        if matches!(self.rdma.state(), State::Closed(_)) {
-            let (device, patience) = (self.rdma.device().clone(), timeout.min(self.options.connect_timeout));
-            self.rdma = reach(&device, &self.address, &self.addresses, &self.options, patience, || true)?;
-            self.response.resize(self.rdma.max_payload(), 0);
+        loop {
+            // Learn of an end of the connection since the last call.
+            self.rdma.poll();
+            let is_stuck = std::mem::take(&mut self.had_no_slot) && self.rdma.free_slots() == 0;
+            if is_stuck || self.is_closed() {
+                self.reconnect(timeout.saturating_sub(start.elapsed()))?;
+            }
+            let left = timeout.saturating_sub(start.elapsed());
+            self.rdma.set_timeout_ns(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
+            let mut idle = Idle::default();
+            let wait = |rdma: &mut RdmaClient| {
+                if idle.pass() {
+                    heed_events(rdma);
+                }
+            };
+            match self.rdma.call_and_wait(rpc_type, request, &mut self.response, wait) {
+                Ok(len) => return Ok(self.response.get(..len).unwrap_or_default().to_vec()),
+                // The connection had ended, so the server has not seen the call.
+                Err(SyncCallError::Failure(CallFailure::NotSent) | SyncCallError::Call(CallError::Closed(_)))
+                    if self.is_closed() && start.elapsed() < timeout => {}
+                Err(SyncCallError::Call(CallError::NoSlot)) if self.rdma.given_up_calls() > 0 => {
+                    self.had_no_slot = true;
+                    return Err(ClientError::NoCredit { given_up: self.rdma.given_up_calls() });
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
-        let left = timeout.saturating_sub(start.elapsed());
-        self.rdma.set_timeout_ns(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
-        let mut idle = Idle::default();
-        let len = self.rdma.call_sync(rpc_type, request, &mut self.response, || {
-            idle.pass();
-        })?;
-        Ok(self.response.get(..len).unwrap_or_default().to_vec())
     }
+
+    const fn is_closed(&self) -> bool {
+        matches!(self.rdma.state(), State::Closed(_))
+    }
+
+    fn reconnect(&mut self, within: Duration) -> Result<(), ClientError> {
+        let (device, patience) = (next_device(&mut self.rdma, &self.options)?, within.min(self.options.connect_timeout));
+        (self.rdma, self.lifeline) = reach(&device, &self.address, &self.addresses, &self.options, patience, || true)?;
+        self.response.resize(self.rdma.max_payload(), 0);
+        Ok(())
+    }
+}
+
+/// Takes the events of a client's device, which it does not share. Returns whether the device or its queue broke down.
+pub(super) fn heed_events(rdma: &mut RdmaClient) -> bool {
+    let mut is_broken = matches!(rdma.state(), State::Closed(CloseReason::Device(_)));
+    while let Some(event) = rdma.device().take_async_event() {
+        is_broken |= rdma.heed(event);
+    }
+    is_broken
+}
+
+/// Returns the device for a client's next connection: its device, or if that broke down another one.
+pub(super) fn next_device(rdma: &mut RdmaClient, options: &ClientOptions) -> Result<Device, ClientError> {
+    if heed_events(rdma) { open(options) } else { Ok(rdma.device().clone()) }
 }
 
 /// Resolves an address. Returns it as given, for errors, and its sockets.
 pub(super) fn resolve(address: &(impl ToSocketAddrs + fmt::Debug)) -> Result<(String, Vec<SocketAddr>), ClientError> {
-    let name = format!("{address:?}");
+    let name = name_of(address);
     match address.to_socket_addrs() {
         Ok(addresses) => Ok((name, addresses.collect())),
         Err(source) => Err(ClientError::Unreachable { address: name, source }),
@@ -195,10 +248,13 @@ pub(super) fn reach(
     options: &ClientOptions,
     patience: Duration,
     is_wanted: impl FnMut() -> bool,
-) -> Result<RdmaClient, ClientError> {
+) -> Result<(RdmaClient, TcpStream), ClientError> {
     let unreachable = |source| ClientError::Unreachable { address: name.to_owned(), source };
-    let meet = |mut stream: TcpStream| Ok(RdmaClient::connect_on(device, &options.rdma, &mut stream).map_err(timed_out)?);
-    rendezvous::reach(addresses, patience, is_wanted, meet, has_left, unreachable)
+    let meet = |mut stream: TcpStream| {
+        let rdma = RdmaClient::connect_on(device, &options.rdma, &mut stream).map_err(timed_out)?;
+        Ok((rdma, stream))
+    };
+    rendezvous::reach(addresses, patience, is_wanted, meet, may_pass, unreachable)
 }
 
 /// Names a time limit that a stream reached, which the stream reports as an operation that would block.
@@ -209,11 +265,13 @@ fn timed_out(error: MeetError) -> MeetError {
     }
 }
 
-/// Returns whether the server left while this client waited to be accepted, or while the two connected.
-fn has_left(error: &ClientError) -> bool {
+/// Returns whether another attempt may succeed: the server left while this client waited to be accepted or while the two connected, or has no
+/// room until another client has gone, maybe this one's predecessor.
+fn may_pass(error: &ClientError) -> bool {
     use mlx5::ConnectError::{NoSuchDevice, NoSuchQp, StaleDevice};
 
     match error {
+        ClientError::Connect(MeetError::Record(RecordError::Refused(Refusal::Full))) => true,
         ClientError::Connect(MeetError::Channel(error)) => rendezvous::stream_has_ended(error),
         ClientError::Connect(MeetError::Setup(SetupError::Connect(error))) => {
             matches!(error, NoSuchQp { .. } | NoSuchDevice { .. } | StaleDevice { .. })

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use mlx5::{Device, DeviceInfo, DeviceSpec};
-use rendezvous::{Gate, Incoming, Outgoing};
+use mlx5::{AsyncEvent, Device, DeviceInfo, DeviceSpec};
+use rendezvous::{Gate, Incoming, Lifelines, Outgoing};
 use thiserror::Error;
 
-use super::{DEFAULT_TYPE, Idle, default_device};
-use crate::protocol::{Handlers, ServerConfig, ServerStats};
+use super::{DEFAULT_TYPE, Idle, default_device, name_of};
+use crate::protocol::{ClientId, Handlers, ServerConfig, ServerStats};
 use crate::rdma::exchange::{Accept, Admission, Hello, MeetError, Offer, Refusal, refusal_of};
 use crate::rdma::{PendingPeer, RdmaOptions, RdmaServer, SetupError};
 
@@ -33,6 +33,12 @@ const SAME_CLOCK: Option<i64> = Some(0);
 /// Time after which a client that connects loses its place, if as many clients connect as may.
 const SHORT_CONNECT_TIME: Duration = Duration::from_millis(250);
 
+/// Maximum number of clients whose sockets are kept: half of the descriptors that a process usually has. Other clients that die are found by the
+/// probe of each second (S20), and when a client that connects finds no room.
+const LIFELINES: usize = 512;
+/// Minimum time between two probes of all clients without a socket.
+const FULL_INTERVAL: Duration = Duration::from_millis(100);
+
 /// Options of a [`Server`].
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
@@ -51,13 +57,16 @@ impl Default for ServerOptions {
     }
 }
 
-/// Why a server could not be made.
+/// Why a server could not be made, or ended.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServerError {
     /// The device could not be opened, or its queues and memory could not be created.
     #[error(transparent)]
     Setup(#[from] SetupError),
+    /// The device or its queue broke down, and this server serves no client any more. Another one may work.
+    #[error("this server serves no client any more: {0}")]
+    Device(AsyncEvent),
     /// The server cannot listen at the address.
     #[error("listening at {address}: {source}")]
     Listen {
@@ -74,7 +83,9 @@ pub struct StopHandle(Arc<AtomicBool>);
 
 impl StopHandle {
     /// Ends the server's loop: within a millisecond if the server sleeps, within 20 ms while clients keep calling. The server answers the
-    /// requests that have arrived, as far as that time allows.
+    /// requests that have arrived, as far as that time allows, and does not wait for held ones. The drop of the server tells its clients: their
+    /// calls that are unanswered end with [`CallFailure::Closed`](crate::CallFailure::Closed) within a second, and those of clients that
+    /// connect find the next server at the address.
     pub fn stop(&self) {
         self.0.store(true, Ordering::Release);
     }
@@ -91,18 +102,25 @@ pub struct SharedAddress {
 /// A server at a TCP address. It belongs to one thread, and serves all its clients in that thread.
 ///
 /// A client that leaves, in any way, or takes its time to connect delays no other client. Any process that reaches the port can call: the
-/// exchange is not authenticated.
+/// exchange is not authenticated. The socket over which a client connected stays open as long as the client lives, of 512 clients: its end makes
+/// the server probe the client at once, and free the place of one that died. It is no more than a hint: a client whose socket is cut stays
+/// connected.
 ///
 /// ```no_run
 /// let mut server = scalerpc::Server::bind("127.0.0.1:7480")?;
-/// server.serve(|request| request.to_ascii_uppercase());
+/// server.serve(|request| request.to_ascii_uppercase())?;
 /// # Ok::<(), scalerpc::ServerError>(())
 /// ```
 pub struct Server {
     rdma: RdmaServer,
     gate: Gate<Arriving>,
+    lifelines: Lifelines,
+    /// The time of the last probe of all clients without a socket.
+    probed: Option<Instant>,
     options: ServerOptions,
     stop: StopHandle,
+    /// The event that ended the server. From then on each step looks.
+    breakdown: Option<AsyncEvent>,
     steps_to_look: u32,
     idle: Idle,
 }
@@ -113,7 +131,7 @@ enum Arriving {
     Silent(Incoming<{ Hello::BYTES }>),
     Offered(Box<Offered>),
     /// The client is admitted; its admission is being sent.
-    Admitted(Outgoing<{ Admission::BYTES }>),
+    Admitted(ClientId, Outgoing<{ Admission::BYTES }>),
 }
 
 struct Offered {
@@ -125,8 +143,8 @@ struct Offered {
 }
 
 impl Arriving {
-    /// Proceeds as far as the socket permits. Returns `Some` when nothing is left to do.
-    fn advance(&mut self, stream: &mut TcpStream, server: &mut RdmaServer, offered: &mut usize) -> Result<Option<()>, MeetError> {
+    /// Proceeds as far as the socket permits. Returns the client when nothing is left to do.
+    fn advance(&mut self, stream: &mut TcpStream, server: &mut RdmaServer, offered: &mut usize) -> Result<Option<ClientId>, MeetError> {
         if let Self::Silent(hello) = self {
             if *offered >= MOST_OFFERED {
                 return Ok(None);
@@ -151,10 +169,10 @@ impl Arriving {
             let accept = Accept::decode(accept).inspect_err(|_| refuse(stream, Refusal::Failed))?;
             let Some(peer) = peer.take() else { return Ok(None) };
             let admission = server.admit(peer, &accept).inspect_err(|error| refuse(stream, refusal_of(error)))?;
-            *self = Self::Admitted(admission.encode().into());
+            *self = Self::Admitted(admission.0.client, admission.encode().into());
         }
         match self {
-            Self::Admitted(admission) => Ok(admission.advance(stream)?.then_some(())),
+            Self::Admitted(client, admission) => Ok(admission.advance(stream)?.then_some(*client)),
             _ => Ok(None),
         }
     }
@@ -180,7 +198,7 @@ impl Server {
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
     pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions) -> Result<Self, ServerError> {
-        let gate = Gate::bind(&address, CONNECT_TIME).map_err(|source| ServerError::Listen { address: format!("{address:?}"), source })?;
+        let gate = Gate::bind(&address, CONNECT_TIME).map_err(|source| ServerError::Listen { address: name_of(&address), source })?;
         Self::at(gate, options.clone(), StopHandle::default())
     }
 
@@ -198,8 +216,10 @@ impl Server {
     }
 
     fn at(gate: Gate<Arriving>, options: ServerOptions, stop: StopHandle) -> Result<Self, ServerError> {
+        let address = || gate.local_addr().map_or_else(|_| String::new(), |address| address.to_string());
+        let lifelines = Lifelines::new().map_err(|source| ServerError::Listen { address: address(), source })?;
         let rdma = RdmaServer::on(&Device::open(&options.device).map_err(SetupError::from)?, &options.config, &options.rdma)?;
-        Ok(Self { rdma, gate, options, stop, steps_to_look: 0, idle: Idle::default() })
+        Ok(Self { rdma, gate, lifelines, probed: None, options, stop, breakdown: None, steps_to_look: 0, idle: Idle::default() })
     }
 
     /// Shares the address, for [`beside`](Self::beside). The stop handle of this server stops all servers at the address.
@@ -254,7 +274,10 @@ impl Server {
     /// Answers each request with the return value of `handler`, until the server is stopped. A response longer than
     /// [`max_payload`](Self::max_payload) becomes a failure at the caller. For more than one type of request, and handlers that answer
     /// later, see [`serve_types`](Self::serve_types).
-    pub fn serve<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(&[u8]) -> R) {
+    ///
+    /// # Errors
+    /// [`ServerError::Device`].
+    pub fn serve<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(&[u8]) -> R) -> Result<(), ServerError> {
         let mut handlers = Handlers::new(self.max_payload());
         handlers.insert(DEFAULT_TYPE, |request: &[u8], place: &mut [u8]| {
             let response = handler(request);
@@ -265,25 +288,34 @@ impl Server {
             }
             Ok(response.len())
         });
-        self.serve_types(&mut handlers);
+        self.serve_types(&mut handlers)
     }
 
-    /// Answers each request with the handler of its type, until the server is stopped.
-    pub fn serve_types(&mut self, handlers: &mut Handlers<'_>) {
+    /// Answers each request with the handler of its type, until the server is stopped. A handler that takes long delays the calls of all
+    /// clients, and those that connect, whatever it takes; it costs none its connection. [`Handlers::insert_held`] lets it answer later.
+    ///
+    /// # Errors
+    /// [`ServerError::Device`].
+    pub fn serve_types(&mut self, handlers: &mut Handlers<'_>) -> Result<(), ServerError> {
         while !self.stop.0.load(Ordering::Acquire) {
-            self.step(handlers);
+            self.step(handlers)?;
         }
         // The last responses must arrive before the queue pairs are destroyed.
         self.rdma.settle();
         let end = Instant::now() + LINGER;
         // Clients that keep calling do not delay the end.
         while (self.rdma.step(handlers, BUDGET) > 0 || self.rdma.under_way() > 0) && Instant::now() < end {}
+        Ok(())
     }
 
     /// One bounded step: connects clients, answers requests, and sleeps for at most a millisecond if there was nothing to do for a while.
     /// Returns whether anything moved.
-    pub fn step(&mut self, handlers: &mut Handlers<'_>) -> bool {
+    ///
+    /// # Errors
+    /// [`ServerError::Device`].
+    pub fn step(&mut self, handlers: &mut Handlers<'_>) -> Result<bool, ServerError> {
         if self.steps_to_look == 0 {
+            self.heed_events()?;
             self.look_at_sockets();
             self.steps_to_look = STEPS_PER_LOOK;
         }
@@ -294,7 +326,7 @@ impl Server {
         } else if (self.rdma.may_sleep() || !self.idle.is_tired()) && self.idle.pass() {
             self.steps_to_look = 0;
         }
-        moved
+        Ok(moved)
     }
 
     /// Returns the server on its device, for statistics, groups and slices.
@@ -303,10 +335,39 @@ impl Server {
         &mut self.rdma
     }
 
+    fn heed_events(&mut self) -> Result<(), ServerError> {
+        while let Some(event) = self.rdma.device().take_async_event() {
+            if self.rdma.heed(event) {
+                self.breakdown = Some(event);
+            }
+        }
+        self.breakdown.map_or(Ok(()), |event| Err(ServerError::Device(event)))
+    }
+
     fn look_at_sockets(&mut self) {
-        let Self { rdma, gate, .. } = self;
+        let Self { rdma, gate, lifelines, .. } = self;
         let mut offered = gate.arriving().filter(|arriving| matches!(arriving, Arriving::Offered(_))).count();
-        gate.look(|| Arriving::Silent(Incoming::default()), |arriving, stream| arriving.advance(stream, rdma, &mut offered), |(), _| ());
+        let (mut is_full, mut arrived) = (false, Vec::new());
+        gate.look(
+            || Arriving::Silent(Incoming::default()),
+            |arriving, stream| {
+                let outcome = arriving.advance(stream, rdma, &mut offered);
+                is_full |= matches!(outcome, Err(MeetError::Setup(SetupError::Join(_))));
+                outcome
+            },
+            |client, stream| arrived.push((client, stream)),
+        );
+        for (client, stream) in arrived {
+            if rdma.lifelines() < LIFELINES {
+                lifelines.add(&stream);
+                rdma.keep_lifeline(client, stream);
+            }
+        }
+        lifelines.ended().for_each(|lifeline| rdma.cut(lifeline));
+        if is_full && self.probed.is_none_or(|probed| probed.elapsed() >= FULL_INTERVAL) {
+            self.probed = Some(Instant::now());
+            rdma.probe_unheard();
+        }
     }
 }
 
@@ -337,7 +398,7 @@ mod tests {
         let mut handlers = Handlers::new(server.max_payload());
         let mut step = |server: &mut Server| {
             assert!(start.elapsed() < WATCHDOG);
-            server.step(&mut handlers)
+            server.step(&mut handlers).unwrap()
         };
         loop {
             while server.clients() == 0 || !server.idle.is_tired() {

@@ -1,7 +1,7 @@
 //! Clients in processes of their own: hundreds at once, which join, leave, are stopped and are killed.
 //!
-//! A test has the server ([`desk`]); its helper processes execute this binary again, as a [`crowd`] of clients or as one client that stops
-//! or dies in a [state](states) of its own choice.
+//! A test has the server ([`desk`]); its helper processes execute this binary again, as a [`crowd`] of clients, as one client that stops
+//! or dies in a [state](states) of its own choice, or as a server that is killed and [returns].
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -15,6 +15,7 @@ mod crowd;
 mod desk;
 mod guest;
 mod load;
+mod returns;
 mod states;
 #[path = "../support/mod.rs"]
 mod support;
@@ -30,6 +31,7 @@ fn helper_process() {
     match role.split(' ').collect::<Vec<_>>()[..] {
         ["crowd"] => crowd::run(crowd::SIZE, false),
         ["crowd", size] => crowd::run(size.parse().unwrap(), true),
+        ["serve", address] => returns::run(address),
         [deed, state] => states::run(deed, state),
         _ => panic!("no role is called {role}"),
     }

@@ -94,12 +94,15 @@ impl<M: Memory> Client<M> {
         Ok(CallHandle(id))
     }
 
-    /// Returns the right to write straight into the pool, if the server serves this client now. Does not wait.
+    /// Returns the right to write straight into the pool, if the server serves this client now. Does not wait. Sends the calls that were made
+    /// in a rest.
     ///
     /// # Errors
     /// [`CallError::NotActive`], or [`CallError::Closed`] after the end of the connection.
-    pub fn try_activate(&mut self) -> Result<Permit<'_, M>, CallError> {
-        self.end_rest();
+    pub fn try_activate(&mut self, out: &mut Vec<ClientOp>) -> Result<Permit<'_, M>, CallError> {
+        if self.state == State::Resting {
+            self.wake(out);
+        }
         match self.state {
             State::Process { .. } => Ok(Permit { client: self }),
             State::Closed(reason) => Err(CallError::Closed(reason)),
@@ -161,7 +164,7 @@ impl<M: Memory> Client<M> {
                 self.quarantined |= 1 << slot;
                 self.push_ended(slot, Err(CallFailure::DeadlineExceeded));
             } else {
-                self.end_call(slot, Err(CallFailure::DeadlineExceeded));
+                self.end_call(slot, Err(CallFailure::NotSent));
                 // The number was not used, and the server takes only the next number (S22).
                 self.calls[slot].sequence = self.calls[slot].sequence.wrapping_sub(1);
             }
@@ -171,7 +174,8 @@ impl<M: Memory> Client<M> {
     /// Ends all calls. No slot is used again.
     pub(super) fn fail_all(&mut self, reason: CloseReason) {
         for slot in bits(std::mem::take(&mut self.pending) & !self.quarantined) {
-            self.push_ended(slot, Err(CallFailure::Closed(reason)));
+            let failure = if self.calls[slot].is_offered { CallFailure::Closed(reason) } else { CallFailure::NotSent };
+            self.push_ended(slot, Err(failure));
         }
     }
 

@@ -266,6 +266,19 @@ impl<M: Memory> Client<M> {
         !self.ended.is_empty() || self.pending & !self.quarantined != 0
     }
 
+    /// Returns the number of calls that ran out of time and whose responses are missing: each keeps its slot until then (S14).
+    #[must_use]
+    pub const fn given_up_calls(&self) -> usize {
+        self.quarantined.count_ones() as usize
+    }
+
+    /// Returns whether a slot becomes free only by a message of the server: it waits for a response, also one to a call that ran out of time, or
+    /// for the end of an announcement (S6). The owner of a client that waits for its server probes it (S20).
+    #[inline]
+    pub(crate) const fn awaits_server(&self) -> bool {
+        self.pending | self.lent != 0
+    }
+
     /// Returns the timeout of calls, in ns.
     #[must_use]
     pub const fn timeout_ns(&self) -> u64 {

@@ -2,7 +2,8 @@
 //! operation may be held for as long as others like, a client may die at any point, and the time of its calls may be over at any point.
 //!
 //! In each state, nothing is executed or ended twice, no end writes where it must not (S6, S7, S8, S12), and no client waits for more
-//! than two rotations (S17). From each state, all calls end in a bounded number of fair rounds, after which every slot works.
+//! than two rotations (S17). In each state, every client that calls learns that the server has died (S20). From each state, all calls end
+//! in a bounded number of fair rounds, after which every slot works.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -157,6 +158,7 @@ fn check(world: &World, path: &Path, setup: Setup, is_fair_checked: bool) {
     if !is_fair_checked {
         return;
     }
+    world.clone().lose_server();
     let mut fair = world.clone();
     // Nobody needs a client that rests.
     let rounds = fair.run_beside_rests(MOST_ROUNDS);

@@ -346,6 +346,11 @@ impl World {
                 side.ended[call] += 1;
                 assert_eq!((side.executed[call], side.ended[call]), (1, 1));
             }
+            Err(CallFailure::NotSent) => {
+                assert_eq!(side.executed[call], 0, "a call that was not sent is executed");
+                // A run from here on is one too many.
+                side.executed[call] = 1;
+            }
             Err(CallFailure::DeadlineExceeded) => {}
             Err(failure) => assert!(!side.is_alive && matches!(failure, CallFailure::Closed(_)), "{failure}"),
         }
@@ -441,6 +446,20 @@ impl World {
         side.is_rest_read = false;
         side.has_left = true;
         self.server.leave(side.id);
+    }
+
+    /// Lets the server die when the time of all calls is over, and every client call. S20: each client posts something, or probes, so that its
+    /// device reports the death.
+    pub(super) fn lose_server(&mut self) {
+        for nth in (0..self.sides.len()).filter(|nth| self.sides[*nth].is_alive).collect::<Vec<_>>() {
+            self.time_out(nth);
+            self.sides[nth].to_server.clear();
+            self.call(nth);
+            self.look(nth);
+            let side = &self.sides[nth];
+            let learns = side.client.awaits_server() || !side.to_server.is_empty();
+            assert!(learns, "S20: client {nth} does not learn that its server has died: {:?}", side.client);
+        }
     }
 
     /// Advances the time to the server's next event. Returns whether there is one that is not only an eviction.

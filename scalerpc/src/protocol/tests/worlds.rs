@@ -87,6 +87,7 @@ fn random_world(seed: u64, times: Times, counters: Counters) -> World {
             if rng.bool() { server_back_ns = until_ns } else { back_ns[nth] = until_ns }
         }
     }
+    world.clone().lose_server();
     assert!(world.settle(MAX_ROUNDS) < MAX_ROUNDS, "seed {seed}: calls do not end, or their slots are lost");
     world.server.check_consistency();
     let made: usize = world.sides.iter().map(|side| side.made).sum();
@@ -191,6 +192,7 @@ impl Sums {
             world.now_ns += rng.u64(..MAX_STEP_NS);
             self.turn(&mut world, &mut desk, &mut rng, &times);
         }
+        world.clone().lose_server();
         self.calm_down(&mut world, &mut desk, seed);
         check_slots(&mut world, seed);
     }
