@@ -318,7 +318,11 @@ fn show(options: &Options, result: &JobResult) -> ExitCode {
     unwritten.extend(percentiles.err().map(|error| format!("--hgrm: {error}")));
     unwritten.extend(result.trace_failure.as_ref().map(|failure| format!("--trace: {failure}")));
     let (lost, failures) = (result.fate.lost, result.verify_failures.unwrap_or(0));
-    let unsound = (!result.is_sound()).then(|| format!("the result is unsound: {lost} operations lost, {failures} verify failures"));
+    let unissued = result.unissued();
+    let unsound = (!result.is_sound()).then(|| {
+        let not_issued = if unissued > 0 { format!(", {unissued} operations not issued") } else { String::new() };
+        format!("the result is unsound: {lost} operations lost, {failures} verify failures{not_issued}")
+    });
     let nothing = (result.measured_ops() == 0)
         .then(|| "nothing was measured: no operation ended in a run; measure for longer (--duration), or ask for more (--rate)".to_owned());
     let wrongs = unsound.map(|wrong| (EXIT_UNSOUND, wrong)).into_iter();

@@ -326,6 +326,29 @@ fn an_open_loop_offers_its_rate() {
     assert!(number(open_loop, "reached_rps") < number(open_loop, "offered_rps") / 10.0, "{open_loop}");
 }
 
+/// Between the first two operations 3.5 s pass, in which nothing is outstanding and nothing moves.
+#[test]
+fn a_job_of_operations_waits_for_those_that_are_not_due_yet() {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    let rate = ["--rate", "1", "--arrivals", "poisson", "--seed", "83", "--wait", "event"];
+    let mut command = benchkv(&["--ranks", "1", "--ops", "3", "--no-echo", "--json", "-"]);
+    let result = Job::start(command.args(rate).arg("--shm-dir").arg(dir.path())).end().result();
+    assert_sound(&result);
+    assert!(count(&result, "issued") == 3 && number(&list(&result, "runs")[0], "duration_s") > 3.6, "{result}");
+}
+
+/// In virtual time, with pauses of seconds and windows of microseconds.
+#[test]
+fn an_open_loop_in_virtual_time_issues_all_operations_and_hides_no_shortfall() {
+    let simulate = |args: &[&str]| Job::start(benchkv(&["sim", "--json", "-"]).args(args)).end().result();
+    let result = simulate(&["--ranks", "1", "--ops", "50", "--rate", "1", "--arrivals", "poisson"]);
+    assert_sound(&result);
+    assert_eq!(count(&result, "issued"), 50);
+    let result = simulate(&["--queue-depth", "4096", "--rate", "3e7", "--duration", "200us", "--warmup", "1us"]);
+    let open_loop = &result["open_loop"];
+    assert!(open_loop["kept_up"] == false && number(open_loop, "reached_rps") < 0.8 * number(open_loop, "offered_rps"), "{open_loop}");
+}
+
 /// The last connection may send its first request long after clients began to drain.
 #[test]
 fn what_is_held_back_when_the_drain_begins_is_not_lost() {
