@@ -324,7 +324,7 @@ impl JobArgs {
         if self.ops.is_some() {
             (self.runs, self.warmup, self.duration) = (1, 0.0, LONGEST_RUN_S);
         }
-        workload.remote_ratio = self.remote_ratio.unwrap_or((ranks - 1) as f64 / ranks as f64);
+        workload.remote_ratio = self.remote_ratio.unwrap_or(Workload::even_ratio(ranks));
         workload.verify = self.verify && !self.no_verify;
         (workload.ranks, workload.clients) = (ranks, self.client_threads);
         self.policies = std::mem::take(&mut self.policies).resolved();

@@ -395,6 +395,17 @@ fn a_preloaded_store_has_every_key() {
         assert_eq!((count(&result, "not_found"), count(&result, "not_found_ops")), (0, 0), "{result}");
         assert!(count(&result["get_latency_ns"], "count") > 0, "{result}");
     }
+    for args in [&["--read-ratio", "1", "--preload"][..], &["--mix", "ycsb-c"]] {
+        let result = measure(args);
+        let gets = &result["get_latency_ns"];
+        assert_eq!(
+            (count(&result["put_latency_ns"], "count"), count(gets, "count")),
+            (0, count(&result, "completed")),
+            "reads alone: {result}"
+        );
+    }
+    let result = measure(&["--read-ratio", "0"]);
+    assert_eq!(count(&result["get_latency_ns"], "count"), 0, "writes alone: {result}");
     let result = measure(&["--read-ratio", "1", "--no-verify"]);
     assert_eq!((count(&result["put_latency_ns"], "count"), count(&result, "not_found")), (0, count(&result, "completed")), "{result}");
     assert_eq!(count(&result["get_latency_ns"], "count"), count(&result, "not_found_ops"), "{result}");
