@@ -38,7 +38,7 @@ pub use rows::{Cell, Value, rows};
 /// The value of [`JobResult::schema`].
 pub const SCHEMA: &str = "benchkv-result";
 /// Raised whenever a field of [`JobResult`] changes its meaning, its type or its name.
-pub const SCHEMA_VERSION: u32 = 4;
+pub const SCHEMA_VERSION: u32 = 5;
 
 /// [`JobResult::device`] of a job with one rank.
 const NO_DEVICE: &str = "none";

@@ -32,7 +32,7 @@ const RANKS: RangeInclusive<usize> = 1..=Launch::MAX_RANKS;
 const DAEMONS: RangeInclusive<usize> = 1..=MAX_DAEMONS;
 const CLIENTS: RangeInclusive<usize> = 1..=MAX_CLIENTS;
 const DEPTHS: RangeInclusive<usize> = 1..=4096;
-const RUNS: RangeInclusive<usize> = 1..=32;
+pub(crate) const RUNS: RangeInclusive<usize> = 1..=32;
 const OPS: RangeInclusive<u64> = 1..=u32::MAX as u64;
 /// Minimum length of a window, in seconds.
 pub(crate) const SHORTEST_RUN_S: f64 = 0.01;

@@ -146,7 +146,7 @@ fn the_document_parses_back_and_has_the_promised_fields() {
     for field in ["mean", "p50", "p99", "p999", "max"] {
         assert!(document["latency_ns"][field].is_number(), "{field}");
     }
-    assert_eq!((document["backend"].as_str(), document["schema_version"].as_u64()), (Some("delegation"), Some(4)));
+    assert_eq!((document["backend"].as_str(), document["schema_version"].as_u64()), (Some("delegation"), Some(5)));
     assert_eq!(document["carrier"], "copyrpc");
     assert_eq!((document["runs"].as_array().unwrap().len(), document["per_rank"].as_array().unwrap().len()), (2, 2));
 }
@@ -404,6 +404,17 @@ fn values_that_no_job_can_have_measured_are_refused_when_they_are_read() {
         *document.pointer_mut(member).unwrap() = serde_json::from_str(value).unwrap();
         let refused = read(&document).unwrap_err();
         assert!(refused.contains("contradicts itself: ") && refused.contains(said), "{member}: {refused}");
+    }
+    for (member, value, said) in [
+        ("/per_rank/1/latency_ns/p99", "null", "per_rank[1]"),
+        ("/placement/threads", "\"many\"", "placement.threads: invalid type: string \"many\""),
+        ("/runs/1/duration_s", "[]", "runs[1].duration_s: invalid type: sequence"),
+        ("/littles_law/carried", "{}", "littles_law.carried: invalid type: map"),
+    ] {
+        let mut document = sound.clone();
+        *document.pointer_mut(member).unwrap() = serde_json::from_str(value).unwrap();
+        let refused = read(&document).unwrap_err();
+        assert!(refused.contains("malformed result") && refused.contains(said), "{member}: {refused}");
     }
     std::fs::remove_file(path).unwrap();
 }
