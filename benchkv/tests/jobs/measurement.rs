@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::job::{BACKENDS, Job, SHORT, Scratch, TWO_BACKENDS, WITH_RINGS, benchkv, run, turn};
+use crate::job::{BACKENDS, Ended, Job, SHORT, Scratch, TWO_BACKENDS, WITH_RINGS, benchkv, run, turn};
 
 /// Runs a short job alone. Asserts that it is sound and leaves nothing behind.
 pub(crate) fn measure(args: &[&str]) -> Value {
@@ -11,6 +11,11 @@ pub(crate) fn measure(args: &[&str]) -> Value {
     assert_sound(&result);
     dir.assert_empty();
     result
+}
+
+/// Runs a job in which each client ends 500 operations, however loaded the machine is.
+fn run_operations(dir: &Scratch, args: &[&str]) -> Ended {
+    Job::start(benchkv(&["--ops", "500", "--no-echo", "--json", "-"]).args(args).arg("--shm-dir").arg(dir.path())).end()
 }
 
 /// Runs several backends, with the same further arguments.
@@ -293,8 +298,7 @@ fn one_corrupted_value_is_seen() {
     let all_remote = BACKENDS.into_iter().map(|backend| (backend, "1"));
     for (backend, remote_ratio) in all_remote.chain([("delegation", "0")]) {
         let (_turn, dir) = (turn(), Scratch::in_memory());
-        let args = ["--backend", backend, "--remote-ratio", remote_ratio, "--fault", "corrupt-value", "--json", "-"];
-        let ended = run(&dir, &args);
+        let ended = run_operations(&dir, &["--backend", backend, "--remote-ratio", remote_ratio, "--fault", "corrupt-value"]);
         ended.assert_failed(3, &["the result is unsound: 0 operations lost, 1 verify failures", "first verify failure"]);
         let result: Value = serde_json::from_str(&ended.stdout).unwrap();
         assert_eq!((count(&result, "verify_failures"), count(&result, "lost")), (1, 0), "{result}");
@@ -378,7 +382,7 @@ fn clients_can_be_processes_of_their_own() {
 fn a_value_corrupted_in_a_client_process_is_seen() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     for (size, failure) in [("8", "instead of the acknowledged"), ("1000", ": byte 999 of value ")] {
-        let ended = run(&dir, &["--clients", "processes", "--value-size", size, "--fault", "corrupt-value", "--json", "-"]);
+        let ended = run_operations(&dir, &["--clients", "processes", "--value-size", size, "--fault", "corrupt-value"]);
         ended.assert_failed(3, &["the result is unsound: 0 operations lost, 1 verify failures", "first verify failure", failure]);
     }
 }
@@ -388,7 +392,7 @@ fn a_value_corrupted_in_a_client_process_is_seen() {
 fn a_preloaded_store_has_every_key() {
     let measure = |args: &[&str]| {
         let (_turn, dir) = (turn(), Scratch::in_memory());
-        Job::start(benchkv(&["--ops", "500", "--no-echo", "--json", "-"]).args(args).arg("--shm-dir").arg(dir.path())).end().result()
+        run_operations(&dir, args).result()
     };
     for args in [&["--read-ratio", "1"][..], &["--value-size", "100", "--server-threads", "2", "--backend", "meta"]] {
         let result = measure(&[args, &["--preload", "--distribution", "zipfian"]].concat());
