@@ -53,6 +53,7 @@ const OPERATIONS: &[Operation] = &[
     operation("kv_remote_delegation", Some(1494), "nohca", "benchkv: the same, delegation", delegation),
     operation("kv_remote_sharded", Some(1209), "nohca", "benchkv: the same, sharded", sharded),
     operation("kv_remote_direct", Some(886), "nohca", "benchkv: the same, direct", direct),
+    operation("kv_remote_delegation_policy", Some(1566), "nohca", "benchkv: the same, delegation, with a policy", with_policy),
     operation("kv_remote_meta_hca", None, "hca", "benchkv: what the software HCA adds to kv_remote_meta", meta),
     operation("kv_remote_delegation_hca", None, "hca", "benchkv: the same, delegation", delegation),
     operation("kv_remote_sharded_hca", None, "hca", "benchkv: the same, sharded", sharded),
@@ -69,6 +70,11 @@ fn meta(operations: u64) {
 
 fn delegation(operations: u64) {
     job(&remote("delegation"), operations);
+}
+
+/// A policy that asks for the least: rounds that move nothing flush as without it.
+fn with_policy(operations: u64) {
+    job(&format!("{} --flush-every 2", remote("delegation")), operations);
 }
 
 fn sharded(operations: u64) {

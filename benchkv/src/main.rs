@@ -264,7 +264,7 @@ fn rank_process(cli: Cli, exchange: &mut dyn Exchange, library: Option<String>) 
     let mut report = run_rank(&options, &backend, exchange, clock, &progress)?;
     drop(progress);
     report.add_hardware_counters(before, look());
-    let parts = exchange.all_gather(&serde_json::to_vec(&report)?, EXCHANGE_LIMIT, &never)?;
+    let parts = exchange.gather(&serde_json::to_vec(&report)?, EXCHANGE_LIMIT, &never)?;
     if rank != 0 {
         return Ok(ExitCode::SUCCESS);
     }
@@ -318,7 +318,11 @@ fn show(options: &Options, result: &JobResult) -> ExitCode {
     unwritten.extend(percentiles.err().map(|error| format!("--hgrm: {error}")));
     unwritten.extend(result.trace_failure.as_ref().map(|failure| format!("--trace: {failure}")));
     let (lost, failures) = (result.fate.lost, result.verify_failures.unwrap_or(0));
-    let unsound = (!result.is_sound()).then(|| format!("the result is unsound: {lost} operations lost, {failures} verify failures"));
+    let unissued = result.unissued();
+    let unsound = (!result.is_sound()).then(|| {
+        let not_issued = if unissued > 0 { format!(", {unissued} operations not issued") } else { String::new() };
+        format!("the result is unsound: {lost} operations lost, {failures} verify failures{not_issued}")
+    });
     let nothing = (result.measured_ops() == 0)
         .then(|| "nothing was measured: no operation ended in a run; measure for longer (--duration), or ask for more (--rate)".to_owned());
     let wrongs = unsound.map(|wrong| (EXIT_UNSOUND, wrong)).into_iter();

@@ -121,8 +121,9 @@ impl Options {
         let (routing, transport) = asked.axes()?;
         check_ring(asked.ring_size, transport, asked.workload.value_bytes)?;
         let pace = asked.pace.resolve()?;
-        if let Some(fault) = asked.fault.filter(|_| !asked.workload.verify) {
-            return Err(range("--fault", fault, "nothing would notice it", "only with --verify".to_owned()).into());
+        if let Some(fault) = asked.fault.filter(|_| asked.workload.private_share() == 0.0) {
+            let legal = "only with --verify and a --read-ratio above 0 and below 1".to_owned();
+            return Err(range("--fault", fault, "nothing would notice it", legal).into());
         }
         asked.ucx_errors = asked.ucx.resolve(transport, &asked.device, &asked.port, launcher.hosts.len())?;
         let own_choice = transport.traits().library;

@@ -242,7 +242,8 @@ impl<B: Backend> Rank<'_, B> {
 
         let mut course = self.load(&clients, exchange)?;
         self.enter(Phase::Drain);
-        let end = self.drain(&clients, exchange, drain::LONGEST, &|| ())?;
+        let hold = options.longest_hold();
+        let end = self.drain(&clients, exchange, hold, drain::LONGEST + hold, &|| ())?;
         course.is_cut = end == End::Cut;
         if end != End::Drained {
             self.enter(Phase::GiveUp);
@@ -278,6 +279,8 @@ impl<B: Backend> Rank<'_, B> {
             control.is_stopped()
         };
         let mut course = Course::default();
+        // A client that has nothing due has lost nothing.
+        let quiet = options.longest_hold() + options.job.longest_pause(self.rank);
         exchange.catch_interrupts()?;
         if options.job.ops.is_none() {
             self.enter(Phase::WarmUp);
@@ -295,7 +298,7 @@ impl<B: Backend> Rank<'_, B> {
             self.enter(Phase::Window(run as u16));
             match options.job.ops {
                 // Losses are counted when the job drains.
-                Some(_) => _ = self.drain(clients, exchange, options.duration(), &watch)?,
+                Some(_) => _ = self.drain(clients, exchange, quiet, options.duration(), &watch)?,
                 None => exchange.sleep(options.duration(), &give_up)?,
             }
             course.windows_s.push((self.clock.now_ns() - begin_ns) as f64 / 1e9);
@@ -314,17 +317,18 @@ impl<B: Backend> Rank<'_, B> {
         Some(Reporter::new(tallies, self.options.job.workload.clients, Duration::from_secs_f64(seconds), now_ns))
     }
 
-    /// Waits for clients to end, together with the other ranks, at most for `longest` plus the delay of policies; calls `watch` meanwhile.
-    /// When this returns, they have ended, or no rank waits for them any more.
+    /// Waits for clients to end, together with the other ranks, at most for `longest`, in which nothing has to move for `quiet`; calls
+    /// `watch` meanwhile. When this returns, they have ended, or no rank waits for them any more.
     fn drain(
         &self,
         clients: &[Thread<'_, ClientReport>],
         exchange: &mut dyn Exchange,
+        quiet: Duration,
         longest: Duration,
         watch: &dyn Fn(),
     ) -> Result<End, RankError> {
         let give_up = || self.control.is_stopped();
-        let mut drain = Drain::new(self.clock.now_ns(), self.options.longest_hold(), longest);
+        let mut drain = Drain::new(self.clock.now_ns(), quiet, longest);
         loop {
             let has_drained = self.await_end(clients, LOOK_INTERVAL, watch);
             let daemons = self.control.drain_progress(self.options.job.topology.daemons);

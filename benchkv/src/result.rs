@@ -38,7 +38,7 @@ pub use rows::{Cell, Value, rows};
 /// The value of [`JobResult::schema`].
 pub const SCHEMA: &str = "benchkv-result";
 /// Raised whenever a field of [`JobResult`] changes its meaning, its type or its name.
-pub const SCHEMA_VERSION: u32 = 4;
+pub const SCHEMA_VERSION: u32 = 5;
 
 /// [`JobResult::device`] of a job with one rank.
 const NO_DEVICE: &str = "none";
@@ -317,10 +317,17 @@ impl JobResult {
         all.percentiles()
     }
 
-    /// Returns whether no operation was lost and every check passed.
+    /// Returns the number of operations that `--ops` asked for and clients did not issue, although the user did not end the job.
+    #[must_use]
+    pub fn unissued(&self) -> u64 {
+        let asked = self.options.ops.filter(|_| !self.interrupted).unwrap_or(0).saturating_mul((self.ranks * self.client_threads) as u64);
+        asked.saturating_sub(self.fate.issued)
+    }
+
+    /// Returns whether all operations that were asked for were issued, none was lost, and every check passed.
     #[must_use]
     pub fn is_sound(&self) -> bool {
-        self.fate.lost == 0 && self.verify_failures.unwrap_or(0) == 0
+        self.fate.lost == 0 && self.verify_failures.unwrap_or(0) == 0 && self.unissued() == 0
     }
 }
 

@@ -51,8 +51,10 @@ pub struct Activity {
     pub cqes: u64,
     /// Rounds of a daemon by their completions: 0, 1, 2 to 10, 11 to 100, more.
     pub loops_by_cqes: [u64; 5],
-    /// Sum over the rounds of a daemon: requests to other ranks that were not answered at the round's end.
-    pub outstanding_sum: u64,
+    /// Sum over time: requests to other ranks of a daemon that were not answered yet, in requests times nanoseconds. Missing in results
+    /// of schema version 4 and before.
+    #[serde(default)]
+    pub outstanding_ns: u64,
     /// The maximum of these requests, and its time.
     pub outstanding_peak: Burst,
     /// Its connections, if it has any: differences of counters, and the maximum of the backlog.
@@ -75,6 +77,9 @@ const fn class_of(count: usize) -> usize {
 pub struct ActivityLog {
     phase: Phase,
     since_ns: u64,
+    /// Requests to other ranks that were not answered at the end of the last round, and the time up to which they are counted.
+    outstanding: u64,
+    counted_to_ns: u64,
     /// Activity since the last change of phase.
     now: Activity,
     /// Counters of the connections at that change.
@@ -92,7 +97,18 @@ impl ActivityLog {
     pub fn new(runs: usize, now_ns: u64) -> Self {
         let none = Activity::default();
         let (total, windows) = (none.clone(), vec![none.clone(); runs]);
-        Self { phase: Phase::Ready, since_ns: now_ns, now: none, before: None, total, windows, load_ns: now_ns, first_burst: None }
+        Self {
+            phase: Phase::Ready,
+            since_ns: now_ns,
+            outstanding: 0,
+            counted_to_ns: now_ns,
+            now: none,
+            before: None,
+            total,
+            windows,
+            load_ns: now_ns,
+            first_burst: None,
+        }
     }
 
     /// Notes a round that moved `messages`.
@@ -116,21 +132,33 @@ impl ActivityLog {
         self.now.loops_by_cqes[0] += rounds;
     }
 
-    /// Notes a round of a daemon. Reads the clock only for a first event.
+    /// Notes a round of a daemon. Reads the clock only if the number of its unanswered requests is another than before.
     #[inline]
     pub fn note_round(&mut self, round: Round, now_ns: impl FnOnce() -> u64) {
         self.note(round.moved);
         self.now.cqes += round.cqes as u64;
         self.now.loops_by_cqes[class_of(round.cqes)] += 1;
-        self.now.outstanding_sum += round.outstanding as u64;
-        if round.outstanding as u64 > self.now.outstanding_peak.outstanding {
-            self.note_peak(round.outstanding as u64, now_ns());
+        let outstanding = round.outstanding as u64;
+        let is_peak = outstanding > self.now.outstanding_peak.outstanding;
+        if is_peak || outstanding != self.outstanding {
+            let now_ns = now_ns();
+            self.count_outstanding(now_ns);
+            self.outstanding = outstanding;
+            if is_peak {
+                self.note_peak(now_ns);
+            }
         }
     }
 
+    /// Adds the unanswered requests up to now.
+    const fn count_outstanding(&mut self, now_ns: u64) {
+        self.now.outstanding_ns += self.outstanding * now_ns.saturating_sub(self.counted_to_ns);
+        self.counted_to_ns = now_ns;
+    }
+
     #[cold]
-    fn note_peak(&mut self, outstanding: u64, now_ns: u64) {
-        let burst = Burst { at_ns: now_ns.saturating_sub(self.load_ns), outstanding };
+    fn note_peak(&mut self, now_ns: u64) {
+        let burst = Burst { at_ns: now_ns.saturating_sub(self.load_ns), outstanding: self.outstanding };
         self.now.outstanding_peak = burst;
         self.first_burst.get_or_insert(burst);
     }
@@ -146,6 +174,7 @@ impl ActivityLog {
     #[cold]
     fn turn(&mut self, phase: Phase, now_ns: u64, endpoints: &mut impl Endpoints) {
         let counters = endpoints.transport();
+        self.count_outstanding(now_ns);
         let mut ended = std::mem::take(&mut self.now);
         ended.span_ns = now_ns.saturating_sub(self.since_ns);
         ended.transport = counters.as_ref().map(|now| now.since(self.before.as_ref()));
@@ -178,7 +207,7 @@ impl Activity {
         self.loops_by_messages.iter_mut().zip(other.loops_by_messages).for_each(|(sum, other)| *sum += other);
         self.cqes += other.cqes;
         self.loops_by_cqes.iter_mut().zip(other.loops_by_cqes).for_each(|(sum, other)| *sum += other);
-        self.outstanding_sum += other.outstanding_sum;
+        self.outstanding_ns += other.outstanding_ns;
         if other.outstanding_peak.outstanding > self.outstanding_peak.outstanding {
             self.outstanding_peak = other.outstanding_peak;
         }
@@ -216,7 +245,7 @@ pub struct ActivityRates {
     /// Length of a round of any daemon divided by the messages it moved, in nanoseconds.
     #[serde(default)]
     pub message_ns: f64,
-    /// Requests to other ranks not answered yet, in one such daemon: mean over rounds.
+    /// Requests to other ranks not answered yet, in one such daemon: mean over time.
     pub outstanding_mean: f64,
     /// The maximum of these requests, and its time.
     pub outstanding_peak: Burst,
@@ -271,10 +300,11 @@ impl ActivityRates {
         let loops_by_messages = stepped.loops_by_messages.map(|count| count as f64 / loops);
         let carrier_loops = carriers.loops.max(1) as f64;
         let ratio = |one: f64, other: f64| if other > 0.0 { one / other } else { 0.0 };
-        let (loop_ns, outstanding_mean) = (carriers.span_ns as f64 / carrier_loops, carriers.outstanding_sum as f64 / carrier_loops);
+        let loop_ns = carriers.span_ns as f64 / carrier_loops;
+        let outstanding_mean = ratio(carriers.outstanding_ns as f64, carriers.span_ns as f64);
         // Half of the messages of daemons are requests, the other half answers.
         let requests = carriers.transport.as_ref().map_or(0, |sent| sent.counted.of("messages")) as f64 / 2.0;
-        let rtt_ns = ratio(outstanding_mean * carriers.span_ns as f64, requests);
+        let rtt_ns = ratio(carriers.outstanding_ns as f64, requests);
         Self {
             loops_per_s: stepped.loops as f64 * 1e9 / stepped.span_ns.max(1) as f64,
             empty_loops: loops_by_messages[0],
@@ -358,16 +388,34 @@ mod tests {
         let report = log.report(3_000, &mut endpoints);
         assert_eq!(report.first_burst, Some(Burst { at_ns: 300, outstanding: 7 }));
         let window = &report.windows[0];
-        assert_eq!((window.cqes, window.loops_by_cqes, window.outstanding_sum), (123, [1, 1, 1, 1, 1], 25));
+        // 7 until 2100, 3, 9 until 2400, 3, 1 for the last 500.
+        assert_eq!((window.cqes, window.loops_by_cqes, window.outstanding_ns), (123, [1, 1, 1, 1, 1], 3_600));
         assert_eq!(window.outstanding_peak, Burst { at_ns: 1_200, outstanding: 9 }, "when it was reached first");
         // A daemon without connections has no transport.
         let idle = Activity { span_ns: 1_000, loops: 95, ..Activity::default() };
         let rates = ActivityRates::new([window, &idle].into_iter(), [].into_iter(), 1e-6);
-        assert_eq!((rates.cqes_per_loop, rates.outstanding_mean, rates.outstanding_peak.outstanding), (24.6, 5.0, 9));
+        assert_eq!((rates.cqes_per_loop, rates.outstanding_mean, rates.outstanding_peak.outstanding), (24.6, 3.6, 9));
         assert_eq!(rates.loops_by_cqes, [0.2; 5]);
-        // Five rounds in a microsecond, 25 / 5 requests under way, 15 of the 30 messages requests.
-        assert_eq!((rates.loop_ns, rates.rtt_ns, rates.rho), (200.0, 5.0 * 1_000.0 / 15.0, 200.0 / (5.0 * 1_000.0 / 15.0)));
+        // Five rounds in a microsecond, 3.6 requests under way, 15 of the 30 messages requests.
+        assert_eq!((rates.loop_ns, rates.rtt_ns, rates.rho), (200.0, 240.0, 200.0 / 240.0));
         assert_eq!(rates.message_ns, 2_000.0 / 5.0);
+    }
+
+    #[test]
+    fn requests_are_under_way_for_as_long_as_rounds_take() {
+        let (mut endpoints, mut log) = (Counting::default(), ActivityLog::new(1, 0));
+        log.enter(Phase::Window(0), || 0, &mut endpoints);
+        let mut now_ns = 0;
+        for _ in 0..10 {
+            for (round_ns, outstanding) in [(99_000, 100), (1_000, 0)] {
+                now_ns += round_ns;
+                log.note_round(Round { outstanding, ..Round::default() }, || now_ns);
+                log.note_round(Round { outstanding, ..Round::default() }, || unreachable!("as many as before"));
+            }
+        }
+        let report = log.report(now_ns, &mut endpoints);
+        let rates = ActivityRates::new(report.windows.iter(), [].into_iter(), 1e-3);
+        assert_eq!(rates.outstanding_mean, 1.0, "100 for one microsecond of a hundred");
     }
 
     #[test]

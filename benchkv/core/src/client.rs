@@ -1,8 +1,8 @@
 //! A client: a closed loop with as many outstanding requests as the queue depth, each issued as soon as another has ended; or an open
 //! loop, which issues each at its intended start, or as soon after as the queue depth permits.
 //!
-//! It is stepped and knows neither thread nor transport. Time stamps are taken once per step for all operations found ended, and once for
-//! all issued in their place: the error is below the length of a step and unbiased.
+//! It is stepped and knows neither thread nor transport. One time stamp a step is that of all operations found ended and of all issued in
+//! their place. It is taken after the poll that found them: a thread that does not run for a while before the poll has waited for them.
 
 use std::time::Duration;
 
@@ -287,15 +287,22 @@ impl<P: Paths> Client<P> {
         book.enter(phase, begin_ns);
         let before = book.counts;
         let polled = paths.poll(|operation, response| ended.push((operation, response)));
+        // The second reading, if there is anything to stamp.
+        let mut stamp_ns = None;
         if !ended.is_empty() {
-            ended.iter().for_each(|(operation, response)| book.end(operation, *response, begin_ns));
+            let end_ns = *stamp_ns.insert(now_ns());
+            book.count_outstanding(end_ns);
+            ended.iter().for_each(|(operation, response)| book.end(operation, *response, end_ns));
             ended.clear();
             Kind::ALL.into_iter().for_each(|kind| book.record(kind));
         }
         polled?;
-        if phase.is_loading() && book.wants_to_issue(begin_ns) {
-            let issue_ns = now_ns();
-            book.count_outstanding(issue_ns);
+        if phase.is_loading() && book.wants_to_issue(stamp_ns.unwrap_or(begin_ns)) {
+            let issue_ns = stamp_ns.unwrap_or_else(|| {
+                let now_ns = now_ns();
+                book.count_outstanding(now_ns);
+                now_ns
+            });
             book.issue_all(paths, issue_ns)?;
             book.issued_ns = book.issued_ns.wrapping_add((book.counts.issued - before.issued).wrapping_mul(issue_ns));
             paths.flush()?;

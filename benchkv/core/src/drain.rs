@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Maximum time without movement, beside the delay of policies.
+/// Maximum time without movement, beside the delays that policies and schedules explain.
 const SILENCE: Duration = Duration::from_secs(3);
 /// Maximum time without movement if a daemon of the rank does not run.
 const STALL: Duration = Duration::from_secs(12);
@@ -29,7 +29,7 @@ const LONGEST_STEP: Duration = Duration::from_millis(100);
 pub const DAEMON_SLEEP: Duration = Duration::from_nanos(SILENCE.as_nanos() as u64 / ROUNDS as u64 / 2);
 /// Interval at which ranks compare their views.
 pub const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// Maximum length of a drain, beside the delay of policies.
+/// Maximum length of the drain after the last run, beside the delay of policies.
 pub const LONGEST: Duration = Duration::from_secs(60);
 /// Maximum length of the rest of a drain after an interrupt: shorter than the grace that a launcher gives.
 const AFTER_INTERRUPT: Duration = Duration::from_secs(5);
@@ -70,8 +70,8 @@ pub enum End {
 /// The drain as one rank sees it.
 #[derive(Debug)]
 pub struct Drain {
-    /// Maximum delay of policies.
-    hold: Duration,
+    /// Maximum time in which nothing has to move.
+    quiet: Duration,
     longest: Duration,
     began_ns: u64,
     interrupted_ns: Option<u64>,
@@ -85,11 +85,12 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Begins the drain. Policies hold messages back for `hold` at most. After `longest` plus `hold` the drain is cut.
+    /// Begins the drain. Nothing has to move for `quiet`: policies hold messages back, or clients that still issue have nothing due. After
+    /// `longest` the drain is cut.
     #[must_use]
-    pub const fn new(now_ns: u64, hold: Duration, longest: Duration) -> Self {
+    pub const fn new(now_ns: u64, quiet: Duration, longest: Duration) -> Self {
         Self {
-            hold,
+            quiet,
             longest,
             began_ns: now_ns,
             interrupted_ns: None,
@@ -113,8 +114,8 @@ impl Drain {
         View {
             has_drained,
             moved: daemons.iter().map(|daemon| daemon.moved).sum(),
-            is_over: self.silent >= limit + self.hold,
-            cuts: since(self.began_ns, now_ns) >= self.longest + self.hold
+            is_over: self.silent >= limit + self.quiet,
+            cuts: since(self.began_ns, now_ns) >= self.longest
                 || self.interrupted_ns.is_some_and(|at_ns| since(at_ns, now_ns) >= AFTER_INTERRUPT),
         }
     }
@@ -155,8 +156,8 @@ mod tests {
         is_interrupted: bool,
     }
 
-    fn rank(hold: Duration) -> Rank {
-        Rank { drain: Drain::new(5, hold, LONGEST), now_ns: 5, daemon: Progress::default(), is_interrupted: false }
+    fn rank(quiet: Duration) -> Rank {
+        Rank { drain: Drain::new(5, quiet, LONGEST), now_ns: 5, daemon: Progress::default(), is_interrupted: false }
     }
 
     /// Lets all ranks look every 10 ms for `time`, or until the drain ends. `act` moves their daemons before each look.
@@ -198,10 +199,10 @@ mod tests {
     }
 
     #[test]
-    fn what_policies_hold_back_is_waited_for() {
-        let hold = Duration::from_secs(20);
-        let mut ranks = [rank(hold)];
-        assert_eq!(pass(&mut ranks, hold + SILENCE - Duration::from_millis(10), run), None);
+    fn a_quiet_time_that_has_a_reason_is_waited_for() {
+        let quiet = Duration::from_secs(20);
+        let mut ranks = [rank(quiet)];
+        assert_eq!(pass(&mut ranks, quiet + SILENCE - Duration::from_millis(10), run), None);
         assert_eq!(pass(&mut ranks, Duration::from_millis(10), run), Some(End::Silent));
     }
 

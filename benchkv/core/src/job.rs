@@ -1,11 +1,13 @@
 //! [`Job`]: the parameters of a job, the same on all of its ranks.
 
+use std::time::Duration;
+
 use copyrpc::ring::{MAX_RING_SIZE, MIN_RING_SIZE};
 use serde::{Deserialize, Serialize};
 
 use crate::client::ClientSpec;
 use crate::message::Request;
-use crate::pace::Pace;
+use crate::pace::{Pace, Schedule};
 use crate::policy::PolicyOptions;
 use crate::topology::{Routing, Topology};
 use crate::ucx::PeerErrors;
@@ -112,6 +114,18 @@ impl Job {
         Places::new(self.workload.value_bytes, self.topology.clients, self.queue_depth, self.topology.passing_daemons())
     }
 
+    /// Returns the maximum time for which a client of rank `rank` has nothing to issue, because nothing is due; zero in a closed loop.
+    #[must_use]
+    pub fn longest_pause(&self, rank: usize) -> Duration {
+        let schedules = (0..self.workload.clients).filter_map(|number| self.schedule(rank, number));
+        schedules.map(|schedule| schedule.longest_pause()).max().unwrap_or_default()
+    }
+
+    fn schedule(&self, rank: usize, number: usize) -> Option<Schedule> {
+        let Workload { ranks, clients, seed, .. } = self.workload;
+        self.pace.map(|pace| pace.schedule(rank * clients + number, ranks * clients, seed))
+    }
+
     /// Returns the parameters of client `number` of rank `rank`.
     #[must_use]
     pub fn client(&self, rank: usize, number: usize) -> ClientSpec {
@@ -128,7 +142,7 @@ impl Job {
             ops: self.ops,
             runs: self.runs,
             is_frugal: self.is_frugal,
-            schedule: self.pace.map(|pace| pace.schedule(writer, clients, workload.seed)),
+            schedule: self.schedule(rank, number),
             verifier: workload.verify.then(|| verifier(writer as u16, clients)),
             corrupt_one: self.corrupts_value && writer == 0,
             pattern,

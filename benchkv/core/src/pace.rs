@@ -131,6 +131,16 @@ impl Schedule {
         self.due(now_ns).saturating_sub(self.taken)
     }
 
+    /// Returns the maximum time between two intended starts, or from the beginning of the load to the first.
+    #[must_use]
+    pub fn longest_pause(&self) -> Duration {
+        let wrap = self.starts.len() as f64 + self.starts.first().copied().unwrap_or_default();
+        let next = self.starts.iter().skip(1).chain([&wrap]);
+        let longest =
+            self.starts.iter().zip(next).map(|(start, next)| next - start).fold(self.starts.first().copied().unwrap_or_default(), f64::max);
+        Duration::from_nanos((longest * self.interval_ns) as u64)
+    }
+
     fn start_ns(&self, number: u64) -> u64 {
         let cycle = self.starts.len() as u64;
         let start = self.starts.get((number % cycle) as usize).copied().unwrap_or_default();
@@ -196,6 +206,21 @@ mod tests {
         let variance = gaps.iter().map(|gap| (gap - 1.0).powi(2)).sum::<f64>() / gaps.len() as f64;
         let long = gaps.iter().filter(|gap| **gap > 1.0).count() as f64 / gaps.len() as f64;
         assert!((variance - 1.0).abs() < 0.1 && (long - 0.368).abs() < 0.02, "{variance} {long}");
+    }
+
+    #[test]
+    fn no_pause_is_longer_than_the_longest() {
+        for (arrivals, client) in [(Arrivals::Even, 0), (Arrivals::Even, 3), (Arrivals::Poisson, 0), (Arrivals::Poisson, 1)] {
+            let mut schedule = begun(arrivals, client, 1);
+            let all = [vec![0], starts(&mut schedule.clone(), 2 * RANDOM_GAPS)].concat();
+            let longest_ns = all.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap();
+            assert!(
+                longest_ns.abs_diff(schedule.longest_pause().as_nanos() as u64) <= 1,
+                "{arrivals:?}: {longest_ns}, {:?}",
+                schedule.longest_pause()
+            );
+            schedule.take_due(u64::MAX);
+        }
     }
 
     #[test]

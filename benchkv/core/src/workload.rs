@@ -23,8 +23,8 @@ pub const PATTERN_LEN: usize = 1 << 16;
 /// Keys that only one client ever touches, per client.
 pub const PRIVATE_KEYS: usize = 16;
 
-/// One access in this many goes to a private key when results are verified.
-const PRIVATE_EVERY: usize = 16;
+/// Maximum share of accesses to private keys, when results are verified.
+const PRIVATE_SHARE: f64 = 1.0 / 16.0;
 
 /// The distribution of keys.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -32,7 +32,8 @@ const PRIVATE_EVERY: usize = 16;
 pub enum Distribution {
     /// All keys with equal probability.
     Uniform,
-    /// Key `k` with probability proportional to `(k + 1)^-theta`.
+    /// The key with number `k` in a shuffled order, the same in every job, with probability proportional to `(k + 1)^-theta`. The order is
+    /// that of all keys of the job; of the keys of each rank, if a remote ratio says how often each rank is chosen.
     Zipfian {
         /// Skew: 0.99 is the customary value.
         theta: f64,
@@ -103,7 +104,7 @@ pub struct Workload {
     #[serde(default)]
     pub preload: bool,
 
-    /// Share of operations that read, 0 to 1.
+    /// Share of operations that read, 0 to 1. With 1 nothing is written: combine it with --preload.
     #[arg(long, value_name = "RATIO", value_parser = decimal(SHARE), default_value_t = 0.5)]
     pub read_ratio: f64,
 
@@ -202,6 +203,18 @@ impl Workload {
         Ok(())
     }
 
+    /// Returns the remote ratio with which all ranks are alike.
+    #[must_use]
+    pub fn even_ratio(ranks: usize) -> f64 {
+        (ranks - 1) as f64 / ranks as f64
+    }
+
+    /// Returns the share of accesses to private keys: these write and read in turn, so their number is bounded by the rarer of the two.
+    #[must_use]
+    pub fn private_share(&self) -> f64 {
+        if self.verify { PRIVATE_SHARE.min(2.0 * self.read_ratio).min(2.0 * (1.0 - self.read_ratio)) } else { 0.0 }
+    }
+
     /// Returns the number of keys of each rank's store, private ones included.
     #[must_use]
     pub const fn store_keys(&self) -> u64 {
@@ -221,22 +234,33 @@ impl Workload {
         let number = (rank * self.clients + client) as u64;
         // The number is multiplied by an odd constant, so that clients of neighbouring jobs (seed + 1) do not share their streams.
         let mut rng = Rng::with_seed(self.seed.wrapping_add((number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+        // A given ratio decides how often each rank is chosen; otherwise the key does.
+        let ranks = if self.remote_ratio == Self::even_ratio(self.ranks) { self.ranks as u64 } else { 1 };
+        let keys = self.key_range * ranks;
         let zipf = match self.distribution {
             Distribution::Uniform => None,
-            Distribution::Zipfian { theta } => Some(Zipf::new(self.key_range, theta)),
+            Distribution::Zipfian { theta } => Some(Zipf::new(keys, theta)),
         };
+        // Half of the private accesses read.
+        let private = self.private_share();
+        let read_ratio = (self.read_ratio - private / 2.0) / (1.0 - private);
         let mut slots = HashMap::new();
         let accesses = (0..self.accesses)
             .map(|at| {
-                if self.verify && at % PRIVATE_EVERY == 0 {
-                    return self.private_access(rank, number, (at / PRIVATE_EVERY) % PRIVATE_KEYS);
+                let private_before = share_of(at, private);
+                if share_of(at + 1, private) > private_before {
+                    return self.private_access(rank, number, private_before % PRIVATE_KEYS);
                 }
-                let key = match &zipf {
-                    Some(zipf) => zipf.sample(&mut rng),
-                    None => rng.u64(0..self.key_range),
+                let (key, owner) = match &zipf {
+                    Some(zipf) => {
+                        let item = shuffled(zipf.sample(&mut rng), keys);
+                        (item / ranks, (ranks > 1).then_some((item % ranks) as u16))
+                    }
+                    None => (rng.u64(0..self.key_range), None),
                 };
-                let target = if rng.f64() < self.remote_ratio { self.another_rank(rank, rng.usize(..)) } else { rank as u16 };
-                if rng.f64() >= self.read_ratio {
+                let target = owner
+                    .unwrap_or_else(|| if rng.f64() < self.remote_ratio { self.another_rank(rank, rng.usize(..)) } else { rank as u16 });
+                if rng.f64() >= read_ratio {
                     return Access { key, slot: 0, rank: target, kind: AccessKind::Write };
                 }
                 let next = slots.len() as u32;
@@ -251,8 +275,7 @@ impl Workload {
     /// Returns a private access. A private key always has the same rank; the remote ones are spread evenly over the client's keys in the
     /// job's ratio.
     fn private_access(&self, rank: usize, client_number: u64, slot: usize) -> Access {
-        let remote_before = |slots: usize| (slots as f64 * self.remote_ratio).ceil() as usize;
-        let is_remote = remote_before(slot + 1) > remote_before(slot);
+        let is_remote = share_of(slot + 1, self.remote_ratio) > share_of(slot, self.remote_ratio);
         let target = if is_remote { self.another_rank(rank, slot) } else { rank as u16 };
         let key = self.key_range + client_number * PRIVATE_KEYS as u64 + slot as u64;
         Access { key, slot: slot as u32, rank: target, kind: AccessKind::Private }
@@ -260,6 +283,28 @@ impl Workload {
 
     fn another_rank(&self, rank: usize, choice: usize) -> u16 {
         ((rank + 1 + choice % (self.ranks - 1).max(1)) % self.ranks) as u16
+    }
+}
+
+/// Returns the number of the first `count` things that belong to a share of them which is spread evenly.
+fn share_of(count: usize, share: f64) -> usize {
+    (count as f64 * share).ceil() as usize
+}
+
+/// Returns the place of `item` in a fixed order of the numbers below `count` in which neighbours are far apart: a permutation of the next
+/// power of two, repeated until the place is below `count`.
+fn shuffled(item: u64, count: u64) -> u64 {
+    let bits = u64::BITS - (count - 1).leading_zeros();
+    let mask = (1 << bits) - 1;
+    let mut place = item;
+    loop {
+        for odd in [0x9e37_79b9_7f4a_7c15_u64, 0xbf58_476d_1ce4_e5b9] {
+            place = place.wrapping_add(odd).wrapping_mul(odd) & mask;
+            place ^= place >> (bits / 2 + 1);
+        }
+        if place < count {
+            return place;
+        }
     }
 }
 
@@ -296,10 +341,22 @@ mod tests {
                 assert!((share(&pattern, |access| usize::from(access.rank) == other) - 0.5 / 3.0).abs() < 0.01);
             }
         }
-        let extreme = Workload { read_ratio: 1.0, remote_ratio: 1.0, ..plain }.pattern(0, 0);
-        assert!(extreme.accesses.iter().all(|access| access.kind == AccessKind::Read && access.rank != 0));
-        let opposite = Workload { read_ratio: 0.0, remote_ratio: 0.0, ..plain }.pattern(2, 0);
-        assert!(opposite.accesses.iter().all(|access| access.kind == AccessKind::Write && access.rank == 2));
+        for verify in [true, false] {
+            let extreme = Workload { read_ratio: 1.0, remote_ratio: 1.0, verify, ..BASE }.pattern(0, 0);
+            assert!(extreme.accesses.iter().all(|access| access.kind == AccessKind::Read && access.rank != 0));
+            let opposite = Workload { read_ratio: 0.0, remote_ratio: 0.0, verify, ..BASE }.pattern(2, 0);
+            assert!(opposite.accesses.iter().all(|access| access.kind == AccessKind::Write && access.rank == 2));
+        }
+    }
+
+    #[test]
+    fn private_accesses_do_not_change_the_share_of_reads() {
+        for read_ratio in [0.001, 0.02, 0.3, 0.5, 0.95, 0.99, 0.999] {
+            let pattern = Workload { read_ratio, ..BASE }.pattern(1, 1);
+            let private = share(&pattern, |access| access.kind == AccessKind::Private);
+            let reads = share(&pattern, |access| access.kind == AccessKind::Read) + private / 2.0;
+            assert!((reads - read_ratio).abs() < 0.005 && private > 0.0, "{reads} of {read_ratio}");
+        }
     }
 
     #[test]
@@ -331,7 +388,7 @@ mod tests {
         for (rank, client) in (0..4).flat_map(|rank| [(rank, 0), (rank, 1)]) {
             let pattern = BASE.pattern(rank, client);
             let private: Vec<_> = pattern.accesses.iter().filter(|access| access.kind == AccessKind::Private).collect();
-            assert_eq!(private.len(), PATTERN_LEN / PRIVATE_EVERY);
+            assert_eq!(private.len(), PATTERN_LEN / 16);
             assert!(private.iter().any(|access| usize::from(access.rank) == rank));
             assert!(private.iter().any(|access| usize::from(access.rank) != rank));
             for access in private {
@@ -354,10 +411,40 @@ mod tests {
     }
 
     #[test]
-    fn zipf_prefers_the_first_keys() {
-        let skewed = Workload { distribution: Distribution::Zipfian { theta: 0.99 }, verify: false, ..BASE }.pattern(0, 0);
-        assert!(share(&skewed, |access| access.key == 0) > 0.1);
-        assert!(skewed.accesses.iter().all(|access| access.key < BASE.key_range));
+    fn the_hottest_key_of_a_job_has_its_share_of_all_accesses_and_hot_keys_are_no_neighbours() {
+        let skewed = Workload { distribution: Distribution::Zipfian { theta: 0.99 }, remote_ratio: 0.75, verify: false, ..BASE };
+        let hottest = |pattern: &Pattern| {
+            let mut counts = HashMap::<_, u64>::new();
+            pattern.accesses.iter().for_each(|access| *counts.entry((access.rank, access.key)).or_default() += 1);
+            let mut keys: Vec<_> = counts.into_iter().map(|(key, count)| (count, key)).collect();
+            keys.sort_unstable_by(|one, other| other.cmp(one));
+            keys
+        };
+        let share_among = |keys: u64| 1.0 / (1..=keys).map(|number| (number as f64).powf(-0.99)).sum::<f64>();
+        let all = [(0, 0), (2, 1), (3, 0)].map(|(rank, client)| hottest(&skewed.pattern(rank, client)));
+        for keys in &all {
+            let (count, key) = keys[0];
+            assert_eq!(key, all[0][0].1, "the same for all clients");
+            assert!((count as f64 / PATTERN_LEN as f64 - share_among(4 * BASE.key_range)).abs() < 0.01, "{count}");
+            let near =
+                |(_, (rank, key)): &&(u64, (u16, u64))| keys[..8].iter().any(|(_, other)| other.0 == *rank && other.1.abs_diff(*key) == 1);
+            assert!(keys[..8].iter().filter(near).count() <= 2, "{:?}", &keys[..8]);
+            assert!((0..4).all(|rank| keys[..32].iter().any(|(_, key)| key.0 == rank)), "{:?}", &keys[..32]);
+        }
+        // The ratio decides about the rank.
+        let given = Workload { remote_ratio: 0.2, ..skewed }.pattern(1, 0);
+        assert!((share(&given, |access| access.rank != 1) - 0.2).abs() < 0.01);
+        let (count, (rank, _)) = hottest(&given)[0];
+        assert!(rank == 1 && (count as f64 / PATTERN_LEN as f64 - 0.8 * share_among(BASE.key_range)).abs() < 0.01, "{count}");
+    }
+
+    #[test]
+    fn a_shuffled_order_has_each_number_once() {
+        for count in [1, 2, 3, 7, 8, 100, 1000, 1 << 12] {
+            let mut places: Vec<u64> = (0..count).map(|item| shuffled(item, count)).collect();
+            places.sort_unstable();
+            assert!(places.into_iter().eq(0..count), "{count}");
+        }
     }
 
     #[test]

@@ -119,6 +119,8 @@ fn parts_far_above_the_socket_buffer_arrive_intact() {
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("rank 0 large parts intact: true"));
     assert_eq!(text(&output.stderr).matches("large parts intact: true").count(), 3);
+    assert!(text(&output.stdout).contains("rank 0 gathered: true"), "bytes of any length");
+    assert_eq!(text(&output.stderr).matches("gathered: true").count(), 3);
 }
 
 #[test]

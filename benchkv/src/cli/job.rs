@@ -32,7 +32,7 @@ const RANKS: RangeInclusive<usize> = 1..=Launch::MAX_RANKS;
 const DAEMONS: RangeInclusive<usize> = 1..=MAX_DAEMONS;
 const CLIENTS: RangeInclusive<usize> = 1..=MAX_CLIENTS;
 const DEPTHS: RangeInclusive<usize> = 1..=4096;
-const RUNS: RangeInclusive<usize> = 1..=32;
+pub(crate) const RUNS: RangeInclusive<usize> = 1..=32;
 const OPS: RangeInclusive<u64> = 1..=u32::MAX as u64;
 /// Minimum length of a window, in seconds.
 pub(crate) const SHORTEST_RUN_S: f64 = 0.01;
@@ -324,7 +324,7 @@ impl JobArgs {
         if self.ops.is_some() {
             (self.runs, self.warmup, self.duration) = (1, 0.0, LONGEST_RUN_S);
         }
-        workload.remote_ratio = self.remote_ratio.unwrap_or((ranks - 1) as f64 / ranks as f64);
+        workload.remote_ratio = self.remote_ratio.unwrap_or(Workload::even_ratio(ranks));
         workload.verify = self.verify && !self.no_verify;
         (workload.ranks, workload.clients) = (ranks, self.client_threads);
         self.policies = std::mem::take(&mut self.policies).resolved();

@@ -20,8 +20,9 @@ pub(super) struct Measurements<'a> {
     group: &'a Group,
     /// Operations per second of each result.
     rates: Vec<f64>,
-    /// The measured runs of all results.
+    /// The measured runs of all results, and their lengths, in seconds.
     runs: Vec<&'a Measured>,
+    lengths_s: Vec<f64>,
     histograms: Histograms,
 }
 
@@ -42,6 +43,7 @@ impl<'a> Measurements<'a> {
                 group,
                 rates: members().map(|member| member.measured.total_rps).collect(),
                 runs: members().flat_map(|member| &member.runs).map(|run| &run.measured).collect(),
+                lengths_s: members().flat_map(|member| &member.runs).map(|run| run.duration_s).collect(),
                 histograms: Histograms {
                     local: merged(|all| &all.local),
                     remote: merged(|all| &all.remote),
@@ -65,8 +67,10 @@ impl<'a> Measurements<'a> {
         Point { y: self.all().value_at(quantile) as f64, ..self.point(x, of_run) }
     }
 
+    /// Returns the mean over time.
     fn mean(&self, figure: impl Fn(&Measured) -> f64) -> f64 {
-        self.runs.iter().map(|run| figure(run)).sum::<f64>() / self.runs.len().max(1) as f64
+        let sum: f64 = self.runs.iter().zip(&self.lengths_s).map(|(run, length_s)| figure(run) * length_s).sum();
+        sum / self.lengths_s.iter().sum::<f64>().max(f64::MIN_POSITIVE)
     }
 
     /// Returns the mean over runs, and their minimum and maximum.

@@ -179,7 +179,7 @@ fn warnings(names: &[String], results: &[JobResult]) -> Vec<String> {
         Some(format!("{what}: {which}."))
     };
     let checks: [(&str, Is); 10] = [
-        ("Operations were lost, or values were wrong", |result| !result.is_sound()),
+        ("Operations were lost or not issued, or values were wrong", |result| !result.is_sound()),
         ("Nothing was measured: no operation ended in a run", |result| result.measured_ops() == 0),
         ("Operations were under way when the drain was cut", |result| result.fate.unfinished > 0),
         ("The job was interrupted: there are fewer runs, or a shorter one", |result| result.interrupted),

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use engine::client::OpenWindow;
 
-/// One in this many operations that became due in a window may end after it. If more do, the rate was not reached.
+/// One in this many operations that became due in a window may end after it, and one in any case.
 const TOLERATED: u64 = 100;
-/// Operations that became due in this time may too, in seconds: a window may end in a pause of the machine.
-const HICCUP_S: f64 = 0.1;
+/// One in this many may, if a pause of the machine at the end of the window, or chance, explains it. If more do, the rate was not reached.
+const EXPLAINED: u64 = 20;
 
 /// The figures of an open loop, in one run or in all.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -23,9 +23,10 @@ pub struct OpenLoop {
     pub due: u64,
     /// Operations due and not issued when the window ended; of several windows the maximum.
     pub backlog: u64,
-    /// Whether the rate was reached: in each window, and in all together, as many operations ended as became due, less a hundredth, or
-    /// less those of a pause at its end. A pause stands for the operations that become due in 0.1 s, but no more than the clients may
-    /// have outstanding.
+    /// Whether the rate was reached: in each window, and in all together, as many operations ended as became due, less a hundredth and at
+    /// least one; or less a twentieth, but no more than the clients may have outstanding, if the rest is below three times the square root of the mean number outstanding, or four times
+    /// the mean number that were due and had not ended, because they fell behind at the end only. An operation that falls behind
+    /// steadily waits for half of the window, in the mean.
     pub kept_up: bool,
     /// Mean time from an operation's intended start to its issue, in nanoseconds. It is part of each latency.
     pub issue_delay_ns: f64,
@@ -58,16 +59,17 @@ impl OpenTally {
 }
 
 impl OpenLoop {
-    /// Returns the figures of one run, all ranks together, in which `ended` operations ended, `reached_rps` per second; clients may have
-    /// `depth` outstanding.
-    pub(super) fn of_run(all: &OpenTally, reached_rps: f64, ended: u64, depth: u64) -> Self {
-        let hiccup = depth.min((all.offered_rps * HICCUP_S) as u64);
+    /// Returns the figures of one run, all ranks together, in which `ended` operations ended, `reached_rps` per second, and `outstanding`
+    /// were, in the mean; clients may have `depth` outstanding.
+    pub(super) fn of_run(all: &OpenTally, reached_rps: f64, ended: u64, outstanding: f64, depth: u64) -> Self {
+        let late = all.due.saturating_sub(ended);
+        let is_explained = (late as f64) < 3.0 * outstanding.sqrt() || 4.0 * (outstanding + all.held) < late as f64;
         Self {
             offered_rps: all.offered_rps,
             reached_rps,
             due: all.due,
             backlog: all.backlog,
-            kept_up: ended + hiccup.max(all.due / TOLERATED) >= all.due,
+            kept_up: late <= (all.due / TOLERATED).max(1) || (late <= depth.min(all.due / EXPLAINED) && is_explained),
             issue_delay_ns: if reached_rps > 0.0 { all.held / reached_rps * 1e9 } else { 0.0 },
         }
     }

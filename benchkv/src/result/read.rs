@@ -1,17 +1,28 @@
 //! Reads results back. A file may have any content: each way in which it is not a result of this version has a message of its own.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use harness::hist::LatencySummary;
+use launch::launcher::Launch;
 use serde_json::Value;
 use thiserror::Error;
 
 use super::{JobResult, Measured, SCHEMA, SCHEMA_VERSION};
+use crate::cli::RUNS;
+use crate::control::MAX_DAEMONS;
+use crate::interval::MAX_CLIENTS;
 
-/// Maximum bytes of a file: a result of 256 ranks and 32 runs has several megabytes.
-const MAX_BYTES: u64 = 64 << 20;
+/// Maximum bytes of the activity of a thread in a run, or in all.
+const ACTIVITY_BYTES: u64 = 2 << 10;
+/// Maximum bytes of the measurements of a rank or a run: four histograms, and figures.
+const MEASURED_BYTES: u64 = 1 << 20;
+/// Maximum bytes of a file: the result of the largest job.
+const MAX_BYTES: u64 = {
+    let (ranks, runs) = (Launch::MAX_RANKS as u64, *RUNS.end() as u64);
+    ranks * (MAX_DAEMONS + MAX_CLIENTS) as u64 * (runs + 1) * ACTIVITY_BYTES + (ranks + runs + 1) * MEASURED_BYTES
+};
 
 /// Why a file cannot be read as a result.
 #[derive(Debug, Error)]
@@ -48,7 +59,7 @@ pub enum ReadError {
     },
     /// It is a result of another version.
     #[error(
-        "{} is a result of schema version {found}, written by benchkv {writer}, and this benchkv reads versions 3 and {SCHEMA_VERSION}; \
+        "{} is a result of schema version {found}, written by benchkv {writer}, and this benchkv reads versions 3 to {SCHEMA_VERSION}; \
          repeat the job, or use the benchkv that wrote it",
         path.display()
     )]
@@ -73,8 +84,8 @@ pub enum ReadError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// The error.
-        source: serde_json::Error,
+        /// The member, and what is wrong with it.
+        source: serde_path_to_error::Error<serde_json::Error>,
     },
 }
 
@@ -84,18 +95,22 @@ impl JobResult {
     /// # Errors
     /// [`ReadError`] says what the file is, what is expected, and what to do.
     pub fn read(path: &Path) -> Result<Self, ReadError> {
-        let mut text = Vec::new();
-        let opened = File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut text));
-        opened.map_err(|source| ReadError::Io { path: path.to_owned(), source })?;
-        if text.len() as u64 > MAX_BYTES {
-            return Err(ReadError::TooLong { path: path.to_owned() });
-        }
-        Self::parse(path, &text)
+        let file = File::open(path).map_err(|source| ReadError::Io { path: path.to_owned(), source })?;
+        Self::parse(path, file, MAX_BYTES)
     }
 
-    fn parse(path: &Path, text: &[u8]) -> Result<Self, ReadError> {
+    /// Reads at most `limit` bytes, and only as far as they are JSON.
+    fn parse(path: &Path, text: impl Read, limit: u64) -> Result<Self, ReadError> {
         let path = || path.to_owned();
-        let mut document: Value = serde_json::from_slice(text).map_err(|source| ReadError::NotJson { path: path(), source })?;
+        let mut text = BufReader::new(text.take(limit + 1));
+        let document = serde_json::from_reader(&mut text);
+        if text.get_ref().limit() == 0 {
+            return Err(ReadError::TooLong { path: path() });
+        }
+        let mut document: Value = document.map_err(|source| match source.io_error_kind() {
+            Some(_) => ReadError::Io { path: path(), source: source.into() },
+            None => ReadError::NotJson { path: path(), source },
+        })?;
         let Some(found) = document["schema_version"].as_u64() else {
             return Err(ReadError::OtherSchema { path: path(), found: "JSON without a schema version".to_owned() });
         };
@@ -105,13 +120,15 @@ impl JobResult {
             let name = schema.as_str().map_or_else(|| "without a schema name".to_owned(), |name| format!("of the schema {name:?}"));
             return Err(ReadError::OtherSchema { path: path(), found: format!("JSON {name}") });
         }
-        if found == 3 {
-            upgrade(&mut document);
-        } else if found != u64::from(SCHEMA_VERSION) {
+        if !(3..=u64::from(SCHEMA_VERSION)).contains(&found) {
             let writer = document["benchkv_version"].as_str().unwrap_or("unknown").to_owned();
             return Err(ReadError::OtherVersion { path: path(), found, writer });
         }
-        let result: Self = serde_json::from_value(document).map_err(|source| ReadError::Malformed { path: path(), source })?;
+        if found == 3 {
+            upgrade(&mut document);
+        }
+        document["schema_version"] = SCHEMA_VERSION.into();
+        let result: Self = serde_path_to_error::deserialize(document).map_err(|source| ReadError::Malformed { path: path(), source })?;
         result.contradiction().map_or(Ok(()), |what| Err(ReadError::Impossible { path: path(), what }))?;
         Ok(result)
     }
@@ -141,22 +158,27 @@ impl JobResult {
     }
 }
 
-/// Converts a document of version 3 to this version. Version 3 had one name for the path of requests and their carrier.
+/// Converts a document of version 3 to version 4, which lacks a member of this version that may be missing. Version 3 had one name for the path of requests and their carrier.
 fn upgrade(document: &mut Value) {
     let (backend, carrier) = match document["backend"].as_str() {
         Some(name @ ("rc-send" | "ucx-am")) => ("delegation".to_owned(), name.to_owned()),
         name => (name.unwrap_or_default().to_owned(), "copyrpc".to_owned()),
     };
     (document["backend"], document["carrier"]) = (backend.into(), carrier.into());
-    document["schema_version"] = SCHEMA_VERSION.into();
 }
 
 #[cfg(test)]
 mod tests {
+    use engine::activity::{Activity, Burst, WorkerReport};
+    use engine::backend::counter_names;
+    use engine::counters::TransportReport;
+    use harness::hist::LatencyHistogram;
+
+    use super::super::Histograms;
     use super::*;
 
     fn refused(text: &str) -> String {
-        JobResult::parse(Path::new("some.json"), text.as_bytes()).unwrap_err().to_string()
+        JobResult::parse(Path::new("some.json"), text.as_bytes(), MAX_BYTES).unwrap_err().to_string()
     }
 
     #[test]
@@ -164,20 +186,20 @@ mod tests {
         for (text, parts) in [
             ("", ["not JSON", "line 1", "--json FILE"]),
             ("{\"schema\": \"benchkv-result\", \"schema_ver", ["not JSON", "EOF", "repeat the job"]),
-            ("[1, 2]", ["without a schema version", "benchkv-result", "version 4"]),
+            ("[1, 2]", ["without a schema version", "benchkv-result", "version 5"]),
             ("{\"schema_version\": 3}", ["without a schema name", "benchkv-result", "--json FILE"]),
             ("{\"schema\": \"other\", \"schema_version\": 3}", ["\"other\"", "benchkv-result", "--json FILE"]),
             (
                 "{\"schema_version\": 1, \"per_rank\": [], \"benchkv_version\": \"0.0.9\"}",
-                ["schema version 1, written by benchkv 0.0.9", "reads versions 3 and 4", "repeat the job"],
+                ["schema version 1, written by benchkv 0.0.9", "reads versions 3 to 5", "repeat the job"],
+            ),
+            (
+                "{\"schema\": \"benchkv-result\", \"schema_version\": 6}",
+                ["version 6", "reads versions 3 to 5", "the benchkv that wrote it"],
             ),
             (
                 "{\"schema\": \"benchkv-result\", \"schema_version\": 5}",
-                ["version 5", "reads versions 3 and 4", "the benchkv that wrote it"],
-            ),
-            (
-                "{\"schema\": \"benchkv-result\", \"schema_version\": 4}",
-                ["malformed result of schema version 4: ", "missing field", "repeat the job"],
+                ["malformed result of schema version 5: ", "missing field", "repeat the job"],
             ),
         ] {
             let error = refused(text);
@@ -193,6 +215,39 @@ mod tests {
         let error = |path| JobResult::read(Path::new(path)).unwrap_err().to_string();
         assert!(error("/nonexistent/x.json").contains("No such file"));
         assert!(error("/").contains("cannot be read"));
-        assert!(error("/dev/zero").contains("longer than"));
+        assert!(error("/dev/zero").contains("is not JSON"), "as soon as that is known");
+        let endless =
+            |text: &[u8]| JobResult::parse(Path::new("some.json"), text.chain(io::repeat(b' ')), 100_000).unwrap_err().to_string();
+        assert!(endless(b"[").contains("longer than"));
+        assert!(endless(b"{}").contains("longer than"));
+    }
+
+    /// The longest that a counter can be is that of `u64::MAX`.
+    #[test]
+    fn the_result_of_the_largest_job_can_be_read() {
+        let counted = counter_names().map(|name| (name.to_owned(), u64::MAX)).collect();
+        let transport =
+            TransportReport { device: "d".repeat(64), modes: "m".repeat(200), reached_by: "r".repeat(64), backlog_peak: u64::MAX, counted };
+        let activity = Activity {
+            span_ns: u64::MAX,
+            loops: u64::MAX,
+            loops_by_messages: [u64::MAX; 5],
+            moved: u64::MAX,
+            cqes: u64::MAX,
+            loops_by_cqes: [u64::MAX; 5],
+            outstanding_ns: u64::MAX,
+            outstanding_peak: Burst { at_ns: u64::MAX, outstanding: u64::MAX },
+            transport: Some(transport.clone()),
+        };
+        let thread = WorkerReport { transport: Some(transport), windows: vec![activity; *RUNS.end()], ..WorkerReport::default() };
+        let bytes = serde_json::to_vec(&thread).unwrap().len() as u64;
+        assert!(bytes <= (*RUNS.end() as u64 + 1) * ACTIVITY_BYTES, "{bytes}");
+        let mut histogram = LatencyHistogram::new();
+        (0..64)
+            .flat_map(|bit| (0..2048).map(move |low| (1 << bit) + (low << bit >> 11)))
+            .for_each(|ns| histogram.record_many(ns, 1 << (ns % 20)));
+        let histograms = Histograms { local: histogram.clone(), remote: histogram.clone(), get: histogram.clone(), put: histogram };
+        let bytes = serde_json::to_vec(&histograms).unwrap().len() as u64;
+        assert!(2 * bytes < MEASURED_BYTES, "{bytes}");
     }
 }

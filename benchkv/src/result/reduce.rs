@@ -192,7 +192,7 @@ fn seconds_of(reports: &[&RankReport], run: Option<usize>) -> f64 {
 impl Tally {
     /// Returns the figures of an open loop, for clients that may have `depth` operations outstanding.
     fn open_loop(&self, depth: u64) -> OpenLoop {
-        OpenLoop::of_run(&self.open_loop, self.local_rps + self.remote_rps, self.ended(), depth)
+        OpenLoop::of_run(&self.open_loop, self.local_rps + self.remote_rps, self.ended(), self.outstanding, depth)
     }
 
     fn add(&mut self, client: &Window) {

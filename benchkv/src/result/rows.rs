@@ -148,7 +148,7 @@ impl Row<'_> {
         }
         for counter in counter_names().filter(|name| *name != "messages") {
             let rate = format!("{counter}_per_s");
-            self.number(rate.clone(), of.activity.per_s.of(&rate));
+            self.number(rate.clone(), of.activity.per_s.get(&rate));
         }
         self.count("outstanding_peak", of.activity.outstanding_peak.outstanding);
         self.count("backlog_peak", of.activity.backlog_peak);

@@ -18,7 +18,10 @@ impl fmt::Display for JobResult {
         match (plural(self.options.runs, "run"), self.options.duration) {
             (runs, _) if self.interrupted => writeln!(f, "{} of {runs}, interrupted", self.runs.len())?,
             (runs, duration_s) => match self.options.ops {
-                Some(ops) => writeln!(f, "{} of each client", plural(ops as usize, "operation"))?,
+                Some(ops) => {
+                    write!(f, "{} of each client", plural(ops as usize, "operation"))?;
+                    writeln!(f, "{}", if self.unissued() > 0 { ", NOT ALL ISSUED" } else { "" })?;
+                }
                 None => writeln!(f, "{runs} of {duration_s} s")?,
             },
         }
@@ -31,6 +34,10 @@ impl fmt::Display for JobResult {
             let (operations, were) =
                 (plural(self.fate.unfinished as usize, "operation"), if self.fate.unfinished == 1 { "was" } else { "were" });
             writeln!(f, "{operations} {were} under way when the drain was cut: neither completed nor lost")?;
+        }
+        if self.unissued() > 0 {
+            let (issued, asked) = (self.fate.issued, self.fate.issued + self.unissued());
+            writeln!(f, "{issued} OF {asked} OPERATIONS WERE ISSUED: the job ended before its clients had issued the others")?;
         }
         if self.measured_ops() == 0 {
             writeln!(f, "NOTHING WAS MEASURED: no operation ended in a measured run")?;

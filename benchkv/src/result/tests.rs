@@ -146,7 +146,7 @@ fn the_document_parses_back_and_has_the_promised_fields() {
     for field in ["mean", "p50", "p99", "p999", "max"] {
         assert!(document["latency_ns"][field].is_number(), "{field}");
     }
-    assert_eq!((document["backend"].as_str(), document["schema_version"].as_u64()), (Some("delegation"), Some(4)));
+    assert_eq!((document["backend"].as_str(), document["schema_version"].as_u64()), (Some("delegation"), Some(5)));
     assert_eq!(document["carrier"], "copyrpc");
     assert_eq!((document["runs"].as_array().unwrap().len(), document["per_rank"].as_array().unwrap().len()), (2, 2));
 }
@@ -282,7 +282,8 @@ fn measured(args: &str, course: Course, change: impl FnOnce(&mut ClientReport)) 
     let mut report = client(100, 0, None);
     change(&mut report);
     let part = serde_json::to_vec(&RankReport::new(0, course, vec![report], Vec::new())).unwrap();
-    JobResult::reduce(&options(&format!("--ranks 1 --runs 3 --verify=false {args}")), conditions(), &[part]).unwrap()
+    let runs = if args.contains("--ops") { "" } else { "--runs 3" };
+    JobResult::reduce(&options(&format!("--ranks 1 {runs} --verify=false {args}")), conditions(), &[part]).unwrap()
 }
 
 #[test]
@@ -339,6 +340,45 @@ fn a_rate_that_is_not_reached_is_said_in_words() {
 }
 
 #[test]
+fn a_short_window_or_a_deep_queue_hides_no_shortfall() {
+    /// Returns whether the rate was reached in a window of `span_s`, in which `late` of `due` operations did not end, `outstanding` were
+    /// and `held` were due before that, in the mean over time.
+    fn kept_up(span_s: f64, due: u64, late: u64, outstanding: f64, held: f64) -> bool {
+        let held_ns = (held * span_s * 1e9) as u128;
+        let mut tally = open_loop::OpenTally::default();
+        tally.add(&OpenWindow { due, backlog: 0, held_ns }, span_s * 1e9);
+        let ended = due - late;
+        OpenLoop::of_run(&tally, ended as f64 / span_s, ended, outstanding, 8_192).kept_up
+    }
+    assert!(!kept_up(0.05, 5_000, 5_000, 2_500.0, 0.0), "all are outstanding in a deep queue");
+    assert!(!kept_up(200e-6, 6_793, 4_700, 2_350.0, 0.0), "a third of the rate for 200 us");
+    assert!(!kept_up(2.0, 20_000, 900, 4.0, 450.0), "a twentieth less, all the time");
+    assert!(!kept_up(2.0, 20_000, 900, 4_096.0, 1e6), "likewise, after long overload");
+    assert!(!kept_up(2.0, 20_000, 1_900, 4.0, 90.0), "a pause of a tenth of the window");
+    assert!(kept_up(2.0, 20_000, 900, 4.0, 20.0), "a pause at the end");
+    assert!(kept_up(2.0, 20_000, 200, 4.0, 100.0), "a hundredth");
+    assert!(kept_up(1.0, 20, 1, 0.05, 0.0) && !kept_up(1.0, 20, 2, 1.0, 0.0), "few operations");
+    assert!(kept_up(0.2, 200, 8, 10.0, 0.0), "chance, with ten under way");
+}
+
+#[test]
+fn operations_that_were_asked_for_and_not_issued_make_a_result_unsound() {
+    let of = |args: &str, is_interrupted| measured(args, Course { is_interrupted, ..course(&[1.0]) }, |client| client.outstanding = 0);
+    let sound = of("--ops 213", false);
+    assert_eq!((sound.fate.issued, sound.unissued(), sound.is_sound()), (213, 0, true));
+    assert!(!sound.to_string().contains("ISSUED"), "{sound}");
+    let short = of("--ops 1000", false);
+    assert_eq!((short.unissued(), short.is_sound()), (787, false));
+    let text = short.to_string();
+    assert!(
+        text.contains("1000 operations of each client, NOT ALL ISSUED") && text.contains("213 OF 1000 OPERATIONS WERE ISSUED"),
+        "{text}"
+    );
+    assert_eq!(of("--ops 1000", true).unissued(), 0, "the user ended it");
+    assert_eq!(of("", false).unissued(), 0);
+}
+
+#[test]
 fn values_that_no_job_can_have_measured_are_refused_when_they_are_read() {
     let sound = serde_json::to_value(reduced([verdict(0, 50, [9, 8]), verdict(0, 60, [50, 60])])).unwrap();
     let path = std::env::temp_dir().join(format!("benchkv-impossible-{}.json", std::process::id()));
@@ -364,6 +404,17 @@ fn values_that_no_job_can_have_measured_are_refused_when_they_are_read() {
         *document.pointer_mut(member).unwrap() = serde_json::from_str(value).unwrap();
         let refused = read(&document).unwrap_err();
         assert!(refused.contains("contradicts itself: ") && refused.contains(said), "{member}: {refused}");
+    }
+    for (member, value, said) in [
+        ("/per_rank/1/latency_ns/p99", "null", "per_rank[1]"),
+        ("/placement/threads", "\"many\"", "placement.threads: invalid type: string \"many\""),
+        ("/runs/1/duration_s", "[]", "runs[1].duration_s: invalid type: sequence"),
+        ("/littles_law/carried", "{}", "littles_law.carried: invalid type: map"),
+    ] {
+        let mut document = sound.clone();
+        *document.pointer_mut(member).unwrap() = serde_json::from_str(value).unwrap();
+        let refused = read(&document).unwrap_err();
+        assert!(refused.contains("malformed result") && refused.contains(said), "{member}: {refused}");
     }
     std::fs::remove_file(path).unwrap();
 }

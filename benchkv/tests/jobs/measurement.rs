@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::job::{BACKENDS, Job, SHORT, Scratch, TWO_BACKENDS, WITH_RINGS, benchkv, run, turn};
+use crate::job::{BACKENDS, Ended, Job, SHORT, Scratch, TWO_BACKENDS, WITH_RINGS, benchkv, run, turn};
 
 /// Runs a short job alone. Asserts that it is sound and leaves nothing behind.
 pub(crate) fn measure(args: &[&str]) -> Value {
@@ -11,6 +11,11 @@ pub(crate) fn measure(args: &[&str]) -> Value {
     assert_sound(&result);
     dir.assert_empty();
     result
+}
+
+/// Runs a job in which each client ends 500 operations, however loaded the machine is.
+fn run_operations(dir: &Scratch, args: &[&str]) -> Ended {
+    Job::start(benchkv(&["--ops", "500", "--no-echo", "--json", "-"]).args(args).arg("--shm-dir").arg(dir.path())).end()
 }
 
 /// Runs several backends, with the same further arguments.
@@ -293,8 +298,7 @@ fn one_corrupted_value_is_seen() {
     let all_remote = BACKENDS.into_iter().map(|backend| (backend, "1"));
     for (backend, remote_ratio) in all_remote.chain([("delegation", "0")]) {
         let (_turn, dir) = (turn(), Scratch::in_memory());
-        let args = ["--backend", backend, "--remote-ratio", remote_ratio, "--fault", "corrupt-value", "--json", "-"];
-        let ended = run(&dir, &args);
+        let ended = run_operations(&dir, &["--backend", backend, "--remote-ratio", remote_ratio, "--fault", "corrupt-value"]);
         ended.assert_failed(3, &["the result is unsound: 0 operations lost, 1 verify failures", "first verify failure"]);
         let result: Value = serde_json::from_str(&ended.stdout).unwrap();
         assert_eq!((count(&result, "verify_failures"), count(&result, "lost")), (1, 0), "{result}");
@@ -326,6 +330,29 @@ fn an_open_loop_offers_its_rate() {
     assert!(number(open_loop, "reached_rps") < number(open_loop, "offered_rps") / 10.0, "{open_loop}");
 }
 
+/// Between the first two operations 3.5 s pass, in which nothing is outstanding and nothing moves.
+#[test]
+fn a_job_of_operations_waits_for_those_that_are_not_due_yet() {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    let rate = ["--rate", "1", "--arrivals", "poisson", "--seed", "83", "--wait", "event"];
+    let mut command = benchkv(&["--ranks", "1", "--ops", "3", "--no-echo", "--json", "-"]);
+    let result = Job::start(command.args(rate).arg("--shm-dir").arg(dir.path())).end().result();
+    assert_sound(&result);
+    assert!(count(&result, "issued") == 3 && number(&list(&result, "runs")[0], "duration_s") > 3.6, "{result}");
+}
+
+/// In virtual time, with pauses of seconds and windows of microseconds.
+#[test]
+fn an_open_loop_in_virtual_time_issues_all_operations_and_hides_no_shortfall() {
+    let simulate = |args: &[&str]| Job::start(benchkv(&["sim", "--json", "-"]).args(args)).end().result();
+    let result = simulate(&["--ranks", "1", "--ops", "50", "--rate", "1", "--arrivals", "poisson"]);
+    assert_sound(&result);
+    assert_eq!(count(&result, "issued"), 50);
+    let result = simulate(&["--queue-depth", "4096", "--rate", "3e7", "--duration", "200us", "--warmup", "1us"]);
+    let open_loop = &result["open_loop"];
+    assert!(open_loop["kept_up"] == false && number(open_loop, "reached_rps") < 0.8 * number(open_loop, "offered_rps"), "{open_loop}");
+}
+
 /// The last connection may send its first request long after clients began to drain.
 #[test]
 fn what_is_held_back_when_the_drain_begins_is_not_lost() {
@@ -355,7 +382,7 @@ fn clients_can_be_processes_of_their_own() {
 fn a_value_corrupted_in_a_client_process_is_seen() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     for (size, failure) in [("8", "instead of the acknowledged"), ("1000", ": byte 999 of value ")] {
-        let ended = run(&dir, &["--clients", "processes", "--value-size", size, "--fault", "corrupt-value", "--json", "-"]);
+        let ended = run_operations(&dir, &["--clients", "processes", "--value-size", size, "--fault", "corrupt-value"]);
         ended.assert_failed(3, &["the result is unsound: 0 operations lost, 1 verify failures", "first verify failure", failure]);
     }
 }
@@ -365,13 +392,24 @@ fn a_value_corrupted_in_a_client_process_is_seen() {
 fn a_preloaded_store_has_every_key() {
     let measure = |args: &[&str]| {
         let (_turn, dir) = (turn(), Scratch::in_memory());
-        Job::start(benchkv(&["--ops", "500", "--no-echo", "--json", "-"]).args(args).arg("--shm-dir").arg(dir.path())).end().result()
+        run_operations(&dir, args).result()
     };
     for args in [&["--read-ratio", "1"][..], &["--value-size", "100", "--server-threads", "2", "--backend", "meta"]] {
         let result = measure(&[args, &["--preload", "--distribution", "zipfian"]].concat());
         assert_eq!((count(&result, "not_found"), count(&result, "not_found_ops")), (0, 0), "{result}");
         assert!(count(&result["get_latency_ns"], "count") > 0, "{result}");
     }
+    for args in [&["--read-ratio", "1", "--preload"][..], &["--mix", "ycsb-c"]] {
+        let result = measure(args);
+        let gets = &result["get_latency_ns"];
+        assert_eq!(
+            (count(&result["put_latency_ns"], "count"), count(gets, "count")),
+            (0, count(&result, "completed")),
+            "reads alone: {result}"
+        );
+    }
+    let result = measure(&["--read-ratio", "0"]);
+    assert_eq!(count(&result["get_latency_ns"], "count"), 0, "writes alone: {result}");
     let result = measure(&["--read-ratio", "1", "--no-verify"]);
     assert_eq!((count(&result["put_latency_ns"], "count"), count(&result, "not_found")), (0, count(&result, "completed")), "{result}");
     assert_eq!(count(&result["get_latency_ns"], "count"), count(&result, "not_found_ops"), "{result}");

@@ -73,6 +73,8 @@ pub struct KvDaemon {
     /// Answers of other ranks that the policy holds.
     held: Vec<(Caller, Option<Response>)>,
     policy: Policy,
+    /// Requests of other ranks for this shard wait, because a policy refused them: later ones must not overtake them.
+    own_wait: bool,
     /// Polls of the current round that found nothing; 0 if no round has begun.
     polls: u32,
     backlog_peak: usize,
@@ -98,6 +100,7 @@ impl KvDaemon {
             places: if topology.passing_daemons() > 0 { plan.values.places().of_daemon(daemon).collect() } else { Vec::new() },
             held: Vec::new(),
             policy: Policy::new(&plan.policies, topology.ranks),
+            own_wait: false,
             polls: 0,
             backlog_peak: 0,
             plan: plan.clone(),
@@ -116,7 +119,7 @@ impl KvDaemon {
         if round.is_part {
             return Ok(round);
         }
-        if self.policy.takes_requests(self.outstanding()) {
+        if self.policy.takes_requests() {
             round.moved += self.serve_ranks()?;
             round.moved += self.serve_ring()?;
             if self.policy.looks_at_clients() {
@@ -137,10 +140,10 @@ impl KvDaemon {
         Ok(round)
     }
 
-    /// Passes on answers of other ranks to their callers, and serves requests of other ranks for this shard as they arrive, if no policy
-    /// may want to wait.
+    /// Passes on answers of other ranks to their callers, and serves requests of other ranks for this shard as they arrive, in rounds that
+    /// take requests.
     fn take_messages(&mut self) -> Result<Round, BackendError> {
-        let Self { remote: Some(remote), daemon, store, plan, clients, ring, shards, held, policy, polls, .. } = self else {
+        let Self { remote: Some(remote), daemon, store, plan, clients, ring, shards, held, policy, own_wait, polls, .. } = self else {
             return Ok(Round::default());
         };
         if *polls == 0 {
@@ -149,9 +152,10 @@ impl KvDaemon {
             }
         }
         let (mut round, mut passed, mut served) = (Round::default(), 0, 0);
-        let serves = !policy.governs();
+        let serves = policy.takes_requests() && !*own_wait;
         let serve = |request: &Request, tail: &mut [u8]| {
             let is_here = request.rank() as usize == plan.rank && owner_of(request.key(), plan.topology.daemons) == *daemon;
+            *own_wait |= is_here && !serves;
             (serves && is_here).then(|| {
                 served += 1;
                 store.apply_with(request, || Tail::Bytes(tail))
@@ -187,8 +191,11 @@ impl KvDaemon {
         let mut served = 0;
         // A request that is passed on needs a place, which others free without this daemon's help.
         while served < BUDGET && !self.lacks_places() {
-            let Self { remote: Some(remote), tail, .. } = self else { break };
-            let Some((request, incoming)) = remote.recv(tail) else { break };
+            let Self { remote: Some(remote), tail, own_wait, .. } = self else { break };
+            let Some((request, incoming)) = remote.recv(tail) else {
+                *own_wait = false;
+                break;
+            };
             served += 1;
             self.serve_request_of_rank(request, incoming)?;
         }

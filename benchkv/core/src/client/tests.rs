@@ -22,7 +22,11 @@ struct Loopback {
     ending: Option<Option<Response>>,
     /// Number of requests in the queue that were flushed.
     flushed: Rc<Cell<usize>>,
+    /// The clock, if the thread does not run for [`STALL_NS`] at the beginning of each poll.
+    stalls: Option<Rc<Cell<u64>>>,
 }
+
+const STALL_NS: u64 = 4_000_000;
 
 impl Endpoints for Loopback {}
 
@@ -43,6 +47,7 @@ impl Paths for Loopback {
     }
 
     fn poll(&mut self, mut ended: impl FnMut(Operation, Option<Response>)) -> Result<(), BackendError> {
+        self.stalls.iter().for_each(|clock| clock.set(clock.get() + STALL_NS));
         let mut queue = self.queue.borrow_mut();
         let count = queue.len().min(self.serve.get());
         // Executed in order, answered in reverse.
@@ -86,6 +91,7 @@ fn loopback(room: usize) -> Loopback {
         serve: Rc::new(Cell::new(usize::MAX)),
         ending: None,
         flushed: Rc::default(),
+        stalls: None,
     }
 }
 
@@ -130,6 +136,27 @@ fn ended(window: &Window) -> u64 {
 /// Returns the sum of all latencies, to the precision of the histograms, in ns.
 fn latency_sum_ns(window: &Window) -> f64 {
     window.local.sum_ns() + window.remote.sum_ns()
+}
+
+#[test]
+fn a_stall_before_the_poll_is_in_the_latency_of_all_that_waited() {
+    let clock = Rc::new(Cell::new(0));
+    let mut client = client(Loopback { stalls: Some(Rc::clone(&clock)), ..loopback(8) }, false);
+    steps(&mut client, &clock, Phase::Window(0), 10);
+    let readings = |client: &mut Client<Loopback>| {
+        let count = Cell::new(0);
+        client.step(Phase::Between, || clock.replace(clock.get() + 100 * count.replace(count.get() + 1).min(1))).unwrap();
+        count.get()
+    };
+    assert_eq!(readings(&mut client), 2, "one of them for the ends and the issues");
+    drain(&mut client, &clock);
+    let report = client.report(WorkerReport::default());
+    let window = &report.windows[0];
+    let of = [&window.local.gets, &window.local.puts, &window.remote.gets, &window.remote.puts];
+    let least = of.map(|histogram| histogram.summary().min).into_iter().min();
+    assert!(ended(window) == 72 && least > Some(STALL_NS * 99 / 100), "{least:?} of {}", ended(window));
+    let apart = latency_sum_ns(window) + window.carried_ns as f64 - window.outstanding_ns as f64;
+    assert!(apart.abs() < 0.01 * window.outstanding_ns as f64, "Little's law: {apart} of {}", window.outstanding_ns);
 }
 
 fn drain(client: &mut Client<Loopback>, clock: &Cell<u64>) {

@@ -36,8 +36,8 @@ use crate::trace::recorder::Recorder;
 
 /// Address space of a rank's device.
 const ARENA_BYTES: usize = 4 << 30;
-/// A drain in which no operation ends for so long gives up what is outstanding. No policy holds a message back for longer, and no device waits longer
-/// for a dead peer.
+/// A drain in which no operation begins or ends for so long, although some are due, gives up what is outstanding. No policy holds a message back
+/// for longer, and no device waits longer for a dead peer.
 const DRAIN: Duration = Duration::from_secs(2);
 /// A drain is looked at so often.
 const LOOK: Duration = Duration::from_micros(100);
@@ -66,8 +66,8 @@ pub struct Simulated {
     wakers: Vec<Waker>,
     /// By rank.
     devices: Vec<Device>,
-    /// The job is one of a number of operations.
-    has_ops: bool,
+    /// Of a job of a number of operations: the maximum time for which a client has nothing due.
+    ops_pause: Option<Duration>,
     /// Its host will lose power.
     to_be_killed: Option<At>,
     /// By number: ranks whose host lost power, or that ended after a failure of one of their threads.
@@ -137,15 +137,15 @@ impl Simulated {
             ranks,
             wakers,
             devices,
-            has_ops: job.ops.is_some(),
+            ops_pause: job.ops.and_then(|_| (0..job.topology.ranks).map(|rank| job.longest_pause(rank)).max()),
             to_be_killed,
             is_dead,
             is_strict_about_failures: true,
         })
     }
 
-    /// Warm-up, then `runs` windows of `window`, then a drain. Returns what every rank found out. A job of a number of operations has one
-    /// window, which is as long as they take, and no warm-up.
+    /// Warm-up, then `runs` windows of `window`, then a drain. Returns what every rank found out. A job of a number of operations has no
+    /// warm-up and one window, which is as long as they take, and `window` at most.
     ///
     /// # Errors
     /// The first failure of a daemon or client.
@@ -163,13 +163,13 @@ impl Simulated {
     }
 
     fn run_through(mut self, warmup: Duration, window: Duration, runs: usize) -> Ended {
-        if self.has_ops {
-            self.finish(Phase::Window(0));
+        if let Some(pause) = self.ops_pause {
+            self.finish(Phase::Window(0), pause, window);
         } else {
             self.pass(Phase::WarmUp, warmup);
             (0..runs).for_each(|run| self.pass(Phase::Window(run as u16), window));
         }
-        self.finish(Phase::Drain);
+        self.finish(Phase::Drain, Duration::ZERO, Duration::MAX);
         let left = self.left();
         self.pass(Phase::GiveUp, LOOK);
         self.abort();
@@ -218,11 +218,13 @@ impl Simulated {
         }
     }
 
-    /// Enters a phase, and lets time pass until all clients have drained, or nothing ends any more.
-    fn finish(&mut self, phase: Phase) {
+    /// Enters a phase, and lets time pass until all clients have drained, nothing moves any more, or `longest` is over. Clients have
+    /// nothing due for `pause` at most.
+    fn finish(&mut self, phase: Phase, pause: Duration, longest: Duration) {
         self.enter(phase);
         let (mut moved, mut quiet) = (0, Duration::ZERO);
-        while quiet < DRAIN && !self.has_drained() && !self.has_failed() {
+        let end_ns = u64::try_from(longest.as_nanos()).map_or(u64::MAX, |ns| self.simulation.now_ns().saturating_add(ns));
+        while quiet < DRAIN + pause && self.simulation.now_ns() < end_ns && !self.has_drained() && !self.has_failed() {
             self.let_pass(LOOK.as_nanos() as u64);
             let now = self.ranks.iter().flat_map(|rank| &rank.clients).map(|client| client.borrow().log.moved()).sum();
             quiet = if now == moved { quiet + LOOK } else { Duration::ZERO };

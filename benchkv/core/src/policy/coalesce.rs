@@ -60,8 +60,8 @@ impl Coalesce {
 }
 
 impl Rule for Coalesce {
-    fn takes_requests(&mut self, round: &Round, outstanding: usize) -> bool {
-        !self.gathers(round.now_ns, outstanding)
+    fn takes_requests(&mut self, round: &Round) -> bool {
+        !self.gathers(round.now_ns, round.outstanding)
     }
 
     fn sent(&mut self, now_ns: u64) {

@@ -10,6 +10,8 @@ pub struct Governor {
     rules: Vec<Box<dyn Rule>>,
     rtt: Option<RttProbe>,
     round: Round,
+    /// The round takes requests.
+    pub(super) takes_requests: bool,
     /// Requests sent up to the last flush.
     sent: u64,
 }
@@ -20,12 +22,14 @@ impl Governor {
     pub fn new(options: &PolicyOptions, ranks: usize) -> Option<Box<Self>> {
         let rules = options.rules(ranks);
         let rtt = rules.iter().filter_map(|rule| rule.rtt_weight()).min_by(f64::total_cmp).map(RttProbe::new);
-        (!rules.is_empty()).then(|| Box::new(Self { rules, rtt, round: Round::default(), sent: 0 }))
+        (!rules.is_empty()).then(|| Box::new(Self { rules, rtt, round: Round::default(), takes_requests: true, sent: 0 }))
     }
 
     /// Begins a round, with so many requests `outstanding` at other ranks.
     pub fn begin(&mut self, now_ns: u64, outstanding: usize) {
-        (self.round.now_ns, self.round.outstanding) = (now_ns, outstanding);
+        let Self { rules, round, .. } = self;
+        (round.now_ns, round.outstanding) = (now_ns, outstanding);
+        self.takes_requests = rules.iter_mut().fold(true, |takes, rule| takes & rule.takes_requests(round));
     }
 
     /// Returns what was done so far.
@@ -79,11 +83,6 @@ impl Governor {
         rules.iter_mut().fold(false, |releases, rule| releases | rule.releases(round))
     }
 
-    pub(super) fn takes_requests(&mut self, outstanding: usize) -> bool {
-        let Self { rules, round, .. } = self;
-        rules.iter_mut().fold(true, |takes, rule| takes & rule.takes_requests(round, outstanding))
-    }
-
     pub(super) fn looks_at_clients(&mut self) -> bool {
         self.rules.iter_mut().fold(true, |looks, rule| looks & rule.looks_at_clients())
     }
@@ -125,7 +124,7 @@ mod tests {
         let mut governor = governor(|options| options.polls.poll_budget = 3);
         governor.begin(100, 7);
         assert_eq!((governor.open_links(3, true), governor.extra_polls()), (None, 3));
-        assert!(!governor.keeps_answer() && !governor.releases() && governor.takes_requests(7));
+        assert!(!governor.keeps_answer() && !governor.releases() && governor.takes_requests);
         assert!(governor.looks_at_clients() && governor.flushes(true));
         governor.polled(4, 1, 1);
         let report = governor.report();

@@ -198,13 +198,6 @@ impl Policy {
         Self(Governor::new(options, ranks))
     }
 
-    /// Returns whether there is a governor.
-    #[inline]
-    #[must_use]
-    pub const fn governs(&self) -> bool {
-        self.0.is_some()
-    }
-
     /// A round begins, with so many requests `outstanding` at other ranks.
     #[inline]
     pub fn begin(&mut self, now_ns: impl FnOnce() -> u64, outstanding: usize) {
@@ -241,10 +234,11 @@ impl Policy {
         })
     }
 
-    /// Whether this round takes requests, with so many `outstanding` at other ranks.
+    /// Returns whether this round takes requests.
     #[inline]
-    pub fn takes_requests(&mut self, outstanding: usize) -> bool {
-        self.0.as_mut().is_none_or(|governor| governor.takes_requests(outstanding))
+    #[must_use]
+    pub fn takes_requests(&self) -> bool {
+        self.0.as_ref().is_none_or(|governor| governor.takes_requests)
     }
 
     /// Whether this round looks at the clients that come through ipc.

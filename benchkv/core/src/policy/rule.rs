@@ -101,8 +101,8 @@ pub(super) trait Rule: fmt::Debug + Send {
         false
     }
 
-    /// Returns whether this round takes requests, with so many `outstanding` at other ranks.
-    fn takes_requests(&mut self, _round: &Round, _outstanding: usize) -> bool {
+    /// Returns whether this round takes requests. Asked at its begin.
+    fn takes_requests(&mut self, _round: &Round) -> bool {
         true
     }
 

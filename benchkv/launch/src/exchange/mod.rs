@@ -19,6 +19,9 @@ pub use frame::MAX_PART_BYTES;
 pub use mpi::{MpiError, MpiExchange, mpi_library};
 pub use socket::SocketExchange;
 
+/// Maximum bytes of the parts of all ranks in one step of [`Exchange::gather`]: each rank receives them.
+const GATHERED_BYTES: usize = 64 << 20;
+
 /// Collective operations over all ranks of a job. Every rank calls the same operations in the same order.
 ///
 /// Every wait takes `give_up`, which is called some hundred times per second: a rank that finds by itself that the job is over does not
@@ -36,6 +39,27 @@ pub trait Exchange {
     /// [`ExchangeError::Missing`] names the ranks that had not called within `within` of the first that did; the other variants name the
     /// rank that died.
     fn all_gather(&mut self, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError>;
+
+    /// Gives `bytes`, of any length, to rank 0. Returns those of all ranks there, by rank, and nothing elsewhere. Takes as many all-gathers
+    /// as the longest needs, each of [`GATHERED_BYTES`] at most; no rank but the first keeps more than one.
+    ///
+    /// # Errors
+    /// See [`all_gather`](Self::all_gather); `within` holds for each.
+    fn gather(&mut self, bytes: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
+        let part_bytes = MAX_PART_BYTES.min(GATHERED_BYTES / self.size().max(1)).max(1);
+        let mut wholes = if self.rank() == 0 { vec![Vec::new(); self.size()] } else { Vec::new() };
+        let mut rest = bytes;
+        loop {
+            let (part, later) = rest.split_at_checked(part_bytes).unwrap_or((rest, &[]));
+            rest = later;
+            let parts = self.all_gather(part, within, give_up)?;
+            wholes.iter_mut().zip(&parts).for_each(|(whole, part)| whole.extend_from_slice(part));
+            // All ranks decide by the same parts.
+            if parts.iter().all(|part| part.len() < part_bytes) {
+                return Ok(wholes);
+            }
+        }
+    }
 
     /// Sleeps for `time`, or until it is known that the job is over. Returns early once the user wants it to be over; see
     /// [`catch_interrupts`](Self::catch_interrupts).
@@ -122,4 +146,60 @@ pub enum ExchangeError {
 /// Formats ranks for a message: `0, 2`.
 pub(crate) fn rank_list(ranks: &[usize]) -> String {
     ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One rank of several. The others have these bytes, and give them as a rank of their own would.
+    struct Others {
+        rank: usize,
+        others: Vec<Vec<u8>>,
+        rounds: usize,
+    }
+
+    impl Exchange for Others {
+        fn rank(&self) -> usize {
+            self.rank
+        }
+
+        fn size(&self) -> usize {
+            1 + self.others.len()
+        }
+
+        fn all_gather(&mut self, part: &[u8], _: Duration, _: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
+            let limit = MAX_PART_BYTES.min(GATHERED_BYTES / self.size());
+            assert!(part.len() <= limit);
+            self.rounds += 1;
+            let next = |rest: &mut Vec<u8>| rest.drain(..rest.len().min(limit)).collect();
+            let mut parts: Vec<Vec<u8>> = self.others.iter_mut().map(next).collect();
+            parts.insert(self.rank, part.to_vec());
+            Ok(parts)
+        }
+
+        fn sleep(&mut self, _: Duration, _: &dyn Fn() -> bool) -> Result<(), ExchangeError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn bytes_of_any_length_arrive_whole_at_rank_0() {
+        let bytes = |length: usize| -> Vec<u8> { (0..length).map(|at| (at % 251) as u8).collect() };
+        for (mine, others, rounds) in [
+            (0, vec![], 1),
+            (MAX_PART_BYTES - 1, vec![], 1),
+            (MAX_PART_BYTES, vec![3], 2),
+            (3, vec![2 * MAX_PART_BYTES + 5, MAX_PART_BYTES], 3),
+            (GATHERED_BYTES / 40 + 1, vec![7; 39], 2),
+        ] {
+            let (mine, others): (_, Vec<_>) = (bytes(mine), others.into_iter().map(bytes).collect());
+            for rank in [0, others.len()] {
+                let mut exchange = Others { rank, others: others.clone(), rounds: 0 };
+                let wholes = exchange.gather(&mine, Duration::ZERO, &|| false).unwrap();
+                assert_eq!(exchange.rounds, rounds);
+                assert!(if rank == 0 { wholes[0] == mine && wholes[1..] == others } else { wholes.is_empty() });
+            }
+        }
+    }
 }

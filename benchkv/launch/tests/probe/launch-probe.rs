@@ -111,6 +111,12 @@ fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCod
             let parts = exchange.all_gather(&part, Duration::from_secs(10), &never)?;
             let intact = parts.iter().enumerate().all(|(rank, part)| part.len() == 3 << 20 && part.iter().all(|byte| *byte == rank as u8));
             println!("rank {me} large parts intact: {intact}");
+            // More than one part holds.
+            let wholes = exchange.gather(&vec![me as u8; (9 + me) << 20], Duration::from_secs(10), &never)?;
+            let is_whole =
+                |(rank, whole): (usize, &Vec<u8>)| whole.len() == (9 + rank) << 20 && whole.iter().all(|byte| *byte == rank as u8);
+            let intact = wholes.len() == if me == 0 { exchange.size() } else { 0 } && wholes.iter().enumerate().all(is_whole);
+            println!("rank {me} gathered: {intact}");
         }
         "echo" if mine => {
             let echo = Echo { depth: 8, request_bytes: 24, reply_bytes: 16, duration: Duration::from_millis(50) };

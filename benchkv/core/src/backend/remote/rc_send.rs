@@ -8,9 +8,11 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use mlx5::{
-    Access, ConnectOptions, Cq, Cqe, Device, Inline, MonoCq, Mr, PostError, QpAddress, QpConfig, RcQp, ReceiveSource, Send, Signal, Write,
+    Access, ConnectOptions, Cq, Cqe, Device, Inline, MonoCq, Mr, OutOfBounds, PostError, QpAddress, QpConfig, RcQp, ReceiveSource, Send,
+    Signal, Write,
 };
 use shm::sleep::{self, Due, Look, Sleeper, Watch};
+use thiserror::Error;
 
 use super::super::BackendError;
 use super::super::plan::{Plan, ThreadDevice};
@@ -54,6 +56,16 @@ pub(super) struct Links<C> {
     unflushed: Vec<usize>,
     polls: u32,
     counters: Counters,
+}
+
+/// Why a message was not posted.
+#[derive(Debug, Error)]
+enum Unposted {
+    #[error(transparent)]
+    Queue(#[from] PostError),
+    /// Its tail has no memory: it can never be posted.
+    #[error("the tail of a message: {0}")]
+    Tail(#[from] OutOfBounds),
 }
 
 /// The memory of all receives: those of a link are adjacent.
@@ -164,7 +176,7 @@ impl<C> Carrier<C> for Links<C> {
                 link.note_unflushed(number, unflushed);
                 Ok(())
             }
-            Err(PostError::QueueFull { .. }) => {
+            Err(Unposted::Queue(PostError::QueueFull { .. })) => {
                 counters.waits += 1;
                 match link.dialogue.take_back(call) {
                     Some(whom) => Err(SendError::Full(whom)),
@@ -227,14 +239,16 @@ impl<C> Carrier<C> for Links<C> {
     /// Rings the doorbell of each queue pair once for all messages that a step has posted.
     fn flush(&mut self) -> Result<(), BackendError> {
         let Self { links, unflushed, counters, tails, .. } = self;
+        let mut checked = Ok(());
         unflushed.retain(|number| {
             let Some(link) = links.get_mut(*number) else { return false };
             counters.sends += link.post_answers(tails.as_ref());
             link.qp.ring();
+            checked = std::mem::replace(&mut checked, Ok(())).and_then(|()| link.check());
             link.is_unflushed = !link.answers.is_empty();
             link.is_unflushed
         });
-        Ok(())
+        checked
     }
 
     fn missing(&self, link: usize) -> usize {
@@ -306,25 +320,21 @@ impl<C> Link<C> {
 
     /// Posts a message, with a tail after it if there is one.
     #[inline]
-    fn post(&mut self, message: &FrameBytes, tail: &[u8], tails: Option<&Mr>) -> Result<(), PostError> {
+    fn post(&mut self, message: &FrameBytes, tail: &[u8], tails: Option<&Mr>) -> Result<(), Unposted> {
         let head = Inline(message.as_bytes());
         let Some(tails) = tails.filter(|_| !tail.is_empty()) else {
-            return self.qp.post(&Send { payload: head }, Signal::Reclaim, MESSAGE);
+            return Ok(self.qp.post(&Send { payload: head }, Signal::Reclaim, MESSAGE)?);
         };
         // If there are fewer places than entries of the queue, the places run out first.
-        let Some(place) = self.places.pop() else {
-            return Err(PostError::QueueFull { free: 0, needed: 1, capacity: self.qp.send_capacity() });
+        let Some(&place) = self.places.last() else {
+            return Err(PostError::QueueFull { free: 0, needed: 1, capacity: self.qp.send_capacity() }.into());
         };
         let at = place as usize * tail.len();
-        let written = tails.write(at, tail).and_then(|()| tails.sge(at, tail.len() as u32));
-        let posted = match written {
-            Ok(sge) => self.qp.post(&Send { payload: (head, sge) }, Signal::Reclaim, WITH_TAIL + u64::from(place)),
-            Err(_) => return Ok(()),
-        };
-        if posted.is_err() {
-            self.places.push(place);
-        }
-        posted
+        tails.write(at, tail)?;
+        let payload = (head, tails.sge(at, tail.len() as u32)?);
+        self.qp.post(&Send { payload }, Signal::Reclaim, WITH_TAIL + u64::from(place))?;
+        self.places.pop();
+        Ok(())
     }
 
     /// Copies the message of one receive to `message`, and posts the receive again.
@@ -359,16 +369,19 @@ impl<C> Link<C> {
         false
     }
 
-    /// Posts waiting answers, as long as there is room. Returns their number. Any other obstacle shows as a completion.
+    /// Posts waiting answers, as long as there is room. Returns their number. A queue that fails shows as a completion.
     #[inline]
     fn post_answers(&mut self, tails: Option<&Mr>) -> u64 {
         let mut posted = 0;
         while let Some((message, tail)) = self.answers.pop_front() {
-            if self.post(&message, &tail, tails).is_err() {
-                self.answers.push_front((message, tail));
-                break;
+            match self.post(&message, &tail, tails) {
+                Ok(()) => posted += 1,
+                Err(Unposted::Queue(_)) => {
+                    self.answers.push_front((message, tail));
+                    break;
+                }
+                Err(lost) => _ = self.failure.get_or_insert(lost.to_string()),
             }
-            posted += 1;
         }
         posted
     }
@@ -405,9 +418,10 @@ impl<C> Link<C> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::pair;
+    use super::super::tests::{pair, pair_of};
     use super::super::{Carriers, Remote};
     use super::*;
+    use crate::message::Outcome;
     use crate::testing::Scratch;
     use crate::topology::Transport;
 
@@ -430,6 +444,29 @@ mod tests {
             }
         }
         panic!("it was taken for sound");
+    }
+
+    #[test]
+    fn a_message_whose_tail_has_no_memory_ends_the_connection() {
+        let scratch = Scratch::new();
+        let [mut asking, mut answering] = pair_of(&scratch, Transport::RcSend, [40, 40]);
+        let get = Request::get(1, 1);
+        asking.call(asking.link_for(&get).unwrap(), get, 0).unwrap();
+        asking.flush().unwrap();
+        let mut find = || {
+            answering.poll(|_, _, _| (), |_, _| None).unwrap();
+            answering.recv(&mut [0; 32])
+        };
+        let (_, incoming) = (0..1000).find_map(|_| find()).unwrap();
+        for ends in [&mut asking, &mut answering] {
+            links(ends).links[0].places = vec![u32::MAX];
+        }
+        answering.answer(incoming, Some(Response::new(Outcome::GetOk { value: 7 })), &[0; 32]);
+        let error = answering.flush().unwrap_err().to_string();
+        assert!(error.starts_with("rank 0 is lost: the tail of a message: "), "{error}");
+        let put = Request::put(1, 1, 7);
+        let error = asking.call(asking.link_for(&put).unwrap(), put, 1).unwrap_err().to_string();
+        assert!(error.starts_with("rank 1 is lost: the tail of a message: "), "{error}");
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub(super) fn pair(scratch: &Scratch, transport: Transport) -> [Remote<usize>; 2
 }
 
 /// Makes two ranks, whose values have their own lengths at each end.
-fn pair_of(scratch: &Scratch, transport: Transport, value_bytes: [usize; 2]) -> [Remote<usize>; 2] {
+pub(super) fn pair_of(scratch: &Scratch, transport: Transport, value_bytes: [usize; 2]) -> [Remote<usize>; 2] {
     ranks_of(scratch, transport, value_bytes)
 }
 
