@@ -71,7 +71,7 @@ impl Cli {
     /// # Errors
     /// clap's message.
     pub fn try_of(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
-        let mut command = Self::command().mut_subcommand("sim", in_virtual_time);
+        let mut command = command_line();
         let matches = command.try_get_matches_from_mut(words)?;
         if let Some(sim) = matches.subcommand_matches("sim") {
             let given = REAL_TIME.into_iter().find(|id| sim.value_source(id) == Some(ValueSource::CommandLine));
@@ -81,6 +81,43 @@ impl Cli {
             }
         }
         Self::from_arg_matches(&matches)
+    }
+}
+
+/// Returns the definition of the command line, with the differences between jobs in real and in virtual time.
+fn command_line() -> clap::Command {
+    Cli::command().mut_args(under_heading).mut_subcommand("sim", |sim| in_virtual_time(sim.mut_args(under_heading)))
+}
+
+/// Headings of the help, with the options of a job under each. Those of policies, traces and models declare theirs.
+const HEADINGS: [(&str, &[&str]); 5] = [
+    (
+        "Load",
+        &[
+            "backend",
+            "carrier",
+            "queue_depth",
+            "rate",
+            "arrivals",
+            "duration",
+            "ops",
+            "runs",
+            "warmup",
+            "mix",
+            "read_ratio",
+            "remote_ratio",
+        ],
+    ),
+    ("Data", &["key_range", "value_bytes", "preload", "distribution", "seed", "no_verify"]),
+    ("Placement", &["ranks", "server_threads", "client_threads", "clients", "wait", "pin", "ring_size", "memory_limit", "shm_dir"]),
+    ("Device", &["device", "port", "gid_index", "sl", "traffic_class", "mtu", "ucx_errors"]),
+    ("Result", &["label", "json", "output", "hgrm", "report_interval", "no_echo"]),
+];
+
+fn under_heading(arg: clap::Arg) -> clap::Arg {
+    match HEADINGS.iter().find(|(_, ids)| ids.contains(&arg.get_id().as_str())) {
+        Some((heading, _)) => arg.help_heading(*heading),
+        None => arg,
     }
 }
 
@@ -281,7 +318,10 @@ mod tests {
             "--trace-interval 9 --trace .",
         ];
         let sim = |args: &str| Cli::try_of(["benchkv", "sim"].into_iter().chain(args.split_whitespace()));
-        let mut command = Cli::command().mut_subcommand("sim", in_virtual_time);
+        let mut command = command_line();
+        for arg in command.get_arguments().chain(command.find_subcommand("sim").unwrap().get_arguments()) {
+            assert!(arg.get_help_heading().is_some() || arg.is_hide_set(), "{arg} is under no heading");
+        }
         command.build();
         for arg in
             command.find_subcommand("sim").unwrap().get_arguments().filter(|arg| !["help", "calibrate"].contains(&arg.get_id().as_str()))
