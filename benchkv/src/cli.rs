@@ -13,6 +13,7 @@ use engine::topology::Transport;
 use harness::report::{JsonSink, say};
 
 pub use self::job::{BackendKind, ClientKind, Fault, JobArgs, Mix, RingChoice, WaitChoice};
+use crate::sim::course::CourseArgs;
 use crate::sim::options::WorldArgs;
 
 mod job;
@@ -181,6 +182,10 @@ pub struct SimArgs {
     #[allow(missing_docs, reason = "clap would show it as help of all options")]
     pub world: WorldArgs,
 
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "clap would show it as help of all options")]
+    pub course: CourseArgs,
+
     /// Run no job: measure for several seconds the costs of a daemon and a client of one rank on this machine, and write the model of its
     /// CPUs to FILE, for --cpu. Two cores have to be free meanwhile.
     #[arg(long, value_name = "FILE")]
@@ -312,6 +317,11 @@ mod tests {
             "--initial-stagger-us 1",
             "--flush-every 2",
             "--batch-window completion:1",
+            "--batches-in-flight 8",
+            "--policies-from 1ms --hold 10us",
+            "--policies-until 1ms --batch-window completion:1",
+            "--pause 1@1ms+1ms",
+            "--sweep depth=1,2,1",
             "--ipc-skip-idle 2",
             "--budget-tuning probe=2 --poll-budget adaptive",
             "--trace .",

@@ -1,5 +1,6 @@
 //! `benchkv sim`: a job in virtual time. [`engine::drive::simulated`] says which parts are real and which are models.
 
+use engine::drive::faults::{At, Faults};
 use engine::drive::simulated::{Simulated, SimulationError, World};
 use harness::clock::ClockSource;
 use harness::environment::Environment;
@@ -15,6 +16,7 @@ use crate::options::{OptionError, Options};
 use crate::result::{Conditions, Course, JobResult, RankReport, ReduceError};
 
 pub mod calibrate;
+pub mod course;
 pub mod options;
 
 /// Number of accesses in a client's pattern. They repeat sooner than in a job in real time, which affects the keys only.
@@ -60,13 +62,16 @@ pub fn resolve(args: &SimArgs) -> Result<Options, SimError> {
     let limit = MemoryLimit::new(args.job.memory_limit);
     // The checks of `Options::resolve` are for real time, and the memory of processes.
     let device = DeviceChoice::Soft(SoftDevice::default()).into();
-    let mut options = Options::resolve(JobArgs { memory_limit: Some(u64::MAX), duration: 1.0, warmup: 0.0, device, ..args.job.clone() })?;
+    let runs = args.course.runs().unwrap_or(args.job.runs);
+    let mut options =
+        Options::resolve(JobArgs { memory_limit: Some(u64::MAX), duration: 1.0, warmup: 0.0, device, runs, ..args.job.clone() })?;
     let JobArgs { duration, warmup, ops, .. } = args.job;
     if ops.is_none() {
         (options.asked.duration, options.asked.warmup) = (duration, warmup);
     }
     (options.asked.wait, options.wait, options.job.workload.accesses) = (WaitChoice::Busy, WaitStrategy::Busy, ACCESSES);
     options.job.is_frugal = true;
+    args.course.check(&args.job, &options.job)?;
     options.memory = Memory::of_rank(&options.job).times(options.job.topology.ranks);
     options.memory.check(limit).map_err(OptionError::from)?;
     Ok(options)
@@ -80,7 +85,9 @@ pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, SimError> {
     let (cpu, nic) = (args.world.cpu.0, args.world.nic.0);
     let nic = mlx5::NicParameters { seed: options.job.workload.seed, ..nic };
     let trace_interval = options.asked.traced.as_ref().map(|trace| trace.interval);
-    let world = World { cpu, nic, strict: args.world.strict, trace_interval, ..World::default() };
+    let stopped = args.course.stopped().map(|(rank, at_ns, ns)| (At { rank, at_ns }, ns));
+    let (faults, events) = (Faults { stopped, ..Faults::default() }, args.course.events(&args.job, &options.job));
+    let world = World { cpu, nic, strict: args.world.strict, trace_interval, faults, events, ..World::default() };
     let (runs, window) = (options.job.runs, options.duration());
     let (outcomes, summary) = Simulated::new(&options.job, &world)?.run(options.warmup(), window, runs)?;
     // The window of a number of operations lasts until they end.
@@ -99,7 +106,7 @@ pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, SimError> {
         parts.push(serde_json::to_vec(&report)?);
     }
     let conditions = Conditions { clock: ClockSource::Virtual, environment: Environment::detect(), unix_echo: Vec::new() };
-    let simulation = SimulationRecord { cpu: cpu.record(), nic: Nic::from(nic).record(), summary };
+    let simulation = SimulationRecord { cpu: cpu.record(), nic: Nic::from(nic).record(), course: args.course.record(), summary };
     Ok(JobResult { simulation: Some(simulation), ..JobResult::reduce(options, conditions, &parts)? })
 }
 

@@ -164,6 +164,11 @@ impl<U> Endpoint<U> {
         self.connection.probe();
     }
 
+    /// Suspends the [`Window`](crate::Window) of this end from its next flush on, or ends that. An endpoint without a window has none to suspend.
+    pub fn suspend_window(&self, is_suspended: bool) {
+        self.connection.with_link(|link| link.suspend_window(is_suspended));
+    }
+
     /// Returns why the connection ended, once it has.
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {

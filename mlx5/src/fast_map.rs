@@ -1,4 +1,4 @@
-//! A map from QPN to value: one load and no hash.
+//! A map from QPN to value: open addressing, with the low bits of the number in the place of a hash.
 
 use core::fmt;
 use core::mem;

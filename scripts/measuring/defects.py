@@ -26,7 +26,7 @@ MOST_SEEDS = 2000
 # Random worlds of scalerpc's core in a run of their test with COPYRPC_TEST_SCALE=1.
 WORLDS = 500
 CORE, COPYRPC, MLX5, SCALERPC = "benchkv/core/src", "copyrpc/src", "mlx5/src", "scalerpc/src/protocol"
-# Defects that these jobs do not find, for the reason in docs/study.md: they are put back only if named.
+# Defects that these jobs do not find, for the reason in docs/reliability.md: they are put back only if named.
 NOT_SHOWN = ["idle-credit"]
 LOST_CREDIT = "            self.starved = true;\n            self.stats.{} += 1;"
 

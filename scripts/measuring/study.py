@@ -2,8 +2,9 @@
 
   scripts/study                 the whole study: writes the tables into docs/study.md, and the plots next to it
   scripts/study --only NAME     one table and its plot; may be repeated
-  scripts/study --check         the cheaper half of the figures; fails where one differs from the page by more than 5 %. And that one job has the
-                                same document in two runs of the release build and one of the debug build
+  scripts/study --commands      prints the command of each figure, of all tables or of those named by --only
+  scripts/study --check         the cheaper figures, among them both states at depth 32; fails where one differs from the page by more than 5 %. And
+                                that one job has the same document in two runs of the release build and one of the debug build
   scripts/study --real [--rounds N]
                                 calibrates the simulation on this machine, and compares jobs of one daemon and one client, in turns real and
                                 simulated: the median of the ratios of N rounds [5]. Needs two idle cores; writes nothing
@@ -16,6 +17,7 @@ import concurrent.futures
 import json
 import os
 import re
+import shlex
 import statistics
 import sys
 import tempfile
@@ -27,26 +29,21 @@ IMAGES = tools.ROOT / "docs" / "images"
 CLIENTS = 46
 # Receives of one queue: 1.9 million per second.
 CEILING = 526
-# The time until figures are steady, and the same time again.
-WINDOW = {1: "1ms", 32: "2ms"}
+# The CPU time of a message with which jobs at depth 32 are as fast as the published ones in their high state.
+FITTED = "message=45"
 TOLERANCE = 0.05
-# The memos' published figures, in million operations per second, depth 1.
+# Figures in million operations per second that were published of a cluster, depth 1: by the document's table "fixed hold" (a), and by its
+# table "NP sweep", a later job (b).
 PUBLISHED = {
-    "hold, published": {2: 14.9, 4: 21.1, 8: 11.2, 16: 19.6, 32: 39.2},
-    "direct, published": {2: 2.8, 4: 7.4, 8: 15.4, 16: 29.7, 32: 62.7},
-    "UCX, published": {2: 3.4, 4: 6.7, 8: 14.4, 16: 46.8, 32: 66.5},
-}
-# By row: what was published of the jobs of one table each, in million operations per second by nodes; with the depth.
-COMPARED = {
-    "delegation": (1, {2: 13.79, 4: 21.72, 8: 8.16, 16: 14.38, 32: 27.24}),
-    "hold 10 us": (1, {2: 14.85, 4: 21.08, 8: 11.17, 16: 20.01, 32: 31.69}),
-    "adaptive hold": (1, {2: 14.73, 4: 20.91, 8: 11.11, 16: 19.49, 32: 38.93}),
-    "hold 2 round trips": (1, {8: 9.45}),
-    "direct": (1, {2: 2.75, 4: 6.59, 8: 13.55, 16: 26.31, 32: 54.27}),
-    "delegation, depth 32": (32, {2: 15.26, 8: 8.79, 16: 110.04}),
-    "poll budget 16, depth 32": (32, {8: 58.4, 16: 24.7}),
+    "delegation, published (a)": {2: 13.79, 4: 21.72, 8: 8.16, 16: 14.38, 32: 27.24},
+    "hold 10 us, published (a)": {2: 14.85, 4: 21.08, 8: 11.17, 16: 20.01, 32: 31.69},
+    "adaptive hold, published (b)": {2: 14.73, 4: 20.91, 8: 11.11, 16: 19.49, 32: 38.93},
+    "direct, published (a)": {2: 2.75, 4: 6.59, 8: 13.55, 16: 26.31, 32: 54.27},
+    "ucx-am, published (a)": {2: 3.53, 4: 6.62, 8: 12.51, 16: 10.15, 32: 9.61},
 }
 RANKS = [2, 4, 8, 16, 32]
+# The loads of a job that is swept up and down, in operations of each client.
+UP = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
 # Operations outstanding of the jobs that are run in real time too.
 REAL_DEPTHS = [1, 2, 4, 8, 16, 32]
 # A job that must have the same document whenever and by whichever build it is run.
@@ -56,21 +53,23 @@ SAME = ["-n", "4", "-d", "2", "--client-threads", "8", "--strict", "-t", "300us"
 class Point:
     """One job."""
 
-    def __init__(self, ranks, *args, depth=1, nic="", cpu="", window=None):
-        window = window or WINDOW[depth]
-        nics = ",".join(part for part in [f"queue={CEILING}", nic] if part)
-        self.args = ["-n", ranks, "-d", depth, "--client-threads", CLIENTS, "-t", window, "--warmup", window, "--no-verify"]
+    def __init__(self, ranks, *args, depth=1, nic="", cpu="", time="1ms", warmup="1ms", clients=CLIENTS, is_cheap=None):
+        nics = nic if nic.startswith("queue=") else f"queue={CEILING},{nic}".rstrip(",")
+        self.args = ["-n", ranks, "-d", depth, "--client-threads", clients, "-t", time, "--warmup", warmup, "--no-verify"]
         self.args += ["--memory-limit", "1024G", "--nic", nics, "--cpu", cpu, *args]
         self.args = [str(arg) for arg in self.args]
-        self.ranks, self.is_direct = ranks, "direct" in args
+        # Whether --check runs it.
+        self.is_cheap = ranks <= 8 and depth == 1 and "direct" not in args if is_cheap is None else is_cheap
+        self.ranks = ranks
 
     def key(self):
         """Returns the key of a point; points with the same key are equal."""
         return " ".join(self.args)
 
-    def is_cheap(self):
-        """Returns whether --check runs this point."""
-        return self.ranks <= 8 and "-d 32" not in self.key() and not self.is_direct
+
+def swept(ranks, loads, *args, cpu=FITTED, **world):
+    """Returns a job with these operations of each client in its runs, one after the other."""
+    return Point(ranks, "--sweep", "depth=" + ",".join(map(str, loads)), *args, depth=max(loads), cpu=cpu, **world)
 
 
 NO_CEILING = {"nic": "queue=0,receive=0,unordered=0"}
@@ -78,7 +77,8 @@ HOLD = ("--hold", "10us")
 WINDOWED = ("--batch-window", "completion:1")
 VARIANTS = {
     "delegation": (),
-    "hold": HOLD,
+    "hold 10 us": HOLD,
+    "adaptive hold": ("--hold", "adaptive"),
     "window": WINDOWED,
     "direct": ("--backend", "direct"),
     "two-sided": ("--backend", "rc-send"),
@@ -87,11 +87,14 @@ POLICIES = {
     "none": (),
     "hold 10 us": HOLD,
     "adaptive hold": ("--hold", "adaptive"),
+    "hold 1 round trip": ("--hold", "rtt:1"),
+    "hold 1.5 round trips": ("--hold", "rtt:1.5"),
     "hold 2 round trips": ("--hold", "rtt:2"),
     "poll budget 16": ("--poll-budget", 16),
     "adaptive budget": ("--poll-budget", "adaptive"),
     "coalesce 6 us": ("--coalesce-rtt-us", 6),
     "stagger 10 us": ("--initial-stagger-us", 10),
+    "skip idle clients 4": ("--ipc-skip-idle", 4),
     "flush every 4": ("--flush-every", 4),
     "flush every 8": ("--flush-every", 8),
     "window completion:1": WINDOWED,
@@ -100,12 +103,14 @@ POLICIES = {
     "window consumption:1": ("--batch-window", "consumption:1"),
     "window consumption:4": ("--batch-window", "consumption:4"),
 }
+# Policies with a price of a poll, in ns, by which more than one row differs.
+POLL_PRICES = {"poll budget 16": 1000, "adaptive budget": 400}
 TOPOLOGIES = {
     f"{name}, {daemons} daemon{'s' if daemons > 1 else ''}{', window' if window else ''}": ("--backend", name, "--server-threads", daemons, *window)
     for name in ("delegation", "meta", "sharded")
     for daemons in (1, 2, 4)
     for window in ((), WINDOWED)
-    if not (name != "delegation" and daemons == 1) and not (name == "delegation" and daemons > 1)
+    if not (name != "delegation" and daemons == 1) and not (name == "delegation" and daemons > 2)
 }
 CAUSES = {
     "as it is": {},
@@ -118,7 +123,7 @@ CAUSES = {
     "four times the way": {"nic": "link=2800"},
 }
 DOUBLED = {
-    "cpu": {"round": 60, "message": 70, "completion": 40, "write": 100, "client": 25, "operation": 60},
+    "cpu": {"round": 60, "poll": 25, "message": 70, "completion": 40, "write": 100, "client": 25, "operation": 60},
     "nic": {"queue": CEILING, "receive": 185, "link": 700, "doorbell": 250, "send": 10},
 }
 
@@ -133,21 +138,14 @@ def sensitivity():
     return rows
 
 
-def beside(published):
-    """Rate, what was published, and the ratio of the two."""
-    return lambda result: f"{rate(result)} / {published:.1f} = {result['total_rps'] / 1e6 / published:.2f}"
-
-
-def compared(nodes):
-    """The table of what was published."""
-    options = {**POLICIES, "delegation": (), "direct": VARIANTS["direct"], "delegation, depth 32": (), "poll budget 16, depth 32": POLICIES["poll budget 16"]}
-    cell = lambda row, depth, ranks, figures: (Point(ranks, *options[row], depth=depth), beside(figures[ranks])) if ranks in figures else "-"
-    return {row: {name: cell(row, depth, ranks, figures) for name, ranks in nodes.items()} for row, (depth, figures) in COMPARED.items()}
-
-
 def rate(result):
     """Returns million operations per second."""
     return f"{result['total_rps'] / 1e6:.1f}"
+
+
+def rates(*runs):
+    """Returns a format: those of some runs of a job."""
+    return lambda result: " -> ".join(rate(result["runs"][run]) for run in runs)
 
 
 def detail(result):
@@ -161,48 +159,167 @@ def grid(rows, columns, point, show=rate):
     return {row: {column: (point(row, column), show) for column in columns} for row in rows}
 
 
+def hysteresis():
+    """The table of jobs whose load goes up, and of others whose load goes down, a run for each load."""
+    many = ("--batches-in-flight", 512)
+    jobs = {f"NP {ranks}": (ranks, (), {}) for ranks in (4, 8, 16)}
+    jobs |= {f"NP {ranks}, 512 batches": (ranks, many, {}) for ranks in (8, 16)}
+    jobs |= {"NP 8, no ceiling": (8, (), NO_CEILING), "NP 8, message=70": (8, (), {"cpu": ""})}
+    table = {}
+    for name, (ranks, args, world) in jobs.items():
+        for way, loads in (("up", UP), ("down", UP[::-1])):
+            point = swept(ranks, loads, *args, is_cheap=ranks <= 8, **world)
+            table[f"{name}, {way}"] = {f"depth {load}": (point, rates(loads.index(load))) for load in UP}
+    return table
+
+
+def starts():
+    """The table of jobs at depth 32 that begin differently, each with its largest number of ranks."""
+    fitted = lambda ranks, *args, **world: Point(ranks, *args, depth=32, cpu=FITTED, is_cheap=ranks <= 8, **world)
+    rows = {
+        "all at once": (lambda ranks: fitted(ranks, warmup="2ms"), rate, 16),
+        "all at once, messages late by up to 3 us": (lambda ranks: fitted(ranks, warmup="2ms", nic="jitter=3000"), rate, 16),
+        "all at once, answers first for 16 us": (lambda ranks: fitted(ranks, "--coalesce-rtt-us", 16, warmup="2ms"), rate, 16),
+        "a host stands still for 1 ms; 2 ms later": (lambda ranks: fitted(ranks, "--pause", "0@2ms+1ms", "--runs", 5), rates(4), 16),
+        "the window, off after 2 ms; 2 ms later": (lambda ranks: fitted(ranks, *WINDOWED, "--policies-until", "2ms", "--runs", 4), rates(3), 16),
+        "connections 100 us apart; 18 ms later": (lambda ranks: fitted(ranks, "--initial-stagger-us", 100, warmup="18ms"), rate, 16),
+        "the same, 512 batches": (lambda ranks: fitted(ranks, "--initial-stagger-us", 100, "--batches-in-flight", 512, warmup="18ms"), rate, 8),
+        "load up from depth 1, ten steps of 1 ms": (lambda ranks: swept(ranks, UP, is_cheap=ranks <= 8), rates(-1), 16),
+    }
+    table = {"published": {"NP 2": "15.3", "NP 4": "-", "NP 8": "8.8", "NP 16": "110.0"}}
+    for row, (point, show, most) in rows.items():
+        table[row] = {f"NP {ranks}": (point(ranks), show) if ranks <= most else "-" for ranks in (2, 4, 8, 16)}
+    return table
+
+
+def lifted():
+    """The table of policies that act for 2 ms on a job in its low state: before, with them, and after."""
+
+    jobs = {
+        "NP 8, depth 8": (8, [1, 2, 3, 4, 6] + [8] * 6, ()),
+        "NP 8, depth 32, 512 batches": (8, [1, 4, 8, 16, 24] + [32] * 6, ("--batches-in-flight", 512)),
+        "NP 16, depth 32": (16, [1, 4, 8, 16, 24] + [32] * 6, ()),
+    }
+
+    def cell(row, column):
+        ranks, loads, args = jobs[column]
+        name, _, price = row.partition(", a poll takes ")
+        cpu = ",".join(part for part in [FITTED, f"poll={POLL_PRICES[name]}" if price else ""] if part)
+        policy = [*args, *POLICIES[name], "--policies-from", "8ms", "--policies-until", "10ms"]
+        is_cheap = column == "NP 8, depth 8" and name == "window completion:1"
+        return swept(ranks, loads, *policy, cpu=cpu, is_cheap=is_cheap), rates(6, 8, 10)
+
+    names = [name for name in POLICIES if name not in ("none", "stagger 10 us")]
+    names += [f"{name}, a poll takes {price} ns" for name, price in POLL_PRICES.items()]
+    most = ("window completion:1", "hold 10 us", "adaptive hold", "coalesce 6 us", "flush every 4", "flush every 8", "poll budget 16, a poll takes 1000 ns")
+    shown = {"NP 8, depth 8": names, "NP 8, depth 32, 512 batches": most, "NP 16, depth 32": ("window completion:1", "hold 10 us")}
+    return {row: {column: cell(row, column) if row in rows else "-" for column, rows in shown.items()} for row in names}
+
+
+def columns():
+    """The table of the published columns about a daemon's rounds beside those of a daemon in simulated jobs."""
+    fitted = lambda ranks, *args, **world: Point(ranks, *args, depth=32, cpu=FITTED, is_cheap=False, **world)
+    # With the run that is shown.
+    jobs = {
+        "NP 8, low, 512 batches": (lifted()["window completion:1"]["NP 8, depth 32, 512 batches"][0], 6),
+        "NP 16, low": (fitted(16, "--initial-stagger-us", 100, warmup="18ms"), 0),
+        "NP 8, high": (fitted(8, warmup="2ms"), 0),
+        "NP 16, high": (fitted(16, warmup="2ms"), 0),
+    }
+
+    def outstanding(run, daemon, ranks):
+        # A daemon that looks at it in each round has counted it. If it rests, no request waits for it, and Little's law tells.
+        if daemon["loops_by_messages"][0] < 0.01 * daemon["loops"]:
+            return daemon["outstanding_sum"] / daemon["loops"]
+        return run["remote_rps"] * run["remote_latency_ns"]["mean"] / 1e9 / ranks
+
+    share = lambda number: lambda run, daemon, ranks: f"{100 * daemon['loops_by_cqes'][number] / daemon['loops']:.2f} %"
+    rows = {
+        "M operations/s": (lambda run, daemon, ranks: rate(run), "8.79", "110.04"),
+        "outstanding": (lambda run, daemon, ranks: f"{outstanding(run, daemon, ranks):.0f}", "1,343", "833"),
+        "peak": (lambda run, daemon, ranks: str(daemon["outstanding_peak"]["outstanding"]), "1,472", "1,455"),
+        "loop": (lambda run, daemon, ranks: f"{daemon['span_ns'] / daemon['loops'] / 1e3:.2f} us", "0.71 us", "4.3 us"),
+        "loops in 10 s": (lambda run, daemon, ranks: f"{daemon['loops'] / daemon['span_ns'] * 1e4:.1f} M", "14.0 M", "2.3 M"),
+        "answers a loop": (lambda run, daemon, ranks: f"{run['remote_rps'] / ranks * daemon['span_ns'] / 1e9 / daemon['loops']:.2f}", "0.97", "28.0"),
+        "completions a loop": (lambda run, daemon, ranks: f"{daemon['cqes'] / daemon['loops']:.2f}", "-", "-"),
+        "loops with 0": (share(0), "62.0 %", "93.1 %"),
+        "1": (share(1), "32.4 %", "0.76 %"),
+        "2 to 10": (share(2), "5.6 %", "0.67 %"),
+        "11 to 100": (share(3), "-", "-"),
+        "> 100": (share(4), "0.037 %", "3.68 %"),
+    }
+
+    def cell(job, number, show):
+        return job, lambda result: show(result["runs"][number], result["per_rank"][0]["daemons"][0]["windows"][number], result["ranks"])
+
+    return {row: {"published, NP 8": of_8, "published, NP 16": of_16, **{name: cell(*job, show) for name, job in jobs.items()}} for row, (show, of_8, of_16) in rows.items()}
+
+
 def tables():
     """Returns all tables by name: rows of columns, each a point or a number as text."""
     nodes = {f"NP {ranks}": ranks for ranks in RANKS}
     by_nodes = lambda rows, **world: grid(rows, nodes, lambda row, column: Point(nodes[column], *rows[row], **world))
-    ceiling = by_nodes({name: VARIANTS[name] for name in ("hold", "direct", "two-sided", "delegation", "window")})
+    ceiling = by_nodes(VARIANTS)
     for name, figures in PUBLISHED.items():
         ceiling[name] = {f"NP {ranks}": f"{figures[ranks]:.1f}" for ranks in RANKS}
-    causes = grid(CAUSES, nodes, lambda row, column: Point(nodes[column], **CAUSES[row]))
-    ways = {"delegation": (), "window": WINDOWED, "direct": VARIANTS["direct"]}
+    two = {"delegation": (), "window": WINDOWED}
     halves = sensitivity()
-    large = {f"NP {ranks}": ranks for ranks in (48, 64)}
-    at_scale = {"delegation": (), "window": WINDOWED, "sharded, 2 daemons, window": TOPOLOGIES["sharded, 2 daemons, window"], "meta, 2 daemons, window": TOPOLOGIES["meta, 2 daemons, window"]}
+    hops = {f"link={link}, {backend}": (link, backend) for link in (700, 1400, 1600, 2000, 3000) for backend in ("meta", "delegation")}
+    hop = lambda row, column: Point(2, "--backend", hops[row][1], "--server-threads", 2, depth=4, clients=4, nic=f"link={hops[row][0]}", cpu=column, is_cheap=True)
+    rounds = [f"message={message}, link={link}, round={round_ns}" for message in (25, 45, 70, 140) for link in (700, 2000) for round_ns in (60, 700)]
+    world_of = lambda row: dict(pair.split("=") for pair in row.split(", "))
+    at_depth_1 = lambda row, column: Point(nodes[column], is_cheap=column == "NP 4", nic=f"link={world_of(row)['link']}", cpu=f"message={world_of(row)['message']},round={world_of(row)['round']}")
+
+    def at_depth_32(row, column):
+        world = {"cpu": f"message={world_of(row)['message']}", "nic": f"link={world_of(row)['link']}", "is_cheap": False}
+        if column == "at once":
+            return Point(8, depth=32, warmup="2ms", **world), rate
+        many = ("--batches-in-flight", 512) if "512" in column else ()
+        return swept(8, [1, 4, 8, 16, 24, 32], *many, **world), rates(5)
+
+    large = [f"message={message}, link={link}" for message in (25, 45, 70, 140) for link in (700, 2000)]
+    sensitive = {
+        "delegation, NP 4": lambda world: (Point(4, **world), rate),
+        "NP 8": lambda world: (Point(8, is_cheap=False, **world), rate),
+        "NP 16": lambda world: (Point(16, **world), rate),
+        "window, NP 8": lambda world: (Point(8, *WINDOWED, is_cheap=False, **world), rate),
+        "direct, NP 8": lambda world: (Point(8, *VARIANTS["direct"], **world), rate),
+        "depth 6 from below -> above, NP 8": lambda world: (swept(8, [1, 2, 4, 6, 32, 6], **{"cpu": "", "is_cheap": False, **world}), rates(3, 5)),
+        "depth 32, NP 8": lambda world: (Point(8, depth=32, is_cheap=False, **world), rate),
+    }
     return {
+        "hysteresis": hysteresis(),
+        "starts": starts(),
+        "lifted": lifted(),
+        "columns": columns(),
         "ceiling": ceiling,
-        "compared": compared(nodes),
-        "no-ceiling": by_nodes(VARIANTS, **NO_CEILING),
-        "depth-32": by_nodes(VARIANTS, depth=32),
-        "causes": causes,
-        "states": grid({"delegation": (), "window": WINDOWED}, nodes, lambda row, column: Point(nodes[column], *ways[row]), detail),
+        "no-ceiling": by_nodes({name: VARIANTS[name] for name in ("delegation", "window", "direct")}, **NO_CEILING),
+        "causes": grid(CAUSES, nodes, lambda row, column: Point(nodes[column], **CAUSES[row])),
+        "states": grid(two, nodes, lambda row, column: Point(nodes[column], *two[row]), detail),
+        "map": grid(rounds, [f"NP {ranks}" for ranks in RANKS if ranks < 32], at_depth_1),
+        "map-32": {row: {column: at_depth_32(row, column) for column in ("at once", "from below", "from below, 512 batches")} for row in large},
         "policies": by_nodes(POLICIES),
         "topologies": by_nodes({**TOPOLOGIES, "direct": VARIANTS["direct"]}),
-        "scale": grid(at_scale, large, lambda row, column: Point(large[column], *at_scale[row], window="200us"), detail),
-        "sensitivity": grid(halves, ways, lambda row, column: Point(8, *ways[column], **halves[row])),
+        "hops": grid(hops, [f"round={round_ns}" for round_ns in (60, 120, 240, 480)], hop),
+        "sensitivity": {row: {column: cell(world) for column, cell in sensitive.items()} for row, world in halves.items()},
     }
 
 
-def run(program, points):
-    """Runs the points, as many at a time as there are cores."""
-    todo = {point.key(): point for point in points}
+def run(program, points, known):
+    """Runs the points that are not `known`, as many at a time as there are cores, and adds them."""
+    todo = {point.key(): point for point in points if point.key() not in known}
     # The longest jobs first.
     order = sorted(todo.values(), key=lambda point: -point.ranks)
-    results = {}
 
     def one(point):
         return point.key(), json.loads(tools.output([program, "sim", "--json", "-", *point.args]))
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for number, (key, result) in enumerate(pool.map(one, order), 1):
-            results[key] = result
+            known[key] = result
             if sys.stderr.isatty():
                 print(f"\r{number} of {len(order)} ", end="", file=sys.stderr, flush=True)
-    return results
+    return known
 
 
 def text_of(cell, results):
@@ -238,17 +355,17 @@ def said(page, name):
 
 def check(page, named, program):
     """Fails if a figure of the page differs."""
-    cheap = {name: {row: {c: cell for c, cell in cells.items() if not isinstance(cell, str) and cell[0].is_cheap()} for row, cells in table.items()} for name, table in named.items()}
-    results = run(program, [point for table in cheap.values() for point in points_of(table)])
+    cheap = {name: {row: {c: cell for c, cell in cells.items() if not isinstance(cell, str) and cell[0].is_cheap} for row, cells in table.items()} for name, table in named.items()}
+    results = run(program, [point for table in cheap.values() for point in points_of(table)], {})
     wrong = []
     for name, table in cheap.items():
         page_says = said(page, name)
         for row, cells in table.items():
             for column, cell in cells.items():
                 now, before = text_of(cell, results), page_says.get(row, {}).get(column, "nothing")
-                numbers = [re.match(r"[\d.]+", text) for text in (now, before)]
-                is_same = all(numbers) and abs(float(numbers[0][0]) - float(numbers[1][0])) <= max(0.11, TOLERANCE * float(numbers[1][0]))
-                if not is_same:
+                found, named_ones = (list(map(float, re.findall(r"\d+(?:\.\d+)?", text))) for text in (now, before))
+                is_near = lambda one, other: abs(one - other) <= max(0.11, TOLERANCE * other)
+                if len(found) != len(named_ones) or not all(map(is_near, found, named_ones)):
                     wrong.append(f"{name}, {row}, {column}: {now}; the page says {before}")
     wrong += same(program)
     if wrong:
@@ -312,31 +429,26 @@ def real(program, rounds):
 
 # By table: what it is called in the plot of that name, and its lines with their colours; dashed where figures were published.
 PLOTS = {
+    "hysteresis": (
+        "study-hysteresis",
+        "operations outstanding of each client",
+        {"NP 8, up": "#ff725c", "NP 8, down": "#3ca951", "NP 16, up": "#9c6b4e", "NP 16, down": "#4269d0"},
+    ),
     "ceiling": (
         "study",
         "nodes, 46 clients each, one operation each",
-        {"hold": "#4269d0", "direct": "#ff725c", "two-sided": "#6cc5b0", "window": "#3ca951", "hold, published": "#4269d0", "direct, published": "#ff725c", "UCX, published": "#6cc5b0"},
+        {"delegation": "#9c6b4e", "hold 10 us": "#4269d0", "direct": "#ff725c", "window": "#3ca951", "delegation, published (a)": "#9c6b4e", "hold 10 us, published (a)": "#4269d0", "direct, published (a)": "#ff725c"},
     ),
     "topologies": (
         "study-topologies",
         "nodes, 46 clients each, one operation each",
         {"delegation, 1 daemon": "#9c6b4e", "delegation, 1 daemon, window": "#3ca951", "meta, 2 daemons, window": "#4269d0", "sharded, 2 daemons, window": "#a463f2", "direct": "#ff725c"},
     ),
-    "depth-32": (
-        "study-depth-32",
-        "nodes, 46 clients each, 32 operations each",
-        {"delegation": "#9c6b4e", "hold": "#4269d0", "window": "#3ca951", "direct": "#ff725c", "two-sided": "#6cc5b0"},
-    ),
-    "scale": (
-        "study-scale",
-        "nodes, 46 clients each, one operation each",
-        {"delegation": "#9c6b4e", "window": "#3ca951", "meta, 2 daemons, window": "#4269d0", "sharded, 2 daemons, window": "#a463f2"},
-    ),
 }
 
 
 def plot(name, table, results):
-    """Draws throughput against nodes, as an SVG."""
+    """Draws throughput against the columns of a table, as an SVG."""
     file, title, series = PLOTS[name]
     width, height, left, bottom, top = 760, 400, 56, 40, 24
     ranks_shown = list(next(iter(table.values())))
@@ -349,7 +461,7 @@ def plot(name, table, results):
     for value in range(0, int(most) + 1, tick):
         parts.append(f'<line x1="{left}" x2="{x(len(ranks_shown) - 1):.0f}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#dddddd"/><text x="{left - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value}</text>')
     for index, ranks in enumerate(ranks_shown):
-        parts.append(f'<text x="{x(index):.1f}" y="{height - bottom + 18}" text-anchor="middle">{ranks.removeprefix("NP ")}</text>')
+        parts.append(f'<text x="{x(index):.1f}" y="{height - bottom + 18}" text-anchor="middle">{ranks.split()[-1]}</text>')
     parts.append(f'<text x="{x((len(ranks_shown) - 1) / 2):.0f}" y="{height - 6}" text-anchor="middle">{title}</text><text x="{left}" y="12">million operations per second</text>')
     for number, (name, colour) in enumerate(series.items()):
         dash = ' stroke-dasharray="5 4"' if "published" in name else ""
@@ -364,6 +476,7 @@ def main():
     """Runs the script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--commands", action="store_true")
     parser.add_argument("--real", action="store_true")
     parser.add_argument("--rounds", type=int, default=5, metavar="N")
     parser.add_argument("--only", action="append", metavar="NAME", default=[])
@@ -375,19 +488,27 @@ def main():
         parser.error(f"{unknown[0]} is no table; there are {', '.join(named)}")
     if asked.only:
         named = {name: named[name] for name in asked.only}
+    if asked.commands:
+        for name, table in named.items():
+            for row, cells in table.items():
+                for column, cell in cells.items():
+                    if not isinstance(cell, str):
+                        print(f"{name} | {row} | {column} | benchkv sim {shlex.join(cell[0].args)}")
+        return 0
     program = asked.benchkv or tools.built("benchkv", "bin", "benchkv")
     if asked.real:
         real(program, asked.rounds)
         return 0
     page = PAGE.read_text()
     if asked.check:
-        check(page, {name: table for name, table in named.items() if name != "scale"}, program)
+        check(page, named, program)
         return 0
     for name in named:
         said(page, name)
+    results = {}
     for name, table in named.items():
         print(name, flush=True)
-        results = run(program, points_of(table))
+        run(program, points_of(table), results)
         # Written table by table: the whole study takes long.
         page = re.sub(rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", lambda found: found[1] + markdown(table, results) + found[2], PAGE.read_text(), flags=re.S)
         PAGE.write_text(page)

@@ -332,6 +332,11 @@ impl<P: Paths> Client<P> {
         Tally { ended: counts.completed + counts.errors, outstanding_ns: *outstanding_ns }
     }
 
+    /// Sets the maximum number of outstanding operations, up to that with which the client was made; 0: it issues none.
+    pub fn set_queue_depth(&mut self, operations: usize) {
+        self.book.spec.queue_depth = operations;
+    }
+
     /// Returns the paths of its requests.
     pub fn paths_mut(&mut self) -> &mut P {
         &mut self.paths
@@ -360,7 +365,7 @@ impl Book {
 
     /// Returns the number of operations that can be issued before another ends, if none was refused.
     fn room(&self) -> u64 {
-        (self.spec.queue_depth as u64 - self.in_flight()).min(self.limit - self.counts.issued)
+        (self.spec.queue_depth as u64).saturating_sub(self.in_flight()).min(self.limit - self.counts.issued)
     }
 
     /// Returns the age of all outstanding operations together, in ns.

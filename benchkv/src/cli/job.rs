@@ -57,7 +57,7 @@ pub struct JobArgs {
     #[serde(skip)]
     pub carrier: Option<Transport>,
 
-    /// Rank processes to start, 1 to 256 [default: 2]. Under mpirun there are as many as it started.
+    /// Rank processes to start, 1 to 256 [default: 2]. Under mpirun there are as many as it started, up to 128.
     #[arg(short = 'n', long, value_name = "N", value_parser = whole(RANKS))]
     #[serde(skip)]
     pub ranks: Option<usize>,

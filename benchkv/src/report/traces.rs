@@ -11,7 +11,7 @@ use harness::report::nanos;
 const BINS: usize = 240;
 /// Length of the head of a series, which has a sample of every round, in ns; and the number of charts of it, out of [`COURSES`].
 const HEAD_NS: u64 = 1_000_000;
-const HEAD_COURSES: usize = 2;
+const HEAD_COURSES: usize = 3;
 /// Maximum number of daemons in one chart.
 const TOGETHER: usize = 7;
 
@@ -180,7 +180,7 @@ struct Course {
     axis: fn(Vec<f64>) -> Axis,
 }
 
-const COURSES: [Course; 9] = [
+const COURSES: [Course; 10] = [
     Course {
         title: "Requests outstanding to other ranks",
         value: |bin| Some(bin.outstanding),
@@ -190,6 +190,11 @@ const COURSES: [Course; 9] = [
         title: "Messages in a WRITE",
         value: |bin| Some(bin.grown(|sample| sample.messages) / Some(bin.grown(|sample| sample.writes)).filter(|writes| *writes > 0.0)?),
         axis: |values| Axis::plain("batch (messages per WRITE)", values.into_iter()),
+    },
+    Course {
+        title: "Completions in a round",
+        value: |bin| Some(bin.grown(|sample| sample.cqes) / Some(bin.grown(|sample| sample.loops)).filter(|loops| *loops > 0.0)?),
+        axis: |values| Axis::plain("batch (completions per round)", values.into_iter()),
     },
     Course {
         title: "WRITEs to other ranks",
@@ -255,8 +260,10 @@ mod tests {
 
     #[test]
     fn bins_have_means_of_what_stood_and_differences_of_what_grew() {
-        let sample =
-            |time_ns, run, writes, outstanding| Sample { time_ns, run, writes, messages: 3 * writes, outstanding, ..Sample::default() };
+        let sample = |time_ns, run, writes, outstanding| {
+            let (messages, loops, cqes) = (3 * writes, 4 * writes, 2 * writes);
+            Sample { time_ns, run, writes, messages, loops, cqes, outstanding, ..Sample::default() }
+        };
         let samples = [
             sample(100, None, 10, 4),
             sample(1_000, Some(0), 30, 6),
@@ -269,9 +276,10 @@ mod tests {
         assert_eq!(points(|bin| Some(bin.outstanding)), [(1e3, 4.0), (2e3, 8.0), (120e3, 2.0), (240e3, 0.0)]);
         let of = |course: usize| points(COURSES[course].value).into_iter().map(|(_, y)| y).collect::<Vec<_>>();
         assert_eq!(of(1), [3.0; 3], "messages per WRITE, which the first sample cannot say");
-        assert!((of(2)[0] - 30e9 / 901.0).abs() < 1.0, "WRITEs per second: {:?}", of(2));
+        assert_eq!(of(2), [0.5; 3], "completions per round");
+        assert!((of(3)[0] - 30e9 / 901.0).abs() < 1.0, "WRITEs per second: {:?}", of(3));
         assert_eq!(trace.runs, [(1e3, 119e3)]);
-        assert_eq!(figures(&[trace], false).len(), 3, "what is zero all the time is not drawn");
+        assert_eq!(figures(&[trace], false).len(), 5, "what is zero all the time is not drawn");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use clap::Parser;
+use engine::activity::Activity;
 use engine::backend::composed::Composed;
 use engine::backend::daemon::KvDaemon;
 use engine::backend::paths::ClientPaths;
@@ -20,11 +21,12 @@ use engine::workload::AccessKind;
 use harness::clock::Clock;
 use shm::sleep::{Sleeper, Watch};
 
-use crate::cli::Cli;
+use crate::cli::{Cli, Command};
 use crate::options::Options;
 use crate::orchestrate::run_rank;
 use crate::orchestrate::tests::{Meeting, ThreadExchange};
 use crate::progress::Progress;
+use crate::result::JobResult;
 
 const OPS: u64 = 400;
 
@@ -174,5 +176,86 @@ fn threads_lockstep_and_virtual_time_do_the_same_operations() {
             let (completed, stores) = driver(&options);
             assert_eq!((completed, private_values(&options.job, stores)), (4 * 3 * OPS, held.clone()), "{way}, {name}");
         }
+    }
+}
+
+/// Runs `benchkv sim` with these words, or returns why it is refused.
+fn sim(words: &str) -> Result<JobResult, String> {
+    let cli = Cli::try_of(["benchkv", "sim"].into_iter().chain(words.split_whitespace())).map_err(|error| error.to_string())?;
+    let Some(Command::Sim(args)) = cli.command else { unreachable!() };
+    let options = super::resolve(&args).map_err(|error| error.to_string())?;
+    super::run(&args, &options).map_err(|error| error.to_string())
+}
+
+/// Returns million operations per second of each run.
+fn rates(result: &JobResult) -> Vec<f64> {
+    result.runs.iter().map(|run| run.measured.total_rps / 1e6).collect()
+}
+
+#[test]
+fn a_sweep_sets_the_load_of_each_run() {
+    for (sweep, outstanding) in [("clients=6,1,6", [24, 4, 24]), ("depth=4,1,4", [24, 6, 24])] {
+        let result = sim(&format!("-n 2 --client-threads 6 -d 4 -t 200us --warmup 100us --sweep {sweep}")).unwrap();
+        let found: Vec<f64> = result.runs.iter().map(|run| run.measured.total_rps * run.measured.latency_ns.mean / 1e9).collect();
+        // Little's law, with what is under way when the load changes.
+        let is_near = |(found, ranks_load): (&f64, usize)| (found / (2 * ranks_load) as f64 - 1.0).abs() < 0.15;
+        assert!(found.iter().zip(outstanding).all(is_near), "{sweep}: {found:?}");
+        assert_eq!(
+            (result.fate.lost, result.fate.issued, result.simulation.unwrap().course),
+            (0, result.fate.completed, vec![format!("--sweep {sweep}")])
+        );
+    }
+}
+
+#[test]
+fn a_host_that_stands_still_ends_nothing_and_loses_nothing() {
+    let job = "-n 2 --client-threads 2 -d 2 -t 200us --warmup 100us --runs 3 --remote-ratio 1";
+    let result = sim(&format!("{job} --pause 1@300us+200us")).unwrap();
+    let found = rates(&result);
+    assert!(found[1] < 0.05 * found[0] && found[2] > 0.9 * found[0], "{found:?}");
+    assert_eq!(result.fate.lost, 0);
+}
+
+/// Before and after its time a job with a policy runs as without it. The answers that are held at the end of that time are passed on.
+#[test]
+fn policies_act_in_their_time_only() {
+    let job = "-n 3 --client-threads 2 -d 1 -t 300us --warmup 100us --runs 3 --nic queue=2000";
+    let without = rates(&sim(job).unwrap());
+    let result = sim(&format!("{job} --hold 100us --policies-from 400us --policies-until 700us")).unwrap();
+    let found = rates(&result);
+    let is_near = |run: usize| (found[run] / without[run] - 1.0).abs() < 0.1;
+    assert!(is_near(0) && found[1] < 0.5 * without[1] && is_near(2), "{found:?}, {without:?}");
+    assert_eq!(result.fate.lost, 0);
+}
+
+#[test]
+fn a_window_acts_in_its_time_only() {
+    let job = "-n 2 --client-threads 4 -d 4 -t 100us --warmup 100us --runs 3 --batch-window consumption:1";
+    let result = sim(&format!("{job} --policies-from 200us --policies-until 300us")).unwrap();
+    let stalls = |window: &Activity| window.transport.as_ref().unwrap().counted.of("window_stalls");
+    let found: Vec<u64> = result.per_rank[0].daemons[0].windows.iter().map(stalls).collect();
+    assert!(found[0] == 0 && found[1] > 0 && found[2] == 0, "{found:?}");
+}
+
+#[test]
+fn changes_that_mean_nothing_are_refused_by_name() {
+    let window = "--batch-window completion:1";
+    for (words, name, legal) in [
+        ("--pause 2@1ms+1ms".to_owned(), "--pause", "0 to 1"),
+        ("--pause 0@9ms+1ms".to_owned(), "--pause", "below 0.0025s"),
+        ("--pause 0@1ms".to_owned(), "--pause", "RANK@TIME+TIME"),
+        ("--sweep depth=1,5 -d 4".to_owned(), "--sweep", "--queue-depth"),
+        ("--sweep clients=0".to_owned(), "--sweep", "--client-threads"),
+        ("--sweep load=1".to_owned(), "--sweep", "depth=N"),
+        ("--sweep depth=1 --runs 2".to_owned(), "--sweep", "--runs"),
+        ("--sweep depth=1 --ops 9".to_owned(), "--sweep", "--ops"),
+        ("--policies-from 1ms".to_owned(), "--policies-from", "--batch-window"),
+        ("--policies-from 1ms --batches-in-flight 8".to_owned(), "--policies-from", "--batch-window"),
+        (format!("--policies-until 1ms {window} --backend direct"), "--policies-until", "another --backend"),
+        (format!("--policies-from 9ms {window}"), "--policies-from", "below 0.0025s"),
+        (format!("--policies-from 2ms --policies-until 1ms {window}"), "--policies-until", "above 0.002s"),
+    ] {
+        let error = sim(&words).unwrap_err();
+        assert!(error.contains(name) && error.contains(legal), "{words}: {error}");
     }
 }

@@ -296,6 +296,11 @@ impl<U> Link<U> {
         Some(self.heartbeat)
     }
 
+    /// See [`Endpoint::suspend_window`](crate::Endpoint::suspend_window).
+    pub(crate) fn suspend_window(&mut self, is_suspended: bool) {
+        self.window.suspend(is_suspended);
+    }
+
     /// Returns whether there is nothing to flush and no READ wanted: until the next input only the keep-alive of [`Link::poll_read`] can
     /// ask for work.
     #[must_use]

@@ -64,8 +64,10 @@ pub(super) enum Hold {
 pub(super) struct WindowState {
     clock: Clock,
     limit: usize,
-    /// Bytes above which a batch is not held back; 0 without a window.
+    /// Bytes above which a batch is not held back; 0 without a window, and while it is suspended.
     exempt_bytes: u64,
+    /// The same, as configured.
+    configured_bytes: u64,
     /// Numbers of the batches under way, oldest first, counted from 1 like the sent ones.
     under_way: VecDeque<u64>,
     /// The last flush left messages that are sent when a completion arrives.
@@ -79,7 +81,19 @@ impl WindowState {
             Window::Completion { batches, exempt_bytes } => (Clock::Completion, batches, exempt_bytes),
             Window::Consumption { batches, exempt_bytes } => (Clock::Consumption, batches, exempt_bytes),
         };
-        Self { clock, limit: batches as usize, exempt_bytes, under_way: VecDeque::new(), awaits_completion: false }
+        Self {
+            clock,
+            limit: batches as usize,
+            exempt_bytes,
+            configured_bytes: exempt_bytes,
+            under_way: VecDeque::new(),
+            awaits_completion: false,
+        }
+    }
+
+    /// Suspends the window, or ends that.
+    pub(super) const fn suspend(&mut self, is_suspended: bool) {
+        self.exempt_bytes = if is_suspended { 0 } else { self.configured_bytes };
     }
 
     /// Begins a flush of that many bytes. Returns whether the window applies to it (W2).

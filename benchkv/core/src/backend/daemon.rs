@@ -107,6 +107,23 @@ impl KvDaemon {
         })
     }
 
+    /// Lets the policies of this daemon and the windows of its connections act, as they do at first, or rest.
+    pub fn act_on_policies(&mut self, acts: bool) {
+        self.policy.act(acts);
+        if let Some(remote) = &mut self.remote {
+            remote.suspend_windows(!acts);
+        }
+        self.pass_held();
+    }
+
+    /// Passes on the answers that are held. Returns their number.
+    fn pass_held(&mut self) -> usize {
+        let Self { held, clients, ring, shards, .. } = self;
+        let passed = held.len();
+        held.drain(..).for_each(|(whom, response)| answer_caller(whom, response, clients, ring.as_mut(), shards));
+        passed
+    }
+
     /// Ends the daemon. Returns its store.
     #[must_use]
     pub fn into_store(self) -> Shard {
@@ -180,8 +197,7 @@ impl KvDaemon {
         (round.cqes, round.moved) = (polled.cqes, polled.answers + served);
         let polls = std::mem::take(polls);
         if policy.releases(polls, round.cqes, passed) {
-            round.moved += held.len();
-            held.drain(..).for_each(|(whom, response)| answer_caller(whom, response, clients, ring.as_mut(), shards));
+            round.moved += self.pass_held();
         }
         Ok(round)
     }

@@ -18,9 +18,8 @@ use shm::dir::Dir;
 use shm::wait::WaitStrategy;
 
 use super::cluster::{Cluster, Rank};
-use super::faults::At;
 use super::threads::{Handle, Shared, Thread, Turns};
-pub use super::world::{Cpu, SimulationError, Turn, World};
+pub use super::world::{Change, Cpu, Event, SimulationError, Turn, World};
 use crate::activity::WorkerReport;
 use crate::backend::daemon::KvDaemon;
 use crate::backend::paths::ClientPaths;
@@ -68,8 +67,8 @@ pub struct Simulated {
     devices: Vec<Device>,
     /// Of a job of a number of operations: the maximum time for which a client has nothing due.
     ops_pause: Option<Duration>,
-    /// Its host will lose power.
-    to_be_killed: Option<At>,
+    /// The last is the next.
+    events: Vec<Event>,
     /// By number: ranks whose host lost power, or that ended after a failure of one of their threads.
     is_dead: Vec<bool>,
     /// A failure ends the job.
@@ -130,18 +129,12 @@ impl Simulated {
                 clients.into_iter().enumerate().map(|(number, client)| spawner.spawn(number, client, None)).collect::<Result<_, _>>()?;
             ranks.push(Threads { daemons, clients });
         }
-        let (is_dead, to_be_killed) = (vec![false; devices.len()], world.faults.killed);
-        Ok(Self {
-            simulation,
-            shared,
-            ranks,
-            wakers,
-            devices,
-            ops_pause: job.ops.and_then(|_| (0..job.topology.ranks).map(|rank| job.longest_pause(rank)).max()),
-            to_be_killed,
-            is_dead,
-            is_strict_about_failures: true,
-        })
+        let killed = world.faults.killed.map(|at| Event { at_ns: at.at_ns, change: Change::Kill(at.rank) });
+        let mut events: Vec<Event> = killed.into_iter().chain(world.events.iter().copied()).collect();
+        events.sort_by_key(|event| std::cmp::Reverse(event.at_ns));
+        let is_dead = vec![false; devices.len()];
+        let ops_pause = job.ops.and_then(|_| (0..job.topology.ranks).map(|rank| job.longest_pause(rank)).max());
+        Ok(Self { simulation, shared, ranks, wakers, devices, ops_pause, events, is_dead, is_strict_about_failures: true })
     }
 
     /// Warm-up, then `runs` windows of `window`, then a drain. Returns what every rank found out. A job of a number of operations has no
@@ -208,9 +201,10 @@ impl Simulated {
             return;
         }
         let until_ns = self.simulation.now_ns().saturating_add(ns);
-        if let Some(At { rank, at_ns }) = self.to_be_killed.take_if(|at| at.at_ns <= until_ns) {
+        while let Some(Event { at_ns, change }) = self.events.last().copied().filter(|event| event.at_ns <= until_ns) {
+            self.events.pop();
             self.simulation.run(at_ns);
-            self.kill(rank);
+            self.change(change);
         }
         self.simulation.run(until_ns);
         if !self.is_strict_about_failures {
@@ -235,6 +229,22 @@ impl Simulated {
     fn has_drained(&self) -> bool {
         let mut alive = self.ranks.iter().zip(&self.is_dead).filter(|(_, is_dead)| !**is_dead);
         alive.all(|(rank, _)| rank.clients.iter().all(|client| client.borrow().has_drained))
+    }
+
+    fn change(&mut self, change: Change) {
+        match change {
+            Change::Kill(rank) => self.kill(rank),
+            Change::Policies(act) => {
+                let daemons = self.ranks.iter().flat_map(|rank| &rank.daemons);
+                daemons.for_each(|daemon| daemon.borrow_mut().worker.act_on_policies(act));
+            }
+            Change::Load { clients, depth } => {
+                for (number, client) in self.ranks.iter().flat_map(|rank| rank.clients.iter().enumerate()) {
+                    client.borrow_mut().worker.set_queue_depth(if number < clients { depth } else { 0 });
+                }
+            }
+        }
+        self.wakers.iter().for_each(Waker::wake_by_ref);
     }
 
     /// The host of a rank loses power.

@@ -77,8 +77,35 @@ pub struct World {
     pub trace_interval: Option<u64>,
     /// The faults.
     pub faults: Faults,
+    /// The changes in mid-run, in order.
+    pub events: Vec<Event>,
     /// Is told of every turn.
     pub on_turn: Option<fn(&Turn<'_>)>,
+}
+
+/// A change in mid-run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event {
+    /// The time, in ns since the beginning of the job.
+    pub at_ns: u64,
+    /// The change.
+    pub change: Change,
+}
+
+/// The kinds of [`Event`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// The policies of all daemons act, or rest.
+    Policies(bool),
+    /// The first `clients` of each rank have up to `depth` operations outstanding, and the others none.
+    Load {
+        /// Their number.
+        clients: usize,
+        /// Up to the job's.
+        depth: usize,
+    },
+    /// The host of a rank loses power.
+    Kill(usize),
 }
 
 /// A turn of a daemon or client.

@@ -1,8 +1,8 @@
 //! Adaptive poll budget: how many polls a round adds while it finds no completion, so that rounds take as long as the other ranks' answers.
 //!
-//! A round that is much shorter than a round trip finds one completion or none, does little, and so stays short; a longer one finds many, which
-//! makes it long: with the same load a daemon stays in either state. The controller watches the ratio rho of the two times and the share of rounds
-//! that find nothing, and has polls added when the daemon is about to fall into the first state.
+//! Its idea: a round that is much shorter than a round trip finds one completion or none, does little, and so stays short; a longer one finds many,
+//! which makes it long. The controller watches the ratio rho of the two times and the share of rounds that find nothing, and has polls added when the
+//! daemon is about to fall into the first state. `docs/study.md` judges the idea.
 
 use std::fmt;
 use std::str::FromStr;

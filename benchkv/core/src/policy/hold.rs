@@ -32,8 +32,8 @@ const RTT_ALPHA: f64 = 0.125;
 pub struct HoldArgs {
     /// Answers of other ranks are held back until there are as many as ranks, or for this long, 0.5us to 100us, and released together; off while batches are
     /// that large by themselves. adaptive or adaptive:TIME follows the rate at which answers come, and begins with TIME [default: 10us]; rtt:FACTOR is so many
-    /// round trips, 0.1 to 100. Simulated (docs/study.md): 10us gains a third at 8 ranks, and a tenth beyond; adaptive as much, and costs a fifth where
-    /// batches are large by themselves; rtt:2 gains a tenth at most.
+    /// round trips, 0.1 to 100. Simulated (docs/study.md): none lifts the low state; 10us gains a third at depth 1 and 8 ranks, and a tenth beyond;
+    /// adaptive as much, and costs a fifth in the high state; rtt:2 gains a tenth at most.
     #[arg(long, hide_short_help = true, value_name = "off|TIME|adaptive[:TIME]|rtt:FACTOR", conflicts_with_all = ["batch_hold_us", "adaptive_hold", "hold_rtt_multiplier"])]
     #[serde(skip)]
     pub hold: Option<HoldChoice>,

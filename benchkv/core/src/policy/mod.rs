@@ -189,19 +189,29 @@ impl fmt::Display for PolicyReport {
 /// The questions of a daemon in its rounds, in the order of these methods. A daemon may leave for later whatever it is told to leave: each answer
 /// is bounded in time. Without a governor everything is done at once, and a question costs one branch that always goes the same way.
 #[derive(Debug, Default)]
-pub struct Policy(Option<Box<Governor>>);
+pub struct Policy {
+    acting: Option<Box<Governor>>,
+    resting: Option<Box<Governor>>,
+}
 
 impl Policy {
     /// That of a daemon in a job of `ranks`.
     #[must_use]
     pub fn new(options: &PolicyOptions, ranks: usize) -> Self {
-        Self(Governor::new(options, ranks))
+        Self { acting: Governor::new(options, ranks), resting: None }
+    }
+
+    /// Lets the governor act, as it does at first, or rest. The daemon then passes on the answers that are held.
+    pub fn act(&mut self, acts: bool) {
+        if acts == self.resting.is_some() {
+            std::mem::swap(&mut self.acting, &mut self.resting);
+        }
     }
 
     /// A round begins, with so many requests `outstanding` at other ranks.
     #[inline]
     pub fn begin(&mut self, now_ns: impl FnOnce() -> u64, outstanding: usize) {
-        if let Some(governor) = &mut self.0 {
+        if let Some(governor) = &mut self.acting {
             governor.begin(now_ns(), outstanding);
         }
     }
@@ -209,26 +219,26 @@ impl Policy {
     /// Returns the number of connections that may send, of `links`, or `None` if it is as before. `has_work`: a request waits for one, or was sent.
     #[inline]
     pub fn open_links(&mut self, links: usize, has_work: bool) -> Option<usize> {
-        self.0.as_mut()?.open_links(links, has_work)
+        self.acting.as_mut()?.open_links(links, has_work)
     }
 
     /// Returns the number of polls to add while they find nothing.
     #[inline]
     #[must_use]
     pub fn extra_polls(&self) -> u32 {
-        self.0.as_ref().map_or(0, |governor| governor.extra_polls())
+        self.acting.as_ref().map_or(0, |governor| governor.extra_polls())
     }
 
     /// Whether an answer that a poll brings is to be kept for [`releases`](Self::releases).
     #[inline]
     pub fn keeps_answer(&mut self) -> bool {
-        self.0.as_mut().is_some_and(|governor| governor.keeps_answer())
+        self.acting.as_mut().is_some_and(|governor| governor.keeps_answer())
     }
 
     /// The polls of this round were `polls` and found so much; `passed` answers were not kept. Whether what is kept is to be passed on now.
     #[inline]
     pub fn releases(&mut self, polls: u32, cqes: usize, passed: usize) -> bool {
-        self.0.as_mut().is_some_and(|governor| {
+        self.acting.as_mut().is_some_and(|governor| {
             governor.polled(polls, cqes, passed);
             governor.releases()
         })
@@ -238,19 +248,19 @@ impl Policy {
     #[inline]
     #[must_use]
     pub fn takes_requests(&self) -> bool {
-        self.0.as_ref().is_none_or(|governor| governor.takes_requests)
+        self.acting.as_ref().is_none_or(|governor| governor.takes_requests)
     }
 
     /// Whether this round looks at the clients that come through ipc.
     #[inline]
     pub fn looks_at_clients(&mut self) -> bool {
-        self.0.as_mut().is_none_or(|governor| governor.looks_at_clients())
+        self.acting.as_mut().is_none_or(|governor| governor.looks_at_clients())
     }
 
     /// Such a look found so many requests.
     #[inline]
     pub fn looked_at_clients(&mut self, found: usize) {
-        if let Some(governor) = &mut self.0 {
+        if let Some(governor) = &mut self.acting {
             governor.looked_at_clients(found);
         }
     }
@@ -258,13 +268,13 @@ impl Policy {
     /// Whether this round flushes, after it has moved something or not.
     #[inline]
     pub fn flushes(&mut self, has_moved: bool) -> bool {
-        self.0.as_mut().is_none_or(|governor| governor.flushes(has_moved))
+        self.acting.as_mut().is_none_or(|governor| governor.flushes(has_moved))
     }
 
     /// A flush is done; `sent` requests were sent to other ranks since the start.
     #[inline]
     pub fn flushed(&mut self, sent: u64) {
-        if let Some(governor) = &mut self.0 {
+        if let Some(governor) = &mut self.acting {
             governor.flushed(sent);
         }
     }
@@ -272,12 +282,12 @@ impl Policy {
     /// How its controllers stand, for the series of the daemon.
     #[must_use]
     pub fn gauges(&self) -> Sample {
-        self.0.as_ref().map_or_else(Sample::default, |governor| governor.gauges())
+        self.acting.as_ref().map_or_else(Sample::default, |governor| governor.gauges())
     }
 
     /// Returns the counters so far, or `None` without policies.
     #[must_use]
     pub fn report(&self) -> Option<PolicyReport> {
-        self.0.as_ref().map(|governor| governor.report())
+        self.acting.as_ref().or(self.resting.as_ref()).map(|governor| governor.report())
     }
 }

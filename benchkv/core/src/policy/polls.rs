@@ -19,8 +19,8 @@ const MAX_FIXED_POLLS: u32 = 4096;
 /// The flags of the poll budget.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Args)]
 pub struct PollArgs {
-    /// Polls added to a round while they find nothing, 0 to 4096; or adaptive: by a controller that learns what they bring, up to 64. Simulated: 16 gain a
-    /// tenth at most, the controller nothing.
+    /// Polls added to a round while they find nothing, 0 to 4096; or adaptive: by a controller that learns what they bring, up to 64. Simulated: neither
+    /// lifts the low state; 16 gain a tenth at most, the controller nothing.
     #[arg(long = "poll-budget", hide_short_help = true, value_name = "N|adaptive", conflicts_with = "adaptive_budget")]
     #[serde(skip)]
     pub polls: Option<PollChoice>,

@@ -39,6 +39,7 @@ fn ranges_end_where_they_say() {
         ("flush-every", ["1", "4096"], ["0", "4097"], "1 to 4096"),
         ("ipc-skip-idle", ["0", "4096"], ["4097", "5000"], "0 to 4096"),
         ("batch-window", ["completion:1", "consumption:256"], ["completion:0", "consumption:257"], "1 to 256"),
+        ("batches-in-flight", ["1", "1024"], ["0", "1025"], "1 to 1024"),
     ] {
         for value in legal {
             resolve(&format!("--{flag} {value}")).unwrap();
@@ -122,6 +123,7 @@ fn what_gathers_messages_needs_messages_that_gather() {
     for (backend, flag, why) in [
         ("rc-send", "--batch-window completion:1", window),
         ("ucx-am", "--batch-window completion:1", window),
+        ("rc-send", "--batches-in-flight 8", window),
         ("ucx-am", "--flush-every 2", "UCX sends each message at once"),
     ] {
         let refused = resolve(&format!("--backend {backend} {flag}")).unwrap_err();

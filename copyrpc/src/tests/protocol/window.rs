@@ -43,6 +43,21 @@ fn without_a_window_each_flush_sends_and_with_one_the_messages_gather_until_a_wr
 }
 
 #[test]
+fn a_window_that_is_suspended_holds_nothing_back_until_it_is_not() {
+    for config in [completion(1), consumption(1), config()] {
+        let is_held = config.window != Window::Off;
+        let mut ends = pair(&config);
+        ends[0].link.suspend_window(true);
+        assert_eq!(call_and_flush(&mut ends[0], 0, 3), (3, 3));
+        ends[0].link.suspend_window(false);
+        assert_eq!(call_and_flush(&mut ends[0], 0, 3), if is_held { (4, 4) } else { (6, 6) });
+        ends[0].link.suspend_window(true);
+        assert!(ends[0].flush(|| true).is_ok());
+        assert_eq!(ends[0].link.stats().messages_sent, 6, "what was held back goes with the next flush");
+    }
+}
+
+#[test]
 fn a_completion_with_nothing_to_send_asks_for_no_flush() {
     let mut ends = pair(&completion(1));
     call_and_flush(&mut ends[0], 0, 1);

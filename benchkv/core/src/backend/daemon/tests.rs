@@ -254,6 +254,35 @@ fn the_batch_window_is_that_of_the_connections() {
     assert!(job.asking.transport().unwrap().counted.of("window_stalls") > 0);
 }
 
+/// With one batch in flight, the second waits until the peer has taken the first, however large it is.
+#[test]
+fn the_batches_in_flight_are_those_of_the_connections() {
+    for (options, most) in [("--batches-in-flight 1", 1), ("", 2)] {
+        let mut job = Job::new(2, options);
+        for token in 0..2 {
+            job.ask(1, token);
+            job.step();
+        }
+        assert_eq!(job.asking.gauges().writes, most, "{options}");
+    }
+}
+
+/// Answers that are held when the policies cease to act are passed on, and none is held until they act again.
+#[test]
+fn policies_that_rest_hold_nothing() {
+    let mut job = Job::new(2, "--hold 100us");
+    for (token, acts) in [(0, false), (1, true), (2, false)] {
+        job.asking.act_on_policies(acts);
+        job.ask(1, token);
+        for _ in 0..8 {
+            job.step();
+            job.let_answer();
+        }
+        assert_eq!(job.asking.gauges().held, u64::from(acts), "{token}");
+    }
+    assert_eq!(job.ended(), [0, 1, 2]);
+}
+
 /// Sound clients send such requests another way.
 #[test]
 fn a_request_for_another_rank_that_nothing_passes_on_is_refused() {

@@ -28,8 +28,12 @@ const MOST_RECEIVES: usize = 32_767;
 
 /// Returns the configuration of all `connections` of a thread.
 fn config(plan: &Plan, connections: usize) -> EndpointConfig {
-    let default =
-        EndpointConfig { ring_size: plan.ring_bytes, window: plan.policies.window.batch_window.window(), ..EndpointConfig::default() };
+    let window = &plan.policies.window;
+    let mut default = EndpointConfig { ring_size: plan.ring_bytes, window: window.batch_window.window(), ..EndpointConfig::default() };
+    if let Some(batches) = window.batches_in_flight {
+        // Small batches, of which there are many, have their WQEs.
+        (default.batches_in_flight, default.max_send_wr) = (batches, Some((4 * batches).max(256)));
+    }
     match plan.topology.routing {
         // One client's operations, requests one way and answers the other way, make no more batches than that. A daemon has many of these
         // connections, whose receives are in one queue. One-sided operations are not used.
@@ -178,6 +182,14 @@ impl<C> Carrier<C> for Links<C> {
 
     fn flush(&mut self) -> Result<(), BackendError> {
         self.context.flush_endpoints().map_err(|e| BackendError::transport("the RDMA context", e))
+    }
+
+    fn suspend_windows(&mut self, is_suspended: bool) {
+        for link in &self.links {
+            if let End::Connected(endpoint) = &link.end {
+                endpoint.suspend_window(is_suspended);
+            }
+        }
     }
 
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {

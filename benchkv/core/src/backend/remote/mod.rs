@@ -103,6 +103,9 @@ trait Carrier<C>: Sized {
         Ok(())
     }
 
+    /// Suspends the windows of the connections, or ends that.
+    fn suspend_windows(&mut self, _is_suspended: bool) {}
+
     /// See [`Sleeper`].
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch));
 
@@ -408,6 +411,11 @@ impl<C> Remote<C> {
     /// Posts the messages that the phases of this step have gathered, and the messages of the connections themselves.
     pub(super) fn flush(&mut self) -> Result<(), BackendError> {
         each!(&mut self.carrier, links => links.flush())
+    }
+
+    /// Suspends the windows of the connections, or ends that.
+    pub(super) fn suspend_windows(&mut self, is_suspended: bool) {
+        each!(&mut self.carrier, links => links.suspend_windows(is_suspended));
     }
 
     /// Returns for how long there is nothing to do unless a completion arrives; `None`: there is work now. For drivers whose devices
