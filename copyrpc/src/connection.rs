@@ -381,6 +381,8 @@ impl<U> Connection<U> {
                     self.mark_dirty();
                 }
             }
+            // Everything before it has arrived.
+            Ok(()) if user == Some(LAST) => self.leaving.set(Leaving::No),
             // The send queue has room: messages that waited for it are still on the worklist.
             Ok(()) => {}
         }
@@ -421,9 +423,7 @@ impl<U> Connection<U> {
     pub(crate) fn is_leaving(self: &Rc<Self>) -> bool {
         if self.leaving.get() == Leaving::Begun {
             self.serve(self.worklist.timers().now_ns());
-            if self.is_closed() {
-                self.leaving.set(Leaving::No);
-            } else if self.with_link(|link| link.has_told_all()) {
+            if self.with_link(|link| link.closed().is_none() && link.has_told_all()) {
                 let resources = &mut self.core.borrow_mut().resources;
                 let posted = resources.as_mut().map(|Resources { qp, .. }| self.post_read(qp, LAST).map(|()| qp.ring()));
                 self.leaving.set(match posted {
@@ -433,15 +433,7 @@ impl<U> Connection<U> {
                 });
             }
         }
-        self.leaving.get() != Leaving::No
-    }
-
-    /// Takes a completion of the send queue of a connection that leaves: everything before its last READ has arrived, or never will.
-    pub(crate) fn note_arrival(&self, cqe: &Cqe<'_>) {
-        let user = self.core.borrow_mut().complete(cqe);
-        if user == Some(LAST) || cqe.result().is_err() {
-            self.leaving.set(Leaving::No);
-        }
+        self.leaving.get() != Leaving::No && !self.is_closed()
     }
 
     /// Ends the connection at once. Does nothing for a connection that has ended: its number may be another's.

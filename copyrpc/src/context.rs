@@ -633,7 +633,7 @@ impl<U> Inner<U> {
 
 impl<U> Drop for Inner<U> {
     fn drop(&mut self) {
-        self.part_all();
+        self.part_all(&mut |_, _: Outcome<'_>| ());
         let connections = self.connections.take();
         connections.iter().for_each(|connection| connection.retire());
         self.worklist.clear();
