@@ -633,6 +633,15 @@ impl<U> Inner<U> {
 
 impl<U> Drop for Inner<U> {
     fn drop(&mut self) {
+    /// Removes a connection that has ended, if nothing was posted on it: no completion is to come (B2). Otherwise the next drain does.
+    pub(crate) fn retire_unused(&self, connection: &Connection<U>) {
+        let Stats { batches_sent, reads, .. } = connection.with_link(|link| link.stats());
+        if batches_sent + reads == 0 && !self.is_polling() {
+            self.retire(connection);
+            self.worklist.finish(connection);
+        }
+    }
+
         self.part_all(&mut |_, _: Outcome<'_>| ());
         let connections = self.connections.take();
         connections.iter().for_each(|connection| connection.retire());

@@ -153,6 +153,10 @@ impl<U> PendingEndpoint<U> {
 
     /// Returns the record for the peer; [`ExchangeRecord::encode`] makes 128 bytes of it.
     #[must_use]
+    pub(crate) const fn context(&self) -> &Weak<Inner<U>> {
+        &self.context
+    }
+
     pub fn local_info(&self) -> ExchangeRecord {
         self.parts.record
     }
