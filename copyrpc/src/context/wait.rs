@@ -126,14 +126,9 @@ impl<U> Inner<U> {
 
     fn longest_sleep(&self, timeout: Option<Duration>) -> Option<Duration> {
         let timers = self.worklist.timers();
-        let own = if self.worklist.has_listed() {
-            Some(BLOCKED_SLEEP)
-        } else if self.worklist.has_timed() {
-            Some(timers.sweep_interval())
-        } else {
-            None
-        };
-        [timeout, own, timers.until_next()].into_iter().flatten().min()
+        let blocked = self.worklist.has_listed().then(|| self.worklist.rest().unwrap_or_default().max(BLOCKED_SLEEP));
+        let timed = self.worklist.has_timed().then(|| timers.sweep_interval());
+        [timeout, blocked, timed, timers.until_next()].into_iter().flatten().min()
     }
 }
 
