@@ -41,8 +41,12 @@ pub struct EndpointConfig {
     pub keepalive: Duration,
     /// With requests unanswered or messages that the peer has not taken, time after which a peer is given up that answers probes and does
     /// nothing else: [`CloseReason::PeerStalled`](crate::CloseReason::PeerStalled). So poll at least that often while calls are
-    /// outstanding. A peer that polls counts as active, for any duration of its handlers. The time is longer if three probes take longer,
-    /// and counts only while this end polls at least four times in it. Default 5 s; `Duration::MAX` never.
+    /// outstanding or requests unanswered; a client whose calls have all ended, by their deadlines too, need not poll. A handler of
+    /// [`Context::serve`](crate::Context::serve) or [`Server::serve`](crate::Server::serve) may take any time: its callers wait for it, and so
+    /// do the callers of the same context's other connections; deadlines bound their calls. Work of a program between a poll and the next
+    /// one, such as on a request that it [received](crate::Context::recv), counts as silence. The time is longer by a quarter for a peer that
+    /// ran handlers, longer if three probes take longer, and counts only while this end polls at least four times in it. Default 5 s;
+    /// `Duration::MAX` never.
     pub stall_timeout: Duration,
     /// With nothing outstanding, silence of the peer after which it is READ, to check that it lives: if the peer is gone, the connection
     /// ends within about two of these intervals. Checks begin with the first message of either side, or when

@@ -8,8 +8,8 @@ use std::cell::{Cell, RefCell, RefMut};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use batches::{Batches, INLINE_MAX, LAST, RAW, READ, WINDOWED_WRITE};
-use mlx5::{CompletionError, Cqe, Mr, PostError, RcQp, Read, Signal};
+use batches::{ACTIVITY, Batches, INLINE_MAX, LAST, RAW, READ, WINDOWED_WRITE};
+use mlx5::{CompletionError, Cqe, Mr, PostError, RcQp, Read, Sge, Signal};
 
 pub(crate) use batches::Remote;
 
@@ -20,6 +20,7 @@ use crate::queue_share::QueueShare;
 use crate::raw::{RawOperations, RdmaError};
 use crate::ring::{RecvBytes, RingView};
 use crate::timers::{Timed, Timer, Timers};
+use crate::wire::{ACTIVITY_SIZE, decode_activity};
 use crate::worklist::{Listed, Listing, Worklist};
 
 /// The outcome of a call: the reply's bytes, or why there are none.
@@ -121,7 +122,7 @@ impl<U> Drop for Interrupted<'_, U> {
     }
 }
 
-/// Sets a connection's timer again after an expiry, even if a callback panicked.
+/// Sets a connection's timer again after an expiry, and tells the peer if no call waits any more, even if a callback panicked.
 struct Rearm<'a, U>(&'a Rc<Connection<U>>);
 
 impl<U> Drop for Rearm<'_, U> {
@@ -129,6 +130,7 @@ impl<U> Drop for Rearm<'_, U> {
         if let Some(at_ns) = self.0.with_link(Link::next_deadline) {
             self.0.arm(at_ns);
         }
+        self.0.tell_rest();
     }
 }
 
@@ -283,6 +285,9 @@ impl<U> Connection<U> {
             link = self.link();
         }
         std::mem::forget(interrupted);
+        if let Some(heartbeat) = link.rest() {
+            self.control.beat(heartbeat);
+        }
         // For replies in place, this marks the connection.
         if R::TAKES_REQUESTS && link.has_open_messages() && link.closed().is_none() {
             self.mark_dirty();
@@ -332,6 +337,13 @@ impl<U> Connection<U> {
         ended
     }
 
+    /// Tells the peer if no call waits any more, after the early end of one (K6).
+    pub(crate) fn tell_rest(&self) {
+        if let Some(heartbeat) = self.with_link(|link| link.rest()) {
+            self.control.beat(heartbeat);
+        }
+    }
+
     /// Schedules a check of the deadlines, by a drain, once `at_ns` has passed.
     pub(crate) fn arm(self: &Rc<Self>, at_ns: u64) {
         self.worklist.timers().arm(self, at_ns);
@@ -360,16 +372,23 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Takes a completion of the send queue.
-    pub(crate) fn complete(self: &Rc<Self>, cqe: &Cqe<'_>, receiver: &mut impl Receiver<U>) {
+    /// Takes a completion of the send queue. Returns whether something moved: a READ without new words moves nothing.
+    pub(crate) fn complete(self: &Rc<Self>, cqe: &Cqe<'_>, receiver: &mut impl Receiver<U>) -> bool {
         let user = self.core.borrow_mut().complete(cqe);
         match cqe.result() {
             Err(error) => self.fail(error),
-            Ok(()) if user == Some(READ) => {
-                let record = self.control.take_read();
-                self.with_link(|link| link.on_read_done(&record));
+            Ok(()) if matches!(user, Some(READ | ACTIVITY)) => {
+                let read = self.control.take_read();
+                let has_words = self.with_link(|link| {
+                    if user == Some(READ) {
+                        return link.on_read_done(&read);
+                    }
+                    link.on_activity_read(decode_activity(&read));
+                    false
+                });
                 self.mark_dirty();
                 self.deliver_rest(receiver);
+                return has_words;
             }
             Ok(()) if user == Some(RAW) => {
                 if let Some(user_data) = self.raw.end() {
@@ -381,9 +400,12 @@ impl<U> Connection<U> {
                     self.mark_dirty();
                 }
             }
+            // Everything before it has arrived.
+            Ok(()) if user == Some(LAST) => self.leaving.set(Leaving::No),
             // The send queue has room: messages that waited for it are still on the worklist.
             Ok(()) => {}
         }
+        true
     }
 
     /// Begins the graceful end with the next flush. Does nothing for a connection that has ended: nothing serves it, and its context may
@@ -421,9 +443,7 @@ impl<U> Connection<U> {
     pub(crate) fn is_leaving(self: &Rc<Self>) -> bool {
         if self.leaving.get() == Leaving::Begun {
             self.serve(self.worklist.timers().now_ns());
-            if self.is_closed() {
-                self.leaving.set(Leaving::No);
-            } else if self.with_link(|link| link.has_told_all()) {
+            if self.with_link(|link| link.closed().is_none() && link.has_told_all()) {
                 let resources = &mut self.core.borrow_mut().resources;
                 let posted = resources.as_mut().map(|Resources { qp, .. }| self.post_read(qp, LAST).map(|()| qp.ring()));
                 self.leaving.set(match posted {
@@ -433,15 +453,7 @@ impl<U> Connection<U> {
                 });
             }
         }
-        self.leaving.get() != Leaving::No
-    }
-
-    /// Takes a completion of the send queue of a connection that leaves: everything before its last READ has arrived, or never will.
-    pub(crate) fn note_arrival(&self, cqe: &Cqe<'_>) {
-        let user = self.core.borrow_mut().complete(cqe);
-        if user == Some(LAST) || cqe.result().is_err() {
-            self.leaving.set(Leaving::No);
-        }
+        self.leaving.get() != Leaving::No && !self.is_closed()
     }
 
     /// Ends the connection at once. Does nothing for a connection that has ended: its number may be another's.
@@ -501,7 +513,7 @@ impl<U> Connection<U> {
         let mut outcome = link.flush_any(&mut |emit| batches.post(emit));
         let qp = batches.qp;
         if outcome.is_ok() && link.poll_read(now_ns) {
-            outcome = self.post_read(qp, READ);
+            outcome = self.post_read(qp, if link.asks_activity() { ACTIVITY } else { READ });
             if outcome.is_ok() {
                 link.read_posted();
             }
@@ -517,9 +529,7 @@ impl<U> Connection<U> {
         }
         if !link.is_quiet() {
             self.mark_dirty();
-            if link.puts_read_off() {
-                self.worklist.note_count();
-            }
+            self.worklist.note_left(link.read_pause_ns(now_ns));
         }
         if link.closed().is_some() {
             self.worklist.mark_unfinished(self);
@@ -527,7 +537,11 @@ impl<U> Connection<U> {
     }
 
     fn post_read(&self, qp: &mut RcQp, user: u64) -> Result<(), PostError> {
-        let read = Read { addr: self.remote.published_addr, rkey: self.remote.published_rkey, into: self.control.read_target() };
+        let (remote, into) = (&self.remote, self.control.read_target());
+        let read = match user {
+            ACTIVITY => Read { addr: remote.activity_addr, rkey: remote.activity_rkey, into: Sge { len: ACTIVITY_SIZE, ..into } },
+            _ => Read { addr: remote.published_addr, rkey: remote.published_rkey, into },
+        };
         qp.post(&read, Signal::Always, user)
     }
 

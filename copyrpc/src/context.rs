@@ -8,6 +8,7 @@ mod wait;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use mlx5::{
@@ -18,7 +19,7 @@ use thiserror::Error;
 
 use crate::config::{CreateEndpointError, EndpointConfig};
 use crate::connection::{Connection, Outcome, Receiver};
-use crate::control::{ControlMemory, ControlRegions};
+use crate::control::{Activity, ControlMemory, ControlRegions, Handling};
 use crate::link::Request;
 use crate::queue_share::{Outstanding, QueueShare, Used};
 use crate::recv::{RecvHandle, Reply};
@@ -64,6 +65,9 @@ pub enum BuildError {
     /// A queue could not be created.
     #[error("creating a queue: {0}")]
     Queue(#[from] CreateError),
+    /// The memory that peers READ could not be allocated.
+    #[error("memory of the context: {0}")]
+    Memory(#[from] RegisterError),
     /// The shared receive queue of so many endpoints would be longer than the device permits.
     #[error(
         "{endpoints} endpoints with {batches_in_flight} batches in flight each: the device has receives for {max} of them; ask for fewer, \
@@ -176,9 +180,11 @@ impl ContextBuilder {
         if (recv_cq.entries() as usize) < srq.depth() {
             return Err(BuildError::CqTooSmall { cq_size: recv_cq.entries(), srq_depth: srq.depth() });
         }
+        let control_regions = ControlRegions::default();
         let inner = Inner {
             worklist: Rc::new(Worklist::new(device.clone())),
-            control_regions: ControlRegions::default(),
+            activity: Activity::new(&control_regions, &pd)?,
+            control_regions,
             connections: RefCell::new(Vec::new()),
             used: Rc::default(),
             queues: RefCell::new(Queues { max_free: srq.depth() / 3, recv_cq, send_cq, srq }),
@@ -226,6 +232,7 @@ pub(crate) struct Inner<U> {
     used: Rc<Used>,
     queues: RefCell<Queues<U>>,
     control_regions: ControlRegions,
+    activity: Activity,
     pd: Pd,
     device: Device,
     is_polling: Cell<bool>,
@@ -287,16 +294,18 @@ fn fill(srq: &mut Srq) {
 }
 
 /// The callbacks of [`Context::serve`].
-struct Serving<R, F> {
+struct Serving<'a, R, F> {
+    activity: &'a AtomicU64,
     on_request: R,
     on_response: F,
 }
 
-impl<U, R: FnMut(RecvBytes<'_>, Reply<'_, U>), F: FnMut(U, Outcome<'_>)> Receiver<U> for Serving<R, F> {
+impl<U, R: FnMut(RecvBytes<'_>, Reply<'_, U>), F: FnMut(U, Outcome<'_>)> Receiver<U> for Serving<'_, R, F> {
     const TAKES_REQUESTS: bool = true;
 
     #[inline(always)]
     fn on_request(&mut self, connection: &Rc<Connection<U>>, request: Request, bytes: RecvBytes<'_>) {
+        let _running = Handling::begin(self.activity);
         (self.on_request)(bytes, Reply::new(connection, request));
     }
 
@@ -320,7 +329,8 @@ impl<U> Context<U> {
     }
 
     /// One bounded step: takes arrivals and completions, ends calls through `on_response`, posts gathered messages. Returns the number of
-    /// completions plus the number of calls that ran out of time; 0 means that nothing moved.
+    /// completions plus the number of calls that ran out of time; 0 means that nothing moved. READs of a peer's record without new
+    /// flow-control words do not count.
     ///
     /// `on_response` gets the call's user data and either the reply's bytes, valid during the callback, or the reason why there are none.
     /// It may call, reply and receive.
@@ -363,7 +373,7 @@ impl<U> Context<U> {
         on_response: impl FnMut(U, Outcome<'_>),
     ) -> Result<usize, PollError> {
         let _polling = self.inner.enter()?;
-        let taken = self.inner.serve(&mut Serving { on_request, on_response });
+        let taken = self.inner.serve(&mut Serving { activity: self.inner.activity.word(), on_request, on_response });
         self.inner.flush();
         Ok(taken)
     }
@@ -387,7 +397,7 @@ impl<U> Context<U> {
         on_response: impl FnMut(U, Outcome<'_>),
     ) -> Result<usize, PollError> {
         let _polling = self.inner.enter()?;
-        Ok(self.inner.serve(&mut Serving { on_request, on_response }))
+        Ok(self.inner.serve(&mut Serving { activity: self.inner.activity.word(), on_request, on_response }))
     }
 
     /// Does the second half of [`Context::poll`] and of [`Context::serve`]: posts gathered messages, and probes peers that have been silent for long. Takes no
@@ -448,6 +458,11 @@ impl<U> Inner<U> {
 
     pub(crate) fn create_control_memory(&self, words: FlowWords) -> Result<ControlMemory, RegisterError> {
         ControlMemory::new(&self.control_regions, &self.pd, words)
+    }
+
+    /// Returns address and key of the word that says whether a handler runs.
+    pub(crate) fn activity(&self) -> (u64, u32) {
+        self.activity.published()
     }
 
     /// Returns the event by which it broke down.
@@ -594,11 +609,13 @@ impl<U> Inner<U> {
         let Queues { recv_cq, send_cq, .. } = queues;
         let mut sent = 0;
         while send_cq.has_completion() {
+            let mut in_vain = 0;
             sent += send_cq.poll(POLL_BUDGET, |cqe| {
                 if let Some(connection) = recv_cq.queues().get(cqe.qpn()) {
-                    connection.complete(&cqe, receiver);
+                    in_vain += usize::from(!connection.complete(&cqe, receiver));
                 }
             });
+            sent -= in_vain;
         }
         sent
     }
@@ -617,6 +634,15 @@ impl<U> Inner<U> {
         self.worklist.flush(|connection| connection.serve(now_ns));
     }
 
+    /// Removes a connection that has ended, if nothing was posted on it: no completion is to come (B2). Otherwise the next drain does.
+    pub(crate) fn retire_unused(&self, connection: &Connection<U>) {
+        let Stats { batches_sent, reads, .. } = connection.with_link(|link| link.stats());
+        if batches_sent + reads == 0 && !self.is_polling() {
+            self.retire(connection);
+            self.worklist.finish(connection);
+        }
+    }
+
     /// Removes a connection that has ended and whose calls have.
     fn retire(&self, connection: &Connection<U>) {
         if self.queues.borrow_mut().recv_cq.unregister(connection.qpn()).is_some() {
@@ -633,7 +659,7 @@ impl<U> Inner<U> {
 
 impl<U> Drop for Inner<U> {
     fn drop(&mut self) {
-        self.part_all();
+        self.part_all(&mut |_, _: Outcome<'_>| ());
         let connections = self.connections.take();
         connections.iter().for_each(|connection| connection.retire());
         self.worklist.clear();

@@ -125,6 +125,53 @@ impl ControlMemory {
     }
 }
 
+/// The word of a context that its peers READ before they give it up (K7): odd while a handler runs, and another number after each.
+#[derive(Debug)]
+pub(crate) struct Activity(ControlMemory);
+
+impl Activity {
+    pub(crate) fn new(regions: &ControlRegions, pd: &Pd) -> Result<Self, RegisterError> {
+        Ok(Self(ControlMemory::new(regions, pd, FlowWords::default())?))
+    }
+
+    /// Returns address and key of the word, for the peers.
+    pub(crate) fn published(&self) -> (u64, u32) {
+        self.0.published()
+    }
+
+    pub(crate) fn word(&self) -> &AtomicU64 {
+        // SAFETY: as in `publish`.
+        unsafe { self.0.at(0).cast::<AtomicU64>().as_ref() }
+    }
+}
+
+/// Adds 1 to the word. This thread is its only writer.
+#[inline(always)]
+fn count(word: &AtomicU64) {
+    let next = u64::from_le(word.load(Ordering::Relaxed)).wrapping_add(1);
+    // Release, so that it is neither merged nor moved over the handler.
+    word.store(next.to_le(), Ordering::Release);
+}
+
+/// A handler that runs, in the word of an [`Activity`].
+pub(crate) struct Handling<'a>(&'a AtomicU64);
+
+impl<'a> Handling<'a> {
+    /// Marks a handler as running until the guard is dropped, even if it panics.
+    #[inline(always)]
+    pub(crate) fn begin(word: &'a AtomicU64) -> Self {
+        count(word);
+        Self(word)
+    }
+}
+
+impl Drop for Handling<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        count(self.0);
+    }
+}
+
 impl Drop for ControlMemory {
     fn drop(&mut self) {
         self.region.taken.set(self.region.taken.get() & !(1 << self.place));
@@ -137,11 +184,28 @@ mod tests {
 
     use super::*;
 
+    fn pd() -> Pd {
+        let fabric = FabricSpec::Local(LocalFabric::new());
+        Device::open(DeviceSpec::Soft(SoftOptions { fabric, ..SoftOptions::default() })).unwrap().alloc_pd().unwrap()
+    }
+
+    /// To the end of its 64 bits.
+    #[test]
+    fn activity_is_odd_while_a_handler_runs_and_another_number_after_it() {
+        let activity = Activity::new(&ControlRegions::default(), &pd()).unwrap();
+        let word = activity.word();
+        for before in [0_u64, 6, u64::MAX - 1] {
+            word.store(before.to_le(), Ordering::Relaxed);
+            let running = Handling::begin(word);
+            assert_eq!(u64::from_le(word.load(Ordering::Relaxed)), before + 1);
+            drop(running);
+            assert_eq!(u64::from_le(word.load(Ordering::Relaxed)), before.wrapping_add(2));
+        }
+    }
+
     #[test]
     fn places_are_apart_cleared_and_used_again_and_regions_go_with_their_last_one() {
-        let fabric = FabricSpec::Local(LocalFabric::new());
-        let device = Device::open(DeviceSpec::Soft(SoftOptions { fabric, ..SoftOptions::default() })).unwrap();
-        let pd = device.alloc_pd().unwrap();
+        let pd = pd();
         let regions = ControlRegions::default();
         let make = |credit| ControlMemory::new(&regions, &pd, FlowWords { credit, ..FlowWords::default() }).unwrap();
         let mut all: Vec<_> = (0..2 * PLACES as u64 + 1).map(make).collect();

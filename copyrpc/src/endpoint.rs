@@ -114,7 +114,9 @@ impl<U> Endpoint<U> {
         if call.connection != self.connection.serial() {
             return None;
         }
-        self.connection.with_link(|link| link.cancel(call.call))
+        let user_data = self.connection.with_link(|link| link.cancel(call.call));
+        self.connection.tell_rest();
+        user_data
     }
 
     /// Returns the maximum request payload in bytes.

@@ -15,7 +15,7 @@ use crate::wire::ALIGNMENT;
 /// Bytes of an encoded record.
 pub const EXCHANGE_RECORD_SIZE: usize = 128;
 /// Version of the record and of the wire formats that follow it.
-pub const EXCHANGE_VERSION: u16 = 2;
+pub const EXCHANGE_VERSION: u16 = 3;
 
 const ADDRESS_AT: usize = 16;
 const KIND: Kind = Kind { name: "copyrpc exchange", magic: *b"copyrpc\0", version: EXCHANGE_VERSION };
@@ -28,10 +28,10 @@ const KIND: Kind = Kind { name: "copyrpc exchange", magic: *b"copyrpc\0", versio
 /// | 8 | version u16 | | 80 | `published_addr` u64 |
 /// | 10 | size of the record u16 | | 88 | `initial_credit` u64 |
 /// | 12 | 0, or a [`Refusal`] u32 | | 96 | `batches` u32 |
-/// | 16 | `address`, as [`QpAddress::to_bytes`] | | 100 | zero u32 |
+/// | 16 | `address`, as [`QpAddress::to_bytes`] | | 100 | `activity_rkey` u32 |
 /// | 56 | `recv_ring_rkey` u32 | | 104 | largest padded message u64 |
 /// | 60 | `published_rkey` u32 | | 112 | largest internal allowance u64 |
-/// | 64 | `recv_ring_addr` u64 | | 120 | zero u64 |
+/// | 64 | `recv_ring_addr` u64 | | 120 | `activity_addr` u64 |
 ///
 /// The two limits follow from the ring size. They are in the record so that ends with different rules refuse each other instead of
 /// deadlocking. A fabric has no number of its own: a soft device is named by LID and epoch, so a record of another fabric is refused by
@@ -52,6 +52,10 @@ pub struct ExchangeRecord {
     pub published_addr: u64,
     /// Key of the published record.
     pub published_rkey: u32,
+    /// Address of the word that says whether the context runs a handler, 8 bytes.
+    pub activity_addr: u64,
+    /// Key of that word.
+    pub activity_rkey: u32,
     /// Batches that the peer may have sent without confirmation of their receipt, at least 1.
     pub batches: u32,
     /// Credit in bytes the peer starts with.
@@ -100,8 +104,10 @@ impl ExchangeRecord {
         put(80, &self.published_addr.to_le_bytes());
         put(88, &self.initial_credit.to_le_bytes());
         put(96, &self.batches.to_le_bytes());
+        put(100, &self.activity_rkey.to_le_bytes());
         put(104, &self.ring_size.max_message().to_le_bytes());
         put(112, &self.ring_size.max_internal_allowance().to_le_bytes());
+        put(120, &self.activity_addr.to_le_bytes());
         bytes
     }
 
@@ -113,7 +119,6 @@ impl ExchangeRecord {
         KIND.check(bytes)?;
         let u32_at = |at| u32::from_le_bytes(field(bytes, at));
         let u64_at = |at| u64::from_le_bytes(field(bytes, at));
-        require("reserved", u64::from(u32_at(100)) | u64_at(120), "0", |reserved| reserved == 0)?;
         let address = QpAddress::from_bytes(&field(bytes, ADDRESS_AT)).ok_or(ExchangeError::Address)?;
         let illegal = RecordError::Field { field: "ring size", value: u64_at(72), legal: "a power of two, 4096..=268435456" };
         let ring_size = RingSize::for_connection(u64_at(72)).ok_or(illegal)?;
@@ -125,6 +130,8 @@ impl ExchangeRecord {
             ring_size,
             published_addr: u64_at(80),
             initial_credit: u64_at(88),
+            activity_addr: u64_at(120),
+            activity_rkey: u32_at(100),
             batches: u32_at(96),
         };
         record.check_numbers()?;
@@ -147,7 +154,9 @@ impl ExchangeRecord {
         require("receive ring address", self.recv_ring_addr, "an address with a whole ring above it", |addr| {
             addr != 0 && addr.checked_add(ring_bytes).is_some()
         })?;
-        require("published record address", self.published_addr, "a multiple of 8, not 0", |addr| addr != 0 && addr % 8 == 0)?;
+        for (field, addr) in [("published record address", self.published_addr), ("activity address", self.activity_addr)] {
+            require(field, addr, "a multiple of 8, not 0", |addr| addr != 0 && addr % 8 == 0)?;
+        }
         require("batches", self.batches, "1 or more", |batches| batches > 0)?;
         require("initial credit", self.initial_credit, "a multiple of 32 up to a quarter ring", |credit| {
             credit <= self.ring_size.max_reservation() && credit % ALIGNMENT == 0
@@ -193,6 +202,8 @@ mod tests {
             ring_size: RingSize::new(1 << 20).unwrap(),
             published_addr: 0x7172_7374_7576_7778,
             published_rkey: 0x8182_8384,
+            activity_addr: 0xb1b2_b3b4_b5b6_b7b8,
+            activity_rkey: 0xa1a2_a3a4,
             batches: 0x9192_9394,
             initial_credit: 0x4_0000,
         }
@@ -201,7 +212,7 @@ mod tests {
     #[rustfmt::skip]
     const GOLDEN: [u8; EXCHANGE_RECORD_SIZE] = [
         b'c', b'o', b'p', b'y', b'r', b'p', b'c', 0,
-        2, 0, 128, 0, 0, 0, 0, 0, // version, size, no refusal
+        3, 0, 128, 0, 0, 0, 0, 0, // version, size, no refusal
         1, 0, 0x00, 0x10, 0x22, 0x21, 0, 0, // kind, zero, MTU, LID, zero
         0x33, 0x32, 0x31, 0, 0x43, 0x42, 0x41, 0, // QPN, PSN
         0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11,
@@ -212,10 +223,10 @@ mod tests {
         0, 0, 0x10, 0, 0, 0, 0, 0, // ring size
         0x78, 0x77, 0x76, 0x75, 0x74, 0x73, 0x72, 0x71,
         0, 0, 4, 0, 0, 0, 0, 0, // initial credit
-        0x94, 0x93, 0x92, 0x91, 0, 0, 0, 0, // batches, zero
+        0x94, 0x93, 0x92, 0x91, 0xa4, 0xa3, 0xa2, 0xa1, // batches, activity rkey
         0, 0, 2, 0, 0, 0, 0, 0, // 1/8 ring
         0, 0, 3, 0, 0, 0, 0, 0, // 3/16 ring
-        0, 0, 0, 0, 0, 0, 0, 0,
+        0xb8, 0xb7, 0xb6, 0xb5, 0xb4, 0xb3, 0xb2, 0xb1,
     ];
 
     #[test]
@@ -226,7 +237,7 @@ mod tests {
 
     #[test]
     fn each_illegal_number_is_refused_by_name() {
-        let cases: [(usize, &[u8], &str); 9] = [
+        let cases: [(usize, &[u8], &str); 8] = [
             (10, &[127], "size"),
             (12, &[3], "refusal"),
             (64, &[0xff; 8], "receive ring address"),
@@ -234,8 +245,7 @@ mod tests {
             (80, &[1], "published record address"),
             (88, &[32], "initial credit"),
             (96, &[0; 4], "batches"),
-            (100, &[1], "reserved"),
-            (120, &[1], "reserved"),
+            (120, &[1], "activity address"),
         ];
         for (at, patch, name) in cases {
             let mut bytes = GOLDEN;
@@ -273,7 +283,7 @@ mod tests {
         assert_eq!(ExchangeRecord::decode(&bytes), Err(RecordError::Magic("copyrpc exchange").into()));
         let mut bytes = GOLDEN;
         bytes[8] = 1;
-        let error = RecordError::Version { name: "copyrpc exchange", version: 1, known: 2 };
+        let error = RecordError::Version { name: "copyrpc exchange", version: 1, known: 3 };
         assert_eq!(ExchangeRecord::decode(&bytes), Err(error.into()));
     }
 

@@ -73,6 +73,7 @@ use waiting::{Lane, News, Waiting};
 use zerocopy::FromBytes;
 
 use crate::config::{CreateEndpointError, EndpointConfig};
+use crate::connection::Outcome;
 use crate::context::{Context, PollError};
 use crate::endpoint::Endpoint;
 use crate::error::{CallFailure, CloseReason};
@@ -199,7 +200,7 @@ impl AsyncContext {
     /// # Errors
     /// [`PollError`].
     pub fn poll(&self) -> Result<usize, PollError> {
-        let moved = self.context.poll(|ticket, outcome| ticket.0.end(outcome.map(|bytes| bytes.to_vec())))?;
+        let moved = self.context.poll(end)?;
         self.wake(moved > 0);
         Ok(moved)
     }
@@ -268,10 +269,14 @@ impl AsyncContext {
 
 impl Drop for AsyncContext {
     fn drop(&mut self) {
-        self.context.inner.part_all();
-        // It cannot be inside a poll. The only other failure is the refill of a queue that is not needed any more.
+        self.context.inner.part_all(&mut end);
+        // It cannot be inside a poll.
         let _ = self.poll();
     }
+}
+
+fn end(ticket: Ticket, outcome: Outcome<'_>) {
+    ticket.0.end(outcome.map(|bytes| bytes.to_vec()));
 }
 
 /// A flag that a waker sets from any thread.

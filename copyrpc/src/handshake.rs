@@ -1,11 +1,12 @@
 //! The handshake of two endpoints over a byte stream: both send 128 bytes and take 128, then send one byte and take one.
 
 use std::io::{self, ErrorKind, Read, Write};
+use std::rc::Weak;
 
 use rendezvous::record::field;
 
 use crate::config::{CreateEndpointError, EndpointConfig};
-use crate::context::Context;
+use crate::context::{Context, Inner};
 use crate::endpoint::Endpoint;
 use crate::exchange::{EXCHANGE_RECORD_SIZE, ExchangeError, ExchangeRecord, RecordError, Refusal};
 use crate::pending::{ConnectFailure, PendingEndpoint};
@@ -47,6 +48,8 @@ fn meet<U>(mut handshake: Handshake<U>, channel: &mut (impl Read + Write)) -> Re
 
 /// One end of a handshake in progress.
 pub(crate) struct Handshake<U> {
+    /// Of its endpoint.
+    context: Weak<Inner<U>>,
     end: End<U>,
     to_send: [u8; ALL],
     /// Number of its bytes that can be sent, and that were sent.
@@ -68,8 +71,8 @@ enum End<U> {
 impl<U> Handshake<U> {
     /// Begins the handshake of an endpoint.
     pub(crate) fn new(endpoint: PendingEndpoint<U>) -> Self {
-        let record = endpoint.local_info().encode();
-        Self::begin(End::Pending(endpoint), &record)
+        let (context, record) = (endpoint.context().clone(), endpoint.local_info().encode());
+        Self::begin(context, End::Pending(endpoint), &record)
     }
 
     /// Begins the handshake of a new endpoint of `context`. If there is no room for it, the peer is told.
@@ -78,7 +81,7 @@ impl<U> Handshake<U> {
             Ok(endpoint) => Self::new(endpoint),
             Err(error) => {
                 let refusal = ExchangeRecord::refuse(refusal_of(&error));
-                Self::begin(End::Failed(error.into()), &refusal)
+                Self::begin(Weak::new(), End::Failed(error.into()), &refusal)
             }
         }
     }
@@ -86,7 +89,7 @@ impl<U> Handshake<U> {
     /// Begins a handshake that tells the peer that there is no room for it.
     pub(crate) fn full() -> Self {
         let reason = ExchangeError::Record(RecordError::Refused(Refusal::Full));
-        Self::begin(End::Failed(reason.into()), &ExchangeRecord::refuse(Refusal::Full))
+        Self::begin(Weak::new(), End::Failed(reason.into()), &ExchangeRecord::refuse(Refusal::Full))
     }
 
     /// Continues after a peer's record that has arrived already.
@@ -96,10 +99,10 @@ impl<U> Handshake<U> {
         self
     }
 
-    fn begin(end: End<U>, record: &[u8; EXCHANGE_RECORD_SIZE]) -> Self {
+    fn begin(context: Weak<Inner<U>>, end: End<U>, record: &[u8; EXCHANGE_RECORD_SIZE]) -> Self {
         let mut to_send = [0; ALL];
         to_send[..EXCHANGE_RECORD_SIZE].copy_from_slice(record);
-        Self { end, to_send, ready: EXCHANGE_RECORD_SIZE, sent: 0, taken: [0; ALL], count: 0 }
+        Self { context, end, to_send, ready: EXCHANGE_RECORD_SIZE, sent: 0, taken: [0; ALL], count: 0 }
     }
 
     /// Proceeds as far as the stream permits. Returns `None` if the stream would block.
@@ -179,8 +182,11 @@ impl<U> Handshake<U> {
 impl<U> Drop for Handshake<U> {
     fn drop(&mut self) {
         if let End::Connected(endpoint) = &self.end {
-            // A graceful end needs a peer.
+            // A graceful end needs a peer. The share of the queues is free for the next attempt, which no drain may come before.
             endpoint.abort();
+            if let Some(context) = self.context.upgrade() {
+                context.retire_unused(&endpoint.connection);
+            }
         }
     }
 }

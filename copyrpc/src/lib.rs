@@ -130,7 +130,7 @@
 //!   connection only. To go on with a peer, connect a new endpoint.
 //! - **Peers that leave.** While requests are unanswered or replies not taken, a peer whose process died is noticed at latest about two
 //!   [keep-alive](EndpointConfig::keepalive) intervals later, and one that is stopped, or does not poll, after its
-//!   [stall timeout](EndpointConfig::stall_timeout). On an idle connection a dead one is noticed within about two
+//!   [stall timeout](EndpointConfig::stall_timeout); a handler of [`serve`](Context::serve) may take any time. On an idle connection a dead one is noticed within about two
 //!   [idle keep-alive](EndpointConfig::idle_keepalive) intervals, half a second of the device's retries added; a living one is kept, unless
 //!   there is an [idle timeout](EndpointConfig::idle_timeout). An endpoint that has ended has given everything back, though handles of it are
 //!   kept: queue pair, share of the queues, and rings, but a receive ring in which the application has requests.

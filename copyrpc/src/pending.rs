@@ -136,7 +136,7 @@ impl<U> PendingEndpoint<U> {
             share,
         };
         let control = context.create_control_memory(FlowWords { credit, ..FlowWords::default() })?;
-        let (published_addr, published_rkey) = control.published();
+        let ((published_addr, published_rkey), (activity_addr, activity_rkey)) = (control.published(), context.activity());
         let record = ExchangeRecord {
             address: resources.qp.address(),
             recv_ring_rkey: resources.recv_ring.rkey(),
@@ -144,11 +144,17 @@ impl<U> PendingEndpoint<U> {
             ring_size,
             published_addr,
             published_rkey,
+            activity_addr,
+            activity_rkey,
             batches: config.batches_in_flight,
             initial_credit: credit,
         };
         let parts = Parts { resources, control, record, config: config.clone() };
         Ok(Self { parts: Box::new(parts), context: Rc::downgrade(context) })
+    }
+
+    pub(crate) const fn context(&self) -> &Weak<Inner<U>> {
+        &self.context
     }
 
     /// Returns the record for the peer; [`ExchangeRecord::encode`] makes 128 bytes of it.
@@ -210,6 +216,8 @@ impl<U> PendingEndpoint<U> {
             ring_rkey: remote.recv_ring_rkey,
             published_addr: remote.published_addr,
             published_rkey: remote.published_rkey,
+            activity_addr: remote.activity_addr,
+            activity_rkey: remote.activity_rkey,
             path_mtu: record.address.mtu.min(remote.address.mtu),
         };
         let connection = Rc::new(Connection::new(resources, link, control, recv_view, remote, context.worklist()));

@@ -42,7 +42,10 @@ impl<U> RecvHandle<U> {
     /// its connection, however long it is held; until it is answered it only keeps its caller's allowance for the reply from the credit.
     pub fn give_up_data(&mut self) {
         self.number = self.connection.with_link(|link| link.give_up_bytes(self.number));
-        self.connection.mark_dirty();
+        // Nothing serves a connection that has ended, and the list of a context that is gone would keep it without limit.
+        if !self.connection.is_closed() {
+            self.connection.mark_dirty();
+        }
     }
 
     /// Returns the maximum bytes of a reply: the caller's allowance, rounded up.
@@ -212,5 +215,36 @@ impl<U> Drop for RecvHandle<U> {
         if self.number != IN_PLACE {
             self.abandon();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+
+    use super::*;
+    use crate::{Context, ContextBuilder, EndpointConfig};
+
+    /// Nor the device, nor the memory of its connection.
+    #[test]
+    fn bytes_that_are_given_up_after_the_context_leave_nothing_behind() {
+        let fabric = LocalFabric::new();
+        let context = || -> Context<()> {
+            let fabric = FabricSpec::Local(fabric.clone());
+            ContextBuilder::new(DeviceSpec::Soft(SoftOptions { fabric, ..SoftOptions::default() })).build().unwrap()
+        };
+        let (client, server) = (context(), context());
+        let [a, b] = [&client, &server].map(|context| context.create_endpoint(&EndpointConfig::default()).unwrap());
+        let (record_a, record_b) = (a.local_info(), b.local_info());
+        let (endpoint, peer) = (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap());
+        endpoint.call(b"held", (), 0).unwrap();
+        client.flush_endpoints().unwrap();
+        server.poll(|(), _| ()).unwrap();
+        let mut request = server.recv().unwrap();
+        let worklist = Rc::downgrade(&server.inner.worklist());
+        drop((peer, server));
+        request.give_up_data();
+        drop(request);
+        assert!(worklist.upgrade().is_none());
     }
 }

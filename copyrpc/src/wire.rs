@@ -125,14 +125,15 @@ pub(crate) struct FlowMetadata {
 /// |---|---|
 /// | 0 | `consumer_pos` u64 |
 /// | 8 | `credit` u64 |
-/// | 16 | `heartbeat` u32 |
+/// | 16 | `heartbeat` u32, bit 31 a flag |
 /// | 20 | `batches_taken` u32 |
 /// | 24 | `batches_received` u64 |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PublishedRecord {
     /// The words about the owner's receive side.
     pub(crate) words: FlowWords,
-    /// Changes while the owner lives and owes the reader something (invariant K3).
+    /// Changes while the owner lives and owes the reader something (invariant K3). With [`RESTS`](Self::RESTS), the owner waits for no
+    /// reply, though it gave up calls: then the lower bits are those of the credit that its calls have spent, in blocks (invariant K6).
     pub(crate) heartbeat: u32,
     /// Batches whose receive completion the owner has taken, modulo 2^32: `batches_received` at this moment. `batches_received` itself
     /// also means that their receives are posted again, and is stored later (invariant K2).
@@ -140,6 +141,8 @@ pub(crate) struct PublishedRecord {
 }
 
 impl PublishedRecord {
+    /// Flag of a heartbeat.
+    pub(crate) const RESTS: u32 = 1 << 31;
     /// Offset of the heartbeat.
     pub(crate) const HEARTBEAT_OFFSET: usize = 16;
     /// Offset of `batches_taken`.
@@ -157,6 +160,15 @@ impl PublishedRecord {
     pub(crate) fn decode(bytes: &[u8; FLOW_METADATA_SIZE]) -> Self {
         Self { words: decode_words(bytes), heartbeat: le_u32(bytes, 16), batches_taken: le_u32(bytes, 20) }
     }
+}
+
+/// Bytes of the word of a context that says whether a handler runs (invariant K7).
+pub(crate) const ACTIVITY_SIZE: u32 = 8;
+
+/// Reads that word, which a READ put at the start of its destination.
+#[must_use]
+pub(crate) fn decode_activity(bytes: &[u8; FLOW_METADATA_SIZE]) -> u64 {
+    le_u64(bytes, 0)
 }
 
 /// Encodes the layout that a batch's metadata and the published record share.

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
 use std::rc::Rc;
+use std::time::Duration;
 
 use mlx5::Device;
 
@@ -38,6 +39,8 @@ pub(crate) struct Worklist<C> {
     has_listed: Cell<bool>,
     /// A flush found that a connection counts polls until its next READ. Such a connection asks for the next flush, too.
     counts_polls: Cell<bool>,
+    /// Shortest time until one of the connections that flushes left listed has to be served, unless something arrives, in ns.
+    rest_ns: Cell<Option<u64>>,
     /// Connections that are closed, or whose callback panicked: the next drain continues them. Each once.
     unfinished: RefCell<Vec<Rc<C>>>,
     has_unfinished: Cell<bool>,
@@ -60,6 +63,7 @@ impl<C: Listed> Worklist<C> {
             first: Cell::new(None),
             has_listed: Cell::new(false),
             counts_polls: Cell::new(false),
+            rest_ns: Cell::new(None),
             unfinished: RefCell::default(),
             has_unfinished: Cell::new(false),
             requests: RefCell::default(),
@@ -134,13 +138,21 @@ impl<C: Listed> Worklist<C> {
         self.counts_polls.get()
     }
 
-    /// Notes that a flush left a connection that counts polls.
-    pub(crate) fn note_count(&self) {
-        self.counts_polls.set(true);
+    /// Notes that a flush left a connection listed; `pause_ns` is the time until its next READ, if it counts polls until then.
+    pub(crate) fn note_left(&self, pause_ns: Option<u64>) {
+        self.counts_polls.set(self.counts_polls.get() || pause_ns.is_some());
+        let rest_ns = pause_ns.unwrap_or(0);
+        self.rest_ns.set(Some(self.rest_ns.get().map_or(rest_ns, |other| other.min(rest_ns))));
+    }
+
+    /// Returns the shortest time until a connection that was left listed since [`Worklist::forget_counts`] has to be served.
+    pub(crate) fn rest(&self) -> Option<Duration> {
+        self.rest_ns.get().map(Duration::from_nanos)
     }
 
     pub(crate) fn forget_counts(&self) {
         self.counts_polls.set(false);
+        self.rest_ns.set(None);
     }
 
     #[inline(never)]

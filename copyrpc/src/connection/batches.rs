@@ -19,6 +19,8 @@ pub(super) const RAW: u64 = 2;
 pub(super) const WINDOWED_WRITE: u64 = 3;
 /// The READ after everything that a connection sends whose context goes.
 pub(super) const LAST: u64 = 4;
+/// The READ of the activity of the peer's context.
+pub(super) const ACTIVITY: u64 = 5;
 
 /// The address of the peer's memory.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +29,8 @@ pub(crate) struct Remote {
     pub(crate) ring_rkey: u32,
     pub(crate) published_addr: u64,
     pub(crate) published_rkey: u32,
+    pub(crate) activity_addr: u64,
+    pub(crate) activity_rkey: u32,
     pub(crate) path_mtu: u16,
 }
 

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Inner, POLL_BUDGET, Queues};
-use crate::connection::Connection;
+use super::Inner;
+use crate::connection::{Connection, Receiver};
 
 /// Maximum time that a context that goes waits for its posted messages. A peer's device takes them without a program, so only a peer that
 /// is gone needs this long.
@@ -34,8 +34,8 @@ impl Patience {
 
 impl<U> Inner<U> {
     /// Ends all connections; the next drain ends their calls. Their messages have [`LINGER`] to arrive: a queue pair loses everything
-    /// under way at its end.
-    pub(crate) fn part_all(&self) {
+    /// under way at its end. Meanwhile it drains as ever: arrivals and completions make room for messages that wait (S2, B1).
+    pub(crate) fn part_all(&self, receiver: &mut impl Receiver<U>) {
         let connections = self.connections.borrow().clone();
         connections.iter().for_each(Connection::part);
         let mut patience = Patience::from(Instant::now());
@@ -45,12 +45,7 @@ impl<U> Inner<U> {
             if leaving == 0 || patience.is_over(Instant::now()) {
                 break;
             }
-            let Queues { recv_cq, send_cq, .. } = &mut *self.queues.borrow_mut();
-            send_cq.poll(POLL_BUDGET, |cqe| {
-                if let Some(connection) = recv_cq.queues().get(cqe.qpn()) {
-                    connection.note_arrival(&cqe);
-                }
-            });
+            self.drain(receiver);
         }
         connections.iter().for_each(Connection::abort);
     }

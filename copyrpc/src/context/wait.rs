@@ -8,7 +8,7 @@ use shm::sleep::{self, Due, Look, Sleeper, Watch};
 use super::{Context, Inner, PollError};
 
 /// Maximum sleep while a connection has messages to post that it could not post. The event that it waits for mostly wakes, as a
-/// completion; a postponed READ does not.
+/// completion. While all such connections only wait for their next READ, the sleep is as long as its pause, if that is more.
 const BLOCKED_SLEEP: Duration = Duration::from_millis(1);
 
 impl<U> Context<U> {
@@ -40,15 +40,18 @@ impl<U> Context<U> {
 
     /// Posts gathered messages, as [`Context::flush_endpoints`] does. Returns for how long there is nothing to do unless a completion
     /// arrives ([`Duration::MAX`]: forever); `None`: there is work now, or a connection counts polls until its next READ. For drivers that
-    /// poll several contexts in turn, in virtual time or not. Not inside a poll.
+    /// poll several contexts in turn, in virtual time or not. Inside a callback of a poll it posts nothing and returns `None`: the poll goes
+    /// on.
     #[must_use]
     pub fn idle_for(&self) -> Option<Duration> {
+        let _polling = self.inner.enter().ok()?;
         self.inner.flush_all();
         self.inner.worklist.timers().look_next();
         (!self.has_work() && !self.inner.worklist.counts_polls()).then(|| self.inner.longest_sleep(None).unwrap_or(Duration::MAX))
     }
 
-    /// Returns whether a poll, [`Context::recv`] or a flush has work, except for work that is due by the clock.
+    /// Returns whether a poll, [`Context::recv`] or a flush has work, except for work that is due by the clock. Inside a callback of a
+    /// poll it may also return `true` for completions that the poll is about to take.
     #[must_use]
     pub fn has_work(&self) -> bool {
         self.inner.has_work()
@@ -109,8 +112,8 @@ impl<U> Inner<U> {
     }
 
     fn has_completions(&self) -> bool {
-        let queues = &*self.queues.borrow();
-        queues.recv_cq.has_completion() || queues.send_cq.has_completion()
+        // A poll that is under way has borrowed them.
+        self.queues.try_borrow().map_or(true, |queues| queues.recv_cq.has_completion() || queues.send_cq.has_completion())
     }
 
     /// Flushes twice, also the connections that the first flush skipped: there is no further flush while this end sleeps. The second flush
@@ -123,14 +126,9 @@ impl<U> Inner<U> {
 
     fn longest_sleep(&self, timeout: Option<Duration>) -> Option<Duration> {
         let timers = self.worklist.timers();
-        let own = if self.worklist.has_listed() {
-            Some(BLOCKED_SLEEP)
-        } else if self.worklist.has_timed() {
-            Some(timers.sweep_interval())
-        } else {
-            None
-        };
-        [timeout, own, timers.until_next()].into_iter().flatten().min()
+        let blocked = self.worklist.has_listed().then(|| self.worklist.rest().unwrap_or_default().max(BLOCKED_SLEEP));
+        let timed = self.worklist.has_timed().then(|| timers.sweep_interval());
+        [timeout, blocked, timed, timers.until_next()].into_iter().flatten().min()
     }
 }
 

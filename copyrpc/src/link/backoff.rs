@@ -2,6 +2,8 @@
 
 /// Maximum number of calls of [`Link::poll_read`](super::Link::poll_read) between two wanted READs.
 const MAX_PAUSE: u32 = 64;
+/// Maximum time that one poll of the pause stands for, in ns.
+const POLL_NS: u64 = 1_000_000;
 
 #[derive(Debug)]
 pub(super) struct Backoff {
@@ -9,6 +11,8 @@ pub(super) struct Backoff {
     pause: u32,
     /// Number of these polls that are left.
     left: u32,
+    /// Time of the first of them, in ns.
+    since_ns: u64,
     /// Batches that had arrived at the last check. One more is news, which is found here so that arrivals need not report it.
     arrived: u64,
 }
@@ -16,12 +20,13 @@ pub(super) struct Backoff {
 impl Backoff {
     /// Starts after `arrived` batches.
     pub(super) const fn new(arrived: u64) -> Self {
-        Self { pause: 0, left: 0, arrived }
+        Self { pause: 0, left: 0, since_ns: 0, arrived }
     }
 
-    /// Returns whether a wanted READ is posted at this poll; `arrived` is the total number of batches.
+    /// Returns whether a wanted READ is posted at this poll; `arrived` is the total number of batches. The pause also ends after as many
+    /// milliseconds as it has polls: an owner that sleeps between polls need not wake for each of them.
     #[inline(never)]
-    pub(super) const fn ends_at_this_poll(&mut self, arrived: u64) -> bool {
+    pub(super) const fn ends_at_this_poll(&mut self, arrived: u64, now_ns: u64) -> bool {
         if arrived != self.arrived {
             self.arrived = arrived;
             self.news();
@@ -29,8 +34,16 @@ impl Backoff {
         if self.left == 0 {
             return true;
         }
+        if self.left == self.pause {
+            self.since_ns = now_ns;
+        }
         self.left -= 1;
-        false
+        self.rest_ns(now_ns) == 0
+    }
+
+    /// Returns the time that is left of the pause, in ns.
+    pub(super) const fn rest_ns(&self, now_ns: u64) -> u64 {
+        (self.since_ns + self.pause as u64 * POLL_NS).saturating_sub(now_ns)
     }
 
     /// Notes that a READ completed and found nothing new.

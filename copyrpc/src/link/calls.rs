@@ -277,6 +277,21 @@ mod tests {
         }
     }
 
+    /// The whole space of both numbers in an id: each slot is used, and the generation of one passes the end of its 32 bits.
+    #[test]
+    fn calls_end_with_the_call_ids_and_go_on_past_the_last_generation() {
+        let mut calls = Calls::new(CallId::MAX_CALLS, u32::MAX - 1);
+        let keys: Vec<_> = (0..CallId::MAX_CALLS).map(|user_data| insert(&mut calls, user_data)).collect();
+        assert!(!calls.make_room() && calls.insert(0, 64, NEVER, 0).is_err());
+        let (first, last) = (keys[0], *keys.last().unwrap());
+        assert_eq!(last.id().index(), CallId::MAX_CALLS - 1);
+        assert_eq!([first, last].map(|key| complete(&mut calls, key)), [Some(Some(0)), Some(Some(CallId::MAX_CALLS - 1))]);
+        let next = insert(&mut calls, 1);
+        assert_eq!((last.generation, next.index, next.generation), (u32::MAX, last.index, 0));
+        assert_eq!((complete(&mut calls, last), calls.abandon(last), complete(&mut calls, next)), (None, None, Some(Some(1))));
+        assert_eq!(calls.unanswered(), CallId::MAX_CALLS as usize - 2);
+    }
+
     #[test]
     fn the_slot_of_an_abandoned_call_is_free_only_when_its_request_was_answered() {
         let mut calls = Calls::new(0, 0);

@@ -91,11 +91,14 @@ impl<U> Link<U> {
         self.rx.has_heard_closing() && self.calls.unanswered() == 0 && !self.rx.has_work() && !self.tx.has_unposted()
     }
 
-    /// Returns whether silence of the peer has a meaning (K1): it owes answers, or its mark, or has not taken messages.
+    /// Returns whether silence of the peer has a meaning (K1): it owes answers, or its mark, or has not taken messages for which somebody
+    /// waits there (K6).
     #[must_use]
     #[inline]
     pub(crate) fn is_watching(&self) -> bool {
-        self.calls.unanswered() > 0 || self.tx.has_untaken_messages() || (self.ending.is_some() && self.awaits_mark())
+        self.calls.unanswered() > 0
+            || (self.tx.has_untaken_messages() && !self.peer_rests())
+            || (self.ending.is_some() && self.awaits_mark())
     }
 
     /// Flushes an end that takes no more calls.

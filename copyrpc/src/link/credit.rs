@@ -44,6 +44,11 @@ impl Reservation {
         self.granted - self.released()
     }
 
+    /// Returns the credit that arrived requests have used so far.
+    pub(super) const fn claimed(&self) -> u64 {
+        self.granted - self.unused
+    }
+
     /// Returns the credit given back so far.
     pub(super) const fn released(&self) -> u64 {
         self.max_granted - self.max

@@ -66,8 +66,8 @@ impl<U> Link<U> {
     }
 
     pub(super) fn post_waiting<E>(&mut self, words: FlowWords, post: &mut dyn FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
-        // Posting changes none of the words here: the bytes were in flight before.
-        if self.window.begin(self.tx.unposted()) {
+        // Posting changes none of the words here: the bytes were in flight before. The window holds nothing back at the end (W3).
+        if self.window.begin(self.tx.unposted()) && self.ending.is_none() {
             return self.flush_windowed(words, post);
         }
         while let Some(batch) = self.next_to_post() {

@@ -10,8 +10,8 @@ use crate::wire::{ALIGNMENT, CallId, FLOW_METADATA_SIZE, FlowWords, Header, Publ
 
 impl<U> Link<U> {
     /// Returns whether to READ the peer's published record now (L5): a call was refused, space is low, the batch limit holds data back,
-    /// or requests wait in silence (K1). After READs in vain a wanted one comes at one of the next 65 calls. After posting it, call
-    /// [`Link::read_posted`]. Ends the connection if the peer did nothing for too long (K2).
+    /// or requests wait in silence (K1). After READs in vain a wanted one comes at one of the next 65 calls. If the peer did nothing for
+    /// too long (K2), the READ is of another word: see [`Link::asks_activity`]. After posting it, call [`Link::read_posted`].
     #[inline(always)]
     pub(crate) fn poll_read(&mut self, now_ns: u64) -> bool {
         // The peer's silence was judged at the first check at this time.
@@ -25,22 +25,32 @@ impl<U> Link<U> {
             return false;
         }
         let verdict = if self.is_watching() { self.watch.look(now_ns) } else { Verdict::Wait };
-        // Even while a READ is in flight: a starved caller may have one at every check.
-        if verdict == Verdict::Stalled {
-            self.close(CloseReason::PeerStalled);
-            return false;
-        }
         if self.read_in_flight {
+            // A starved caller may have one at every check.
+            self.is_suspicious |= verdict == Verdict::Stalled;
             return false;
         }
-        verdict == Verdict::Probe
+        // K7: whether the peer runs a handler is asked before it is given up.
+        self.asks_activity = std::mem::take(&mut self.is_suspicious) || verdict == Verdict::Stalled;
+        self.asks_activity
+            || verdict == Verdict::Probe
             || self.idle.probe_is_due
-            || (self.wants_read() && self.backoff.ends_at_this_poll(self.rx.batches_received()))
+            || (self.wants_read() && self.backoff.ends_at_this_poll(self.rx.batches_received(), now_ns))
+    }
+
+    /// Returns whether the READ is of the activity of the peer's context, and not of the published record.
+    pub(crate) const fn asks_activity(&self) -> bool {
+        self.asks_activity
     }
 
     /// Notes that the READ was posted; the next one waits for its completion.
     pub(crate) fn read_posted(&mut self) {
         self.stats.reads += 1;
+        if self.asks_activity {
+            self.stats.probes += 1;
+            self.read_in_flight = true;
+            return;
+        }
         self.read_is_probe = !self.wants_read();
         self.stats.probes += u64::from(self.read_is_probe);
         self.idle.probe_is_due = false;
@@ -49,14 +59,29 @@ impl<U> Link<U> {
         self.starved = false;
     }
 
-    /// Takes the completed READ of the peer's published record.
-    pub(crate) fn on_read_done(&mut self, record: &[u8; FLOW_METADATA_SIZE]) {
+    /// Takes the completed READ of the activity of the peer's context. Ends the connection if the peer runs no handler, and ran none since
+    /// the last such READ (K7).
+    pub(crate) fn on_activity_read(&mut self, activity: u64) {
+        self.read_in_flight = false;
+        let is_same = std::mem::replace(&mut self.heard_activity, activity) == activity;
+        if activity % 2 == 1 {
+            self.watch.news();
+        } else if !is_same {
+            self.watch.doubt();
+        } else if self.watch.is_in_vain() {
+            self.close(CloseReason::PeerStalled);
+        }
+    }
+
+    /// Takes the completed READ of the peer's published record. Returns whether it has new words.
+    pub(crate) fn on_read_done(&mut self, record: &[u8; FLOW_METADATA_SIZE]) -> bool {
         self.read_in_flight = false;
         if self.closed.is_some() {
-            return;
+            return false;
         }
         let PublishedRecord { words, heartbeat, batches_taken } = PublishedRecord::decode(record);
-        let mut is_news = words != self.heard_by_read || heartbeat != self.heard_heartbeat;
+        let has_words = words != self.heard_by_read;
+        let mut is_news = has_words || heartbeat != self.heard_heartbeat;
         self.heard_heartbeat = heartbeat;
         match self.hear(words, self.heard_by_read) {
             Ok(()) => {
@@ -67,16 +92,19 @@ impl<U> Link<U> {
         }
         if is_news {
             self.watch.news();
-            self.backoff.news();
         } else {
             self.watch.vain_probe();
-            if !self.read_is_probe {
-                self.backoff.vain_read();
-            }
+        }
+        // A heartbeat makes no room.
+        if has_words {
+            self.backoff.news();
+        } else if !self.read_is_probe {
+            self.backoff.vain_read();
         }
         if self.ending.is_some() {
             self.note_read_done();
         }
+        has_words
     }
 
     /// Takes the completion of the WRITE of a batch with [`Emit::signal`](super::Emit::signal); they complete in posting order. Returns

@@ -53,7 +53,7 @@ use window::WindowState;
 use crate::error::{CallFailure, CloseReason, LinkConfigError};
 use crate::ring::{Payload, RingView};
 use crate::stats::Stats;
-use crate::wire::{FlowWords, response_capacity};
+use crate::wire::{ALIGNMENT, FlowWords, PublishedRecord, response_capacity};
 
 /// A request that the application has. Not `Clone`: it is answered once.
 #[derive(Debug, PartialEq, Eq)]
@@ -161,6 +161,12 @@ struct News {
     credit: u64,
 }
 
+/// Returns the heartbeat of an end that rests after calls that have spent this credit.
+#[inline(always)]
+const fn rest_after(credit: u64) -> u32 {
+    (credit / ALIGNMENT) as u32 | PublishedRecord::RESTS
+}
+
 /// One end of a connection. `U` is the caller's data per call.
 #[derive(Debug)]
 pub(crate) struct Link<U> {
@@ -196,6 +202,12 @@ pub(crate) struct Link<U> {
     heartbeat: u32,
     /// Last heartbeat heard by READ.
     heard_heartbeat: u32,
+    /// The peer has done nothing for too long, which was found while a READ was in flight.
+    is_suspicious: bool,
+    /// The READ that is wanted or in flight is of the activity of the peer's context (K7).
+    asks_activity: bool,
+    /// Last activity heard by READ.
+    heard_activity: u64,
     /// Counts of positions and other counters are not kept again, see [`Link::stats`]: for these, the number here is to be added, modulo
     /// 2^64.
     stats: Stats,
@@ -245,6 +257,9 @@ impl<U> Link<U> {
             idle: Idle::new(config.idle_keepalive_ns, config.idle_timeout_ns),
             heartbeat,
             heard_heartbeat: heartbeat,
+            is_suspicious: false,
+            asks_activity: false,
+            heard_activity: 0,
             stats: Stats {
                 batches_sent: sent.batches.wrapping_neg(),
                 bytes_sent: config.send_start.wrapping_neg(),
@@ -292,13 +307,25 @@ impl<U> Link<U> {
         if self.closed.is_some() || !self.is_indebted() {
             return None;
         }
-        self.heartbeat = self.heartbeat.wrapping_add(1);
+        self.heartbeat = self.heartbeat.wrapping_add(1) & !PublishedRecord::RESTS;
         Some(self.heartbeat)
     }
 
     /// See [`Endpoint::suspend_window`](crate::Endpoint::suspend_window).
     pub(crate) fn suspend_window(&mut self, is_suspended: bool) {
         self.window.suspend(is_suspended);
+    }
+
+    /// Returns the heartbeat by which the peer learns that nobody waits for its replies, if this end gave up calls and no call waits (K6).
+    /// Asked for whenever a call has ended.
+    #[inline(always)]
+    pub(crate) const fn rest(&self) -> Option<u32> {
+        if self.calls.unanswered() > 0 && self.calls.waiting() == 0 { Some(rest_after(self.credit.spent())) } else { None }
+    }
+
+    /// Returns whether nobody waits for the replies to the requests that have arrived, as far as the peer told (K6).
+    pub(super) const fn peer_rests(&self) -> bool {
+        self.heard_heartbeat == rest_after(self.reservation.claimed())
     }
 
     /// Returns whether there is nothing to flush and no READ wanted: until the next input only the keep-alive of [`Link::poll_read`] can
@@ -309,9 +336,10 @@ impl<U> Link<U> {
         self.closed.is_some() || !(may_flush || self.wants_read())
     }
 
-    /// Returns whether a READ is wanted and put off for some polls: further polls post it (L5), and nothing wakes a thread that rests.
-    pub(crate) fn puts_read_off(&self) -> bool {
-        self.closed.is_none() && !self.read_in_flight && self.wants_read()
+    /// Returns the rest of the pause before a READ that is wanted and put off, in ns: polls then, or further polls before, post it (L5).
+    /// Nothing wakes a thread that rests.
+    pub(crate) fn read_pause_ns(&self, now_ns: u64) -> Option<u64> {
+        (self.closed.is_none() && !self.read_in_flight && self.wants_read()).then(|| self.backoff.rest_ns(now_ns))
     }
 
     /// Returns the number of calls that wait for their end.

@@ -480,6 +480,10 @@ impl SendRing {
     pub(super) fn commit(&mut self, batch: &Batch) {
         self.posted += batch.span;
         self.batches_sent += 1;
+        if self.last_metadata_only == self.batches_sent && batch.count > 0 && !batch.is_marker() {
+            // Messages have joined it.
+            self.last_metadata_only = 0;
+        }
         if batch.is_marker() {
             self.wrap = None;
         } else if self.wrap.is_none() {

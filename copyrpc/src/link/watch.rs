@@ -53,6 +53,18 @@ impl Watch {
         self.vain_probes = self.vain_probes.saturating_add(1);
     }
 
+    /// Notes that the peer has been active since the last time that it was stalled: it is given another quarter of the time (K7).
+    pub(super) const fn doubt(&mut self) {
+        self.is_answering = true;
+        self.vain_probes = 0;
+        self.idle_since_ns = self.last_look_ns.saturating_sub(self.stall_ns / 4 * 3);
+    }
+
+    /// Returns whether the last READs brought no news, and nothing else did.
+    pub(super) const fn is_in_vain(&self) -> bool {
+        !self.has_news && self.vain_probes >= VAIN_PROBES
+    }
+
     /// Returns whether a check at this time has a meaning: the first one has.
     #[inline(always)]
     pub(super) const fn is_new_time(&self, now_ns: u64) -> bool {
@@ -76,7 +88,7 @@ impl Watch {
         }
         self.has_news = false;
         self.is_answering = false;
-        if self.vain_probes >= VAIN_PROBES && now_ns.saturating_sub(self.idle_since_ns) >= self.stall_ns {
+        if self.is_in_vain() && now_ns.saturating_sub(self.idle_since_ns) >= self.stall_ns {
             Verdict::Stalled
         } else if now_ns.saturating_sub(self.silent_since_ns) >= self.keepalive_ns {
             Verdict::Probe

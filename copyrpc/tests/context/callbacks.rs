@@ -22,6 +22,7 @@ fn a_callback_may_call_reply_and_receive_but_not_poll() {
             assert_eq!(pair.client.drain(|_, _| ()), Err(PollError::Reentrant));
             assert_eq!(pair.client.flush_endpoints(), Err(PollError::Reentrant));
             assert!(matches!(pair.client.create_endpoint(&small()), Err(CreateEndpointError::Reentrant)));
+            assert!(pair.client.has_work() && pair.client.idle_for().is_none());
             let error = pending.take().unwrap().connect(&record).unwrap_err();
             assert!(matches!(error.reason, ConnectFailure::Reentrant));
             pending = Some(error.endpoint);

@@ -208,7 +208,7 @@ fn records_that_are_damaged_or_of_another_version_are_refused() {
         other[at] ^= 0x81;
         ExchangeRecord::decode(&other).unwrap_err().to_string()
     };
-    assert_eq!(damaged(8), "copyrpc exchange record version 131, this end speaks 2: use equal releases");
+    assert_eq!(damaged(8), "copyrpc exchange record version 130, this end speaks 3: use equal releases");
     assert_eq!(damaged(0), "not a copyrpc exchange record");
     assert_eq!(damaged(16), "bytes 16..56 of the exchange record are not the address of a queue pair");
     assert_eq!(damaged(74), "ring size is 8458240 in the record, legal is a power of two, 4096..=268435456");

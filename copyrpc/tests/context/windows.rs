@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use copyrpc::{EndpointConfig, Outcome, Window};
 
-use crate::support::{Pair, payload, small, step_until};
+use crate::support::{Pair, payload, small, step_a_while, step_until};
 
 const CALLS: u64 = 400;
 const LEN: usize = 40;
@@ -81,4 +81,37 @@ fn a_sleeper_wakes_for_the_place_that_a_window_gets() {
         }
         assert!(pair.client.stats().window_stalls > 0, "{window:?}");
     }
+}
+
+/// The completion of the WRITE of the first reply was not taken when the context went, or the peer's word was not read.
+#[test]
+fn a_context_that_is_dropped_sends_the_replies_that_a_window_holds_back() {
+    let exempt_bytes = Window::DEFAULT_EXEMPT_BYTES;
+    for window in [Window::Completion { batches: 1, exempt_bytes }, Window::Consumption { batches: 1, exempt_bytes }] {
+        drop_with_a_reply_that_waits(&EndpointConfig { window, ..small() });
+    }
+}
+
+/// B1: the peer has taken the batch before, but its word is in its record only.
+#[test]
+fn a_context_that_is_dropped_sends_the_replies_for_which_its_peer_has_made_room() {
+    drop_with_a_reply_that_waits(&EndpointConfig { batches_in_flight: 1, ..small() });
+}
+
+/// The server flushes its first reply. The second reply waits when the server goes.
+fn drop_with_a_reply_that_waits(config: &EndpointConfig) {
+    let mut pair = Pair::new(|builder| builder, config);
+    pair.to_server.call(b"", 1, 0).unwrap();
+    pair.to_server.call(b"", 2, 4).unwrap();
+    let mut requests = pair.receive(2);
+    requests.remove(0).reply(b"").unwrap();
+    pair.server.flush_endpoints().unwrap();
+    step_until(|| !pair.ended.borrow().is_empty(), || pair.client.poll_into(&pair.ended));
+    step_a_while(|| pair.client.poll_quietly());
+    requests.remove(0).reply(b"held").unwrap();
+    pair.server.flush_endpoints().unwrap();
+    assert_eq!(pair.server.stats().messages_sent, 1, "the second waits");
+    pair.server = pair.net.context();
+    step_until(|| pair.ended.borrow().len() == 2, || pair.client.poll_into(&pair.ended));
+    assert_eq!(pair.ended.take()[1], (2, Ok(b"held".to_vec())), "{config:?}");
 }

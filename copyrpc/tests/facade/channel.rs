@@ -103,6 +103,24 @@ fn an_end_is_connected_over_a_stream_when_both_ends_are() {
     }
 }
 
+/// Nothing drains between the attempts of a client that waits for its server.
+#[test]
+fn attempts_to_connect_that_failed_take_no_share_of_the_queues() {
+    let fabric = LocalFabric::new();
+    let near: Context<()> = builder(&fabric).endpoints(1).build().unwrap();
+    let far: Context<()> = builder(&fabric).build().unwrap();
+    let attempt = |verdict| {
+        let pending = Some(far.create_endpoint(&small()).unwrap());
+        near.connect_over(&small(), &mut LatePeer { pending, endpoint: None, heard: Vec::new(), verdict })
+    };
+    for _ in 0..3 {
+        let refused = attempt(0);
+        assert!(matches!(refused, Err(ConnectFailure::NotConnectedThere)), "{refused:?}");
+    }
+    let connected = attempt(1).unwrap();
+    assert_eq!((near.endpoints(), connected.closed()), (1, None));
+}
+
 /// Over TCP, which loses what was said last when a socket is closed over bytes that were not read.
 #[test]
 fn a_client_that_there_is_no_room_for_hears_so() {

@@ -253,3 +253,55 @@ fn a_server_that_sleeps_over_a_held_request_is_not_called_stalled() {
     drop(is_done);
     thread.join().unwrap();
 }
+
+/// The peer holds all calls for which there is credit. Nothing arrives but its heartbeats, in its record.
+#[test]
+fn a_caller_without_credit_sleeps() {
+    watchdog();
+    let fabric = LocalFabric::new();
+    let client: Context<u64> = builder(&fabric).build().unwrap();
+    let pending = client.create_endpoint(&small()).unwrap();
+    let (record, (to_client, from_server)) = (pending.local_info().encode(), channel());
+    let (done, is_done) = channel::<()>();
+    let server_builder = builder(&fabric);
+    let thread = std::thread::spawn(move || {
+        let context: Context<()> = server_builder.build().unwrap();
+        let pending = context.create_endpoint(&small()).unwrap();
+        to_client.send(pending.local_info().encode()).unwrap();
+        let _endpoint = pending.connect(&ExchangeRecord::decode(&record).unwrap()).unwrap();
+        let mut held = Vec::new();
+        while is_done.try_recv().is_err() {
+            context.wait(Some(Duration::from_millis(10))).unwrap();
+            context.poll(|(), _| ()).unwrap();
+            held.extend(context.recv());
+        }
+        held.pop().unwrap().reply(b"room").unwrap();
+        while held.iter().any(|request| request.endpoint().closed().is_none()) {
+            context.poll(|(), _| ()).unwrap();
+        }
+    });
+    let endpoint = pending.connect(&ExchangeRecord::decode(&from_server.recv().unwrap()).unwrap()).unwrap();
+    while endpoint.call(b"held", 1, 400).is_ok() {}
+    let (mut polls, mut in_vain, spins) = (0_u64, 0, 64);
+    let start = std::time::Instant::now();
+    while start.elapsed() < Duration::from_millis(1_000) {
+        assert!(endpoint.call(b"waits", 2, 400).is_err());
+        let moved = client.poll(|_, outcome| panic!("{:?}", outcome.map(|bytes| bytes.to_vec()))).unwrap();
+        polls += 1;
+        in_vain = if moved > 0 { 0 } else { in_vain + 1 };
+        if in_vain > spins {
+            client.wait(Some(Duration::from_secs(60))).unwrap();
+        }
+    }
+    let (ms, reads) = (start.elapsed().as_millis() as u64, endpoint.stats().reads);
+    assert!(polls < 4 * spins + ms / 2, "{polls} polls, {reads} READs");
+    assert!(reads < 20 + ms / 8, "{reads} READs");
+    // The reply makes room, and wakes.
+    done.send(()).unwrap();
+    while endpoint.call(b"waits", 2, 400).is_err() {
+        client.wait(None).unwrap();
+        client.poll(|_, _| ()).unwrap();
+    }
+    drop(client);
+    thread.join().unwrap();
+}

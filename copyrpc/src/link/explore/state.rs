@@ -146,6 +146,9 @@ fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {
         idle: _,
         heartbeat: _,
         heard_heartbeat: _,
+        is_suspicious: _,
+        asks_activity: _,
+        heard_activity: _,
         stats,
     } = link;
     let mut published = rx.told();

@@ -144,6 +144,9 @@ impl Liar {
             ring_size: RingSize::new(RING).unwrap(),
             published_addr: home.record.addr(),
             published_rkey: home.record.rkey(),
+            // No handler ever runs.
+            activity_addr: home.record.addr() + 2 * READ_AT as u64,
+            activity_rkey: home.record.rkey(),
             batches: BATCHES,
             initial_credit: RING / 4,
         }

@@ -1,10 +1,10 @@
 //! How calls end other than by their reply: cancelled, out of time, given up with a peer that does nothing.
 
 use crate::error::{CallError, CallFailure, CloseReason};
-use crate::link::{CallKey, LinkConfig};
+use crate::link::{CallKey, LinkConfig, Past, Traffic};
 use crate::ring::RingSize;
 
-use super::defects::{C, answer_all, config, pair, pair_of, rounds_without_read};
+use super::defects::{C, answer_all, config, pair, pair_of, rounds_without_read, size};
 use super::sim::{End, execute};
 
 fn call(end: &mut End, serial: u64) -> CallKey {
@@ -204,6 +204,86 @@ fn pair_with_a_reply() -> [End; 2] {
 fn a_peer_that_does_not_take_its_replies_is_given_up() {
     let at_ns = gives_up_after(&mut pair_with_a_reply(), |_, _| ()).unwrap();
     assert!((STALL_NS..STALL_NS + 5_000).contains(&at_ns), "{at_ns}");
+}
+
+/// K6: its call is over, and it does not poll between calls.
+#[test]
+fn a_peer_that_gave_its_call_up_need_not_take_the_reply() {
+    // The credit that it has spent, from below the end of the number that it tells, too.
+    for credit in [0, (1 << 36) - 64, (1 << 36) - 128] {
+        let sent = Traffic { credit, ..Traffic::default() };
+        let config = LinkConfig { stall_ns: STALL_NS, ..config() };
+        let pasts = [Past { received: sent, ..Past::default() }, Past { sent, ..Past::default() }];
+        give_up_and_rest(pasts.map(|past| End::with_past(size(), &config, &past)));
+    }
+}
+
+fn give_up_and_rest(mut ends: [End; 2]) {
+    let key = call(&mut ends[1], 5);
+    deliver(&mut ends);
+    ends[1].link.cancel(key);
+    ends[1].tell_rest();
+    assert_eq!(answer_all(&mut ends[0]), 1);
+    assert_eq!(gives_up_after(&mut ends, |_, _| ()), None);
+    // A call that was answered meanwhile changes nothing.
+    let held = call(&mut ends[1], 6);
+    call(&mut ends[1], 7);
+    deliver(&mut ends);
+    let late = ends[0].inbox.pop_front().unwrap();
+    assert_eq!(answer_all(&mut ends[0]), 1);
+    ends[1].link.cancel(held);
+    ends[1].tell_rest();
+    assert!(ends[0].flush(|| true).is_ok());
+    while execute(&mut ends, 0) {}
+    let mut answers = Vec::new();
+    ends[1].poll(usize::MAX, 1, |serial, _| answers.push(serial));
+    ends[1].tell_rest();
+    assert_eq!(answers, [7]);
+    ends[0].link.reply(late, &[]).unwrap();
+    assert_eq!(gives_up_after(&mut ends, |_, _| ()), None);
+    // A call that waits does.
+    call(&mut ends[1], 8);
+    deliver(&mut ends);
+    assert_eq!(answer_all(&mut ends[0]), 1);
+    assert!(gives_up_after(&mut ends, |_, _| ()).is_some());
+}
+
+/// The requests of side 1 reach side 0.
+fn deliver(ends: &mut [End; 2]) {
+    assert!(ends[1].flush(|| true).is_ok());
+    while execute(ends, 1) {}
+    ends[0].poll(usize::MAX, 1, |_, _| ());
+}
+
+/// K7: the thread that polls runs the handlers, too.
+#[test]
+fn a_peer_in_a_handler_is_kept_for_any_time_and_one_that_stops_after_it_is_not() {
+    let mut ends = watchful_pair();
+    assert_eq!(gives_up_after(&mut ends, |end, _| end.activity = 1), None);
+    let mut ends = watchful_pair();
+    let at_ns = gives_up_after(&mut ends, |end, now_ns| end.activity = if now_ns < 3 * STALL_NS { 1 } else { 2 }).unwrap();
+    assert!((3 * STALL_NS..5 * STALL_NS).contains(&at_ns), "{at_ns}");
+    let mut ends = watchful_pair();
+    let at_ns = gives_up_after(&mut ends, |end, _| end.activity = 2).unwrap();
+    assert!((STALL_NS / 4 * 5..STALL_NS / 4 * 5 + 5_000).contains(&at_ns), "{at_ns}");
+    let mut ends = watchful_pair();
+    let between = |end: &mut End, now_ns| end.activity = now_ns / (STALL_NS / 5) * 2;
+    assert_eq!(gives_up_after(&mut ends, between), None, "each time between two handlers");
+}
+
+/// A batch without messages that had to wait takes messages with it.
+#[test]
+fn a_peer_that_does_not_take_messages_of_a_batch_begun_without_any_is_given_up() {
+    let mut ends = pair(&LinkConfig { stall_ns: STALL_NS, ..config() });
+    while ends[0].link.call(&[], 5, 212).is_ok() {}
+    rounds_without_read(&mut ends, 1);
+    assert!(answer_all(&mut ends[1]) > 0);
+    rounds_without_read(&mut ends, 1);
+    call(&mut ends[1], 6);
+    deliver(&mut ends);
+    assert!(ends[0].flush(|| false).is_err(), "the replies are to be confirmed, with a batch without messages");
+    assert_eq!((answer_all(&mut ends[0]), ends[0].link.stats().metadata_only), (1, 1));
+    assert!(gives_up_after(&mut ends, |_, _| ()).is_some());
 }
 
 /// It polled once and never again: nothing more of its record changes.

@@ -69,9 +69,13 @@ fn a_read_with_news_ends_the_pauses() {
     for wait in [Wait::RefusedCall, Wait::BatchLimit, Wait::Window] {
         let mut ends = waiting_pair(wait);
         polls_with_read(&mut ends, wait, POLLS);
-        // A heartbeat is all that the next READ finds.
+        // A heartbeat is all that the next READ finds: it makes no room.
         ends[1].link.call(&[], 1, 0).unwrap();
         ends[1].sweep();
+        let reads = polls_with_read(&mut ends, wait, 3 * LONGEST);
+        assert!(reads.len() > 1 && reads.windows(2).all(|pair| pair[1] - pair[0] == LONGEST), "{reads:?}");
+        // Credit that is not enough is all that the next one finds.
+        ends[1].tell_more_credit();
         let reads = polls_with_read(&mut ends, wait, LONGEST + 4);
         let news = reads[0];
         assert!(news < LONGEST);

@@ -64,6 +64,7 @@ enum Operation {
     /// The bytes are those at the time of the post, to be compared with those executed.
     WriteImm(Emit, Vec<u8>),
     Read,
+    ReadActivity,
 }
 
 /// A completion of an operation that was signaled.
@@ -71,6 +72,7 @@ enum Completion {
     Write,
     Failed,
     Read([u8; FLOW_METADATA_SIZE]),
+    ReadActivity(u64),
 }
 
 /// A batch as the fabric saw it: what may be overwritten once it is parsed, and the requests in it.
@@ -92,6 +94,8 @@ pub(crate) struct End {
     recv: Memory,
     recv_view: RingView,
     record: PublishedRecord,
+    /// The activity of its context.
+    pub(crate) activity: u64,
     posted: VecDeque<Operation>,
     recv_cq: VecDeque<u32>,
     send_cq: VecDeque<Completion>,
@@ -134,6 +138,7 @@ impl End {
             recv,
             recv_view,
             record,
+            activity: 0,
             posted: VecDeque::new(),
             recv_cq: VecDeque::new(),
             send_cq: VecDeque::new(),
@@ -178,10 +183,22 @@ impl End {
         }
     }
 
+    /// Publishes a block of credit more than the core granted.
+    pub(crate) fn tell_more_credit(&mut self) {
+        self.record.words.credit += BLOCK;
+    }
+
+    /// Does what an owner does when a call has ended.
+    pub(crate) fn tell_rest(&mut self) {
+        if let Some(heartbeat) = self.link.rest() {
+            self.record.heartbeat = heartbeat;
+        }
+    }
+
     pub(crate) fn read_if_wanted(&mut self, now_ns: u64) -> bool {
         let wanted = self.link.poll_read(now_ns);
         if wanted {
-            self.posted.push_back(Operation::Read);
+            self.posted.push_back(if self.link.asks_activity() { Operation::ReadActivity } else { Operation::Read });
             self.link.read_posted();
         }
         wanted
@@ -193,7 +210,8 @@ impl End {
             match completion {
                 Completion::Write => _ = self.link.on_write_done(),
                 Completion::Failed => self.link.close(CloseReason::Disconnected),
-                Completion::Read(record) => self.link.on_read_done(&record),
+                Completion::Read(record) => _ = self.link.on_read_done(&record),
+                Completion::ReadActivity(activity) => self.link.on_activity_read(activity),
             }
         }
     }
@@ -328,6 +346,11 @@ pub(crate) fn execute(ends: &mut [End; 2], from: usize) -> bool {
             if emit.signal {
                 ends[from].send_cq.push_back(Completion::Write);
             }
+            true
+        }
+        Some(Operation::ReadActivity) => {
+            let activity = ends[1 - from].activity;
+            ends[from].send_cq.push_back(Completion::ReadActivity(activity));
             true
         }
         Some(Operation::Read) => {
