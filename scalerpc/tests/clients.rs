@@ -473,7 +473,7 @@ fn a_device_that_breaks_down_ends_its_clients_and_one_queue_pair_only_its_own() 
         events.push(event);
     }
     assert_eq!(events, [AsyncEvent::DeviceFatal]);
-    let reason = CloseReason::Device(AsyncEvent::DeviceFatal);
+    let reason = CloseReason::Device;
     // The first client has a zone. The call of the second one was never announced.
     for (caller, failure) in callers.iter_mut().zip([CallFailure::Closed(reason), CallFailure::NotSent]) {
         caller.poll();

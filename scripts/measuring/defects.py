@@ -176,6 +176,10 @@ SCALERPC_DEFECTS = {
         "a client is admitted with the numbers of the requests of the client that had its number",
         [(f"{SCALERPC}/server/mod.rs", "        self.accepted[first..first + self.layout.depth].fill(0);\n", "        let _ = first;\n")],
     ),
+    "late-unprobed": (
+        "a client that waits for nothing but late responses does not probe its server",
+        [(f"{SCALERPC}/client/mod.rs", "self.pending | self.lent != 0", "self.pending & !self.quarantined != 0")],
+    ),
     "evicted-unseen": (
         "a client is evicted without a look for its release, although the server was away",
         [(f"{SCALERPC}/server/zones.rs", "                self.take_entry(client);\n", "")],

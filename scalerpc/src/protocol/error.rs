@@ -1,6 +1,5 @@
 //! Errors and failures of calls. Retryable and permanent errors never share a variant.
 
-use mlx5::AsyncEvent;
 use thiserror::Error;
 
 /// Why a connection ended.
@@ -13,8 +12,8 @@ pub enum CloseReason {
     #[error("the server broke the protocol: {0}")]
     Protocol(ProtocolError),
     /// This end's device reported that it, a queue or the queue pair broke down.
-    #[error("{0}")]
-    Device(AsyncEvent),
+    #[error("this end's device, or a queue of it, broke down; connect again")]
+    Device,
     /// This end was closed.
     #[error("this end was closed")]
     ClosedHere,

@@ -208,7 +208,7 @@ impl RdmaClient {
     pub fn heed(&mut self, event: AsyncEvent) -> bool {
         let is_fatal = is_fatal(event, self.port.cq.cqn());
         if is_fatal || event == (AsyncEvent::QpFatal { qpn: self.qp.qpn() }) {
-            self.core.close(CloseReason::Device(event));
+            self.core.close(CloseReason::Device);
         }
         is_fatal
     }

@@ -215,7 +215,7 @@ impl Client {
 
 /// Takes the events of a client's device, which it does not share. Returns whether the device or its queue broke down.
 pub(super) fn heed_events(rdma: &mut RdmaClient) -> bool {
-    let mut is_broken = matches!(rdma.state(), State::Closed(CloseReason::Device(_)));
+    let mut is_broken = matches!(rdma.state(), State::Closed(CloseReason::Device));
     while let Some(event) = rdma.device().take_async_event() {
         is_broken |= rdma.heed(event);
     }
