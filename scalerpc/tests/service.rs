@@ -243,14 +243,16 @@ fn calls_that_were_given_up_hold_a_client_up_for_one_call_at_most() {
         handlers.insert_held(1, |request| kept.borrow_mut().push(request));
         handlers.insert(DEFAULT_TYPE, |_: &[u8], _: &mut [u8]| Ok(0));
         server.serve_types(&mut handlers).unwrap();
-        assert_eq!(kept.borrow().len(), 6);
+        assert!(kept.borrow().len() >= 6);
     });
     let hasty = ClientOptions { timeout: Duration::from_millis(50), ..ClientOptions::default() };
     let mut client = Client::with_options(server.address, &hasty).unwrap();
     for _ in 0..3 {
-        for _ in 0..2 {
+        while client.rdma().given_up_calls() < 2 {
+            // On a machine with much to do the server may be too late to see it.
             let late = client.call_type(1, b"kept").unwrap_err();
-            assert!(matches!(late, ClientError::Call(SyncCallError::Failure(CallFailure::DeadlineExceeded))), "{late}");
+            let is_late = |failure| matches!(failure, CallFailure::DeadlineExceeded | CallFailure::NotSent);
+            assert!(matches!(late, ClientError::Call(SyncCallError::Failure(failure)) if is_late(failure)), "{late}");
         }
         let stuck = client.call(b"no slot").unwrap_err();
         assert!(matches!(stuck, ClientError::NoCredit { given_up: 2 }), "{stuck}");
