@@ -15,7 +15,7 @@ use crate::wire::ALIGNMENT;
 /// Bytes of an encoded record.
 pub const EXCHANGE_RECORD_SIZE: usize = 128;
 /// Version of the record and of the wire formats that follow it.
-pub const EXCHANGE_VERSION: u16 = 2;
+pub const EXCHANGE_VERSION: u16 = 3;
 
 const ADDRESS_AT: usize = 16;
 const KIND: Kind = Kind { name: "copyrpc exchange", magic: *b"copyrpc\0", version: EXCHANGE_VERSION };
@@ -201,7 +201,7 @@ mod tests {
     #[rustfmt::skip]
     const GOLDEN: [u8; EXCHANGE_RECORD_SIZE] = [
         b'c', b'o', b'p', b'y', b'r', b'p', b'c', 0,
-        2, 0, 128, 0, 0, 0, 0, 0, // version, size, no refusal
+        3, 0, 128, 0, 0, 0, 0, 0, // version, size, no refusal
         1, 0, 0x00, 0x10, 0x22, 0x21, 0, 0, // kind, zero, MTU, LID, zero
         0x33, 0x32, 0x31, 0, 0x43, 0x42, 0x41, 0, // QPN, PSN
         0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11,
@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(ExchangeRecord::decode(&bytes), Err(RecordError::Magic("copyrpc exchange").into()));
         let mut bytes = GOLDEN;
         bytes[8] = 1;
-        let error = RecordError::Version { name: "copyrpc exchange", version: 1, known: 2 };
+        let error = RecordError::Version { name: "copyrpc exchange", version: 1, known: EXCHANGE_VERSION };
         assert_eq!(ExchangeRecord::decode(&bytes), Err(error.into()));
     }
 
