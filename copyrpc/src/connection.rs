@@ -574,11 +574,11 @@ impl<U> Connection<U> {
     }
 
     /// Takes a connection that has ended off the device, and frees its resources. The receive ring stays while the application has
-    /// requests in it.
+    /// requests whose bytes are in it.
     pub(crate) fn retire(&self) {
         let Some(Resources { qp, send_ring, recv_ring, share }) = self.core.borrow_mut().resources.take() else { return };
         drop((qp, send_ring, share));
-        if self.with_link(|link| link.has_taken_requests()) {
+        if self.with_link(|link| link.has_taken_bytes()) {
             self.kept_ring.replace(Some(recv_ring));
         }
     }
@@ -588,7 +588,7 @@ impl<U> Connection<U> {
     pub(crate) fn let_go(&self, number: u64) {
         let has_others = self.with_link(|link| {
             link.let_go(number);
-            link.has_taken_requests()
+            link.has_taken_bytes()
         });
         if !has_others {
             self.kept_ring.take();

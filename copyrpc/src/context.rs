@@ -29,6 +29,8 @@ use crate::timers::IDLE_LOOKS;
 use crate::wire::FlowWords;
 use crate::worklist::Worklist;
 
+pub(crate) use leaving::Patience;
+
 /// Default number of endpoints that a context has room for.
 pub const DEFAULT_ENDPOINTS: u32 = 128;
 /// Receives of the shared receive queue that [`DEFAULT_ENDPOINTS`] need.

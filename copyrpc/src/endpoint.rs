@@ -161,6 +161,11 @@ impl<U> Endpoint<U> {
         self.connection.abort();
     }
 
+    /// Returns whether the connection takes no more calls, and has not ended.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.connection.with_link(|link| link.is_closing())
+    }
+
     /// READs the peer's record with the next flush (K4): a peer that is gone ends the connection.
     pub(crate) fn probe(&self) {
         self.connection.probe();

@@ -243,6 +243,13 @@ pub enum CallFailure {
     /// The handler refused the request.
     #[error("the peer's handler refused the request")]
     Refused,
+    /// The handler ran, and its reply was not sent: it has more bytes than the call allowed. Only a [`Server`](crate::Server) and an
+    /// [`AsyncServer`](crate::AsyncServer) say so by themselves; other peers get [`ReplyError::TooLarge`] and answer as they like.
+    #[error("the reply has {len} bytes, more than the call allowed")]
+    ReplyTooLong {
+        /// Bytes of the reply; of more than 2^31-1, that number.
+        len: usize,
+    },
     /// The deadline passed first. Whether the handler ran or will run is not known; its reply is dropped.
     #[error("no reply before the deadline")]
     DeadlineExceeded,

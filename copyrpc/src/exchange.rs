@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(ExchangeRecord::decode(&bytes), Err(RecordError::Magic("copyrpc exchange").into()));
         let mut bytes = GOLDEN;
         bytes[8] = 1;
-        let error = RecordError::Version { name: "copyrpc exchange", version: 1, known: 3 };
+        let error = RecordError::Version { name: "copyrpc exchange", version: 1, known: EXCHANGE_VERSION };
         assert_eq!(ExchangeRecord::decode(&bytes), Err(error.into()));
     }
 

@@ -78,8 +78,13 @@ impl<U> RecvHandle<U> {
     ///
     /// # Errors
     /// [`ReplyError::Closed`] after the end of the connection.
-    pub fn refuse(mut self) -> Result<(), ReplyError<Self>> {
-        match respond_held(&self.connection, self.number, Status::Refused, &[]) {
+    pub fn refuse(self) -> Result<(), ReplyError<Self>> {
+        self.end(Status::Refused)
+    }
+
+    /// Answers without a reply.
+    pub(crate) fn end(mut self, status: Status) -> Result<(), ReplyError<Self>> {
+        match respond_held(&self.connection, self.number, status, &[]) {
             Ok(()) => {
                 self.number = IN_PLACE;
                 Ok(())
@@ -169,8 +174,13 @@ impl<'a, U> Reply<'a, U> {
     ///
     /// # Errors
     /// [`ReplyError::Closed`] after the end of the connection.
-    pub fn refuse(mut self) -> Result<(), ReplyError<Self>> {
-        match respond_without_payload(self.connection, &self.request.stand_in(), Status::Refused) {
+    pub fn refuse(self) -> Result<(), ReplyError<Self>> {
+        self.end(Status::Refused)
+    }
+
+    /// Answers without a reply.
+    pub(crate) fn end(mut self, status: Status) -> Result<(), ReplyError<Self>> {
+        match respond_without_payload(self.connection, &self.request.stand_in(), status) {
             Ok(()) => {
                 self.is_done = true;
                 Ok(())

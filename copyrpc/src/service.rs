@@ -6,6 +6,8 @@ mod async_server;
 mod caller;
 mod client;
 mod server;
+#[cfg(test)]
+mod tests;
 
 pub use async_client::{AsyncCall, AsyncClient};
 pub use async_server::{AsyncServer, ServerRequest};

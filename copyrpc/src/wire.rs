@@ -276,16 +276,42 @@ impl CallId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
     /// The payload is the handler's reply.
-    Ok = 0,
+    Ok,
     /// The handler dropped the request without a reply.
-    Dropped = 1,
+    Dropped,
     /// The handler refused the request.
-    Refused = 2,
+    Refused,
     /// The responder closes the connection; no handler got the request.
-    Closing = 3,
+    Closing,
+    /// The handler's reply has so many bytes, which is more than the call allowed: it is not sent. At most [`MAX_TOLD`] bytes are told.
+    TooLong(u32),
 }
 
+/// Marks a [`Status::TooLong`]; the other bits are the bytes of the reply.
+const TOO_LONG: u32 = 1 << 31;
+/// Maximum number of bytes that a [`Status::TooLong`] tells.
+const MAX_TOLD: u32 = TOO_LONG - 1;
+
 impl Status {
+    /// Tells the length of a reply that is too long.
+    #[must_use]
+    pub(crate) fn too_long(len: usize) -> Self {
+        Self::TooLong(u32::try_from(len).map_or(MAX_TOLD, |len| len.min(MAX_TOLD)))
+    }
+
+    /// Returns the piggyback word.
+    #[must_use]
+    #[inline(always)]
+    pub(crate) const fn to_wire(self) -> u32 {
+        match self {
+            Self::Ok => 0,
+            Self::Dropped => 1,
+            Self::Refused => 2,
+            Self::Closing => 3,
+            Self::TooLong(len) => TOO_LONG | len,
+        }
+    }
+
     /// Reads a piggyback word. Returns `None` for a status that this version does not define.
     #[must_use]
     pub(crate) const fn from_wire(piggyback: u32) -> Option<Self> {
@@ -294,6 +320,7 @@ impl Status {
             1 => Some(Self::Dropped),
             2 => Some(Self::Refused),
             3 => Some(Self::Closing),
+            TOO_LONG.. => Some(Self::TooLong(piggyback & MAX_TOLD)),
             _ => None,
         }
     }
@@ -444,8 +471,15 @@ mod tests {
 
     #[test]
     fn unknown_status_is_no_status() {
-        for status in [Status::Ok, Status::Dropped, Status::Refused, Status::Closing] {
-            assert_eq!(Status::from_wire(status as u32), Some(status));
+        for (status, word) in [
+            (Status::Ok, 0),
+            (Status::Dropped, 1),
+            (Status::Refused, 2),
+            (Status::Closing, 3),
+            (Status::too_long(0x1234), 0x8000_1234),
+            (Status::too_long(usize::MAX), u32::MAX),
+        ] {
+            assert_eq!((status.to_wire(), Status::from_wire(word)), (word, Some(status)));
         }
         assert_eq!(Status::from_wire(4), None);
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use copyrpc::typed::Call;
 use copyrpc::{
     Client, ClientError, ClientOptions, CloseReason, ConnectFailure, ContextBuilder, EXCHANGE_RECORD_SIZE, EndpointConfig, ExchangeError,
-    ExchangeRecord, RecordError, Refusal, Server, ServerError, ServerOptions,
+    ExchangeRecord, Outcome, RecordError, Refusal, Server, ServerError, ServerOptions,
 };
 
 #[path = "support/local.rs"]
@@ -191,7 +191,7 @@ fn a_call_ends_in_time_and_its_late_reply_is_not_the_next_ones() {
 
 /// Calls that nobody answers keep their credit when they have ended.
 #[test]
-fn a_call_that_gets_no_room_in_its_time_was_not_sent_and_says_so() {
+fn a_client_whose_credit_is_kept_by_calls_that_it_gave_up_says_so_and_connects_again() {
     let net = Net::new();
     let (let_go, taken) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
     let served = net.serve(&any_port(), {
@@ -200,36 +200,121 @@ fn a_call_that_gets_no_room_in_its_time_was_not_sent_and_says_so() {
             let mut held = Vec::new();
             while !let_go.load(Ordering::Relaxed) {
                 server.step().unwrap();
-                held.extend(std::iter::from_fn(|| server.recv()));
+                while let Some(request) = server.recv() {
+                    taken.lock().unwrap().push(request.data().to_vec());
+                    if request.data().to_vec() == b"answered" {
+                        request.reply(b"at once").unwrap();
+                    } else {
+                        held.push(request);
+                    }
+                }
             }
-            for request in held {
-                taken.lock().unwrap().push(request.data().to_vec());
-                request.reply(b"").unwrap();
-            }
-            server
-                .serve(|request| {
-                    taken.lock().unwrap().push(request.to_vec());
-                    b""
-                })
-                .unwrap();
         }
     });
-    let mut client = net.client(served.address);
+    let options = ClientOptions { connect_timeout: Duration::from_secs(20), ..net.client_options() };
+    let mut client = Client::with_options(served.address, &options).unwrap();
     let mut sent = Vec::new();
-    loop {
-        let request = sent.len().to_le_bytes().to_vec();
-        match client.call_within(&request, Duration::from_millis(5)) {
-            Err(ClientError::TimedOut) => sent.push(request),
-            Err(ClientError::NotSent) => break,
-            outcome => panic!("{outcome:?} after {} calls", sent.len()),
-        }
+    for _ in 0..3 {
+        let mut given_up = 0;
+        let error = loop {
+            let request = sent.len().to_le_bytes().to_vec();
+            match client.call_within(&request, Duration::from_millis(5)) {
+                Err(ClientError::TimedOut) => sent.push(request),
+                Err(error) => break error,
+                outcome => panic!("{outcome:?} after {} calls", sent.len()),
+            }
+            given_up += 1;
+        };
+        assert!(matches!(error, ClientError::NoCredit { given_up: n } if n == given_up && n > 0), "{error:?}, {given_up}");
+        assert!(error.is_retryable() && !error.may_have_executed());
+        sent.push(b"answered".to_vec());
+        assert_eq!(client.call(b"answered").unwrap(), b"at once");
     }
-    assert!(!sent.is_empty());
+    // A call without a time waits no longer than for a connection.
+    drop(client);
+    let options = ClientOptions { connect_timeout: SHORT, max_reply: Some(net.client(served.address).max_reply() * 4), ..options };
+    let mut client = Client::with_options(served.address, &options).unwrap();
+    assert!(matches!(client.call_within(b"held", SHORT), Err(ClientError::TimedOut)));
+    sent.push(b"held".to_vec());
+    assert!(matches!(client.call(b"not sent"), Err(ClientError::NoCredit { given_up: 1 })));
     let_go.store(true, Ordering::Relaxed);
-    sent.push(b"last".to_vec());
-    assert_eq!(client.call(b"last").unwrap(), b"");
     served.end();
     assert_eq!(*taken.lock().unwrap(), sent);
+}
+
+#[test]
+fn a_client_that_its_server_calls_refuses_each_call_at_once_and_goes_on() {
+    const PUSHES: usize = 1_000;
+    let net = Net::new();
+    let served = net.serve(&any_port(), |server| {
+        let (stop, mut pushed, mut answered) = (server.stop_handle(), 0, 0);
+        while answered < 2 * PUSHES {
+            server.step().unwrap();
+            while let Some(request) = server.recv() {
+                let endpoint = request.endpoint();
+                while pushed < PUSHES && endpoint.call(&[1; 1_000], (), 8).is_ok() {
+                    pushed += 1;
+                }
+                request.reply(b"answer").unwrap();
+                answered += 1;
+                assert!(answered < 2 * PUSHES || (pushed, endpoint.outstanding_calls()) == (PUSHES, 0));
+            }
+        }
+        stop.stop();
+        server.serve(|_| b"").unwrap();
+    });
+    let mut client = net.client(served.address);
+    for _ in 0..2 * PUSHES {
+        assert_eq!(client.call(b"hello").unwrap(), b"answer");
+    }
+    let stats = client.stats();
+    assert!(stats.insufficient_credit == 0 && stats.replies as usize == PUSHES, "{stats:?}");
+    served.end();
+}
+
+/// Each request is a batch of its own, so they are more than one turn of the server takes.
+#[test]
+fn a_stopped_server_answers_all_requests_that_had_arrived() {
+    const CLIENTS: usize = 8;
+    const CALLS: usize = 100;
+    let net = Net::new();
+    let endpoint = EndpointConfig { batches_in_flight: CALLS as u32 + 1, ring_size: 64 << 10, ..EndpointConfig::default() };
+    let options = ServerOptions { clients: CLIENTS as u32, endpoint: endpoint.clone(), ..net.server_options() };
+    let (arrive, arrived) = std::sync::mpsc::channel::<()>();
+    let served = local::serve(&any_port(), options, move |server| {
+        while server.clients() < CLIENTS {
+            server.step().unwrap();
+        }
+        arrived.recv().unwrap();
+        server.stop_handle().stop();
+        server.serve(|request| request.to_vec()).unwrap();
+    });
+    let clients = [(); CLIENTS].map(|()| {
+        let context = ContextBuilder::new(net.device()).endpoints_with(1, &endpoint).build::<usize>().unwrap();
+        let client = context.connect_over(&endpoint, TcpStream::connect(served.address).unwrap()).unwrap();
+        (client, context)
+    });
+    for (client, context) in &clients {
+        for number in 0..CALLS {
+            client.call(&number.to_le_bytes(), number, 8).unwrap();
+            context.flush_endpoints().unwrap();
+        }
+        // The device has sent all of them.
+        (0..100).for_each(|_| {
+            context.poll(|_, _| unreachable!("nobody answers yet")).unwrap();
+        });
+        assert_eq!(client.stats().batches_sent as usize, CALLS);
+    }
+    arrive.send(()).unwrap();
+    for (client, context) in &clients {
+        while client.outstanding_calls() > 0 {
+            let on_response = |number: usize, outcome: Outcome<'_>| {
+                assert_eq!(outcome.map(|bytes| bytes.to_vec()), Ok(number.to_le_bytes().to_vec()));
+            };
+            context.poll(on_response).unwrap();
+        }
+    }
+    served.end();
 }
 
 #[test]
@@ -386,12 +471,13 @@ fn what_is_too_long_is_refused_and_the_connection_goes_on() {
     let longest = client.max_reply();
     let mut reply_of = |bytes: usize| client.call(&(bytes as u32).to_le_bytes()).map(|reply| reply.len());
     assert_eq!(reply_of(longest).unwrap(), longest);
-    assert!(matches!(reply_of(longest + 1), Err(ClientError::Refused { max_reply }) if max_reply == longest));
-    assert_eq!(reply_of(0).unwrap(), 0);
     // Also if the credit, which has blocks, has room for more.
-    for extra in 1..64 {
-        assert!(matches!(reply_of(longest + extra), Err(ClientError::Refused { .. })), "{extra}");
+    for extra in (1..64).chain([100_000]) {
+        let error = reply_of(longest + extra).unwrap_err();
+        assert!(matches!(error, ClientError::ReplyTooLong { len, max } if (len, max) == (longest + extra, longest)), "{error}");
+        assert!(error.may_have_executed() && !error.is_retryable(), "its handler ran");
     }
+    assert_eq!(reply_of(0).unwrap(), 0);
     let max = client.max_request();
     let refused = client.call(&vec![0; max + 1]);
     assert!(matches!(refused, Err(ClientError::TooLarge { len, max: limit }) if len == max + 1 && limit == max), "{refused:?}");
@@ -436,7 +522,7 @@ fn typed_calls_take_replies_of_their_type_only() {
     assert!(matches!(client.call_typed_within(&number, Duration::ZERO), Err(ClientError::TimedOut)));
     let wrong = client.call_typed(&Misunderstood(21u64.to_le_bytes()));
     assert!(matches!(wrong, Err(ClientError::Reply(size)) if (size.received, size.expected) == (8, 4)), "{wrong:?}");
-    assert!(matches!(client.call(b"no number"), Err(ClientError::Refused { .. })));
+    assert!(matches!(client.call(b"no number"), Err(ClientError::Refused)));
     served.end();
 }
 

@@ -10,7 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use copyrpc::typed::Call;
-use copyrpc::{AsyncCall, AsyncClient, AsyncServer, ClientError, ClientOptions, EndpointConfig, ServerOptions, ServerRequest};
+use copyrpc::{
+    AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, EndpointConfig, ServerOptions, ServerRequest, StopHandle,
+};
 #[path = "support/local.rs"]
 mod local;
 
@@ -62,6 +64,7 @@ fn tasks_of_a_runtime_share_a_connection_and_get_each_their_own_replies() {
         let serving = tokio::spawn(async move {
             let mut answers = JoinSet::new();
             while let Some(request) = server.recv().await.unwrap() {
+                assert!(server.stats().calls == 0 && server.clients() <= 2);
                 answers.spawn(async move {
                     // In another order than they came.
                     for _ in 0..request.data().len() % 7 {
@@ -87,6 +90,10 @@ fn tasks_of_a_runtime_share_a_connection_and_get_each_their_own_replies() {
         }
         while let Some(ended) = calls.join_next().await {
             ended.unwrap();
+        }
+        // They are told at the latest when the threads sleep.
+        while clients.iter().map(|client| client.stats().calls).sum::<u64>() < u64::from(TASKS) * 20 {
+            tokio::task::yield_now().await;
         }
         stop.stop();
         assert_eq!(serving.await.unwrap(), TASKS as usize * 20);
@@ -188,8 +195,9 @@ fn every_way_in_which_a_call_ends_is_told_apart() {
     };
     assert_eq!(end(&client, |request| request.reply(*b"y")).unwrap(), b"y");
     assert!(matches!(end(&client, drop), Err(ClientError::Dropped)));
-    assert!(matches!(end(&client, ServerRequest::refuse), Err(ClientError::Refused { .. })));
-    assert!(matches!(end(&client, |request| request.reply(vec![0; 1 << 20])), Err(ClientError::Refused { .. })));
+    assert!(matches!(end(&client, ServerRequest::refuse), Err(ClientError::Refused)));
+    let too_long = end(&client, |request| request.reply(vec![0; 1 << 20])).unwrap_err();
+    assert!(matches!(too_long, ClientError::ReplyTooLong { len, max } if (len, max) == (1 << 20, client.max_reply())), "{too_long}");
     let long = vec![0; client.max_request() + 1];
     assert!(matches!(block_on(client.call(long)), Err(ClientError::TooLarge { len, max }) if len == max + 1));
     assert!(matches!(block_on(client.call_within(b"x", Duration::ZERO)), Err(ClientError::NotSent)));
@@ -258,25 +266,150 @@ fn by_default_63_calls_of_a_client_are_under_way_at_once() {
 }
 
 #[test]
-fn a_server_that_goes_refuses_the_request_in_hand_and_the_one_that_nobody_received() {
+fn a_server_that_goes_drops_the_request_in_hand_and_the_one_that_nobody_received_waits_for_another_server() {
     let net = Net::new();
-    loop {
-        let server = block_on(start(&net, &any_port()));
-        let options = ClientOptions { connect_timeout: Duration::from_millis(200), ..net.client_options() };
-        let client = block_on(AsyncClient::with_options(server.local_addr(), &options)).unwrap();
-        let [first, second] = [&b"held"[..], b"not received"].map(|request| start_call(&client, request));
-        let held = block_on(server.recv()).unwrap().unwrap();
-        drop(server);
-        assert!(matches!(block_on(first), Err(ClientError::Refused { .. })));
-        let ended = block_on(second);
-        held.reply(*b"too late");
-        match ended {
-            Err(ClientError::Refused { .. }) => return,
-            // It had not arrived when the server went, and waited for another server.
-            Err(ClientError::Unreachable { .. } | ClientError::Connect(_)) => {}
-            other => panic!("{other:?}"),
+    let server = block_on(start(&net, &any_port()));
+    let options = ClientOptions { connect_timeout: Duration::from_millis(200), ..net.client_options() };
+    let client = block_on(AsyncClient::with_options(server.local_addr(), &options)).unwrap();
+    let [first, second] = [&b"held"[..], b"not received"].map(|request| start_call(&client, request));
+    let held = block_on(server.recv()).unwrap().unwrap();
+    drop(server);
+    let first = block_on(first).unwrap_err();
+    assert!(matches!(first, ClientError::Dropped) && first.may_have_executed(), "{first:?}");
+    let second = block_on(second).unwrap_err();
+    assert!(matches!(second, ClientError::Unreachable { .. } | ClientError::Connect(_)) && second.is_retryable(), "{second:?}");
+    held.reply(*b"too late");
+}
+
+/// The first server of the list stops while a task has a request, and while others wait to be received.
+#[test]
+fn a_stopped_server_sends_its_clients_on_and_answers_what_its_tasks_have() {
+    const WAITING: usize = 10;
+    let net = Net::new();
+    let first = block_on(start(&net, &any_port()));
+    let second = block_on(start(&net, &any_port()));
+    let addresses = [first.local_addr(), second.local_addr()];
+    let options = ClientOptions { max_reply: Some(64), ..net.client_options() };
+    let client = block_on(AsyncClient::with_options(ListOf(addresses), &options)).unwrap();
+    let mut held = start_call(&client, b"held");
+    let request = block_on(first.recv()).unwrap().unwrap();
+    let waiting: Vec<_> = (0..WAITING).map(|_| start_call(&client, b"?")).collect();
+    // They have arrived when this one has: the others were sent before it.
+    let mut sync = Client::with_options(addresses[0], &net.client_options()).unwrap();
+    assert!(matches!(sync.call_within(b"?", Duration::from_millis(200)), Err(ClientError::TimedOut | ClientError::NotSent)));
+    first.stop_handle().stop();
+    assert!(block_on(first.recv()).unwrap().is_none());
+    let serving = serve_at(second);
+    for call in waiting {
+        assert_eq!(block_on(call).unwrap(), b"here");
+    }
+    assert_eq!(block_on(client.call(b"later")).unwrap(), b"here");
+    // It listens no more, so another one may take its address.
+    let third = block_on(start(&net, &addresses[0].to_string()));
+    assert!(block_on(std::future::poll_fn(|task| Poll::Ready(held.as_mut().poll(task).is_pending()))));
+    request.reply(*b"at last");
+    assert_eq!(block_on(held).unwrap(), b"at last");
+    drop((first, third, client));
+    serving.0.stop();
+    serving.1.join().unwrap();
+}
+
+/// Addresses that are tried in this order.
+#[derive(Clone, Debug)]
+struct ListOf([SocketAddr; 2]);
+
+impl std::net::ToSocketAddrs for ListOf {
+    type Iter = std::array::IntoIter<SocketAddr, 2>;
+
+    fn to_socket_addrs(&self) -> std::io::Result<Self::Iter> {
+        Ok(self.0.into_iter())
+    }
+}
+
+fn serve_at(server: AsyncServer) -> (StopHandle, thread::JoinHandle<()>) {
+    (server.stop_handle(), serve(server))
+}
+
+#[test]
+fn requests_that_nobody_receives_fill_their_rings_and_not_the_memory_of_the_server() {
+    const CALLS: usize = 100;
+    const SIZE: usize = 1_900;
+    let net = Net::new();
+    let options = ServerOptions { max_buffered: 5 * SIZE, ..net.server_options() };
+    let server = block_on(AsyncServer::with_options(any_port(), &options)).unwrap();
+    // Credit for more calls than these.
+    let options = ClientOptions { max_reply: Some(0), ..net.client_options() };
+    let client = block_on(AsyncClient::with_options(server.local_addr(), &options)).unwrap();
+    for _ in 0..2 {
+        let calls: Vec<_> = (0..CALLS).map(|_| start_call(&client, &[7; SIZE])).collect();
+        let late = block_on(client.call_within(b"no room", Duration::from_millis(300)));
+        assert!(matches!(late, Err(ClientError::NotSent)), "{late:?}");
+        for _ in 0..CALLS {
+            let request = block_on(server.recv()).unwrap().unwrap();
+            assert_eq!(request.data(), [7; SIZE]);
+            request.reply(*b"");
+        }
+        for call in calls {
+            assert_eq!(block_on(call).unwrap(), b"");
         }
     }
+}
+
+/// A call that is under way on the connection without credit ends there.
+#[test]
+fn clients_whose_credit_is_kept_by_calls_that_were_given_up_connect_again() {
+    let net = Net::new();
+    let server = block_on(start(&net, &any_port()));
+    let client = block_on(connect(&net, server.local_addr()));
+    let live = start_call(&client, b"live");
+    let live_request = block_on(server.recv()).unwrap().unwrap();
+    let mut held = Vec::new();
+    let error = loop {
+        match block_on(client.call_within(b"stuck", Duration::from_millis(50))) {
+            Err(ClientError::TimedOut) => held.push(block_on(server.recv()).unwrap().unwrap()),
+            // The client's thread had no turn in its time.
+            Err(ClientError::NotSent) => {}
+            other => break other.unwrap_err(),
+        }
+    };
+    assert!(matches!(error, ClientError::NoCredit { given_up } if given_up == held.len()), "{error}, {}", held.len());
+    let next = start_call(&client, b"next");
+    let request = block_on(server.recv()).unwrap().unwrap();
+    assert_eq!(request.data(), b"next");
+    request.reply(*b"at once");
+    assert_eq!(block_on(next).unwrap(), b"at once");
+    live_request.reply(*b"still");
+    assert_eq!(block_on(live).unwrap(), b"still");
+}
+
+#[test]
+fn a_client_that_its_server_calls_refuses_each_call_at_once() {
+    const PUSHES: usize = 1_000;
+    let net = Net::new();
+    let (ask, asked) = std::sync::mpsc::channel();
+    let served = net.serve(&any_port(), move |server| {
+        let mut pushed = 0;
+        let request = loop {
+            server.step().unwrap();
+            if let Some(request) = server.recv() {
+                break request;
+            }
+        };
+        let endpoint = request.endpoint();
+        while pushed < PUSHES || endpoint.outstanding_calls() > 0 {
+            if pushed < PUSHES && endpoint.call(&[1; 1_000], (), 8).is_ok() {
+                pushed += 1;
+            }
+            server.step().unwrap();
+        }
+        request.reply(b"answer").unwrap();
+        ask.send(()).unwrap();
+        server.serve(|_| b"").unwrap();
+    });
+    let client = block_on(connect(&net, served.address));
+    assert_eq!(block_on(client.call(b"hello")).unwrap(), b"answer");
+    asked.recv().unwrap();
+    served.end();
 }
 
 #[test]
@@ -438,6 +571,11 @@ fn idle_process() {
         }
     });
     block_on(client.call(b"ping")).unwrap();
+    // Another server holds back a request, for which nobody asks.
+    let options = ServerOptions { max_buffered: 0, ..net.server_options() };
+    let full = block_on(AsyncServer::with_options(any_port(), &options)).unwrap();
+    let waiting = block_on(connect(&net, full.local_addr()));
+    let _calls = [(); 2].map(|()| start_call(&waiting, b"not received"));
     let (before, since) = (processor_time(), Instant::now());
     let mut call = Box::pin(client.call_within(b"", Duration::from_secs(9)));
     while since.elapsed() < Duration::from_secs(1) {

@@ -13,18 +13,18 @@ const LINGER: Duration = Duration::from_millis(20);
 const LOOK: Duration = Duration::from_millis(1);
 
 /// The rest of [`LINGER`].
-struct Patience {
+pub(crate) struct Patience {
     left: Duration,
     last: Instant,
 }
 
 impl Patience {
-    fn from(now: Instant) -> Self {
+    pub(crate) fn from(now: Instant) -> Self {
         Self { left: LINGER, last: now }
     }
 
     /// Returns whether it is over at `now`, after one more look.
-    fn is_over(&mut self, now: Instant) -> bool {
+    pub(crate) fn is_over(&mut self, now: Instant) -> bool {
         let look = now.saturating_duration_since(self.last).min(LOOK);
         self.last = now;
         self.left = self.left.saturating_sub(look);

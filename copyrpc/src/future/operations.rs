@@ -174,7 +174,7 @@ impl Future for TransferFuture<'_> {
             Ok(_) => Ok(()),
             Err(CallFailure::Closed(reason)) => Err(RdmaError::Closed { user_data: (), reason }),
             // Only calls end this way.
-            Err(CallFailure::Dropped | CallFailure::Refused | CallFailure::DeadlineExceeded) => {
+            Err(CallFailure::Dropped | CallFailure::Refused | CallFailure::ReplyTooLong { .. } | CallFailure::DeadlineExceeded) => {
                 Err(RdmaError::Closed { user_data: (), reason: CloseReason::Disconnected })
             }
         })

@@ -136,10 +136,10 @@ impl HeldRequests {
         self.without_bytes.get(key_of(number))
     }
 
-    /// Returns whether the application has a request that is not answered.
-    pub(super) fn has_taken(&self) -> bool {
+    /// Returns whether the application has a request that is not answered, and whose bytes it did not give up.
+    pub(super) const fn has_taken_bytes(&self) -> bool {
         // The oldest is not answered, unless there is none.
-        self.oldest != self.untaken || !self.without_bytes.is_empty()
+        self.oldest != self.untaken
     }
 
     /// Gives up the bytes of the request with this number, if the application has it. Returns its new number.
@@ -218,8 +218,8 @@ mod tests {
                 }
                 _ => {}
             }
-            assert_eq!(held.has_taken(), !open.is_empty() || !copied.is_empty());
-            assert_eq!(held.is_empty(), arrived == taken && !held.has_taken());
+            assert_eq!(held.has_taken_bytes(), !open.is_empty());
+            assert_eq!(held.is_empty(), arrived == taken && open.is_empty() && copied.is_empty());
             assert!(held.get(taken).is_none(), "not with the application");
             let oldest = open.iter().copied().min().unwrap_or(taken);
             assert_eq!(held.oldest().map(|request| request.position), (oldest < arrived).then_some(oldest));

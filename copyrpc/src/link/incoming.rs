@@ -146,7 +146,7 @@ impl<U> Link<U> {
         let Ok(Received { header, position, message, payload_at }) = self.rx.next_message() else { return Message::Other };
         let payload = Payload::of_message(position, header.len);
         if header.call_id & RESPONSE_FLAG != 0 {
-            if header.piggyback == Status::Ok as u32 {
+            if header.piggyback == Status::Ok.to_wire() {
                 if let Some(user_data) = self.calls.complete_waiting(CallId::from_wire(header.call_id), header.len) {
                     self.rx.advance(message);
                     return Message::Reply { user_data, payload, payload_at };
@@ -309,6 +309,7 @@ impl<U> Link<U> {
             Status::Dropped => Err(CallFailure::Dropped),
             Status::Refused => Err(CallFailure::Refused),
             Status::Closing => Err(CallFailure::Closed(CloseReason::ClosedByPeer)),
+            Status::TooLong(len) => Err(CallFailure::ReplyTooLong { len: len as usize }),
         };
         Some(Event::Ended { user_data, outcome })
     }

@@ -361,9 +361,9 @@ impl<U> Link<U> {
         self.rx.batches_received() as u32
     }
 
-    /// Returns whether the application has requests that it has not answered.
-    pub(crate) fn has_taken_requests(&self) -> bool {
-        self.rx.requests.has_taken()
+    /// Returns whether the application has requests that it has not answered, and whose bytes it did not give up.
+    pub(crate) fn has_taken_bytes(&self) -> bool {
+        self.rx.requests.has_taken_bytes()
     }
 
     /// Gives up the bytes of a request that the application has. Returns its new number.

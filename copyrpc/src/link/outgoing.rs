@@ -208,7 +208,7 @@ impl<U> Link<U> {
 
 #[inline(always)]
 fn fill_response(place: Place<'_>, reservation: &mut Reservation, stats: &mut Stats, request: &Request, status: Status) {
-    place.fill(CallId::from_wire(request.call_id).to_response(), status as u32);
+    place.fill(CallId::from_wire(request.call_id).to_response(), status.to_wire());
     reservation.release(u64::from(request.internal_allowance));
     stats.replies += 1;
 }

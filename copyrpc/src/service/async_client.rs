@@ -6,23 +6,24 @@ use std::future::Future;
 use std::io;
 use std::net::ToSocketAddrs;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context as TaskContext, Poll};
+use std::sync::{Arc, Mutex};
+use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use mlx5::DeviceInfo;
-use rendezvous::oneshot::{Receiver, Sender, oneshot};
+use rendezvous::oneshot::{Receiver, Sender, lock, oneshot};
 use rendezvous::posting::{self, Posted, Poster, posting};
 
 use super::SPINS;
 use super::caller::{Caller, ClientError, ClientOptions, ended, read_reply};
 use crate::endpoint::CallToken;
 use crate::error::{CallError, CloseReason};
+use crate::stats::Stats;
 use crate::typed::Call;
 
-/// Maximum bytes of a reply by default.
-const DEFAULT_REPLY: usize = 4 << 10;
+/// Number of turns after which a busy thread tells its counters.
+const TURNS_PER_STATS: u32 = 1024;
 
 type Reply = Result<Vec<u8>, ClientError>;
 
@@ -42,16 +43,18 @@ type Reply = Result<Vec<u8>, ClientError>;
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct AsyncClient(Arc<Handle>);
+pub struct AsyncClient(pub(super) Arc<Handle>);
 
 /// The shared part of a connection's clients. Its drop ends the thread.
-struct Handle {
+pub(super) struct Handle {
     poster: Poster<Job>,
     limits: Limits,
 }
 
-/// Properties of the device and the connection, which are the same after connecting again.
+/// Properties of the device and the connection, which are the same after connecting again, and the counters.
 struct Limits {
+    /// Of the time before the thread's last sleep, or of one in 1,024 turns.
+    stats: Arc<Mutex<Stats>>,
     device: DeviceInfo,
     max_request: usize,
     max_reply: usize,
@@ -59,7 +62,7 @@ struct Limits {
 }
 
 /// A call, until it ends.
-struct Job {
+pub(super) struct Job {
     number: u64,
     request: Arc<[u8]>,
     end: Option<Instant>,
@@ -103,7 +106,7 @@ impl AsyncClient {
         options: &ClientOptions,
     ) -> Result<Self, ClientError> {
         let (options, (tell, told)) = (options.clone(), oneshot());
-        let run = move || match Caller::connect(address, &options, DEFAULT_REPLY, || tell.is_wanted()) {
+        let run = move || match Caller::connect(address, &options, || tell.is_wanted()) {
             Err(error) => tell.send(Err(error)),
             Ok(caller) => {
                 let (worker, handle) = Worker::new(caller);
@@ -164,6 +167,12 @@ impl AsyncClient {
     #[must_use]
     pub fn max_reply(&self) -> usize {
         self.0.limits.max_reply
+    }
+
+    /// Returns the counters of all connections ever made, as they were when the thread last slept, or at most 1,024 polls ago.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        *lock(&self.0.limits.stats)
     }
 
     /// Returns name, transport and capabilities of the device in use.
@@ -234,35 +243,56 @@ impl Drop for AsyncCall {
 }
 
 /// The state of the thread.
-struct Worker {
-    caller: Caller<Job>,
+pub(super) struct Worker {
+    pub(super) caller: Caller<Job>,
     /// Its waiting calls are those that the endpoint has not taken yet.
-    posted: Posted<Job>,
-    /// The calls that the endpoint has taken, by their numbers.
+    pub(super) posted: Posted<Job>,
+    /// The calls that an endpoint has taken, by their numbers.
     under_way: HashMap<u64, CallToken>,
+    /// Ends the sleep of the thread.
+    waker: Arc<Forward>,
+    stats: Arc<Mutex<Stats>>,
+}
+
+/// The waker of the context in use, which is another one after the device broke down.
+struct Forward(Mutex<Waker>);
+
+impl Wake for Forward {
+    fn wake(self: Arc<Self>) {
+        lock(&self.0).wake_by_ref();
+    }
 }
 
 impl Worker {
-    fn new(caller: Caller<Job>) -> (Self, Handle) {
+    pub(super) fn new(caller: Caller<Job>) -> (Self, Handle) {
+        let stats = Arc::new(Mutex::new(caller.stats()));
         let limits = Limits {
+            stats: Arc::clone(&stats),
             device: caller.context.device_info(),
             max_request: caller.endpoint.max_payload(),
             max_reply: caller.max_reply,
             timeout: caller.options.timeout,
         };
-        let (poster, posted) = posting(caller.context.waker());
-        (Self { caller, posted, under_way: HashMap::new() }, Handle { poster, limits })
+        let waker = Arc::new(Forward(Mutex::new(caller.context.waker())));
+        let (poster, posted) = posting(Arc::clone(&waker).into());
+        (Self { caller, posted, under_way: HashMap::new(), waker, stats }, Handle { poster, limits })
     }
 
     /// Serves the calls until no client is left. The drop then tells every caller that still waits.
     fn serve(mut self) {
-        let mut in_vain = 0;
+        let (mut in_vain, mut turns) = (0, 0);
         while self.posted.take() {
+            turns += 1;
+            if turns == TURNS_PER_STATS || in_vain > SPINS {
+                turns = 0;
+                *lock(&self.stats) = self.caller.stats();
+            }
             self.cancel_given_up();
             let Ok(moved) = self.step() else { return };
             in_vain = if moved { 0 } else { in_vain + 1 };
             // The context knows the deadlines of the calls that the endpoint has taken.
-            if in_vain > SPINS && self.caller.context.wait(self.posted.left()).is_err() {
+            let longest = || self.posted.left().into_iter().chain(self.caller.starves_for()).min();
+            if in_vain > SPINS && self.caller.context.wait(longest()).is_err() {
                 return;
             }
         }
@@ -271,21 +301,21 @@ impl Worker {
     fn cancel_given_up(&mut self) {
         for number in self.posted.given_up.drain(..) {
             if let Some(token) = self.under_way.remove(&number) {
-                drop(self.caller.endpoint.cancel(token));
+                drop(self.caller.cancel(token));
             }
         }
     }
 
     /// Sends waiting calls as far as there is room, and takes replies. Connects again for waiting calls if the connection has ended and the
     /// calls that it had are told. Returns whether anything happened.
-    fn step(&mut self) -> Result<bool, ClientError> {
+    pub(super) fn step(&mut self) -> Result<bool, ClientError> {
         let has_ended = self.caller.endpoint.closed().is_some();
-        if has_ended && self.under_way.is_empty() && !self.posted.is_empty() {
+        if has_ended && self.caller.endpoint.outstanding_calls() == 0 && !self.posted.is_empty() {
             self.reconnect();
             return Ok(true);
         }
         let moved = !has_ended && self.send();
-        let Self { caller, posted, under_way } = self;
+        let Self { caller, posted, under_way, .. } = self;
         let (max_reply, mut has_more) = (caller.max_reply, false);
         let replies = caller.context.poll(|job, outcome| {
             under_way.remove(&job.number);
@@ -298,12 +328,18 @@ impl Worker {
                 end => job.reply.send(end),
             }
         })?;
+        caller.refuse_requests();
         Ok(moved || has_more || replies > 0)
     }
 
     fn send(&mut self) -> bool {
         let mut moved = false;
         while let Some((number, job)) = self.posted.pop() {
+            if let Some(error) = self.caller.starved(job.end) {
+                job.reply.send(Err(error));
+                self.reconnect();
+                return true;
+            }
             let left = job.end.map(|end| end.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
                 posting::Job::end_late(job);
@@ -315,6 +351,11 @@ impl Worker {
                 Ok(token) => drop(self.under_way.insert(number, token)),
                 Err(CallError::Closed { user_data: job, .. } | CallError::RingFull(job) | CallError::InsufficientCredit(job)) => {
                     self.posted.put_back(number, job);
+                    // The server is leaving, as soon as the calls that it has are over.
+                    if self.caller.endpoint.is_closing() {
+                        self.reconnect();
+                        return true;
+                    }
                     self.posted.end_late();
                     break;
                 }
@@ -327,8 +368,9 @@ impl Worker {
 
     /// Connects again. If that is not possible, every waiting call ends.
     fn reconnect(&mut self) {
-        let Self { caller, posted, .. } = self;
+        let Self { caller, posted, waker, .. } = self;
         let connected = posted.reconnect(caller.options.connect_timeout, |attempt, is_wanted| caller.reconnect(attempt, is_wanted));
+        *lock(&waker.0) = caller.context.waker();
         let Err(error) = connected else { return };
         let (text, mut error) = (error.to_string(), Some(error));
         for job in posted.drain() {
@@ -357,7 +399,7 @@ mod tests {
         let options = ServerOptions { device: device.clone(), ..ServerOptions::default() };
         let server = block_on(AsyncServer::with_options(limits::any_port(), &options)).unwrap();
         let options = ClientOptions { device, connect_timeout: Duration::from_secs(3600), ..ClientOptions::default() };
-        let (mut worker, handle) = Worker::new(Caller::connect(server.local_addr(), &options, DEFAULT_REPLY, || true).unwrap());
+        let (mut worker, handle) = Worker::new(Caller::connect(server.local_addr(), &options, || true).unwrap());
         let (_, first) = handle.post(vec![1], None);
         assert!(worker.posted.take() && worker.step().unwrap());
         drop(server);

@@ -9,17 +9,20 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::thread::{self, JoinHandle};
 
+use mlx5::DeviceInfo;
 use rendezvous::oneshot::{Sender, lock, oneshot};
 
 use super::server::{Server, ServerError, ServerOptions, StopHandle};
 use crate::error::ReplyError;
 use crate::recv::RecvHandle;
+use crate::stats::Stats;
+use crate::wire::Status;
 
 /// A server at a TCP address whose requests are futures, for any executor and from any thread.
 ///
 /// A thread of its own has the device, connects the clients, and sleeps while there is nothing to do; requests and answers wake it.
-/// Dropping the server ends it, and waits until the answers given have arrived, at most 20 ms. Requests that are not answered by then are
-/// refused.
+/// Dropping the server ends it, and waits until the answers given have arrived, at most 20 ms. Received requests that are not answered by then
+/// end as [`ClientError::Dropped`](crate::ClientError::Dropped); calls whose requests were not received go to another server.
 ///
 /// ```no_run
 /// # async fn serve(spawn: impl Fn(std::pin::Pin<Box<dyn Future<Output = ()> + Send>>)) -> Result<(), copyrpc::ServerError> {
@@ -37,6 +40,7 @@ use crate::recv::RecvHandle;
 pub struct AsyncServer {
     shared: Arc<Shared>,
     address: SocketAddr,
+    device: DeviceInfo,
     stop: StopHandle,
     thread: Option<JoinHandle<()>>,
 }
@@ -45,18 +49,25 @@ struct Shared {
     queues: Mutex<Queues>,
     /// Ends the sleep of the thread.
     waker: Waker,
+    /// Bytes of requests above which the thread offers no more.
+    max_buffered: usize,
 }
 
 #[derive(Default)]
 struct Queues {
     /// Number and bytes of requests that are not received yet.
     requests: VecDeque<(u64, Vec<u8>)>,
+    /// Sum of their bytes.
+    buffered: usize,
     answers: Vec<(u64, Answer)>,
     /// Wakers of the tasks that wait for requests.
     wakers: Vec<Waker>,
     /// There are no more requests. The reason is `error`, until a receiver takes it.
     is_over: bool,
     error: Option<ServerError>,
+    /// The counters, and the number of clients, at the thread's last look at its sockets.
+    stats: Stats,
+    clients: usize,
     /// The thread answers no more requests.
     is_closed: bool,
 }
@@ -106,8 +117,27 @@ impl AsyncServer {
         self.address
     }
 
-    /// Returns a handle that makes [`recv`](Self::recv) return `None`, from any thread. New requests are refused then; received requests
-    /// can still be answered.
+    /// Returns name, transport and capabilities of the device in use.
+    #[must_use]
+    pub const fn device_info(&self) -> &DeviceInfo {
+        &self.device
+    }
+
+    /// Returns the number of connected clients, as it was at most 10 ms or 1,024 polls ago.
+    #[must_use]
+    pub fn clients(&self) -> usize {
+        lock(&self.shared.queues).clients
+    }
+
+    /// Returns the counters of all clients since the server was made, as they were at most 10 ms or 1,024 polls ago.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        lock(&self.shared.queues).stats
+    }
+
+    /// Returns a handle that makes [`recv`](Self::recv) return `None`, from any thread. The server listens no more then, so another one can take
+    /// its address, and tells its clients to go: their next calls are for another server, and so are the calls whose requests were not
+    /// received. Received requests can still be answered, until the server is dropped.
     #[must_use]
     pub fn stop_handle(&self) -> StopHandle {
         self.stop.clone()
@@ -117,15 +147,22 @@ impl AsyncServer {
     /// reaches one of them.
     ///
     /// # Errors
-    /// [`ServerError::Poll`]: the server cannot continue. One of the waiting tasks gets the error, the others get `None`.
+    /// [`ServerError::Broken`]: the server cannot continue. One of the waiting tasks gets the error, the others get `None`.
     pub async fn recv(&self) -> Result<Option<ServerRequest>, ServerError> {
         poll_fn(|task| {
             let mut queues = lock(&self.shared.queues);
-            if let Some((number, data)) = queues.requests.pop_front() {
+            let is_stopped = self.stop.is_stopped();
+            let next = if is_stopped { None } else { queues.requests.pop_front() };
+            if let Some((number, data)) = next {
+                let was_full = queues.buffered > self.shared.max_buffered;
+                queues.buffered -= data.len();
+                if was_full && queues.buffered <= self.shared.max_buffered {
+                    self.shared.waker.wake_by_ref();
+                }
                 let request = ServerRequest { data, number, shared: Some(Arc::clone(&self.shared)) };
                 return Poll::Ready(Ok(Some(request)));
             }
-            if queues.is_over {
+            if is_stopped || queues.is_over {
                 return Poll::Ready(queues.error.take().map_or(Ok(None), Err));
             }
             if !queues.wakers.iter().any(|waker| waker.will_wake(task.waker())) {
@@ -175,7 +212,8 @@ impl ServerRequest {
         &self.data
     }
 
-    /// Sends a reply. A client that has left gets none. A reply longer than the client accepts becomes a refusal.
+    /// Sends a reply. A client that has left gets none. A reply longer than the client accepts becomes a
+    /// [`ClientError::ReplyTooLong`](crate::ClientError::ReplyTooLong).
     pub fn reply(mut self, reply: impl Into<Vec<u8>>) {
         self.answer(Answer::Reply(reply.into()));
     }
@@ -209,59 +247,65 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
         Ok(bound) => bound,
         Err(error) => return tell.send(Err(error)),
     };
-    let stop = server.stop_handle();
-    let shared = Arc::new(Shared { queues: Mutex::default(), waker: server.waker() });
+    let (stop, device) = (server.stop_handle(), server.device_info());
+    let shared = Arc::new(Shared { queues: Mutex::default(), waker: server.waker(), max_buffered: options.max_buffered });
     // Its drop marks the end, in a panic too.
     let over = Over(&shared);
     if !tell.is_wanted() {
         return;
     }
-    tell.send(Ok(AsyncServer { shared: Arc::clone(&shared), address, stop, thread: None }));
+    tell.send(Ok(AsyncServer { shared: Arc::clone(&shared), address, device, stop, thread: None }));
     let (mut held, mut last) = (HashMap::new(), 0);
+    let send_back = |request: RecvHandle<()>| drop(request.end(Status::Closing));
+    let mut is_leaving = false;
     loop {
-        let (answers, is_closed) = {
+        let (answers, is_closed, mut is_full) = {
             let mut queues = lock(&shared.queues);
-            (std::mem::take(&mut queues.answers), queues.is_closed)
+            if server.is_to_look() {
+                (queues.stats, queues.clients) = (server.stats(), server.clients());
+            }
+            (std::mem::take(&mut queues.answers), queues.is_closed, queues.buffered > shared.max_buffered)
         };
         for (number, answer) in answers {
             if let Some(request) = held.remove(&number) {
                 give(request, answer);
             }
         }
+        if (is_closed || server.is_stopped()) && !is_leaving {
+            is_leaving = true;
+            shared.end(None).iter().filter_map(|number| held.remove(number)).for_each(send_back);
+            server.close();
+        }
         if is_closed {
             break;
         }
-        if server.is_stopped() {
-            shared.end(None).into_iter().for_each(|number| drop(held.remove(&number).map(RecvHandle::refuse)));
-        }
-        while let Some(mut request) = server.recv() {
-            if server.is_stopped() {
-                drop(request.refuse());
-                continue;
-            }
+        while !is_leaving && !is_full {
+            let Some(mut request) = server.recv() else { break };
             last += 1;
-            shared.offer(last, request.data().to_vec());
+            is_full = shared.offer(last, request.data().to_vec());
             request.give_up_data();
             held.insert(last, request);
         }
+        server.holds_back = is_full;
         if let Err(error) = server.step() {
             shared.end(Some(error));
             break;
         }
     }
-    held.drain().for_each(|(_, request)| drop(request.refuse()));
-    drop(over);
+    drop((held, over));
 }
 
 impl Shared {
-    /// Offers a request to the receivers.
-    fn offer(&self, number: u64, data: Vec<u8>) {
-        let wakers = {
+    /// Offers a request to the receivers. Returns whether there is no room for more.
+    fn offer(&self, number: u64, data: Vec<u8>) -> bool {
+        let (wakers, is_full) = {
             let mut queues = lock(&self.queues);
+            queues.buffered += data.len();
             queues.requests.push_back((number, data));
-            std::mem::take(&mut queues.wakers)
+            (std::mem::take(&mut queues.wakers), queues.buffered > self.max_buffered)
         };
         wakers.into_iter().for_each(Waker::wake);
+        is_full
     }
 
     /// Marks that there are no more requests. Returns the numbers of the requests that were not received.
@@ -269,6 +313,7 @@ impl Shared {
         let (requests, wakers) = {
             let mut queues = lock(&self.queues);
             queues.is_over = true;
+            queues.buffered = 0;
             queues.error = queues.error.take().or(error);
             (std::mem::take(&mut queues.requests), std::mem::take(&mut queues.wakers))
         };
@@ -290,8 +335,8 @@ impl Drop for Over<'_> {
 fn give(request: RecvHandle<()>, answer: Answer) {
     match answer {
         Answer::Reply(reply) => {
-            if let Err(ReplyError::TooLarge { request, .. }) = request.reply(&reply) {
-                let _gone = request.refuse();
+            if let Err(ReplyError::TooLarge { request, len, .. }) = request.reply(&reply) {
+                let _gone = request.end(Status::too_long(len));
             }
         }
         Answer::Refusal => drop(request.refuse()),

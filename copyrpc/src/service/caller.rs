@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mlx5::DeviceSpec;
 use thiserror::Error;
@@ -17,10 +17,14 @@ use crate::error::{CallError, CallFailure, CloseReason};
 use crate::handshake::Handshake;
 use crate::pending::ConnectFailure;
 use crate::ring::RecvBytes;
+use crate::stats::Stats;
 use crate::typed::SizeError;
 
-/// Number of endpoints: the endpoint in use, and an ended endpoint whose resources are not free yet.
-const ENDPOINTS: u32 = 2;
+/// Number of endpoints: the endpoint in use, the one before it while its calls end, and an ended endpoint whose resources are not free yet.
+const ENDPOINTS: u32 = 3;
+
+/// Default of [`ClientOptions::max_reply`].
+const DEFAULT_REPLY: usize = 4 << 10;
 
 /// Options of a [`Client`](crate::Client).
 #[derive(Clone, Debug)]
@@ -34,9 +38,9 @@ pub struct ClientOptions {
     /// client. Default: 5 s.
     pub connect_timeout: Duration,
     /// Maximum bytes of a reply; longer replies are refused. A call takes that much of the credit, which is a quarter of the ring, until
-    /// the server answers it, even if it is given up before; calls for which no credit is left wait. The limit is 3/16 of the ring.
-    /// Default: a quarter of the limit, 48 KiB with rings of 1 MiB; but for an [`AsyncClient`](crate::AsyncClient), whose calls share the
-    /// credit, at most 4 KiB, which is enough for 63 calls at once with such rings.
+    /// the server answers it, even if it is given up before; calls for which no credit is left wait, and end as
+    /// [`ClientError::NoCredit`] if calls that were given up keep it. The limit is 3/16 of the ring.
+    /// Default: 4 KiB, or a quarter of the limit if that is less. With that and rings of 1 MiB the credit is enough for 63 calls at once.
     pub max_reply: Option<usize>,
     /// Timeout of [`Client::call`](crate::Client::call). Default: none; a call waits as long as the server lives and polls
     /// ([`EndpointConfig::stall_timeout`]).
@@ -93,36 +97,71 @@ pub enum ClientError {
         max: usize,
     },
     /// The time of the call ended before it was sent to a server that takes calls: the client was connecting again, or waited for room in
-    /// the ring. No handler got the request, and none will.
-    #[error("the request was not sent in time: there was no connection, or no room in its ring")]
+    /// the ring or for credit. No handler got the request, and none will.
+    #[error("the request was not sent in time: there was no connection, or no room in its ring, or no credit for the reply")]
     NotSent,
+    /// The call was not sent, since calls that ran out of time or were dropped keep the credit of the connection: the server has not answered
+    /// them. No handler got the request, and none will. The next call connects again, and so has all the credit.
+    #[error(
+        "the request was not sent: {given_up} calls that were given up keep the credit until the server answers them; the next call connects \
+         again (a smaller ClientOptions::max_reply lets more calls wait at a server)"
+    )]
+    NoCredit {
+        /// Number of those calls.
+        given_up: usize,
+    },
     /// The request was sent, and no reply arrived in time. It is not known whether the handler ran, or will run.
     #[error("no reply in time")]
     TimedOut,
-    /// The handler refused the request, or its reply was too long.
-    #[error("the server refused the request, or its reply has more than {max_reply} bytes (ClientOptions::max_reply)")]
-    Refused {
+    /// The handler said no: it refused the request.
+    #[error("the server refused the request")]
+    Refused,
+    /// The handler ran, and its reply is too long for this client.
+    #[error("the handler ran, but its reply of {len} bytes has more than {max} (ClientOptions::max_reply)")]
+    ReplyTooLong {
+        /// Bytes of the reply.
+        len: usize,
         /// Maximum bytes of a reply.
-        max_reply: usize,
+        max: usize,
     },
-    /// The handler dropped the request.
+    /// The handler dropped the request, or the server ended while the handler had it.
     #[error("the server dropped the request")]
     Dropped,
-    /// The connection ended before a reply arrived. It is not known whether the handler ran. The next call connects again.
+    /// The connection ended before a reply arrived. The next call connects again. After [`CloseReason::ClosedByPeer`] no handler got the
+    /// request: the server was leaving, and so was the next one that the client tried. Otherwise it is not known whether the handler ran.
     #[error("no reply: {0}")]
     Closed(CloseReason),
-    /// The reply does not have the size of the requested type.
+    /// The reply does not have the size of the requested type. The handler ran.
     #[error("the reply: {0}")]
     Reply(#[from] SizeError),
-    /// The device reported an error.
+    /// A poll inside a callback of a poll. The calls of a client do not nest, so this does not happen.
     #[error(transparent)]
     Poll(#[from] PollError),
+}
+
+impl ClientError {
+    /// Returns whether the same call can succeed later: no handler got the request, and none will.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        use ClientError::{Closed, Connect, Device, NoCredit, NotSent, Unreachable};
+        matches!(self, NotSent | NoCredit { .. } | Unreachable { .. } | Connect(_) | Device(_) | Closed(CloseReason::ClosedByPeer))
+    }
+
+    /// Returns whether a handler may have got the request, or may still get it: the call must not be repeated unless the server takes it
+    /// twice.
+    #[must_use]
+    pub const fn may_have_executed(&self) -> bool {
+        use ClientError::{Closed, Dropped, Refused, Reply, ReplyTooLong, TimedOut};
+        matches!(self, TimedOut | Refused | ReplyTooLong { .. } | Dropped | Reply(_) | Closed(_)) && !self.is_retryable()
+    }
 }
 
 /// The device and the connection.
 pub(super) struct Caller<U> {
     /// Declared before the context.
     pub(super) endpoint: Endpoint<U>,
+    /// The endpoint before, whose calls have not all ended.
+    leaving: Option<Endpoint<U>>,
     pub(super) context: Context<U>,
     /// The socket over which the endpoint was connected. Its end tells the server that this client may have died, so it is declared after the
     /// context, whose drop tells the server of a graceful end.
@@ -133,45 +172,105 @@ pub(super) struct Caller<U> {
     pub(super) options: ClientOptions,
     /// Maximum bytes of a reply.
     pub(super) max_reply: usize,
+    /// Time of the first call in a row that found no credit, since given up calls keep it.
+    starving_since: Option<Instant>,
+    /// Counters of the contexts before.
+    past: Stats,
 }
 
 impl<U> Caller<U> {
-    /// Opens the device, and connects to the server at `address`. Waits for the server as long as it `is_wanted`. By default a reply
-    /// has at most `default_reply` bytes.
+    /// Opens the device, and connects to the server at `address`. Waits for the server as long as it `is_wanted`.
     pub(super) fn connect(
         address: impl ToSocketAddrs + fmt::Debug,
         options: &ClientOptions,
-        default_reply: usize,
         is_wanted: impl Fn() -> bool,
     ) -> Result<Self, ClientError> {
         let name = format!("{address:?}");
         let addresses = address.to_socket_addrs().map(Vec::from_iter);
         let addresses = addresses.map_err(|source| ClientError::Unreachable { address: name.clone(), source })?;
-        let context = ContextBuilder::new(options.device.clone()).endpoints_with(ENDPOINTS, &options.endpoint).build()?;
+        let context = open(options)?;
         let (endpoint, lifeline) = reach(&context, &name, &addresses, options, options.connect_timeout, is_wanted)?;
         let max = endpoint.max_response_allowance();
-        let max_reply = options.max_reply.unwrap_or_else(|| default_reply.min(max / 4));
+        let max_reply = options.max_reply.unwrap_or_else(|| DEFAULT_REPLY.min(max / 4));
         if max_reply > max {
             return Err(ClientError::MaxReply { wanted: max_reply, max });
         }
-        Ok(Self { endpoint, context, lifeline, address: name, addresses, options: options.clone(), max_reply })
+        let (leaving, starving_since, past, options) = (None, None, Stats::default(), options.clone());
+        Ok(Self { endpoint, leaving, context, lifeline, address: name, addresses, options, max_reply, starving_since, past })
     }
 
-    /// Makes a new connection in place of an ended one. Tries for the time `patience`, and as long as it `is_wanted`.
+    /// Makes a new connection in place of one that takes no calls. Tries for the time `patience`, and as long as it `is_wanted`. Calls that
+    /// are under way end over the connection before, until there is a third one; those of a device that broke down have to have ended.
     pub(super) fn reconnect(&mut self, patience: Duration, is_wanted: impl FnMut() -> bool) -> Result<(), ClientError> {
-        self.endpoint.abort();
+        self.starving_since = None;
+        if self.endpoint.outstanding_calls() == 0 {
+            self.endpoint.abort();
+        } else if self.leaving.as_ref() != Some(&self.endpoint) {
+            self.endpoint.close();
+            if let Some(before) = self.leaving.replace(self.endpoint.clone()) {
+                before.abort();
+            }
+        }
+        if self.context.inner.breakdown().is_some() {
+            self.leaving = None;
+            let broken = std::mem::replace(&mut self.context, open(&self.options)?);
+            self.past += broken.stats();
+        }
         let connected = reach(&self.context, &self.address, &self.addresses, &self.options, patience, is_wanted)?;
         (self.endpoint, self.lifeline) = connected;
         Ok(())
     }
 
     /// Makes a call. `left` is the time until its deadline; `None`: no deadline.
-    pub(super) fn call(&self, request: &[u8], user_data: U, left: Option<Duration>) -> Result<CallToken, CallError<U>> {
-        match left {
+    pub(super) fn call(&mut self, request: &[u8], user_data: U, left: Option<Duration>) -> Result<CallToken, CallError<U>> {
+        let outcome = match left {
             Some(left) => self.endpoint.call_within(request, user_data, self.max_reply, left),
             None => self.endpoint.call(request, user_data, self.max_reply),
+        };
+        match &outcome {
+            Err(CallError::InsufficientCredit(_)) if self.endpoint.given_up_calls() > 0 => {
+                self.starving_since.get_or_insert_with(Instant::now);
+            }
+            _ => self.starving_since = None,
+        }
+        outcome
+    }
+
+    /// Returns the error of a call that waits for credit which given up calls keep, once its time has ended at `end`, or such calls have waited
+    /// for as long as a connection takes. A new connection has credit.
+    pub(super) fn starved(&self, end: Option<Instant>) -> Option<ClientError> {
+        let is_over = self.starves_for()?.is_zero() || end.is_some_and(|end| end <= Instant::now());
+        let given_up = self.endpoint.given_up_calls();
+        (is_over && given_up > 0).then_some(ClientError::NoCredit { given_up })
+    }
+
+    /// Returns the time for which calls go on waiting for credit which given up calls keep, if they do.
+    pub(super) fn starves_for(&self) -> Option<Duration> {
+        Some(self.options.connect_timeout.saturating_sub(self.starving_since?.elapsed()))
+    }
+
+    /// Cancels a call.
+    pub(super) fn cancel(&self, call: CallToken) -> Option<U> {
+        self.endpoint.cancel(call).or_else(|| self.leaving.as_ref()?.cancel(call))
+    }
+
+    /// Refuses the requests of the server: a client has no handler. They may not stay in the ring, where they would be in the way of replies.
+    pub(super) fn refuse_requests(&self) {
+        while let Some(request) = self.context.recv() {
+            let _gone = request.refuse();
         }
     }
+
+    /// Returns the counters of all connections ever made.
+    pub(super) fn stats(&self) -> Stats {
+        let mut stats = self.past;
+        stats += self.context.stats();
+        stats
+    }
+}
+
+fn open<U>(options: &ClientOptions) -> Result<Context<U>, BuildError> {
+    ContextBuilder::new(options.device.clone()).endpoints_with(ENDPOINTS, &options.endpoint).build()
 }
 
 /// Connects to the first address that has a server. Waits for a server that is not there yet.
@@ -212,7 +311,9 @@ fn meet<U>(context: &Context<U>, mut stream: TcpStream, options: &ClientOptions)
 pub(super) fn ended(outcome: Result<RecvBytes<'_>, CallFailure>, max_reply: usize) -> Result<Vec<u8>, ClientError> {
     match outcome {
         Ok(reply) if reply.len() <= max_reply => Ok(reply.to_vec()),
-        Ok(_) | Err(CallFailure::Refused) => Err(ClientError::Refused { max_reply }),
+        Ok(reply) => Err(ClientError::ReplyTooLong { len: reply.len(), max: max_reply }),
+        Err(CallFailure::ReplyTooLong { len }) => Err(ClientError::ReplyTooLong { len, max: max_reply }),
+        Err(CallFailure::Refused) => Err(ClientError::Refused),
         Err(CallFailure::Dropped) => Err(ClientError::Dropped),
         Err(CallFailure::DeadlineExceeded) => Err(ClientError::TimedOut),
         Err(CallFailure::Closed(reason)) => Err(ClientError::Closed(reason)),

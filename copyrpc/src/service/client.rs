@@ -12,7 +12,8 @@ use crate::error::{CallError, CloseReason};
 use crate::stats::Stats;
 use crate::typed::Call;
 
-/// A connection to a [`Server`](crate::Server). A call after the end of the connection connects again. A client belongs to one thread.
+/// A connection to a [`Server`](crate::Server). A call after the end of the connection connects again. A client belongs to one thread. It
+/// cannot be called: it refuses each request of a server, while it has a call under way.
 ///
 /// For many calls at once there are [`Context`](crate::Context) and [`Endpoint`](crate::Endpoint), which this type uses.
 ///
@@ -22,7 +23,7 @@ use crate::typed::Call;
 /// # Ok::<(), copyrpc::ClientError>(())
 /// ```
 pub struct Client {
-    caller: Caller<u64>,
+    pub(super) caller: Caller<u64>,
     /// Numbers the calls: a reply that arrives after its call was given up does not belong to the next call.
     calls: u64,
 }
@@ -47,7 +48,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`]; nothing is left behind.
     pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ClientOptions) -> Result<Self, ClientError> {
-        Ok(Self { caller: Caller::connect(address, options, usize::MAX, || true)?, calls: 0 })
+        Ok(Self { caller: Caller::connect(address, options, || true)?, calls: 0 })
     }
 
     /// Sends a request and waits for its reply, as long as the options allow. If the connection has ended, connects again first.
@@ -63,6 +64,11 @@ impl Client {
     /// # Errors
     /// [`ClientError`]: [`NotSent`](ClientError::NotSent) if the time ended before the request was sent, so that the call can be made again;
     /// [`TimedOut`](ClientError::TimedOut) if it ended later.
+    ///
+    /// The server is not told that a call ran out of time, and its [`max_reply`](ClientOptions::max_reply) stays taken from the credit of the
+    /// connection until the server answers it. So after some calls that a server never answers, 63 by default, the next one is not sent:
+    /// it ends in its time, or without a time after [`connect_timeout`](ClientOptions::connect_timeout), as
+    /// [`NoCredit`](ClientError::NoCredit), and the call after it connects again.
     pub fn call_within(&mut self, request: &[u8], timeout: Duration) -> Result<Vec<u8>, ClientError> {
         self.call_for(request, Some(timeout))
     }
@@ -104,7 +110,7 @@ impl Client {
     /// Returns the counters of all connections ever made.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.caller.context.stats()
+        self.caller.stats()
     }
 
     fn call_for(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, ClientError> {
@@ -145,8 +151,16 @@ impl Client {
                     Ok(_) => true,
                     Err(CallError::Closed { reason, .. }) => return Err(ClientError::Closed(reason)),
                     Err(CallError::PayloadTooLarge { len, max, .. }) => return Err(ClientError::TooLarge { len, max }),
-                    Err(_) if left == Some(Duration::ZERO) => return Err(ClientError::NotSent),
-                    Err(_) => false,
+                    Err(_) => {
+                        if let Some(error) = self.caller.starved(end) {
+                            self.caller.endpoint.abort();
+                            return Err(error);
+                        }
+                        if left == Some(Duration::ZERO) {
+                            return Err(ClientError::NotSent);
+                        }
+                        false
+                    }
                 };
             }
             let mut end_of_call = None;
@@ -156,13 +170,15 @@ impl Client {
                     end_of_call = Some(ended(outcome, *max_reply));
                 }
             })?;
+            self.caller.refuse_requests();
             if let Some(outcome) = end_of_call {
                 return outcome;
             }
             in_vain = if moved > 0 { 0 } else { in_vain + 1 };
             if in_vain > SPINS {
                 // The context knows the deadline of a call that was made.
-                self.caller.context.wait(left.filter(|_| !is_made))?;
+                let longest = left.into_iter().chain(self.caller.starves_for()).min();
+                self.caller.context.wait(longest.filter(|_| !is_made))?;
             }
         }
     }

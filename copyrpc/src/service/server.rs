@@ -1,23 +1,24 @@
 //! The server: accepts clients, polls, answers.
 
 use std::fmt;
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use mlx5::{DeviceInfo, DeviceSpec};
+use mlx5::{AsyncEvent, DeviceInfo, DeviceSpec};
 use rendezvous::{Gate, Incoming, Lifelines};
 use thiserror::Error;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{SPINS, default_device};
 use crate::config::EndpointConfig;
-use crate::context::{BuildError, Context, ContextBuilder, DEFAULT_ENDPOINTS, PollError};
+use crate::context::{BuildError, Context, ContextBuilder, DEFAULT_ENDPOINTS, Patience, PollError};
 use crate::endpoint::Endpoint;
+use crate::error::ReplyError;
 use crate::exchange::{EXCHANGE_RECORD_SIZE, ExchangeRecord, Refusal};
 use crate::handshake::Handshake;
 use crate::pending::ConnectFailure;
@@ -25,6 +26,7 @@ use crate::recv::{RecvHandle, Reply};
 use crate::ring::RecvBytes;
 use crate::stats::Stats;
 use crate::typed::Call;
+use crate::wire::Status;
 
 /// Maximum sleep of a server, in which no event of a socket wakes it.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
@@ -34,6 +36,9 @@ const SHORT_SLEEP: Duration = Duration::from_millis(1);
 const POLLS_PER_LOOK: u32 = 1024;
 /// Maximum time for a client to connect. Other clients do not wait meanwhile. The client has no endpoint until its record has arrived.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
+
+/// Default of [`ServerOptions::max_buffered`].
+const MAX_BUFFERED: usize = 64 << 20;
 
 /// Options of a [`Server`].
 #[derive(Clone, Debug)]
@@ -49,11 +54,15 @@ pub struct ServerOptions {
     pub clients: u32,
     /// Options of the connections. Clients need the same ring size.
     pub endpoint: EndpointConfig,
+    /// Of an [`AsyncServer`](crate::AsyncServer): the bytes of requests that wait for [`recv`](crate::AsyncServer::recv) above which it takes no
+    /// further ones. Those stay in the rings of their clients, whose calls then wait for room. Default: 64 MiB.
+    pub max_buffered: usize,
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
-        Self { device: default_device(), clients: DEFAULT_ENDPOINTS, endpoint: EndpointConfig::default() }
+        let (device, endpoint) = (default_device(), EndpointConfig::default());
+        Self { device, clients: DEFAULT_ENDPOINTS, endpoint, max_buffered: MAX_BUFFERED }
     }
 }
 
@@ -75,7 +84,10 @@ pub enum ServerError {
         /// The socket's error.
         source: io::Error,
     },
-    /// The device reported an error.
+    /// The device broke down: all clients are lost. A new server opens the device again.
+    #[error("the device of the server broke down ({0}): make a new server")]
+    Broken(AsyncEvent),
+    /// A poll inside a callback of a poll. The calls of a server do not nest, so this does not happen.
     #[error(transparent)]
     Poll(#[from] PollError),
 }
@@ -88,10 +100,16 @@ pub struct StopHandle {
 }
 
 impl StopHandle {
-    /// Makes [`Server::serve`] return as soon as its handler has returned. Requests that have arrived by then are answered.
+    /// Makes [`Server::serve`] return as soon as its handler has returned. Requests that have arrived by then are answered, for 20 ms at most;
+    /// later ones are for another server. For what it does to an [`AsyncServer`](crate::AsyncServer), see
+    /// [`AsyncServer::stop_handle`](crate::AsyncServer::stop_handle).
     pub fn stop(&self) {
         self.is_stopped.store(true, Ordering::Release);
         self.waker.wake_by_ref();
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::Acquire)
     }
 }
 
@@ -102,6 +120,25 @@ impl StopHandle {
 /// the server ask the client's device at once whether the client still exists, and free the place of a client that died. It is no more
 /// than a hint: a client whose socket is cut stays connected.
 ///
+/// While nobody calls, the server sleeps, and wakes 100 times a second to look for new clients. It cannot be sent to another thread, so bind
+/// it in the thread that serves, and send out what others need:
+///
+/// ```
+/// let (tell, told) = std::sync::mpsc::channel();
+/// let serving = std::thread::spawn(move || -> Result<(), copyrpc::ServerError> {
+///     let mut server = copyrpc::Server::bind("127.0.0.1:0")?;
+///     let _ = tell.send((server.local_addr(), server.stop_handle()));
+///     server.serve(|request| request.to_vec())
+/// });
+/// let (address, stop) = told.recv()?;
+/// assert_eq!(copyrpc::Client::connect(address?)?.call(b"ping")?, b"ping");
+/// stop.stop();
+/// # serving.join().unwrap()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// One in the main thread is as short as this:
+///
 /// ```no_run
 /// let mut server = copyrpc::Server::bind("127.0.0.1:7479")?;
 /// server.serve(|request| request.to_vec().to_ascii_uppercase())?;
@@ -110,9 +147,10 @@ impl StopHandle {
 pub struct Server {
     /// Declared before the context, whose drop waits until the endpoints' last answers have arrived.
     clients: Vec<Member>,
-    gate: Gate<Arriving>,
+    /// `None` once the server takes no more clients.
+    gate: Option<Gate<Arriving>>,
     lifelines: Lifelines,
-    context: Context<()>,
+    pub(super) context: Context<()>,
     endpoint: EndpointConfig,
     /// Maximum number of clients at once.
     most: u32,
@@ -120,6 +158,8 @@ pub struct Server {
     polls_to_look: u32,
     /// Number of polls in a row that found nothing.
     in_vain: u32,
+    /// Requests that were not received do not end a sleep.
+    pub(super) holds_back: bool,
 }
 
 /// A client that is connected.
@@ -188,8 +228,9 @@ impl Server {
         let (gate, lifelines) = listening.map_err(|source| ServerError::Listen { address: format!("{address:?}"), source })?;
         let context = ContextBuilder::new(options.device.clone()).endpoints_with(options.clients, &options.endpoint).build()?;
         let stop = StopHandle { is_stopped: Arc::default(), waker: context.waker() };
-        let (endpoint, most) = (options.endpoint.clone(), options.clients);
-        Ok(Self { clients: Vec::new(), gate, lifelines, context, endpoint, most, stop, polls_to_look: 0, in_vain: 0 })
+        let (gate, endpoint, most) = (Some(gate), options.endpoint.clone(), options.clients);
+        let (polls_to_look, in_vain, holds_back) = (0, 0, false);
+        Ok(Self { clients: Vec::new(), gate, lifelines, context, endpoint, most, stop, polls_to_look, in_vain, holds_back })
     }
 
     /// Returns the address at which it listens.
@@ -197,7 +238,7 @@ impl Server {
     /// # Errors
     /// The system cannot tell the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.gate.local_addr()
+        self.gate.as_ref().ok_or_else(|| io::Error::from(ErrorKind::NotConnected))?.local_addr()
     }
 
     /// Returns the number of connected clients.
@@ -225,25 +266,33 @@ impl Server {
     }
 
     /// Answers each request with the return value of `handler`, until the server is stopped. A reply longer than the client accepts
-    /// becomes a refusal. For handlers that answer later, or answer only some requests, see [`step`](Self::step) and
-    /// [`recv`](Self::recv).
+    /// becomes a [`ClientError::ReplyTooLong`](crate::ClientError::ReplyTooLong). For handlers that answer later, or answer only some
+    /// requests, see [`step`](Self::step) and [`recv`](Self::recv).
+    ///
+    /// The thread that runs the handler also tells the clients that the server lives. A handler that takes longer than their
+    /// [`stall_timeout`](EndpointConfig::stall_timeout), 5 s, looks dead to all of them: each that waits for a reply ends its connection. Such
+    /// work belongs into other threads: [`recv`](Self::recv), or an [`AsyncServer`](crate::AsyncServer).
     ///
     /// # Errors
-    /// [`ServerError::Poll`].
+    /// [`ServerError::Broken`].
     pub fn serve<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(RecvBytes<'_>) -> R) -> Result<(), ServerError> {
         self.answer(|request, reply| {
             // A client that has left gets no reply.
-            if let Err(crate::ReplyError::TooLarge { request: reply, .. }) = reply.send(handler(request).as_ref()) {
-                let _refused = reply.refuse();
+            if let Err(ReplyError::TooLarge { request: reply, len, .. }) = reply.send(handler(request).as_ref()) {
+                let _told = reply.end(Status::too_long(len));
             }
         })
     }
 
     fn answer(&mut self, mut answer: impl FnMut(RecvBytes<'_>, Reply<'_, ()>)) -> Result<(), ServerError> {
+        let mut patience = None;
         loop {
-            let is_stopped = self.is_stopped();
-            self.turn(|context| context.serve(&mut answer, |(), _| ()))?;
-            if is_stopped {
+            if self.is_stopped() {
+                patience.get_or_insert_with(|| Patience::from(Instant::now()));
+            }
+            let moved = self.turn(|context| context.serve(&mut answer, |(), _| ()))?;
+            // A turn is bounded, so there may be more.
+            if patience.as_mut().is_some_and(|patience| moved == 0 || patience.is_over(Instant::now())) {
                 self.context.flush_endpoints()?;
                 return Ok(());
             }
@@ -253,21 +302,21 @@ impl Server {
     /// Like [`serve`](Self::serve), for requests that are structs. A request of another size is refused.
     ///
     /// # Errors
-    /// [`ServerError::Poll`].
+    /// [`ServerError::Broken`].
     pub fn serve_typed<C: Call + FromBytes>(&mut self, mut handler: impl FnMut(C) -> C::Reply) -> Result<(), ServerError> {
         self.answer(|request, reply| {
             let outcome = match request.read_as() {
                 Ok(request) => reply.send(handler(request).as_bytes()),
                 Err(_) => reply.refuse(),
             };
-            if let Err(crate::ReplyError::TooLarge { request: reply, .. }) = outcome {
-                let _refused = reply.refuse();
+            if let Err(ReplyError::TooLarge { request: reply, len, .. }) = outcome {
+                let _told = reply.end(Status::too_long(len));
             }
         })
     }
 
     pub(super) fn is_stopped(&self) -> bool {
-        self.stop.is_stopped.load(Ordering::Acquire)
+        self.stop.is_stopped()
     }
 
     /// Returns a handle that ends the sleep of a [`step`](Self::step), the present or the next one, from any thread.
@@ -277,15 +326,16 @@ impl Server {
     }
 
     /// One bounded step: connects clients, sends answers, and takes requests for [`recv`](Self::recv). If there was nothing to do for a
-    /// while, it sleeps for at most 10 ms; [`waker`](Self::waker) ends the sleep.
+    /// while, it sleeps for at most 10 ms, then looks for new clients; [`waker`](Self::waker) ends the sleep.
     ///
     /// # Errors
-    /// [`ServerError::Poll`].
+    /// [`ServerError::Broken`].
     pub fn step(&mut self) -> Result<(), ServerError> {
-        self.turn(|context| context.poll(|(), _| ()))
+        self.turn(|context| context.poll(|(), _| ())).map(drop)
     }
 
-    fn turn(&mut self, take: impl FnOnce(&Context<()>) -> Result<usize, PollError>) -> Result<(), ServerError> {
+    /// Returns the number of completions and of requests that `take` moved.
+    fn turn(&mut self, take: impl FnOnce(&Context<()>) -> Result<usize, PollError>) -> Result<usize, ServerError> {
         let moved = take(&self.context)?;
         self.in_vain = if moved > 0 { 0 } else { self.in_vain.saturating_add(1) };
         if self.polls_to_look == 0 {
@@ -294,11 +344,27 @@ impl Server {
         }
         self.polls_to_look -= 1;
         if self.in_vain > SPINS {
-            let longest = if self.gate.arriving().next().is_none() { LONGEST_SLEEP } else { SHORT_SLEEP };
-            self.context.wait(Some(longest))?;
+            if let Some(event) = self.context.inner.breakdown() {
+                return Err(ServerError::Broken(event));
+            }
+            let is_quiet = self.gate.iter().flat_map(Gate::arriving).next().is_none();
+            let longest = if is_quiet { LONGEST_SLEEP } else { SHORT_SLEEP };
+            self.context.inner.wait(Some(longest), || !self.holds_back && self.context.inner.has_requests())?;
             self.polls_to_look = 0;
         }
-        Ok(())
+        Ok(moved)
+    }
+
+    /// Takes no more clients, and tells the connected ones to go: their next calls are for another server. Received requests can still be
+    /// answered; others end at their callers as calls that no handler got.
+    pub(super) fn close(&mut self) {
+        self.gate = None;
+        self.clients.iter().for_each(|client| client.endpoint.close());
+    }
+
+    /// Returns whether the next step looks at the sockets.
+    pub(super) const fn is_to_look(&self) -> bool {
+        self.polls_to_look == 0
     }
 
     /// Returns the oldest request that arrived. Its answer is sent with the next [`step`](Self::step).
@@ -312,6 +378,7 @@ impl Server {
         self.clients.retain(|client| client.endpoint.closed().is_none());
         let Self { clients, gate, lifelines, context, endpoint, most, .. } = self;
         let mut is_full = false;
+        let Some(gate) = gate else { return };
         gate.look(
             || Arriving::Record(Incoming::default()),
             |arriving, stream| {

@@ -103,7 +103,8 @@ impl Server {
             match outcome {
                 // What the caller allowed is rounded up.
                 Ok(bytes) => assert!(bytes.to_vec().len() <= allowance + 31),
-                Err(CallFailure::Dropped | CallFailure::Refused | CallFailure::DeadlineExceeded | CallFailure::Closed(_)) => {}
+                Err(CallFailure::Dropped | CallFailure::Refused | CallFailure::ReplyTooLong { .. }) => {}
+                Err(CallFailure::DeadlineExceeded | CallFailure::Closed(_)) => {}
             }
         };
         self.server.poll(on_response).unwrap();

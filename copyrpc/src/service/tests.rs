@@ -1,0 +1,124 @@
+//! Devices that break down under servers and clients. From outside, their devices cannot be reached.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll, Waker};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use mlx5::{AsyncEvent, Device, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+use shm_testing::limits;
+
+use super::async_client::{AsyncClient, Worker};
+use super::caller::Caller;
+use super::*;
+use crate::error::CloseReason;
+
+const WATCHDOG: Duration = Duration::from_secs(60);
+
+fn device(fabric: &LocalFabric) -> DeviceSpec {
+    DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(fabric.clone()), ..SoftOptions::default() })
+}
+
+fn client_options(fabric: &LocalFabric) -> ClientOptions {
+    ClientOptions { device: device(fabric), ..ClientOptions::default() }
+}
+
+fn break_down(device: &Device) {
+    device.soft().unwrap().break_down();
+}
+
+/// Serves until it is stopped, or until the request "die" has broken its device. Returns its address, and its end.
+fn serve(fabric: &LocalFabric) -> (SocketAddr, StopHandle, JoinHandle<Result<(), ServerError>>) {
+    let (options, (tell, told)) = (ServerOptions { device: device(fabric), ..ServerOptions::default() }, std::sync::mpsc::channel());
+    let serving = thread::spawn(move || {
+        let mut server = Server::with_options("127.0.0.1:0", &options).unwrap();
+        tell.send((server.local_addr().unwrap(), server.stop_handle())).unwrap();
+        let device = server.context.device().clone();
+        server.serve(|request| {
+            if request.to_vec() == b"die" {
+                break_down(&device);
+            }
+            *b"alive"
+        })
+    });
+    let (address, stop) = told.recv().unwrap();
+    (address, stop, serving)
+}
+
+#[test]
+fn a_server_whose_device_breaks_down_ends_and_says_why() {
+    limits::watchdog(WATCHDOG);
+    let fabric = LocalFabric::new();
+    let (address, _, serving) = serve(&fabric);
+    let mut client = Client::with_options(address, &client_options(&fabric)).unwrap();
+    assert_eq!(client.call(b"?").unwrap(), b"alive");
+    let error = client.call_within(b"die", WATCHDOG).unwrap_err();
+    assert!(matches!(error, ClientError::Closed(_)) && error.may_have_executed(), "{error}");
+    let error = serving.join().unwrap().unwrap_err();
+    assert!(matches!(error, ServerError::Broken(AsyncEvent::DeviceFatal)), "{error}");
+}
+
+#[test]
+fn a_client_whose_device_breaks_down_opens_it_again() {
+    limits::watchdog(WATCHDOG);
+    let fabric = LocalFabric::new();
+    let (address, stop, serving) = serve(&fabric);
+    let mut client = Client::with_options(address, &client_options(&fabric)).unwrap();
+    for round in 1..4 {
+        assert_eq!(client.call(b"?").unwrap(), b"alive");
+        break_down(client.caller.context.device());
+        // The device tells within 10 ms.
+        let broken = client.call(b"?");
+        assert!(matches!(broken, Ok(_) | Err(ClientError::Closed(CloseReason::Device(AsyncEvent::DeviceFatal)))), "{broken:?}");
+        assert_eq!(client.call(b"?").unwrap(), b"alive");
+        assert!(client.stats().calls > 2 * round, "also those of the devices before");
+    }
+    stop.stop();
+    serving.join().unwrap().unwrap();
+}
+
+#[test]
+fn an_async_client_whose_device_breaks_down_opens_it_again_and_is_woken_there() {
+    limits::watchdog(WATCHDOG);
+    let fabric = LocalFabric::new();
+    let (address, stop, serving) = serve(&fabric);
+    let options =
+        ClientOptions { endpoint: crate::EndpointConfig { idle_keepalive: None, ..Default::default() }, ..client_options(&fabric) };
+    let (mut worker, handle) = Worker::new(Caller::connect(address, &options, || true).unwrap());
+    let client = AsyncClient(Arc::new(handle));
+    let call = |worker: &mut Worker| {
+        let mut call = client.call(b"?");
+        loop {
+            if let Poll::Ready(reply) = Pin::new(&mut call).poll(&mut TaskContext::from_waker(Waker::noop())) {
+                break reply;
+            }
+            worker.posted.take();
+            worker.step().unwrap();
+        }
+    };
+    for _ in 0..3 {
+        assert_eq!(call(&mut worker).unwrap(), b"alive");
+        break_down(worker.caller.context.device());
+        let broken = call(&mut worker);
+        assert!(matches!(broken, Ok(_) | Err(ClientError::Closed(CloseReason::Device(AsyncEvent::DeviceFatal)))), "{broken:?}");
+        assert_eq!(call(&mut worker).unwrap(), b"alive");
+    }
+    // The call is the only event.
+    let sleeper = thread::spawn({
+        let mut call = client.call(b"?");
+        move || {
+            thread::sleep(Duration::from_millis(50));
+            assert!(Pin::new(&mut call).poll(&mut TaskContext::from_waker(Waker::noop())).is_pending());
+            call
+        }
+    });
+    let start = Instant::now();
+    worker.caller.context.wait(Some(WATCHDOG / 2)).unwrap();
+    assert!(start.elapsed() < WATCHDOG / 2, "the call woke it");
+    drop((sleeper.join().unwrap(), worker));
+    stop.stop();
+    serving.join().unwrap().unwrap();
+}
