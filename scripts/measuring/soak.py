@@ -91,6 +91,9 @@ PARTS = {
     "copyrpc-sanitizer": ("copyrpc's core under AddressSanitizer; needs a nightly toolchain", [
         "RUSTFLAGS=-Zsanitizer=address cargo +nightly test -p copyrpc --locked --lib --target $(rustc -vV | sed -n 's/^host: //p') protocol",
     ]),
+    "services": ("copyrpc: clients and tasks with deadlines at servers that hold, refuse, drop and call, and are suspended, killed and replaced", [
+        test("copyrpc", "--test", "services", COPYRPC_TEST_SCALE=20, COPYRPC_TEST_FIRST_SEED="{seed}"),
+    ]),
     "copyrpc-clients": ("copyrpc: clients that leave in four ways, are killed and stopped at random", [
         test("copyrpc", "--test", "leavers", *ONE, COPYRPC_TEST_SCALE=10),
         test("copyrpc", "--test", "service", *ONE, "clients_that_are_killed", COPYRPC_TEST_SCALE=10),
