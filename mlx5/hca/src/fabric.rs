@@ -322,6 +322,28 @@ mod tests {
         assert!(devices[0].1.attach(1, None).is_err());
     }
 
+    /// What is meant for a process that is gone is not to reach the next one.
+    #[test]
+    fn a_device_in_the_place_of_one_that_is_gone_begins_elsewhere() {
+        let dir = std::env::temp_dir().join(format!("copyrpc-fabric-places-{}", std::process::id()));
+        DirBuilder::new().mode(0o700).create(&dir).unwrap();
+        let memory = || DeviceMemory::create(1 << 20).unwrap();
+        let joined = |fabric: &FabricSpec, is_seat| {
+            let membership = Membership::join(fabric, &memory(), is_seat).unwrap();
+            (membership.lid(), membership.seed())
+        };
+        for fabric in [FabricSpec::Shared { dir: Some(dir.clone()) }, FabricSpec::Local(LocalFabric::new())] {
+            let [first, second] = [(); 2].map(|()| joined(&fabric, false));
+            assert!(first.0 == 1 && second.0 == 1 && first.1 != second.1, "{first:?} {second:?}");
+        }
+        let seats = [(); 8].map(|()| joined(&FabricSpec::Shared { dir: Some(dir.clone()) }, true).0);
+        assert!(seats.iter().any(|&seat| seat != seats[0]) && seats.iter().all(|seat| (1..=MAX_SEAT).contains(seat)), "{seats:?}");
+        std::fs::remove_dir_all(dir).unwrap();
+        // In a simulation they are the same in every run.
+        let of_a_new_one = |_| joined(&FabricSpec::Local(LocalFabric::new()), true);
+        assert_eq!(of_a_new_one(1), of_a_new_one(2));
+    }
+
     #[test]
     fn a_device_in_another_pid_namespace_is_refused_with_that_reason() {
         let dir = std::env::temp_dir().join(format!("copyrpc-fabric-namespace-{}", std::process::id()));

@@ -421,7 +421,7 @@ impl Hca {
         let State { queues: Queues { qps, .. }, links, .. } = &mut *self.state.borrow_mut();
         let peer = links.peer(self, remote)?;
         let no_such_qp = ConnectError::NoSuchQp { lid: remote.lid, qpn: remote.qpn };
-        let connection = qps.get_mut(qp_index(qpn)).and_then(Option::as_mut).and_then(|qp| {
+        let connection = qps.get_mut(qp_index(qpn)).and_then(Option::as_mut).filter(|qp| qp.qpn == qpn).and_then(|qp| {
             let own = QpEntry::pack_peer(qpn, qp.generation);
             Some((Remote::of(&peer, remote.qpn, own, self.membership.epoch())?, qp))
         });
@@ -446,7 +446,7 @@ impl Hca {
         let State { queues: Queues { qps, .. }, links, deferred, .. } = &mut *self.state.borrow_mut();
         links.has_datagrams = true;
         deferred.add_extras();
-        if let Some(Some(qp)) = qps.get_mut(qp_index(qpn)) {
+        if let Some(qp) = qps.get_mut(qp_index(qpn)).and_then(Option::as_mut).filter(|qp| qp.qpn == qpn) {
             qp.transport = Transport::Datagram { qkey };
             qp.entry().identity.store(qp.identity(DATAGRAM | RECEIVES), Ordering::Release);
         }
@@ -464,7 +464,7 @@ impl Hca {
     }
 
     /// Destroys a queue pair. If the peer is in the middle of something that it may finish much later, the place and the receive queue are not used
-    /// again: it could still take a receive and publish a message.
+    /// again: it could still take a receive and publish a message. A number that no queue pair has by now names nothing.
     pub fn destroy_qp(&self, qpn: u32) {
         let state = &mut *self.state.borrow_mut();
         if let Some(rqn) = self.take_qp(state, qpn) {
@@ -480,7 +480,7 @@ impl Hca {
     /// Destroys it, but not the receive queue of its own, whose number this returns.
     fn take_qp(&self, state: &mut State, qpn: u32) -> Option<u32> {
         let index = qp_index(qpn);
-        let mut qp = state.queues.qps.get_mut(index).and_then(Option::take)?;
+        let mut qp = state.queues.qps.get_mut(index)?.take_if(|qp| qp.qpn == qpn)?;
         let own_rq = qp.owns_rq.then_some(qp.rqn);
         self.forget_events(|event| event == AsyncEvent::QpFatal { qpn });
         if self.strict {

@@ -10,7 +10,7 @@ use crate::plain::{self, Ran};
 use crate::random::Random;
 use crate::reach::Looks;
 use crate::receive::{Receives, Taken};
-use crate::{Access, LocalFabric, Region};
+use crate::{Access, ConnectOptions, LocalFabric, Region};
 
 const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
 const KINDS: [u8; 2] = [WRITE, WRITE_IMM];
@@ -147,6 +147,29 @@ fn a_queue_pair_that_got_the_number_of_one_that_is_gone_is_not_written_to() {
         until_its_number_returns(b);
         b.connect(a);
     });
+}
+
+#[test]
+fn a_number_and_a_key_that_are_gone_name_nothing_of_the_next_ones_in_their_places() {
+    let [mut a, mut b] = pair(true);
+    let (old_qpn, old) = (b.qpn, region(&b, 4096, ALL));
+    for end in [&mut a, &mut b] {
+        end.hca.destroy_qp(end.qpn);
+        end.qpn = end.another();
+    }
+    a.connect(&b);
+    b.connect(&a);
+    b.hca.state.borrow_mut().mrs.reuse_delay = 0;
+    assert!(b.hca.try_deregister(old.key));
+    let target = region(&b, 4096, ALL);
+    assert_eq!((qp_index(old_qpn), old.key >> 8), (qp_index(b.qpn), target.key >> 8), "the same places");
+    b.hca.destroy_qp(old_qpn);
+    assert!(b.hca.try_deregister(old.key), "it is gone");
+    let options = ConnectOptions::default();
+    assert!(b.hca.connect(old_qpn, &b.hca.address(b.qpn), &options, ALL).is_err());
+    b.post_receives();
+    assert!(is_plain(&mut a, WRITE_IMM, &[raddr(&target, 0), Hand::inline(b"ping")]));
+    assert_eq!((a.reap().0, b.reap().1, bytes(&target, 0, 4)), (1, 1, b"ping".to_vec()));
 }
 
 #[test]
