@@ -156,9 +156,8 @@ impl SoftCq {
         self.next = self.cqe(producer).as_ptr();
         self.owner = producer & (self.mask + 1) != 0;
         // Neither falls behind so far that it seems to be ahead.
-        for mark in [&mut self.solicited, &mut self.announced] {
-            *mark = producer.wrapping_sub(producer.wrapping_sub(*mark).min(MAX_CQE));
-        }
+        let near = |mark: u32| producer.wrapping_sub(producer.wrapping_sub(mark).min(MAX_CQE));
+        (self.solicited, self.announced) = (near(self.solicited), near(self.announced));
         Ok(())
     }
 

@@ -322,7 +322,7 @@ mod tests {
         assert!(devices[0].1.attach(1, None).is_err());
     }
 
-    /// What is meant for a process that is gone is not to reach the next one.
+    /// The next process is not to get the messages for one that is gone.
     #[test]
     fn a_device_in_the_place_of_one_that_is_gone_begins_elsewhere() {
         let dir = std::env::temp_dir().join(format!("copyrpc-fabric-places-{}", std::process::id()));

@@ -185,7 +185,7 @@ pub(crate) const LINKED: u32 = 1;
 /// The pop word and the list from which requesters take receives.
 #[repr(C, align(64))]
 pub(crate) struct Pop {
-    /// `count << 16 | index`: receives taken (48 bits), and the next WQE of the list.
+    /// `count << 16 | index`: receives taken (48 bits, of which 32 are looked at), and the next WQE of the list.
     pub(crate) word: AtomicU64,
 }
 
@@ -193,7 +193,7 @@ impl Pop {
     /// One more receive taken. An intent is a pop word plus this, so that it is never 0.
     pub(crate) const ONE: u64 = 1 << 16;
 
-    /// The count's lower 32 bits, and the index as it was written: another process may have.
+    /// The count, and the index as it was written: another process may have.
     pub(crate) const fn unpack(word: u64) -> (u32, u16) {
         ((word >> 16) as u32, word as u16)
     }
@@ -216,8 +216,8 @@ pub(crate) struct Taking(pub(crate) u64);
 
 impl Taking {
     /// WQE `index`, popped as number `count`.
-    pub(crate) const fn new(count: u64, index: u16) -> Self {
-        Self(count << 16 | index as u64)
+    pub(crate) const fn new(count: u32, index: u16) -> Self {
+        Self((count as u64) << 16 | index as u64)
     }
 
     /// Its pop count.

@@ -1,8 +1,10 @@
 //! A device's memory as its owner and its peers see it: the three segments, and the check every access by key goes through.
 
+#[cfg(target_arch = "x86_64")]
+use core::arch::asm;
 use core::ptr::NonNull;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 
 use mlx5_wire::Access;
 use shm::lane::Slot;
@@ -247,20 +249,31 @@ pub(crate) unsafe fn place(to: *mut u8, from: *const u8, len: usize) {
             24..=39 => most::<u64>(to, from, len),
             _ => return place_other(to, from, len),
         };
-        place_last(to.add(len - LAST), last);
+        place_last(to, len, last);
     }
 }
 
-/// Places the last eight bytes behind all that were placed before.
+/// Places the last eight of `len` bytes at `to`, behind all bytes that were placed before.
 ///
 /// # Safety
-/// `to` is writable for eight bytes.
+/// The bytes are writable, and eight at least.
 #[inline(always)]
-unsafe fn place_last(to: *mut u8, last: u64) {
+unsafe fn place_last(to: *mut u8, len: usize, last: u64) {
     fence(Ordering::Release);
-    let to = to.cast::<u64>();
-    // SAFETY: the caller's; an atomic is aligned.
-    unsafe { if to.is_aligned() { AtomicU64::from_ptr(to).store(last, Ordering::Relaxed) } else { to.write_unaligned(last) } }
+    // SAFETY: the caller's; an atomic is aligned. On x86-64 this is one store at any address, which needs no question, and atomic if aligned.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        asm!("mov qword ptr [{to} + {len} - 8], {last}", to = in(reg) to, len = in(reg) len, last = in(reg) last, options(nostack, preserves_flags));
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            let at = to.add(len - LAST).cast::<u64>();
+            if at.is_aligned() {
+                std::sync::atomic::AtomicU64::from_ptr(at).store(last, Ordering::Relaxed);
+            } else {
+                at.write_unaligned(last);
+            }
+        }
+    }
 }
 
 /// Places few bytes, or many, or a number of them for which [`place`] has no pieces.
@@ -279,7 +292,7 @@ unsafe fn place_other(to: *mut u8, from: *const u8, len: usize) {
         let rest = len - LAST;
         let last = from.add(rest).cast::<u64>().read_unaligned();
         from.copy_to(to, rest);
-        place_last(to.add(rest), last);
+        place_last(to, len, last);
     }
 }
 

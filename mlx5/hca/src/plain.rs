@@ -90,7 +90,10 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Ran {
             if !remote.has_room() {
                 return Ran::Some(qp.index);
             }
-            let Some(taking) = remote.take_known_receive() else { return Ran::Some(qp.index) };
+            let Some(taking) = remote.take_known_receive() else {
+                remote.takes_no_receive();
+                return Ran::Some(qp.index);
+            };
             // Nothing can fail from here on. The exchange that takes a receive waits for all earlier stores, so it comes before the copy: the
             // lines of payload and message, both last used by the peer, are then fetched at the same time. What is needed of the WQE is read
             // again: that costs less than to keep it.

@@ -17,7 +17,7 @@ use super::layout::{AtomicRequest, DATAGRAM, LanePlace, Message, QpEntry, RECEIV
 use super::memory::ready_words;
 use super::outcome::WaitFor;
 use super::reach::{Looks, Reach};
-use super::receive::{Receives, Taken};
+use super::receive::{Receives, Taken, gives_up};
 use super::request::SqMemory;
 use super::under_way::UnderWay;
 use super::watch::QpWatch;
@@ -362,11 +362,16 @@ impl Remote {
     }
 
     /// Does the same without a look at the peer's record as long as receives are left that the last look found; `None` also if another requester
-    /// took one meanwhile.
+    /// took one meanwhile; then [`take_receive`](Self::take_receive) or [`takes_no_receive`](Self::takes_no_receive) must follow.
     #[inline(always)]
     pub(crate) fn take_known_receive(&mut self) -> Option<Taking> {
         let word = self.receives.next_known(&mut self.known_receives)?;
         self.receives.exchange(word, || self.intent())
+    }
+
+    /// Forgets the last attempt to take a receive.
+    pub(crate) fn takes_no_receive(&self) {
+        gives_up(self.intent());
     }
 
     /// Publishes the message that took the last receive; there is room.

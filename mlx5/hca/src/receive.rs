@@ -11,21 +11,20 @@ use super::layout::{LINKED, Pop, QUEUE_BYTES, RqEntry, Taking};
 use super::memory::DeviceMemory;
 
 /// By WQE index: the pop count under which that receive was last taken and *accounted for* by a message. What a dead process took
-/// without telling is found by its absence. All 48 bits of the count, because a WQE may be left alone for long.
+/// without telling is found by its absence. Counts are compared as 32 bits, signed: a WQE that is left alone for 2^31 receives of its queue may
+/// be taken for accounted, and is not found then.
 #[derive(Clone)]
-pub(crate) struct Taken(Rc<[Cell<Taking>]>);
-
-/// The pop before the first.
-const NOT_TAKEN: Taking = Taking(u64::MAX);
+pub(crate) struct Taken(Rc<[Cell<u32>]>);
 
 impl Taken {
     pub(crate) fn new(wqes: u16) -> Self {
-        Self((0..wqes).map(|_| Cell::new(NOT_TAKEN)).collect())
+        // One less than the first pop count.
+        Self((0..wqes).map(|_| Cell::new(u32::MAX)).collect())
     }
 
     /// Makes it as new.
     pub(crate) fn reset(&self) {
-        self.0.iter().for_each(|cell| cell.set(NOT_TAKEN));
+        self.0.iter().for_each(|cell| cell.set(u32::MAX));
     }
 
     /// WQEs of the queue.
@@ -36,12 +35,19 @@ impl Taken {
     /// A message accounts for the receive that it took. `false` if there is no such WQE.
     #[inline(always)]
     pub(crate) fn account(&self, taking: Taking) -> bool {
-        self.0.get(usize::from(taking.index())).map(|cell| cell.set(taking)).is_some()
+        self.0.get(usize::from(taking.index())).map(|cell| cell.set(taking.count())).is_some()
     }
 
-    pub(crate) fn is_accounted(&self, taking: Taking) -> bool {
-        // The counts are in the upper bits, and the indices are the same, so the sign is that of the counts' difference.
-        self.0.get(usize::from(taking.index())).is_none_or(|cell| cell.get().0.wrapping_sub(taking.0) as i64 >= 0)
+    pub(crate) fn is_accounted(&self, index: u16, count: u32) -> bool {
+        self.0.get(usize::from(index)).is_none_or(|cell| cell.get().wrapping_sub(count) as i32 >= 0)
+    }
+}
+
+/// A taker takes none. Nothing may be left of an attempt that came too late: the repair waits for intents of the living.
+#[cold]
+pub(crate) fn gives_up(intent: &AtomicU64) {
+    if intent.load(Ordering::Relaxed) != 0 {
+        intent.store(0, Ordering::Release);
     }
 }
 
@@ -106,6 +112,7 @@ impl Receives {
                 }
             } else if self.words().1.word.load(Ordering::Acquire) == word {
                 // Only of one and the same moment do the words say that nothing is posted.
+                gives_up(intent);
                 return None;
             }
         }
@@ -124,22 +131,17 @@ impl Receives {
         self.is_posted(word, *known).then_some(word)
     }
 
-    /// Takes the receive that pop word `word` names, which is posted, if that is the pop word still. `None` also for no reason.
-    /// `intent` is called where it is stored to, so that nothing keeps its address before.
+    /// Takes the receive that pop word `word` names, which is posted, if that is the pop word still. `None` also for no reason; then another attempt
+    /// must follow, or [`gives_up`]. `intent` is called where it is stored to, so that nothing keeps its address before.
     #[inline(always)]
-    pub(crate) fn exchange<'a>(&self, word: u64, intent: impl Fn() -> &'a AtomicU64) -> Option<Taking> {
+    pub(crate) fn exchange<'a>(&self, word: u64, intent: impl FnOnce() -> &'a AtomicU64) -> Option<Taking> {
         let taking = Taking(word & self.keeps);
         let next = Pop::taken(taking.0, self.behind(taking.index()));
         // H5: before the pop, so that a peer that finds the pop without a message knows whose it was.
         intent().store(taking.0.wrapping_add(Pop::ONE), Ordering::Release);
         // H4
         let pop = &self.words().1.word;
-        if pop.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            // Nothing was taken, and perhaps nothing will be: the repair waits for intents of the living.
-            intent().store(0, Ordering::Release);
-            return None;
-        }
-        Some(taking)
+        pop.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Acquire).ok().map(|_| taking)
     }
 
     /// Whether the receive that pop word `word` names is posted, given that those up to `known` are.

@@ -52,8 +52,9 @@ impl Leaver {
         for _ in 0..LANE_SLOTS {
             let Some(message) = self.lane.pop() else { break };
             let rq = slot(rqs, self.rqn).filter(|_| message.op_own != ATOMIC);
-            if let Some(rq) = rq.filter(|rq| is_past(rq.receives.popped(), message.taking.count())) {
-                give_back(rq, message.taking);
+            let (count, index) = (message.taking.count(), message.taking.index());
+            if let Some(rq) = rq.filter(|rq| is_past(rq.receives.popped(), count)) {
+                give_back(rq, count, index);
             }
         }
     }
@@ -116,10 +117,10 @@ fn is_past(popped: u32, count: u32) -> bool {
     popped.wrapping_sub(count) as i32 > 0
 }
 
-/// Gives back the receive that `taking` took, unless somebody accounted for it.
-fn give_back(rq: &RqSlot, taking: Taking) {
-    if rq.receives.is_linked && !rq.taken.is_accounted(taking) && rq.taken.account(taking) {
-        rq.receives.give_back(taking.index(), &rq.taken);
+/// Gives back receive `index`, taken as number `count`, unless somebody accounted for it.
+fn give_back(rq: &RqSlot, count: u32, index: u16) {
+    if rq.receives.is_linked && !rq.taken.is_accounted(index, count) && rq.taken.account(Taking::new(count, index)) {
+        rq.receives.give_back(index, &rq.taken);
     }
 }
 
@@ -156,8 +157,9 @@ impl Hca {
         }
         // 4
         for orphan in now {
+            let (count, index) = Pop::unpack(orphan.intent.wrapping_sub(Pop::ONE));
             if let Some(rq) = slot(rqs, orphan.rqn) {
-                give_back(rq, Taking(orphan.intent.wrapping_sub(Pop::ONE)));
+                give_back(rq, count, index);
             }
         }
     }

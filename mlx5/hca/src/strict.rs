@@ -10,7 +10,6 @@ use mlx5_wire::{
 };
 
 use super::cq::SoftCq;
-use super::layout::Taking;
 use super::queues::{Mode, REGISTER_BYTES, SoftQp, blocks, bytes_of, head};
 use super::rqs::RqSlot;
 use super::rule::{Queue, Rule, Violation};
@@ -245,7 +244,7 @@ fn check_receives(rqn: u32, rq: &mut RqSlot) -> Result<(), Violation> {
         }
         let next = receives.successor(index);
         // One that was posted before, and is not yet taken.
-        let is_posted = |number: &u64| *number > 0 && !taken.is_accounted(Taking::new(*number - 1, next));
+        let is_posted = |number: &u64| *number > 0 && !taken.is_accounted(next, (*number - 1) as u32);
         if receives.is_list() && (next == index || watch.posted.get(usize::from(next)).is_none_or(is_posted)) {
             return found(index, Rule::ReceiveLink);
         }

@@ -53,7 +53,10 @@ fn spoil_lanes(end: &End, random: &mut Random) {
                     payload: nonsense(random),
                     byte_count: nonsense(random) as u32,
                     imm: nonsense(random) as u32,
-                    taking: Taking::new(random.below(40), if random.below(4) == 0 { nonsense(random) } else { random.below(16) } as u16),
+                    taking: Taking::new(
+                        random.below(40) as u32,
+                        if random.below(4) == 0 { nonsense(random) } else { random.below(16) } as u16,
+                    ),
                     op_own,
                 },
             );
