@@ -26,7 +26,8 @@ pub struct QpAddress {
     /// Incarnation of the device with that LID, on the software HCA: a LID is reused after its owner died, this number never. 0 on
     /// hardware.
     pub epoch: u64,
-    /// Global identifier of the port, which names the port on RoCE; zero on the software HCA.
+    /// Global identifier of the port, which names the port on RoCE. On the software HCA the user of its process, for the error of a peer of
+    /// another user: the last four bytes are the user id and 1, the others zero.
     pub gid: [u8; 16],
 }
 
@@ -38,6 +39,19 @@ impl QpAddress {
     #[must_use]
     pub const fn soft(lid: u16, qpn: u32, epoch: u64) -> Self {
         Self { kind: DeviceKind::Soft, mtu: 4096, lid, qpn, psn: 0, epoch, gid: [0; 16] }
+    }
+
+    /// Names the user of a software HCA.
+    #[cfg(feature = "soft")]
+    pub(crate) fn of_user(mut self, user: u32) -> Self {
+        self.gid[12..].copy_from_slice(&user.wrapping_add(1).to_le_bytes());
+        self
+    }
+
+    /// Returns the user of a software HCA, if the address names it.
+    #[cfg(feature = "soft")]
+    pub(crate) fn user(&self) -> Option<u32> {
+        self.gid.last_chunk().and_then(|user| u32::from_le_bytes(*user).checked_sub(1))
     }
 
     /// Encodes the address, for any transport to the peer: kind, a zero byte, MTU, LID, two zero bytes, QPN, PSN, epoch, GID;

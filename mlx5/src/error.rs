@@ -181,6 +181,17 @@ pub enum ConnectError {
         /// The requested LID.
         lid: u16,
     },
+    /// The peer is a process of another user, whose shared memory this one must not open.
+    #[error(
+        "the peer's process is of user {theirs}, this one of user {own}: soft devices connect within one user of a host, and within one \
+         user namespace"
+    )]
+    OtherUser {
+        /// User id of the peer's process, as that process sees it.
+        theirs: u32,
+        /// User id of this process.
+        own: u32,
+    },
     /// The number names no queue pair of that device.
     #[error("QPN {qpn:#x} is not a queue pair of the device with LID {lid}")]
     NoSuchQp {

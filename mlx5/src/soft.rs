@@ -19,6 +19,12 @@ use crate::private::{COMP_VECTORS, CqPlace, PrivateMemory, SqPlace};
 use crate::provider::Provider;
 use crate::wire::{Access, AddressVector, AsyncEvent, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR};
 
+/// Returns the user whose processes this one shares memory with.
+fn own_user() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { libc::geteuid() }
+}
+
 /// A software HCA and the memory of its queues.
 pub(crate) struct Soft {
     hca: Rc<Hca>,
@@ -179,15 +185,22 @@ impl Provider for Soft {
 
     fn address(&self, qpn: u32) -> QpAddress {
         let Address { lid, qpn, epoch } = self.hca.address(qpn);
-        QpAddress::soft(lid, qpn, epoch)
+        QpAddress::soft(lid, qpn, epoch).of_user(own_user())
     }
 
     fn connect(&self, parts: &ConnectParts) -> Result<(), ConnectError> {
         let ConnectParts { qpn, remote, options } = parts;
         self.check_kind(remote)?;
+        use mlx5_hca::ConnectError::{NoSuchDevice, StaleDevice};
+
+        let (theirs, own) = (remote.user().unwrap_or(own_user()), own_user());
         let remote = Address { lid: remote.lid, qpn: remote.qpn, epoch: remote.epoch };
         // A queue pair of this crate allows all access that regions allow. The queue pair itself prevents sends before RTS.
-        Ok(self.hca.connect(*qpn, &remote, options, Access::REMOTE)?)
+        match self.hca.connect(*qpn, &remote, options, Access::REMOTE) {
+            // Each user has a directory of devices: what the LID names in this one is another device.
+            Err(NoSuchDevice { .. } | StaleDevice { .. }) if theirs != own => Err(ConnectError::OtherUser { theirs, own }),
+            connected => Ok(connected?),
+        }
     }
 
     fn activate_datagrams(&self, qpn: u32, qkey: u32) -> Result<(), ConnectError> {

@@ -433,6 +433,15 @@ fn a_destroyed_queue_pairs_number_names_nothing_and_its_place_is_used_again() {
     assert!(matches!(d.qp.connect(&stale, &options), Err(ConnectError::StaleDevice { .. })));
     let nowhere = QpAddress { lid: 999, ..old };
     assert!(matches!(d.qp.connect(&nowhere, &options), Err(ConnectError::NoSuchDevice { .. })));
+    // The user id and 1: see `QpAddress::gid`.
+    let own = old.gid.last_chunk().map(|user| u32::from_le_bytes(*user) - 1).unwrap();
+    for elsewhere in [stale, nowhere] {
+        let mut gid = [0; 16];
+        gid[12..].copy_from_slice(&(own + 8).to_le_bytes());
+        let refused = d.qp.connect(&QpAddress { gid, ..elsewhere }, &options).unwrap_err().to_string();
+        let (theirs, own) = (format!("of user {},", own + 7), format!("of user {own}:"));
+        assert!(refused.contains(&theirs) && refused.contains(&own), "{refused}");
+    }
     drop(a);
 }
 

@@ -79,7 +79,7 @@ pub enum MemfdAttachError {
     #[error("process {} has no descriptor {} here: it ended, or it is in another pid namespace (containers need a shared one)", .0.pid, .0.fd)]
     NotFound(MemfdId),
     /// The kernel does not let this process look at the owner's descriptors.
-    #[error("no permission to open descriptor {} of process {}: run both as one user, and the owner dumpable", .0.fd, .0.pid)]
+    #[error("no permission to open descriptor {} of process {}: run both as one user, in one user namespace, and the owner dumpable", .0.fd, .0.pid)]
     Permission(MemfdId),
     /// The descriptor is not the memfd that the id was made from.
     #[error("descriptor {} of process {} is not the memory that was announced: its owner was replaced", .0.fd, .0.pid)]

@@ -131,7 +131,7 @@ pub(crate) fn send(hca: &Hca, links: &mut Links, from: &Sender, opcode: Opcode, 
         flags: if ctrl.solicited() { SOLICITED } else { 0 } | if grh.is_some() { GRH } else { 0 },
     };
     let lid = hca.lid_of(to.qpn, &to.vector);
-    let Some(peer) = lid.and_then(|lid| links.peer_of_lid(hca, lid)) else { return Outcome::Done(0) };
+    let Some(peer) = lid.and_then(|lid| links.peer_of_lid(hca, lid).ok()) else { return Outcome::Done(0) };
     let place = outgoing(hca, links, &peer).map(|index| (hca.memory.datagram_lane(index), &mut links.outgoing[index]));
     let Some((lane, out)) = place.and_then(|(lane, out)| out.tx.has_room(&lane.consumed).then_some((lane, out))) else {
         let waits = hca.port.is_some() && hca.clock.now_ns() < from.since_ns.map_or(u64::MAX, |since| since.saturating_add(LINK_WAIT_NS));
@@ -296,7 +296,7 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
 
 /// Returns the lane of device `lid` that is for this device.
 fn find_lane(hca: &Hca, links: &mut Links, lid: u16) -> Option<Incoming> {
-    let peer = links.peer_of_lid(hca, lid)?;
+    let peer = links.peer_of_lid(hca, lid).ok()?;
     let own = (hca.membership.lid(), hca.membership.epoch());
     let lanes = (0..MAX_DATAGRAM_LANES).map(|index| (index, peer.memory.datagram_lane(index)));
     let mut used = lanes.map(|(index, lane)| (index, lane, lane.target.load(Ordering::Acquire))).take_while(|lane| lane.2 != 0);

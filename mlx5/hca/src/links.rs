@@ -43,13 +43,13 @@ impl Links {
     }
 
     /// Returns the device that has `lid` now.
-    pub(crate) fn peer_of_lid(&mut self, hca: &Hca, lid: u16) -> Option<Rc<Peer>> {
+    pub(crate) fn peer_of_lid(&mut self, hca: &Hca, lid: u16) -> Result<Rc<Peer>, ConnectError> {
         if let Some(peer) = self.peers.iter().find(|p| p.lid == lid && !p.is_gone()) {
-            return Some(Rc::clone(peer));
+            return Ok(Rc::clone(peer));
         }
-        let peer = Rc::new(hca.membership.attach(lid, None).ok()?);
+        let peer = Rc::new(hca.membership.attach(lid, None)?);
         self.peers.push(Rc::clone(&peer));
-        Some(peer)
+        Ok(peer)
     }
 
     /// Forgets the devices that nothing refers to.

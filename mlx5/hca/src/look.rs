@@ -6,6 +6,7 @@ use std::rc::Rc;
 use mlx5_wire::{Access, ConnectOptions};
 
 use super::cq::SoftCq;
+use super::error::ConnectError;
 use super::layout::{QpEntry, qp_index};
 use super::mirror::Mirror;
 use super::queues::{Remote, SoftQp, Transport};
@@ -94,16 +95,20 @@ impl Hca {
         });
     }
 
-    /// INIT to RTR of a connected queue pair of a port: as [`connect`](Self::connect), to the holder of the number. One that does not exist never
-    /// answers.
-    pub fn connect_by_number(&self, qpn: u32, remote_qpn: u32, access: Access) {
+    /// INIT to RTR of a connected queue pair of a port: as [`connect`](Self::connect), to the holder of the number. One that does not exist, or
+    /// cannot be reached, never answers.
+    ///
+    /// # Errors
+    /// See [`ConnectError`]; the transition was made.
+    pub fn connect_by_number(&self, qpn: u32, remote_qpn: u32, access: Access) -> Result<(), ConnectError> {
         let lid = seat_of(remote_qpn);
         let peer = self.state.borrow_mut().links.peer_of_lid(self, lid);
         let remote = peer.map(|peer| Address { lid, qpn: remote_qpn, epoch: peer.epoch });
-        let is_connected = remote.is_some_and(|remote| self.connect(qpn, &remote, &ConnectOptions::default(), access).is_ok());
-        if !is_connected {
+        let connected = remote.and_then(|remote| self.connect(qpn, &remote, &ConnectOptions::default(), access));
+        if connected.is_err() {
             self.with_qp(qpn, |qp| qp.transport = Transport::Nowhere);
         }
+        connected
     }
 
     /// Changes what a connected queue pair in RTR or RTS lets its peer do of WRITE, READ and atomics: from the peer's next doorbell on. In other

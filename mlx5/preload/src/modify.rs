@@ -8,6 +8,7 @@ use crate::abi::verbs::{ExModifyQp, ExModifyQpResp, ModifyQp};
 use crate::command::{Call, Reply};
 use crate::device::MAX_RD_ATOMIC;
 use crate::errno::Errno;
+use crate::log;
 use crate::objects::{Objects, Qp};
 use crate::transitions::{State, attribute, is_legal};
 
@@ -147,7 +148,13 @@ impl Objects {
                 self.check_source(is_global, at.dest.sgid_index)?;
                 let is_here = self.is_here(is_global, &at.dest.dgid, at.dest.dlid);
                 // No queue pair has number 0.
-                self.hca.connect_by_number(qp.qpn, if is_here { at.dest_qp_num } else { 0 }, rights(at));
+                let remote_qpn = if is_here { at.dest_qp_num } else { 0 };
+                if let Err(error) = self.hca.connect_by_number(qp.qpn, remote_qpn, rights(at)) {
+                    log::refused(
+                        self.settings,
+                        format_args!("nobody will answer queue pair {:#x} at remote_qpn={remote_qpn:#x}: {error}", qp.qpn),
+                    );
+                }
             }
             (State::Init | State::ReadyToReceive | State::ReadyToSend, State::ReadyToReceive | State::ReadyToSend) if !is_connected => {
                 self.hca.activate_datagrams(qp.qpn, at.qkey);

@@ -224,7 +224,7 @@ fn an_atomic_is_executed_only_where_its_key_allows() {
     let world = World::default();
     let end = End::new_inside(&world, Service::Connected, true, ALL, OUTSIDE);
     // A queue pair lets nobody do anything before it is connected.
-    end.hca.connect_by_number(end.qpn, end.qpn, ALL);
+    end.hca.connect_by_number(end.qpn, end.qpn, ALL).unwrap();
     let (hca, index) = (&end.hca, qp_index(end.qpn));
     let ask = |addr: u64, kind_key: u64, number: u32| {
         let request = &hca.memory.lane(index).atomic;

@@ -228,7 +228,7 @@ impl End {
     /// Lets the peer do this.
     pub(crate) fn connect_with(&self, qpn: u32, access: Access) {
         self.hca.initialize(self.qpn);
-        self.hca.connect_by_number(self.qpn, qpn, access);
+        let _nobody = self.hca.connect_by_number(self.qpn, qpn, access);
         self.hca.start_sending(self.qpn, &self.options);
     }
 
@@ -257,7 +257,7 @@ impl End {
     /// Connects that queue pair.
     pub(crate) fn connect_receiver(&self, receiver: u32, qpn: u32) {
         self.hca.initialize(receiver);
-        self.hca.connect_by_number(receiver, qpn, ALL);
+        let _nobody = self.hca.connect_by_number(receiver, qpn, ALL);
     }
 
     pub(crate) fn activate_datagrams(&self, qkey: u32) {
