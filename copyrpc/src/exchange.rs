@@ -18,7 +18,7 @@ pub const EXCHANGE_RECORD_SIZE: usize = 128;
 pub const EXCHANGE_VERSION: u16 = 3;
 
 const ADDRESS_AT: usize = 16;
-const KIND: Kind = Kind { name: "copyrpc exchange", magic: *b"copyrpc\0", version: EXCHANGE_VERSION };
+pub(crate) const KIND: Kind = Kind { name: "copyrpc exchange", magic: *b"copyrpc\0", version: EXCHANGE_VERSION };
 
 /// The properties of an endpoint that its peer needs.
 ///
@@ -280,7 +280,7 @@ mod tests {
     fn other_bytes_and_other_versions_are_refused() {
         let mut bytes = GOLDEN;
         bytes[0] = b'C';
-        assert_eq!(ExchangeRecord::decode(&bytes), Err(RecordError::Magic("copyrpc exchange").into()));
+        assert_eq!(ExchangeRecord::decode(&bytes), Err(RecordError::Magic { name: "copyrpc exchange", found: field(&bytes, 0) }.into()));
         let mut bytes = GOLDEN;
         bytes[8] = 1;
         let error = RecordError::Version { name: "copyrpc exchange", version: 1, known: EXCHANGE_VERSION };

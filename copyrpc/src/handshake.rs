@@ -8,7 +8,7 @@ use rendezvous::record::field;
 use crate::config::{CreateEndpointError, EndpointConfig};
 use crate::context::{Context, Inner};
 use crate::endpoint::Endpoint;
-use crate::exchange::{EXCHANGE_RECORD_SIZE, ExchangeError, ExchangeRecord, RecordError, Refusal};
+use crate::exchange::{EXCHANGE_RECORD_SIZE, ExchangeError, ExchangeRecord, KIND, RecordError, Refusal};
 use crate::pending::{ConnectFailure, PendingEndpoint};
 
 /// The last byte that each end sends: it is connected, or it is not and never will be.
@@ -133,6 +133,12 @@ impl<U> Handshake<U> {
         let all = if self.ready == ALL && !matches!(self.end, End::Failed(_)) { ALL } else { EXCHANGE_RECORD_SIZE };
         if self.count < all {
             self.count += some(stream.read(&mut self.taken[self.count..all])?, ErrorKind::UnexpectedEof)?;
+            // A peer that speaks another protocol may say no more: its record is not waited for.
+            let magic = if self.count < EXCHANGE_RECORD_SIZE { KIND.check_magic(&self.taken[..self.count]) } else { Ok(()) };
+            if let (Err(error), End::Pending(_)) = (magic, &self.end) {
+                self.end = End::Failed(ExchangeError::from(error).into());
+                return Ok(true);
+            }
             return Ok(false);
         }
         if let End::Pending(_) = self.end {

@@ -76,7 +76,29 @@ fn a_server_that_is_not_there_is_waited_for_as_long_as_asked() {
     assert_eq!(client.join().unwrap(), b"EARLY");
     served.end();
     let error = Client::with_options("no port here", &options).unwrap_err();
-    assert!(matches!(error, ClientError::Unreachable { .. }), "{error}");
+    assert!(matches!(error, ClientError::Unreachable { .. }) && error.to_string().contains("at no port here:"), "{error}");
+}
+
+/// It answers with fewer bytes than a record, and then waits for more, or hangs up.
+#[test]
+fn another_program_at_the_address_is_named_by_what_it_says() {
+    const SAYS: &[u8] = b"HTTP/1.1 400 Bad Request\r\n\r\n";
+    let net = Net::new();
+    for hangs_up in [false, true] {
+        let listener = TcpListener::bind(any_port()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let other = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read_exact(&mut [0; EXCHANGE_RECORD_SIZE]).unwrap();
+            stream.write_all(SAYS).unwrap();
+            if !hangs_up {
+                assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "the client goes");
+            }
+        });
+        let error = Client::with_options(address, &net.client_options()).unwrap_err().to_string();
+        assert!(error.contains(r#"not a copyrpc exchange record, but "HTTP/1.1""#), "{error}");
+        other.join().unwrap();
+    }
 }
 
 #[test]
@@ -86,7 +108,7 @@ fn an_address_that_is_taken_is_named() {
     let address = served.address.to_string();
     let refused = Server::with_options(&address, &net.server_options()).unwrap_err();
     assert!(matches!(&refused, ServerError::Listen { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse), "{refused}");
-    assert!(refused.to_string().starts_with(&format!("listening at \"{address}\": ")), "{refused}");
+    assert!(refused.to_string().starts_with(&format!("listening at {address}: ")), "{refused}");
     served.end();
 }
 

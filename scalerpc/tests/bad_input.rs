@@ -130,9 +130,9 @@ fn records_that_are_none_are_refused_and_whoever_sent_them_is_not_admitted() {
     of_another_version[8] = 9;
     for _ in 0..3 {
         let refused = room.server.accept_over(&mut said(&[0xa5; Accept::BYTES])).unwrap_err();
-        assert!(matches!(refused, MeetError::Record(RecordError::Magic("scalerpc hello"))), "{refused}");
+        assert!(matches!(refused, MeetError::Record(RecordError::Magic { name: "scalerpc hello", .. })), "{refused}");
         let refused = room.server.accept_over(&mut said_by_client(&[0xa5; Accept::BYTES])).unwrap_err();
-        assert!(matches!(refused, MeetError::Record(RecordError::Magic("scalerpc accept"))), "{refused}");
+        assert!(matches!(refused, MeetError::Record(RecordError::Magic { name: "scalerpc accept", .. })), "{refused}");
         let refused = room.server.accept_over(&mut said_by_client(&of_another_version)).unwrap_err();
         assert!(matches!(refused, MeetError::Record(RecordError::Version { version: 9, .. })), "{refused}");
         let refused = room.server.accept_over(&mut said_by_client(&good[..Accept::BYTES - 1])).unwrap_err();
@@ -154,7 +154,7 @@ fn a_client_is_not_made_of_a_wrong_offer_or_admission() {
     let layout = config().layout().unwrap();
     let nobody = Offer { address: QpAddress::soft(65_000, 1, 1), layout }.encode();
     let refused = RdmaClient::connect_over(&device, &mut said(&[0xa5; Offer::BYTES])).unwrap_err();
-    assert!(matches!(refused, MeetError::Record(RecordError::Magic("scalerpc offer"))), "{refused}");
+    assert!(matches!(refused, MeetError::Record(RecordError::Magic { name: "scalerpc offer", .. })), "{refused}");
     let refused = RdmaClient::connect_over(&device, &mut said(&nobody)).unwrap_err();
     assert!(matches!(refused, MeetError::Setup(SetupError::Connect(_))), "{refused}");
 
@@ -162,7 +162,7 @@ fn a_client_is_not_made_of_a_wrong_offer_or_admission() {
     let offered = room.server.offer().unwrap();
     let wrong = [&offered.record().encode()[..], &[0xa5; Admission::BYTES]].concat();
     let refused = RdmaClient::connect_over(&device, &mut said(&wrong)).unwrap_err();
-    assert!(matches!(refused, MeetError::Record(RecordError::Magic("scalerpc admission"))), "{refused}");
+    assert!(matches!(refused, MeetError::Record(RecordError::Magic { name: "scalerpc admission", .. })), "{refused}");
     drop(offered);
     room.check_unharmed();
 }

@@ -142,7 +142,7 @@ fn a_server_that_comes_late_is_waited_for_and_one_that_never_comes_is_named() {
     });
     let patient = ClientOptions { connect_timeout: WATCHDOG, ..ClientOptions::default() };
     let error = Client::with_options(address_of_other, &patient).unwrap_err();
-    assert_eq!(error.to_string(), "not a scalerpc offer record");
+    assert_eq!(error.to_string(), "not a scalerpc offer record, but \"HTTP/1.1\": another program is at this address");
     other.join().unwrap();
 }
 

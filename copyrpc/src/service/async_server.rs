@@ -240,7 +240,7 @@ impl Drop for ServerRequest {
 /// Runs the thread: makes the server, tells `tell` of it, and serves until its end.
 fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell: Sender<Result<AsyncServer, ServerError>>) {
     let bound = Server::with_options(&address, options).and_then(|server| {
-        let address = server.local_addr().map_err(|source| ServerError::Listen { address: format!("{address:?}"), source })?;
+        let address = server.local_addr().map_err(|source| ServerError::Listen { address: rendezvous::name_of(&address), source })?;
         Ok((server, address))
     });
     let (mut server, address) = match bound {

@@ -185,7 +185,7 @@ impl<U> Caller<U> {
         options: &ClientOptions,
         is_wanted: impl Fn() -> bool,
     ) -> Result<Self, ClientError> {
-        let name = format!("{address:?}");
+        let name = rendezvous::name_of(&address);
         let addresses = address.to_socket_addrs().map(Vec::from_iter);
         let addresses = addresses.map_err(|source| ClientError::Unreachable { address: name.clone(), source })?;
         let context = open(options)?;

@@ -225,7 +225,7 @@ impl Server {
     /// [`ServerError`]; nothing is left behind.
     pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions) -> Result<Self, ServerError> {
         let listening = Gate::bind(&address, CONNECT_TIME).and_then(|gate| Ok((gate, Lifelines::new()?)));
-        let (gate, lifelines) = listening.map_err(|source| ServerError::Listen { address: format!("{address:?}"), source })?;
+        let (gate, lifelines) = listening.map_err(|source| ServerError::Listen { address: rendezvous::name_of(&address), source })?;
         let context = ContextBuilder::new(options.device.clone()).endpoints_with(options.clients, &options.endpoint).build()?;
         let stop = StopHandle { is_stopped: Arc::default(), waker: context.waker() };
         let (gate, endpoint, most) = (Some(gate), options.endpoint.clone(), options.clients);

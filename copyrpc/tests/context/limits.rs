@@ -209,7 +209,8 @@ fn records_that_are_damaged_or_of_another_version_are_refused() {
         ExchangeRecord::decode(&other).unwrap_err().to_string()
     };
     assert_eq!(damaged(8), "copyrpc exchange record version 130, this end speaks 3: use equal releases");
-    assert_eq!(damaged(0), "not a copyrpc exchange record");
+    let magic = r#"not a copyrpc exchange record, but "\xe2opyrpc\x00": another program is at this address"#;
+    assert_eq!(damaged(0), magic);
     assert_eq!(damaged(16), "bytes 16..56 of the exchange record are not the address of a queue pair");
     assert_eq!(damaged(74), "ring size is 8458240 in the record, legal is a power of two, 4096..=268435456");
     assert!(ExchangeRecord::decode(&[0; EXCHANGE_RECORD_SIZE]).is_err());

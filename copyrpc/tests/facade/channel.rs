@@ -43,8 +43,9 @@ fn a_stream_connects_two_endpoints_and_what_is_wrong_with_it_is_said() {
 
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.write_all(&[0; EXCHANGE_RECORD_SIZE]).unwrap();
-    assert!(matches!(pending().connect_over(&ours), Err(ConnectFailure::Exchange(ExchangeError::Record(RecordError::Magic(_))))));
-    theirs.write_all(&[0; EXCHANGE_RECORD_SIZE - 1]).unwrap();
+    assert!(matches!(pending().connect_over(&ours), Err(ConnectFailure::Exchange(ExchangeError::Record(RecordError::Magic { .. })))));
+    let cut = b"copyrpc\0".iter().chain(&[0; EXCHANGE_RECORD_SIZE]).copied().take(EXCHANGE_RECORD_SIZE - 1);
+    theirs.write_all(&cut.collect::<Vec<u8>>()).unwrap();
     theirs.shutdown(Shutdown::Write).unwrap();
     assert!(matches!(pending().connect_over(&ours), Err(ConnectFailure::Channel(_))));
 }

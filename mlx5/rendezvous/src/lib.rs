@@ -38,7 +38,7 @@ pub mod record;
 
 pub use gate::{Gate, Incoming, Outgoing};
 pub use lifelines::Lifelines;
-pub use reach::{reach, stream_has_ended};
+pub use reach::{name_of, reach, stream_has_ended};
 
 /// Every error can cross threads, and `?` converts it to `Box<dyn Error + Send + Sync>`.
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The client's side: it waits for a server that has not started yet.
 
+use std::fmt;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -68,6 +69,12 @@ fn connect(address: &SocketAddr, within: Duration, patience: Duration) -> io::Re
     stream.set_read_timeout(Some(patience))?;
     stream.set_write_timeout(Some(patience))?;
     Ok(stream)
+}
+
+/// Returns an address as its user wrote it, for errors. Not every type of an address can be displayed: a host and a port are a tuple.
+#[must_use]
+pub fn name_of(address: &impl fmt::Debug) -> String {
+    format!("{address:?}").trim_matches('"').to_owned()
 }
 
 /// Returns whether an error of a stream means that the other end has gone, rather than that it is silent.
@@ -146,6 +153,14 @@ mod tests {
             assert_eq!(first_of(&addresses, patience).unwrap(), address);
             server.join().unwrap();
         }
+    }
+
+    #[test]
+    fn addresses_are_named_without_quotes() {
+        assert_eq!(name_of(&"localhost:80"), "localhost:80");
+        assert_eq!(name_of(&"localhost:80".to_owned()), "localhost:80");
+        assert_eq!(name_of(&no_route()), "255.255.255.255:9");
+        assert_eq!(name_of(&("localhost", 80)), "(\"localhost\", 80)");
     }
 
     #[test]

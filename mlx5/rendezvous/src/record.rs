@@ -36,9 +36,14 @@ pub enum Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// Not a record of this kind.
-    #[error("not a {0} record")]
-    Magic(&'static str),
+    /// Not a record of this kind: the peer speaks another protocol.
+    #[error("not a {name} record, but \"{}\": another program is at this address", found.escape_ascii())]
+    Magic {
+        /// The kind of record.
+        name: &'static str,
+        /// The first bytes.
+        found: [u8; 8],
+    },
     /// A record of another version.
     #[error("{name} record version {version}, this end speaks {known}: use equal releases")]
     Version {
@@ -83,14 +88,23 @@ impl Kind {
         bytes
     }
 
+    /// Checks the first bytes of a record, as soon as there are eight.
+    ///
+    /// # Errors
+    /// [`RecordError::Magic`].
+    pub fn check_magic(&self, bytes: &[u8]) -> Result<(), RecordError> {
+        match bytes.first_chunk() {
+            Some(found) if *found != self.magic => Err(RecordError::Magic { name: self.name, found: *found }),
+            _ => Ok(()),
+        }
+    }
+
     /// Checks the head of a record.
     ///
     /// # Errors
     /// See [`RecordError`]; a refusal is an error too.
     pub fn check<const N: usize>(&self, bytes: &[u8; N]) -> Result<(), RecordError> {
-        if field::<8>(bytes, 0) != self.magic {
-            return Err(RecordError::Magic(self.name));
-        }
+        self.check_magic(bytes)?;
         let version = u16::from_le_bytes(field(bytes, VERSION_AT));
         if version != self.version {
             return Err(RecordError::Version { name: self.name, version, known: self.version });
@@ -159,7 +173,7 @@ mod tests {
             bytes[at] ^= 0x80;
             let error = KIND.check(&bytes).unwrap_err();
             let is_named = match error {
-                RecordError::Magic("test") => at < 8,
+                RecordError::Magic { name: "test", .. } => at < 8,
                 RecordError::Version { name: "test", known: 0x0302, .. } => at == 8 || at == 9,
                 RecordError::Field { field: "size", .. } => at == 10 || at == 11,
                 RecordError::Field { field: "refusal", .. } => at >= 12,

@@ -242,9 +242,7 @@ fn receive<const N: usize>(channel: &mut impl Read, kind: &Kind) -> Result<[u8; 
     };
     let (magic, rest) = bytes.split_at_mut(kind.magic.len());
     read(magic)?;
-    if magic != kind.magic {
-        return Err(RecordError::Magic(kind.name).into());
-    }
+    kind.check_magic(magic)?;
     read(rest)?;
     Ok(bytes)
 }
@@ -321,7 +319,7 @@ mod tests {
         let refused = Offer::decode(&bad).unwrap_err();
         assert!(matches!(refused, MeetError::Record(RecordError::Version { version: 2, known: 5, .. })));
         let refused = Offer::decode(&[0xa5; Offer::BYTES]).unwrap_err();
-        assert!(matches!(refused, MeetError::Record(RecordError::Magic("scalerpc offer"))));
+        assert!(matches!(refused, MeetError::Record(RecordError::Magic { name: "scalerpc offer", .. })));
         let mut bad = bytes;
         bad[32] = 9;
         assert!(matches!(Offer::decode(&bad), Err(MeetError::Address)));

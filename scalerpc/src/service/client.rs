@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use mlx5::{Device, DeviceInfo, DeviceSpec};
 use thiserror::Error;
 
-use super::{DEFAULT_TYPE, Idle, default_device, name_of};
+use super::{DEFAULT_TYPE, Idle, default_device};
 use crate::protocol::{CallError, CallFailure, CloseReason, State};
 use crate::rdma::exchange::{MeetError, RecordError, Refusal};
 use crate::rdma::{RdmaClient, RdmaOptions, SetupError, SyncCallError};
@@ -229,7 +229,7 @@ pub(super) fn next_device(rdma: &mut RdmaClient, options: &ClientOptions) -> Res
 
 /// Resolves an address. Returns it as given, for errors, and its sockets.
 pub(super) fn resolve(address: &(impl ToSocketAddrs + fmt::Debug)) -> Result<(String, Vec<SocketAddr>), ClientError> {
-    let name = name_of(address);
+    let name = rendezvous::name_of(address);
     match address.to_socket_addrs() {
         Ok(addresses) => Ok((name, addresses.collect())),
         Err(source) => Err(ClientError::Unreachable { address: name, source }),

@@ -5,7 +5,6 @@ mod async_client;
 mod client;
 mod server;
 
-use std::fmt;
 use std::time::Duration;
 
 pub use async_client::{AsyncCall, AsyncClient};
@@ -29,12 +28,6 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 /// Returns the device that the environment variable names, as [`DeviceSpec`]'s `From<&str>` takes it; else the software HCA.
 fn default_device() -> DeviceSpec {
     std::env::var(DEVICE_VARIABLE).map_or_else(|_| DeviceSpec::default(), |name| DeviceSpec::from(&*name))
-}
-
-/// Returns an address as its user gave it, for errors: text without quotes.
-fn name_of(address: &impl fmt::Debug) -> String {
-    let name = format!("{address:?}");
-    name.strip_prefix('"').and_then(|name| name.strip_suffix('"')).unwrap_or(&name).to_owned()
 }
 
 /// The waiting strategy between looks that find nothing: first spin, then yield, then sleep, each sleep twice as long.

@@ -11,7 +11,7 @@ use mlx5::{AsyncEvent, Device, DeviceInfo, DeviceSpec};
 use rendezvous::{Gate, Incoming, Lifelines, Outgoing};
 use thiserror::Error;
 
-use super::{DEFAULT_TYPE, Idle, default_device, name_of};
+use super::{DEFAULT_TYPE, Idle, default_device};
 use crate::protocol::{ClientId, Handlers, ServerConfig, ServerStats};
 use crate::rdma::exchange::{Accept, Admission, Hello, MeetError, Offer, Refusal, refusal_of};
 use crate::rdma::{PendingPeer, RdmaOptions, RdmaServer, SetupError};
@@ -198,7 +198,8 @@ impl Server {
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
     pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions) -> Result<Self, ServerError> {
-        let gate = Gate::bind(&address, CONNECT_TIME).map_err(|source| ServerError::Listen { address: name_of(&address), source })?;
+        let gate =
+            Gate::bind(&address, CONNECT_TIME).map_err(|source| ServerError::Listen { address: rendezvous::name_of(&address), source })?;
         Self::at(gate, options.clone(), StopHandle::default())
     }
 
