@@ -112,7 +112,7 @@ pub enum QpState {
     ReadyToReceive,
     /// Sends and receives messages.
     ReadyToSend,
-    /// An operation failed; everything posted is flushed.
+    /// An operation failed; everything posted is flushed. It is the last state of a queue pair: create a new one.
     Error,
 }
 

@@ -133,7 +133,7 @@ pub enum RegisterError {
 #[non_exhaustive]
 pub enum ConnectError {
     /// The queue pair is in another state. In the error state the only remedy is a new queue pair.
-    #[error("the queue pair is in state {from:?}; this transition needs {needs:?}")]
+    #[error("the queue pair is in state {from:?}; this transition needs {needs:?}{}", if *from == QpState::Error { ": create a new queue pair" } else { "" })]
     WrongState {
         /// The state it is in.
         from: QpState,

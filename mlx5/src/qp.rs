@@ -213,7 +213,7 @@ impl<T: Transport> Qp<T> {
 
     /// Moves the queue pair to the error state: everything posted completes with
     /// [`Syndrome::WorkRequestFlushed`](crate::Syndrome::WorkRequestFlushed), and messages of peers are not received any more. Use it for
-    /// an orderly end.
+    /// an orderly end: no transition leads out of that state, so the next connection needs a new queue pair.
     pub fn fail(&mut self) {
         self.set_state(QpState::Error);
         self.control().fail_qp(self.qpn());

@@ -211,7 +211,9 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    /// Opens the device, and listens at `address`. Port 0 is any free port.
+    /// Opens the device, and listens at `address`. Port 0 is any free port. Clients meet the server at that TCP address; what they send takes
+    /// the device. So `0.0.0.0:7479` lets clients of other hosts connect if the device is a NIC; the software HCA reaches processes of its user
+    /// on this host only, at whatever address.
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.

@@ -132,6 +132,10 @@ unsafe fn device(path: *const c_char) -> Option<&'static Settings> {
 fn open_device(settings: &'static Settings) -> c_int {
     let opened = ours(|| {
         settings.open_fault()?;
+        sys::check_copies().inspect_err(|_| {
+            let what = "process_vm_readv or process_vm_writev, by which commands are read and peers reached, is forbidden: look at seccomp filters";
+            log::refused(settings, format_args!("{what}"));
+        })?;
         let file = sys::device_file()?;
         let registers = settings.check_doorbells.then(|| Registers::of(&file)).transpose()?;
         fds::insert(file.as_raw_fd(), File::Device(Arc::new(Context::open(settings, registers)?)))?;

@@ -120,6 +120,16 @@ fn is_mapped(mut page: u64, end: u64, page_bytes: u64) -> bool {
     true
 }
 
+/// Checks that the system lets a process copy by `process_vm_readv(2)` and `process_vm_writev(2)`.
+///
+/// # Errors
+/// `EPERM`: a filter of a container refuses one of them, with whatever error.
+pub(crate) fn check_copies() -> Result<(), Errno> {
+    let mut byte = [0];
+    let at = (&raw mut byte).addr() as u64;
+    copy_in(at, &mut [0]).and_then(|()| copy_out(&[0], at)).map_err(|_| Errno(libc::EPERM))
+}
+
 /// Copies from an address that the program gave, as the kernel does.
 ///
 /// # Errors

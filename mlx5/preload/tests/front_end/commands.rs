@@ -272,6 +272,28 @@ fn a_child_of_vfork_that_closes_everything_does_not_disturb_its_parent() {
     });
 }
 
+/// A seccomp filter forbids it, as in some containers.
+#[test]
+fn copies_across_processes_that_are_forbidden_are_named_when_the_device_is_opened() {
+    let logged = ["process_vm_writev, by which commands are read and peers reached, is forbidden", "refused: EPERM"];
+    under_the_library("commands::copies_across_processes_that_are_forbidden_are_named_when_the_device_is_opened", "", &logged, || {
+        let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+        let mut steps = [
+            step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+            step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_process_vm_writev as u32),
+            step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+            step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let filter = libc::sock_fprog { len: 4, filter: steps.as_mut_ptr() };
+        // SAFETY: a filter of this thread, which is read during the call.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter), 0);
+        }
+        assert_eq!(errno(Device::open().map(drop)), libc::EPERM);
+    });
+}
+
 #[test]
 fn opening_can_be_refused() {
     let logged = ["open /dev/infiniband/uverbs0 refused: EACCES"];
