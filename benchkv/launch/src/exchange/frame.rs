@@ -82,7 +82,9 @@ impl Frame {
             }
         };
         let header = [MAGIC, kind, round, body.len() as u32];
-        header.iter().flat_map(|word| word.to_le_bytes()).chain(body).collect()
+        let mut bytes: Vec<u8> = header.iter().flat_map(|word| word.to_le_bytes()).collect();
+        bytes.append(&mut body);
+        bytes
     }
 
     /// Decodes the first frame of `bytes`. Returns it with its number of bytes; `None` while it is incomplete.
