@@ -12,11 +12,13 @@ use crate::policy::PolicyOptions;
 use crate::testing::{self, Scratch, topology};
 use crate::topology::{Peer, Routing, Transport};
 
-/// A job in which rank 0 has a client and calls; the other ranks answer.
+/// A job in which rank 0 calls, and the other ranks answer.
 struct Job {
     asking: KvDaemon,
     answering: Vec<KvDaemon>,
     client: ClientPaths<u32>,
+    /// The clients of the other ranks.
+    others: Vec<ClientPaths<u32>>,
     now_ns: Cell<u64>,
     _dir: Scratch,
 }
@@ -44,7 +46,8 @@ impl Job {
         }
         let mut ends = ends.into_iter();
         let (asking, client) = ends.next().unwrap();
-        Self { asking, answering: ends.map(|(daemon, _)| daemon).collect(), client, now_ns: Cell::new(1_000_000), _dir: dir }
+        let (answering, others) = ends.unzip();
+        Self { asking, answering, client, others, now_ns: Cell::new(1_000_000), _dir: dir }
     }
 
     fn ask(&mut self, rank: u32, token: u32) {
@@ -107,6 +110,23 @@ fn without_a_policy_an_answer_goes_on_in_the_step_that_finds_it_and_no_clock_is_
     assert_eq!((round.moved, round.cqes > 0, round.outstanding), (1, true, 0));
     assert_eq!(job.ended(), [5]);
     assert!(job.asking.policy().is_none());
+}
+
+#[test]
+fn a_request_that_was_deferred_is_served_before_a_later_one_for_its_key() {
+    let mut job = Job::new(2, "--coalesce-rtt-us 50");
+    job.ask(1, 5);
+    job.step();
+    let put = |job: &mut Job, value| {
+        job.others[0].issue(Request::put(0, 7, value), || 0).unwrap();
+        job.let_answer();
+        job.step();
+        job.asking.store.apply(&Request::get(0, 7)).outcome()
+    };
+    assert_eq!(put(&mut job, 1), Some(Outcome::NotFound), "it waits for answers");
+    assert_eq!(job.ended(), [5]);
+    assert_eq!(put(&mut job, 2), Some(Outcome::GetOk { value: 2 }), "in their order");
+    assert_eq!(put(&mut job, 3), Some(Outcome::GetOk { value: 3 }), "at once");
 }
 
 #[test]
