@@ -13,8 +13,7 @@ use crate::topology::Topology;
 /// The flag of the stagger.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Args)]
 pub struct StaggerArgs {
-    /// The connections of a daemon begin to send this many us after each other, 0.1 to 1000000. Simulated: brings 16
-    /// ranks into the low state at depth 32.
+    /// The connections of a daemon begin to send this many us after each other, 0.1 to 1000000. Simulated: changes nothing.
     #[arg(long, hide_short_help = true, value_name = "US", value_parser = decimal(TIMES_US))]
     pub initial_stagger_us: Option<f64>,
 }
