@@ -16,7 +16,7 @@ pub use self::job::{BackendKind, ClientKind, Fault, JobArgs, Mix, RingChoice, Wa
 use crate::sim::course::CourseArgs;
 use crate::sim::options::WorldArgs;
 
-mod job;
+pub(crate) mod job;
 pub(crate) use self::job::{RUNS, SHORTEST_RUN_S};
 
 /// Distributed key-value benchmark of the copyrpc stack.

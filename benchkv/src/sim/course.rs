@@ -10,7 +10,7 @@ use engine::topology::Routing;
 use harness::range::{RangeError, range};
 use harness::units;
 
-use crate::cli::JobArgs;
+use crate::cli::job::JobArgs;
 
 /// Options of the course of `benchkv sim`. Times are those since the job began, its warm-up included.
 #[derive(Debug, Clone, Default, Args)]

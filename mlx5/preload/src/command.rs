@@ -12,6 +12,9 @@ use crate::abi::verbs::{CommandHeader, ExtendedHeader};
 use crate::errno::Errno;
 use crate::sys;
 
+/// The result of a command that has to wait: the thread tries it again. No command ends with it.
+pub(crate) const LATER: Errno = Errno(libc::EAGAIN);
+
 /// In `CommandHeader::command`: an extended command (`IB_USER_VERBS_CMD_FLAG_EXTENDED`).
 const EXTENDED: u32 = 1 << 31;
 /// The command's number (`IB_USER_VERBS_CMD_COMMAND_MASK`).

@@ -9,11 +9,10 @@ use crate::abi::mlx5::{AllocPdResp as DriverPdResp, CreateAhResp as DriverAhResp
 use crate::abi::verbs::{
     AllocPd, AllocPdResp, CreateAh, CreateAhResp, DeallocPd, DeregMr, DestroyAh, RegMr, RegMrResp, ReregMr, ReregMrResp,
 };
-use crate::command::{Call, Reply};
+use crate::command::{Call, LATER, Reply};
 use crate::config::{GUID, LID, Link};
 use crate::errno::Errno;
 use crate::objects::{Ah, Mr, Objects, Pd};
-use crate::session::LATER;
 use crate::sys::Use;
 use crate::{log, sys};
 

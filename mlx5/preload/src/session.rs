@@ -3,16 +3,13 @@
 use std::time::Instant;
 
 use crate::abi::verbs::number;
-use crate::command::{Call, Reply};
+use crate::command::{Call, LATER, Reply};
 use crate::doorbells::{Doorbells, Registers};
 use crate::errno::Errno;
 use crate::mailbox::Job;
 use crate::objects::Objects;
 use crate::settings::Settings;
 use crate::{log, names};
-
-/// The result of a command that has to wait: the thread tries it again. No command ends with it.
-pub(crate) const LATER: Errno = Errno(libc::EAGAIN);
 
 /// An open device, from open(2) to close(2).
 #[derive(Debug)]
