@@ -656,19 +656,22 @@ fn a_client_whose_socket_is_cut_stays_connected_and_is_looked_for_when_another_o
 /// Clients vanish in the middle of calls, too.
 #[test]
 fn clients_that_connect_call_and_vanish_leave_the_server_as_it_was() {
-    let server = start_with(&any_port(), options(16), |server| {
-        let mut handlers = Handlers::new(server.max_payload());
-        handlers.insert(DEFAULT_TYPE, |_: &[u8], _: &mut [u8]| Ok(0));
-        let (stop, start) = (server.stop_handle(), Instant::now());
-        let mut had_clients = false;
-        // Run until all clients have come and gone, and for a while longer.
-        while !had_clients || server.clients() > 0 || server.stats().accepted < 300 {
-            server.step(&mut handlers).unwrap();
-            had_clients |= server.clients() > 0;
-            assert!(start.elapsed() < WATCHDOG, "{} clients, {:?}", server.clients(), server.stats());
+    const THREADS: u64 = 6;
+    let gone = Arc::new(AtomicU64::new(0));
+    let server = start_with(&any_port(), options(16), {
+        let gone = Arc::clone(&gone);
+        move |server| {
+            let mut handlers = Handlers::new(server.max_payload());
+            handlers.insert(DEFAULT_TYPE, |_: &[u8], _: &mut [u8]| Ok(0));
+            let (stop, start) = (server.stop_handle(), Instant::now());
+            while server.clients() > 0 || gone.load(Ordering::Relaxed) < THREADS {
+                server.step(&mut handlers).unwrap();
+                assert!(start.elapsed() < WATCHDOG, "{} clients, {:?}", server.clients(), server.stats());
+            }
+            stop.stop();
+            assert!(server.stats().accepted >= 300, "{:?}", server.stats());
+            server.serve_types(&mut handlers).unwrap();
         }
-        stop.stop();
-        server.serve_types(&mut handlers).unwrap();
     });
     let address = server.address;
     let vanish = |seed: u64| {
@@ -694,7 +697,8 @@ fn clients_that_connect_call_and_vanish_leave_the_server_as_it_was() {
                 client.rdma().poll();
             }
         }
+        gone.fetch_add(1, Ordering::Relaxed);
     };
-    thread::scope(|scope| (0..6).for_each(|seed| drop(scope.spawn(move || vanish(seed)))));
+    thread::scope(|scope| (0..THREADS).for_each(|seed| drop(scope.spawn(move || vanish(seed)))));
     assert_eq!(server.stop().0, 0);
 }

@@ -237,6 +237,15 @@ fn a_job_that_opens_more_files_than_the_soft_limit_allows_raises_it_as_far_as_it
     start(32, 64).assert_failed(1, &["rank 0: ", " open files are needed and at most 64 are allowed: raise the hard limit (ulimit -Hn)"]);
 }
 
+/// Batch systems limit addresses (`h_vmem`), and devices map far more than they use.
+#[test]
+fn a_job_runs_in_few_gigabytes_of_addresses() {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    let mut command = benchkv(&SHORT);
+    let ended = Job::start(limit(command.arg("--shm-dir").arg(dir.path()), libc::RLIMIT_AS, 4 << 30, 4 << 30)).end();
+    assert!(ended.status.success() && ended.stdout.contains("round trip"), "{}", ended.stderr);
+}
+
 /// The type of a resource's number, which depends on the C library.
 #[cfg(target_env = "musl")]
 type Resource = libc::c_int;

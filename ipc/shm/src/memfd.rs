@@ -66,9 +66,14 @@ pub enum MemfdCreateError {
     /// No address space is left for it.
     #[error("no room to map {0} bytes: look at ulimit -v and vm.max_map_count, or ask for less")]
     NoAddressSpace(usize),
-    /// The kernel refused for another reason.
-    #[error("cannot make a memfd: {0}")]
-    Io(#[source] io::Error),
+    /// The kernel refused a system call for another reason.
+    #[error("cannot make a memfd: {call}: {source}")]
+    Io {
+        /// Name of the system call.
+        call: &'static str,
+        /// The kernel's error.
+        source: io::Error,
+    },
 }
 
 /// Why a peer's memfd could not be mapped.
@@ -176,14 +181,15 @@ impl Memfd {
         if let Some(limit) = sys::file_size_limit_below(need) {
             return Err(MemfdCreateError::FileLimit { need, limit });
         }
-        let token = sys::random_nonzero().map_err(MemfdCreateError::Io)?;
-        let fd = new_memfd(&memfd_name(purpose, token)).map_err(MemfdCreateError::Io)?;
-        fd.set_len(need).map_err(MemfdCreateError::Io)?;
+        let refused = |call| move |error| MemfdCreateError::Io { call, source: sys::explain(error) };
+        let token = sys::random_nonzero().map_err(refused("getrandom"))?;
+        let fd = new_memfd(&memfd_name(purpose, token)).map_err(refused("memfd_create"))?;
+        fd.set_len(need).map_err(refused("ftruncate"))?;
         // SAFETY: no pointers are involved.
-        sys::cvt(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS) }).map_err(MemfdCreateError::Io)?;
+        sys::cvt(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS) }).map_err(refused("fcntl(F_ADD_SEALS)"))?;
         let map = Mapping::new(&fd, bytes, true, false).map_err(|error| match error.raw_os_error() {
             Some(libc::ENOMEM) => MemfdCreateError::NoAddressSpace(bytes),
-            _ => MemfdCreateError::Io(error),
+            _ => refused("mmap or madvise")(error),
         })?;
         let id = MemfdId { token, bytes: need, pid: std::process::id(), fd: fd.as_raw_fd().unsigned_abs() };
         Ok(Self { map, fd: Arc::new(fd), id })
@@ -204,12 +210,13 @@ impl Memfd {
         let path = path.map_err(|error| match error.raw_os_error() {
             Some(libc::ENOENT | libc::ESRCH) => MemfdAttachError::NotFound(*id),
             Some(libc::EACCES | libc::EPERM) => MemfdAttachError::Permission(*id),
-            _ => MemfdAttachError::Io(error),
+            _ => MemfdAttachError::Io(sys::explain(error)),
         })?;
         if !is_memfd_of(&path, id.token).map_err(MemfdAttachError::Io)? {
             return Err(MemfdAttachError::Stale(*id));
         }
-        let fd = File::options().read(true).write(writable).open(sys::path_of(path.as_raw_fd())).map_err(MemfdAttachError::Io)?;
+        let fd = File::options().read(true).write(writable).open(sys::path_of(path.as_raw_fd()));
+        let fd = fd.map_err(|error| MemfdAttachError::Io(sys::explain(error)))?;
         // SAFETY: no pointers are involved.
         let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
         let found = fd.metadata().map_err(MemfdAttachError::Io)?.len();

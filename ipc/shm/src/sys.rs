@@ -87,6 +87,18 @@ pub(crate) fn file_size_limit_below(need: u64) -> Option<u64> {
     (limit.rlim_cur < need).then_some(limit.rlim_cur)
 }
 
+/// Returns the error of a system call, with what to do if it found no descriptor left.
+pub(crate) fn explain(error: io::Error) -> io::Error {
+    if error.raw_os_error() != Some(libc::EMFILE) {
+        return error;
+    }
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one `rlimit` into the buffer of that size.
+    let _ = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+    let text = format!("this process has as many open files as it may, {}; raise that number (ulimit -n)", limit.rlim_cur);
+    io::Error::new(error.kind(), text)
+}
+
 /// Returns a random number that is not zero.
 pub(crate) fn random_nonzero() -> io::Result<u64> {
     let mut bytes = [0u8; 8];
@@ -187,5 +199,17 @@ impl Drop for Mapping {
             // SAFETY: nobody uses the field after.
             unsafe { ManuallyDrop::drop(&mut self.map) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_without_descriptors_is_told_which_limit_to_raise() {
+        let text = explain(io::Error::from_raw_os_error(libc::EMFILE)).to_string();
+        assert!(text.contains("open files") && text.contains("ulimit -n"), "{text}");
+        assert_eq!(explain(io::Error::from_raw_os_error(libc::EACCES)).raw_os_error(), Some(libc::EACCES));
     }
 }

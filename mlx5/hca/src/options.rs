@@ -78,7 +78,8 @@ pub struct SoftOptions {
     /// a queue pair number are the seat of the device that has it, so the number alone says where it is. Default `None`: each device is a port
     /// of its own, with a LID.
     pub port: Option<Port>,
-    /// Address space for registered memory, in bytes; memory is taken from the system only as regions are made. Default 64 GiB.
+    /// Address space for registered memory, in bytes; memory is taken from the system only as regions are made. Each peer maps
+    /// it too. Default 64 GiB, or a sixteenth of what this process may map (`ulimit -v`) if that is less.
     pub arena_bytes: usize,
     /// After this long without an answer from a peer proven dead, its operations fail, in ns. Default 10 ms.
     pub dead_peer_timeout_ns: u64,
@@ -95,12 +96,23 @@ pub struct SoftOptions {
     pub trace: bool,
 }
 
+/// Returns the default of [`SoftOptions::arena_bytes`].
+fn default_arena_bytes() -> usize {
+    const SHARE: u64 = 16;
+    const PAGE: u64 = 2 << 20;
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: 0 };
+    // SAFETY: the kernel writes one `rlimit` into the live value; if it refuses, there is no limit.
+    let _ = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) };
+    // At least a page, so that the error of a process without address space says so.
+    (limit.rlim_cur / SHARE / PAGE * PAGE).clamp(PAGE, 64 << 30) as usize
+}
+
 impl Default for SoftOptions {
     fn default() -> Self {
         Self {
             fabric: FabricSpec::Shared { dir: None },
             port: None,
-            arena_bytes: 64 << 30,
+            arena_bytes: default_arena_bytes(),
             dead_peer_timeout_ns: 10_000_000,
             clock: Clock::System,
             timing: Timing::Immediate,

@@ -41,7 +41,7 @@ pub trait Exchange {
     fn all_gather(&mut self, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError>;
 
     /// Gives `bytes`, of any length, to rank 0. Returns those of all ranks there, by rank, and nothing elsewhere. Takes as many all-gathers
-    /// as the longest needs, each of [`GATHERED_BYTES`] at most; no rank but the first keeps more than one.
+    /// as the longest needs, each of 64 MiB at most; no rank but the first keeps more than one.
     ///
     /// # Errors
     /// See [`all_gather`](Self::all_gather); `within` holds for each.
