@@ -9,9 +9,9 @@
 use std::cell::{Cell, RefCell};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Barrier};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -278,13 +278,15 @@ fn a_handler_that_takes_longer_than_every_limit_costs_no_client_its_connection()
         };
         server.serve(handler).unwrap();
     });
-    let address = server.address;
+    let (address, all) = (server.address, &Barrier::new(CLIENTS.into()));
     let client = |name: u8| {
         let options = ClientOptions { timeout: WATCHDOG, ..ClientOptions::default() };
         let mut client = Client::with_options(address, &options).unwrap();
         for call in 0..CALLS {
             assert_eq!(client.call(&[name, call]).unwrap(), [name, call]);
         }
+        // A client that left during the long handler would count as evicted.
+        all.wait();
     };
     thread::scope(|scope| (0..CLIENTS).for_each(|name| drop(scope.spawn(move || client(name)))));
     let (_, stats) = server.stop();
