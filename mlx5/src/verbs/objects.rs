@@ -21,6 +21,15 @@ fn nonsense(what: &'static str, value: u64) -> CreateError {
     CreateError::Illegal { what, value, legal: "what mlx5dv_init_obj documents" }
 }
 
+/// Returns how the register at `addr` is written. A register of another size than today's 256 bytes is legal: 8 bytes at a time always work.
+fn register_kind(size: usize, addr: usize) -> Result<RegisterKind, CreateError> {
+    let (kind, alignment) = match size {
+        BLUEFLAME_BYTES => (RegisterKind::WriteCombining, 2 * BLUEFLAME_BYTES),
+        _ => (RegisterKind::DoorbellOnly, size_of::<u64>()),
+    };
+    if addr % alignment == 0 { Ok(kind) } else { Err(nonsense("the address of the doorbell register of a queue pair", addr as u64)) }
+}
+
 fn pointer<T>(address: *mut core::ffi::c_void, what: &'static str) -> Result<NonNull<T>, CreateError> {
     NonNull::new(address.cast()).ok_or_else(|| nonsense(what, 0))
 }
@@ -261,10 +270,9 @@ impl Context {
         // SAFETY: alive.
         let qpn = unsafe { qp.as_ref() }.qp_num;
         let record = |index| Self::record(dv.dbrec, index).ok_or_else(|| nonsense("the record of a queue pair", 0));
-        // A register of another size than today's 256 bytes would be legal; 8 bytes at a time always work.
-        let kind = if dv.bf.size as usize == BLUEFLAME_BYTES { RegisterKind::WriteCombining } else { RegisterKind::DoorbellOnly };
         let register: NonNull<u8> = pointer(dv.bf.reg, "the doorbell register of a queue pair")?;
-        if register.as_ptr().addr() % (2 * BLUEFLAME_BYTES) != 0 || dv.sq.stride as usize != crate::wire::WQEBB {
+        let kind = register_kind(dv.bf.size as usize, register.as_ptr().addr())?;
+        if dv.sq.stride as usize != crate::wire::WQEBB {
             return Err(nonsense("the stride of a send queue", dv.sq.stride.into()));
         }
         let rq = match request.receives {
@@ -308,6 +316,19 @@ mod tests {
         assert_eq!(create_flags(false, false), MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE);
         assert_eq!(create_flags(false, true) & (MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | REQUESTER_TOO), 0);
         assert_eq!(create_flags(true, true), 0);
+    }
+
+    /// Two halves of 256 bytes are aligned to 512. Registers of other sizes follow each other at multiples of their own.
+    #[test]
+    fn a_register_of_another_size_is_written_8_bytes_at_a_time_wherever_it_is() {
+        assert!(matches!(register_kind(256, 0x1a00), Ok(RegisterKind::WriteCombining)));
+        for (size, addr) in [(0, 0x1800), (128, 0x1880), (64, 0x1908), (512, 0x1b00)] {
+            assert!(matches!(register_kind(size, addr), Ok(RegisterKind::DoorbellOnly)), "{size}");
+        }
+        for (size, addr) in [(256, 0x1900), (0, 0x1804)] {
+            let refused = register_kind(size, addr).unwrap_err().to_string();
+            assert!(refused.contains("address of the doorbell register"), "{refused}");
+        }
     }
 
     #[test]
