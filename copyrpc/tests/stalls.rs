@@ -82,7 +82,7 @@ fn a_server_that_stops_between_its_handlers_is_given_up() {
     let mut client = copyrpc::Client::with_options(served.address, &options).unwrap();
     client.call(b"").unwrap();
     served.stop.stop();
-    // What arrives before it hears of the stop is answered.
+    // Requests that arrive before the server hears of the stop are answered.
     let error = std::iter::from_fn(|| Some(client.call(b""))).find_map(Result::err).unwrap();
     assert!(matches!(error, ClientError::Closed(CloseReason::PeerStalled)), "{error}");
     drop(go_on);

@@ -289,7 +289,7 @@ fn a_handler_that_panics_rejects_its_request_and_the_others_are_answered_once() 
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| step(&mut server)));
         assert!(caught.is_err());
         assert_eq!(step(&mut server), 2);
-        // What is received by tokens goes on where the steps have ended.
+        // Requests received by tokens follow those that the steps have answered.
         client.call(7, 7).unwrap();
         assert_eq!(server.poll(), 1);
         let (token, request) = server.recv().unwrap();

@@ -37,7 +37,7 @@ pub struct ClientOptions {
     /// Maximum time to wait, whenever a connection is made, for a server that is not there yet, does not answer, or has no room for another
     /// client. Default: 5 s.
     pub connect_timeout: Duration,
-    /// Maximum bytes of a reply; longer replies are refused. A call takes that much of the credit, which is a quarter of the ring, until
+    /// Maximum bytes of a reply; a longer one ends its call as [`ClientError::ReplyTooLong`]. A call takes that much of the credit, which is a quarter of the ring, until
     /// the server answers it, even if it is given up before; calls for which no credit is left wait, and end as
     /// [`ClientError::NoCredit`] if calls that were given up keep it. The limit is 3/16 of the ring.
     /// Default: 4 KiB, or a quarter of the limit if that is less. With that and rings of 1 MiB the credit is enough for 63 calls at once.
