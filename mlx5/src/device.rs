@@ -9,24 +9,24 @@ use std::time::Duration;
 use mlx5_hca::{Hca, Simulated, Simulation, SoftOptions};
 use shm::sleep::{Sleeper, Watch};
 
+use crate::completions::cq::Cq;
+use crate::completions::cq_object::CqObject;
+use crate::completions::mono_cq::MonoCq;
 #[cfg(feature = "soft")]
 use crate::config::NullOptions;
 use crate::config::{CqConfig, DeviceInfo, QpConfig};
-use crate::control::Control;
-use crate::cq::Cq;
-use crate::cq_object::CqObject;
 use crate::error::{CreateError, OpenError, RegisterError};
-use crate::mono_cq::MonoCq;
 use crate::mr::Mr;
-#[cfg(feature = "soft")]
-use crate::null::{Null, NullDevice};
 use crate::pd::PdObject;
-use crate::qp::{Connected, Datagram, Qp, QpParents, ReceiveSource};
-use crate::rc_qp::RcQp;
+use crate::provider::control::Control;
 #[cfg(feature = "soft")]
-use crate::soft::Soft;
-use crate::srq::Srq;
-use crate::ud_qp::UdQp;
+use crate::provider::null::{Null, NullDevice};
+#[cfg(feature = "soft")]
+use crate::provider::soft::Soft;
+use crate::queues::qp::{Connected, Datagram, Qp, QpParents, ReceiveSource};
+use crate::queues::rc_qp::RcQp;
+use crate::queues::srq::Srq;
+use crate::queues::ud_qp::UdQp;
 use crate::verbs::{Context, VerbsOptions};
 use crate::wire::{Access, AsyncEvent};
 

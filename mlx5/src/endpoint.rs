@@ -5,17 +5,17 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::address::QpAddress;
+use crate::completions::cq::Cq;
+use crate::completions::cqe::{CompletionError, Cqe};
 use crate::config::{QpConfig, QpState};
-use crate::cq::Cq;
-use crate::cqe::{CompletionError, Cqe};
 use crate::device::{Device, Pd};
 use crate::error::{ConnectError, CreateError, RegisterError};
 use crate::mr::{Mr, OutOfBounds};
 use crate::ops::{CompareSwap, FetchAdd, PostError, RcOperation, Read, Send, Write};
-use crate::qp::ReceiveSource;
-use crate::rc_qp::RcQp;
-use crate::rq::PostReceiveError;
-use crate::sq::Signal;
+use crate::queues::qp::ReceiveSource;
+use crate::queues::rc_qp::RcQp;
+use crate::queues::rq::PostReceiveError;
+use crate::queues::sq::Signal;
 use crate::wire::{ATOMIC_BYTES, Access, ConnectOptions};
 
 /// Sizes of an [`Endpoint`].

@@ -57,17 +57,12 @@
 //! | `device` | opening a device; protection domains |
 //! | `mr` | registered memory: never a `&[u8]`, because the device may write it |
 //! | `ops` | operations as values: a verb over a payload |
-//! | `sq` | the send queue, in which operations become WQEs: one push path |
-//! | `doorbell`, `mmio` | the doorbell: its order, its stores and its barriers; no other module announces WQEs to the device |
-//! | `batch` | several WQEs in one store to the register (unproven on a NIC, used by nothing else) |
-//! | `rq`, `srq` | receive queues: the ring of one queue pair, and the linked list that many queue pairs share |
-//! | `cq`, `cq_ring` | completions, plain or compressed |
-//! | `mono_cq`, `fast_map` | completions that go straight to the queue pair they belong to |
-//! | `qp`, `rc_qp`, `ud_qp` | queue pairs: the part that both kinds share, reliable connections, unreliable datagrams |
-//! | `provider` | the control path; no module above it depends on the kind of device |
-//! | [`verbs`] | hardware: devices behind libibverbs and libmlx5 |
-//! | `soft` | the software HCA, package `mlx5-hca`: its options, and devices with the programs that drive them in virtual time |
-//! | `null` | queues without a device, for measuring and testing |
+//! | `queues` | queue pairs, their send and receive queues, shared receive queues: one path from an operation to a WQE, and the doorbell |
+//! | `mmio` | the stores and barriers of a doorbell; no other module writes a register |
+//! | `completions` | completion queues, plain or compressed; completions that go straight to the queue pair they belong to |
+//! | `provider` | the control path: creates objects on the software HCA (`soft`) or without a device (`null`). No module above it depends on the kind of device |
+//! | [`verbs`] | the control path on hardware, through libibverbs and libmlx5 |
+//! | [`hca`] | the software HCA, package `mlx5-hca` |
 //! | [`wire`] | the device's byte formats, package `mlx5-wire` |
 //!
 //! Each has a short example program that needs no NIC: `cargo run --release -p mlx5 --example NAME [DEVICE]`. The last two examples run on
@@ -318,50 +313,28 @@ compile_error!("mlx5 needs 64-bit Linux: its devices, memfds and membarrier(2) e
 extern crate self as mlx5;
 
 mod address;
-mod alarm;
-mod batch;
+mod completions;
 mod config;
-mod control;
-mod cq;
-mod cq_object;
-mod cq_ring;
-mod cqe;
 mod device;
-mod doorbell;
 mod endpoint;
 mod error;
-mod fast_map;
-mod hook;
 mod mmio;
-mod mono_cq;
 mod mr;
-#[cfg(feature = "soft")]
-mod null;
 mod ops;
-mod parts;
 mod pd;
-#[cfg(feature = "soft")]
-mod private;
 mod provider;
-mod qp;
-mod rc_qp;
-mod rq;
-#[cfg(feature = "soft")]
-mod soft;
-mod sq;
-mod srq;
-mod ud_qp;
+mod queues;
 pub mod verbs;
 
 pub use address::{DeviceKind, QpAddress};
-pub use batch::BlueflameBatch;
+pub use completions::cq::Cq;
+pub use completions::cqe::{CompletionError, Cqe};
+pub use completions::fast_map::FastMap;
+pub use completions::mono_cq::{Found, MonoCq};
 pub use config::{CqConfig, DeviceInfo, NullOptions, Pages, QpConfig, QpState};
-pub use cq::Cq;
-pub use cqe::{CompletionError, Cqe};
 pub use device::{CompletionQueue, CqRef, Device, DeviceSpec, Pd};
 pub use endpoint::{Endpoint, EndpointAddress, EndpointConfig, EndpointError};
 pub use error::{ConnectError, CreateError, OpenError, RegisterError};
-pub use fast_map::FastMap;
 #[cfg(feature = "soft")]
 pub use mlx5_hca as hca;
 #[cfg(feature = "soft")]
@@ -372,22 +345,22 @@ pub use mlx5_hca::{
 };
 pub use mlx5_wire as wire;
 pub use mmio::RegisterKind;
-pub use mono_cq::{Found, MonoCq};
 pub use mr::{Busy, Mr, OutOfBounds};
-#[cfg(feature = "soft")]
-pub use null::NullDevice;
 pub use ops::{
     CompareSwap, Destination, FetchAdd, Inline, Operation, Payload, PostError, RcOperation, Read, Segments, Send, SendImm, Sge,
     UdOperation, UdSend, UdSendImm, Write, WriteImm,
 };
-pub use qp::{Connected, Datagram, Qp, ReceiveSource, Transport};
-pub use rc_qp::RcQp;
-pub use rq::PostReceiveError;
+#[cfg(feature = "soft")]
+pub use provider::null::NullDevice;
+pub use queues::batch::BlueflameBatch;
+pub use queues::qp::{Connected, Datagram, Qp, ReceiveSource, Transport};
+pub use queues::rc_qp::RcQp;
+pub use queues::rq::PostReceiveError;
+pub use queues::sq::{Flags, Signal};
+pub use queues::srq::Srq;
+pub use queues::ud_qp::UdQp;
 #[doc(no_inline)]
 pub use shm::memfd::NoHugePages;
-pub use sq::{Flags, Signal};
-pub use srq::Srq;
-pub use ud_qp::UdQp;
 #[doc(no_inline)]
 pub use wire::{
     ATOMIC_BYTES, Access, AddressVector, AsyncEvent, ConnectOptions, CqeOpcode, GRH_BYTES, MAX_DATAGRAM_BYTES, MAX_MESSAGE_BYTES, Syndrome,

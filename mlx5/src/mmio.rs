@@ -1,5 +1,5 @@
 //! The only accesses to the device: every store to a doorbell record, every barrier of a doorbell and every store to its register is one of
-//! the six operations of [`Mmio`]. [`doorbell`](crate::doorbell) orders them; the tests record that order through this trait.
+//! the six operations of [`Mmio`]. [`doorbell`](crate::queues::doorbell) orders them; the tests record that order through this trait.
 //!
 //! The barriers are named by their use, as in rdma-core's `util/udma_barrier.h`:
 //!

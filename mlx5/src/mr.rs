@@ -5,10 +5,10 @@ use std::fmt;
 use std::rc::Rc;
 
 use crate::config::Pages;
-use crate::control::Control;
 use crate::ops::Sge;
-use crate::parts::MrParts;
 use crate::pd::PdObject;
+use crate::provider::control::Control;
+use crate::provider::parts::MrParts;
 
 /// A registered memory region.
 ///

@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
-use crate::control::Control;
 use crate::error::CreateError;
+use crate::provider::control::Control;
 
 /// The domain's number, kept alive by every object in the domain.
 pub(crate) struct PdObject {

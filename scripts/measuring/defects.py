@@ -102,7 +102,7 @@ DEFECTS = {
     ),
     "index-drift": (
         "the table of what was posted counts WQEs, and the completions WQEBBs",
-        [(f"{MLX5}/sq.rs", "self.user = self.user.add(blocks.into());", "self.user = self.user.add(1);")],
+        [(f"{MLX5}/queues/sq.rs", "self.user = self.user.add(blocks.into());", "self.user = self.user.add(1);")],
     ),
 }
 

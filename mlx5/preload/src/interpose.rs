@@ -14,13 +14,14 @@ use std::sync::Arc;
 use libc::{mode_t, size_t, ssize_t, stat as Status};
 
 use crate::command::Call;
-use crate::context::Context;
-use crate::doorbells::Registers;
-use crate::errno::Errno;
-use crate::fds::{self, File};
-use crate::methods::Method;
-use crate::settings::{self, Settings};
-use crate::{held, log, sys};
+use crate::command::methods::Method;
+use crate::files::fds::{self, File};
+use crate::objects::doorbells::Registers;
+use crate::options::errno::Errno;
+use crate::options::log;
+use crate::options::settings::{self, Settings};
+use crate::system::{held, sys};
+use crate::thread::context::Context;
 
 /// The device file: the launcher's tree names it `uverbs0`, and rdma-core knows the directory.
 const DEVICE_FILE: &str = "/dev/infiniband/uverbs0";

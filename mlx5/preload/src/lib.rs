@@ -6,17 +6,13 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `interpose`, `sys` | the C library's calls; one load from a table for other descriptors |
-//! | `fds`, `held` | the library's descriptors, by process; descriptors that the program must not close |
-//! | `settings`, `config`, `faults`, `errno` | the launcher's options |
-//! | `abi` | the kernel's structures, checked when compiled, and by a test against the headers |
-//! | `command` | framing: header, request, the driver's part, and the address of the response |
-//! | `context`, `mailbox`, `poller` | the path to the thread that owns the HCA, and that thread |
-//! | `session`, `objects` | dispatch of the commands; the objects of an open device |
-//! | `device`, `regions`, `cq`, `srq`, `qp`, `modify`, `transitions`, `bfregs` | the commands, by object |
-//! | `channel`, `asynchronous` | events of completion channels; asynchronous events |
-//! | `doorbells` | `--check-doorbells` |
-//! | `log`, `names`, `methods` | the log, and the names in it |
+//! | `interpose` | the C library's calls; one load from a table for other descriptors |
+//! | `files` | the library's descriptors, by process, and channels of events |
+//! | `command`, `abi` | framing of commands, and the kernel's structures, checked when compiled and by a test against the headers |
+//! | `thread` | the path to the thread that owns the HCA, and that thread |
+//! | `objects` | the commands, by object; asynchronous events; `--check-doorbells` |
+//! | `options` | the launcher's options, and the log |
+//! | `system` | system calls; descriptors that the program must not close |
 //! | `bin/mlx5-run` | the launcher |
 //!
 //! - **write() commands only.** `ioctl(RDMA_VERBS_IOCTL)` fails with `EPROTONOSUPPORT`, as in a kernel without the called method.
@@ -51,44 +47,14 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("the front end is for 64-bit Linux, whose C library it interposes");
 
-// The interposed calls, and the check whether a call concerns this library.
-mod fds;
-mod held;
 mod interpose;
-mod sys;
 
-// The launcher's options; this code is shared with the launcher.
-mod config;
-mod doorbells;
-mod errno;
-mod faults;
-mod names;
-mod settings;
-
-// The bytes of a command.
 mod abi;
 #[cfg(test)]
 mod abi_header_tests;
 mod command;
-mod log;
-mod methods;
-
-// From the program's thread to the thread that owns the HCA.
-mod channel;
-mod context;
-mod mailbox;
-mod poller;
-
-// The commands, by object; and events.
-mod asynchronous;
-mod bfregs;
-mod cq;
-mod device;
-mod modify;
+mod files;
 mod objects;
-mod qp;
-mod regions;
-mod session;
-mod srq;
-mod table;
-mod transitions;
+mod options;
+mod system;
+mod thread;

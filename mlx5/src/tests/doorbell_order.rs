@@ -6,9 +6,9 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::doorbell::Doorbell;
 use crate::mmio::{self, Mmio};
-use crate::parts::UarParts;
+use crate::provider::parts::UarParts;
+use crate::queues::doorbell::Doorbell;
 use crate::*;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use std::rc::Rc;
 
 use crate::config::NullOptions;
-use crate::control::Control;
-use crate::null::Null;
+use crate::provider::control::Control;
+use crate::provider::null::Null;
 
 mod compact;
 mod destroyed;

@@ -6,10 +6,10 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use std::collections::VecDeque;
 
 use super::random::Random;
-use crate::parts::{RqParts, SrqParts};
 use crate::pd::PdObject;
-use crate::rq::{PostReceiveError, ReceiveQueue};
-use crate::srq::Srq;
+use crate::provider::parts::{RqParts, SrqParts};
+use crate::queues::rq::{PostReceiveError, ReceiveQueue};
+use crate::queues::srq::Srq;
 use crate::tests::null;
 use crate::wire::{DataSegment, NextSegment, SEGMENT, queue_record_index};
 use crate::{MAX_MESSAGE_BYTES, Sge};

@@ -12,7 +12,7 @@ use super::tables::foreign;
 use super::{LinkLayer, VerbsOptions};
 use crate::address::{DeviceKind, QpAddress};
 use crate::error::ConnectError;
-use crate::parts::ConnectParts;
+use crate::provider::parts::ConnectParts;
 use crate::wire::{Access, AddressVector, DatagramSegment, rnr_timer_code};
 
 /// Returns the remote access that queue pairs allow: all that regions may allow. The kernel refuses access that the device does not

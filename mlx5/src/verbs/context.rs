@@ -14,9 +14,9 @@ use super::error::{CallError, VerbsError};
 use super::library::Api;
 use super::numbers::*;
 use super::tables::Objects;
-use crate::alarm::Alarm;
 use crate::config::DeviceInfo;
 use crate::mmio;
+use crate::provider::alarm::Alarm;
 use crate::wire::{AsyncEvent, CQ_DOORBELL_OFFSET, ConnectOptions, CqArm, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR};
 
 /// An open device with one of its ports. Objects are identified by the numbers that the device gave them.

@@ -8,7 +8,7 @@ use super::pages::Memory;
 use super::tables::Region;
 use crate::config::Pages;
 use crate::error::{RegisterError, check_region};
-use crate::parts::MrParts;
+use crate::provider::parts::MrParts;
 use crate::wire::Access;
 
 impl Context {

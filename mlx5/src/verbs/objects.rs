@@ -10,7 +10,7 @@ use super::tables::{CqObject, QpObject, foreign};
 use crate::config::CqConfig;
 use crate::error::{CreateError, check};
 use crate::mmio::RegisterKind;
-use crate::parts::{CqParts, QpParts, QpRequest, Receives, RqParts, SqParts, SrqParts, UarParts};
+use crate::provider::parts::{CqParts, QpParts, QpRequest, Receives, RqParts, SqParts, SrqParts, UarParts};
 use crate::wire::{BLUEFLAME_BYTES, CQ_DBREC_SET_CI, CQE_BYTES, CQE128_BYTES, MAX_INLINE, QP_DBREC_RECEIVE, QP_DBREC_SEND, Service};
 
 /// WQEBBs of the smallest send queue: the longest WQE takes 5, and may need 9 with the NOPs before the ring's end.

@@ -7,8 +7,8 @@ use super::context::Context;
 use crate::address::{DeviceKind, QpAddress};
 use crate::config::{CqConfig, DeviceInfo};
 use crate::error::{ConnectError, CreateError, RegisterError};
-use crate::parts::{ConnectParts, CqParts, MrParts, QpParts, QpRequest, SrqParts};
 use crate::provider::Provider;
+use crate::provider::parts::{ConnectParts, CqParts, MrParts, QpParts, QpRequest, SrqParts};
 use crate::wire::{Access, AddressVector, AsyncEvent, CqArm};
 
 impl Provider for Context {

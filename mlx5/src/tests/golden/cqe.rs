@@ -1,7 +1,7 @@
 //! CQEs: success of each opcode, errors, inline data, 128-byte entries, compressed sessions.
 
 use super::hex;
-use crate::parts::CqParts;
+use crate::provider::parts::CqParts;
 use crate::tests::null;
 use crate::wire::*;
 

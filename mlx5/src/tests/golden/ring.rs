@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use super::cqe::{noisy, session};
 use super::hex;
 use crate::config::CqConfig;
-use crate::null::NullDevice;
-use crate::parts::CqParts;
+use crate::provider::null::NullDevice;
+use crate::provider::parts::CqParts;
 use crate::tests::null;
 use crate::wire::{CqeOpcode, MiniCqe};
 

@@ -4,11 +4,11 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use super::hex;
-use crate::doorbell::Doorbell;
 use crate::mmio::RegisterKind;
 use crate::ops::*;
-use crate::parts::{SqParts, UarParts};
-use crate::sq::{Flags, SendQueue, Signal};
+use crate::provider::parts::{SqParts, UarParts};
+use crate::queues::doorbell::Doorbell;
+use crate::queues::sq::{Flags, SendQueue, Signal};
 use crate::wire::AddressVector;
 
 const QPN: u32 = 0xab_cdef;

@@ -2,14 +2,14 @@
 #![allow(clippy::print_stderr, reason = "a program")]
 
 mod child;
-#[path = "../../config.rs"]
+#[path = "../../options/config.rs"]
 mod config;
-#[path = "../../errno.rs"]
+#[path = "../../options/errno.rs"]
 mod errno;
-#[path = "../../faults.rs"]
+#[path = "../../options/faults.rs"]
 mod faults;
 mod library;
-#[path = "../../names.rs"]
+#[path = "../../options/names.rs"]
 mod names;
 mod private_dir;
 mod sysfs;

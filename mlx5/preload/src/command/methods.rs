@@ -1,0 +1,118 @@
+//! Names of the ioctl(RDMA_VERBS_IOCTL) methods, for the log: `rdma/ib_user_ioctl_cmds.h` and `rdma/mlx5_user_ioctl_cmds.h`, without their
+//! prefixes. All of them are refused.
+
+use std::fmt;
+
+use crate::options::errno::Errno;
+
+/// Objects of every driver with their methods, both indexed by number.
+const COMMON: [(&str, &[&str]); 17] = [
+    ("DEVICE", &["INVOKE_WRITE", "INFO_HANDLES", "QUERY_PORT", "GET_CONTEXT", "QUERY_CONTEXT", "QUERY_GID_TABLE", "QUERY_GID_ENTRY"]),
+    ("PD", &["PD_DESTROY"]),
+    ("COMP_CHANNEL", &[]),
+    ("CQ", &["CQ_CREATE", "CQ_DESTROY"]),
+    ("QP", &["QP_CREATE", "QP_DESTROY"]),
+    ("SRQ", &["SRQ_CREATE", "SRQ_DESTROY"]),
+    ("AH", &["AH_DESTROY"]),
+    ("MR", &["DM_MR_REG", "MR_DESTROY", "ADVISE_MR", "QUERY_MR", "REG_DMABUF_MR"]),
+    ("MW", &["MW_DESTROY"]),
+    ("FLOW", &["FLOW_DESTROY"]),
+    ("XRCD", &["XRCD_DESTROY"]),
+    ("RWQ_IND_TBL", &["RWQ_IND_TBL_DESTROY"]),
+    ("WQ", &["WQ_CREATE", "WQ_DESTROY"]),
+    ("FLOW_ACTION", &["FLOW_ACTION_ESP_CREATE", "FLOW_ACTION_DESTROY", "FLOW_ACTION_ESP_MODIFY"]),
+    ("DM", &["DM_ALLOC", "DM_FREE"]),
+    ("COUNTERS", &["COUNTERS_CREATE", "COUNTERS_DESTROY", "COUNTERS_READ"]),
+    ("ASYNC_EVENT", &["ASYNC_EVENT_ALLOC"]),
+];
+
+/// First number of the driver's own objects and methods (`UVERBS_ID_NS_SHIFT`).
+const DRIVER: u16 = 1 << 12;
+
+/// The objects of mlx5 with their methods.
+const MLX5: [(&str, &[&str]); 10] = [
+    ("DEVX", &["DEVX_OTHER", "DEVX_QUERY_UAR", "DEVX_QUERY_EQN", "DEVX_SUBSCRIBE_EVENT"]),
+    ("DEVX_OBJ", &["DEVX_OBJ_CREATE", "DEVX_OBJ_DESTROY", "DEVX_OBJ_MODIFY", "DEVX_OBJ_QUERY", "DEVX_OBJ_ASYNC_QUERY"]),
+    ("DEVX_UMEM", &["DEVX_UMEM_REG", "DEVX_UMEM_DEREG"]),
+    ("FLOW_MATCHER", &["FLOW_MATCHER_CREATE", "FLOW_MATCHER_DESTROY"]),
+    ("DEVX_ASYNC_CMD_FD", &["DEVX_ASYNC_CMD_FD_ALLOC"]),
+    ("DEVX_ASYNC_EVENT_FD", &["DEVX_ASYNC_EVENT_FD_ALLOC"]),
+    ("VAR", &["VAR_OBJ_ALLOC", "VAR_OBJ_DESTROY"]),
+    ("PP", &["PP_OBJ_ALLOC", "PP_OBJ_DESTROY"]),
+    ("UAR", &["UAR_OBJ_ALLOC", "UAR_OBJ_DESTROY"]),
+    ("STEERING_ANCHOR", &["STEERING_ANCHOR_CREATE", "STEERING_ANCHOR_DESTROY"]),
+];
+
+/// Methods that mlx5 adds to objects of every driver.
+const MLX5_OF_COMMON: [(&str, &[&str]); 5] = [
+    ("DEVICE", &["QUERY_PORT"]),
+    ("PD", &["PD_QUERY"]),
+    ("FLOW", &["CREATE_FLOW", "DESTROY_FLOW"]),
+    ("FLOW_ACTION", &["FLOW_ACTION_CREATE_MODIFY_HEADER", "FLOW_ACTION_CREATE_PACKET_REFORMAT"]),
+    ("DM", &["DM_MAP_OP_ADDR", "DM_QUERY"]),
+];
+
+/// A method of an object.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Method {
+    /// `ib_uverbs_ioctl_hdr.object_id`.
+    pub(crate) object: u16,
+    /// `ib_uverbs_ioctl_hdr.method_id`.
+    pub(crate) method: u16,
+}
+
+impl Method {
+    /// Returns the errno of its refusal: `EPROTONOSUPPORT`, as of a kernel without the method, upon which libibverbs writes the command. For
+    /// methods of regions and of device memory that have no command `EOPNOTSUPP`, as of a kernel whose driver cannot do it: manuals name it,
+    /// and programs look for it.
+    pub(crate) fn refusal(self) -> Errno {
+        const MR: u16 = 7;
+        const MR_DESTROY: u16 = 1;
+        const DM: u16 = 14;
+        match (self.object, self.method) {
+            (MR, method) if method != MR_DESTROY => Errno(libc::EOPNOTSUPP),
+            (DM, _) => Errno(libc::EOPNOTSUPP),
+            _ => Errno(libc::EPROTONOSUPPORT),
+        }
+    }
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let of_driver = |number: u16| number.checked_sub(DRIVER).map(usize::from);
+        let object = match of_driver(self.object) {
+            Some(index) => MLX5.get(index),
+            None => COMMON.get(usize::from(self.object)),
+        };
+        let Some((object, methods)) = object else {
+            return write!(f, "object {:#x} method {:#x}", self.object, self.method);
+        };
+        let method = match of_driver(self.method) {
+            Some(index) if self.object >= DRIVER => methods.get(index),
+            Some(index) => MLX5_OF_COMMON.iter().find(|(name, _)| name == object).and_then(|(_, methods)| methods.get(index)),
+            None => methods.get(usize::from(self.method)),
+        };
+        match method {
+            Some(method) => write!(f, "{object}.{method}"),
+            None => write!(f, "{object} method {:#x}", self.method),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn methods_have_names() {
+        let name = |object, method| Method { object, method }.to_string();
+        assert_eq!(name(0, 0), "DEVICE.INVOKE_WRITE");
+        assert_eq!(name(7, 2), "MR.ADVISE_MR");
+        assert_eq!(name(0x1000, 0x1001), "DEVX.DEVX_QUERY_UAR");
+        assert_eq!(name(0x1008, 0x1000), "UAR.UAR_OBJ_ALLOC");
+        assert_eq!(name(1, 0x1000), "PD.PD_QUERY");
+        assert_eq!(name(0, 0x1000), "DEVICE.QUERY_PORT");
+        assert_eq!(name(99, 1), "object 0x63 method 0x1");
+        assert_eq!(name(1, 9), "PD method 0x9");
+    }
+}

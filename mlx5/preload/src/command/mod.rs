@@ -1,0 +1,200 @@
+//! Framing of the write() commands: header, request, the driver's part of it, and the address of the response.
+//!
+//! Plain: `CommandHeader` (lengths in words of 4 bytes, the header included), then the request, which starts with the address of the
+//! response if there is one, followed by the driver's part; the response has its driver's part in the same place. Extended: the header's
+//! words have 8 bytes and count the request alone; `ExtendedHeader` has the address, and the lengths of the driver's parts.
+
+pub(crate) mod methods;
+
+use core::cell::Cell;
+
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+use crate::abi::verbs::{CommandHeader, ExtendedHeader};
+use crate::options::errno::Errno;
+use crate::system::sys;
+
+/// The result of a command that has to wait: the thread tries it again. No command ends with it.
+pub(crate) const LATER: Errno = Errno(libc::EAGAIN);
+
+/// In `CommandHeader::command`: an extended command (`IB_USER_VERBS_CMD_FLAG_EXTENDED`).
+const EXTENDED: u32 = 1 << 31;
+/// The command's number (`IB_USER_VERBS_CMD_COMMAND_MASK`).
+const NUMBER: u32 = 0xff;
+
+/// An upper bound of a command's length: both headers, and two lengths of 16 bits in words of 8 bytes.
+const LONGEST: usize = 24 + 2 * 8 * u16::MAX as usize;
+/// The longest response, QUERY_DEVICE with the driver's part, rounded up.
+const LONGEST_RESPONSE: usize = 512;
+
+/// A command: a copy of the bytes that the program wrote.
+#[derive(Debug)]
+pub(crate) struct Call {
+    /// The command's number, `IB_USER_VERBS_CMD_*`.
+    pub(crate) number: u8,
+    /// Whether it is the extended form of the command.
+    pub(crate) is_extended: bool,
+    /// The request, followed by the driver's part in a plain command.
+    request: Vec<u8>,
+    /// The driver's part of an extended command.
+    driver: Vec<u8>,
+    /// Bytes of `request` already decoded.
+    taken: Cell<usize>,
+    /// Address of the response.
+    response: u64,
+    /// Maximum length of the response; in a plain command it includes the driver's part.
+    room: usize,
+    /// Maximum length of the driver's part of an extended response, which follows `room`.
+    driver_room: usize,
+}
+
+impl Call {
+    /// Reads a command from the program's memory.
+    ///
+    /// # Errors
+    /// `EFAULT`: that memory is not readable. `EINVAL`: see [`parse`](Self::parse).
+    pub(crate) fn read(at: u64, len: usize) -> Result<Self, Errno> {
+        if len > LONGEST {
+            return Err(Errno(libc::EINVAL));
+        }
+        let mut bytes = vec![0; len];
+        sys::copy_in(at, &mut bytes)?;
+        Self::parse(&bytes)
+    }
+
+    /// Decodes a command.
+    ///
+    /// # Errors
+    /// `EINVAL`: it is too short, or differs from the length in its header.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Errno> {
+        const INVALID: Errno = Errno(libc::EINVAL);
+        let (header, rest) = CommandHeader::read_from_prefix(bytes).map_err(|_| INVALID)?;
+        let CommandHeader { command, in_words, out_words } = header;
+        if command & !(EXTENDED | NUMBER) != 0 {
+            return Err(INVALID);
+        }
+        let number = (command & NUMBER) as u8;
+        if command & EXTENDED == 0 {
+            if usize::from(in_words) * 4 != bytes.len() {
+                return Err(INVALID);
+            }
+            let room = usize::from(out_words) * 4;
+            let response = match (room, rest.first_chunk()) {
+                (0, _) => 0,
+                (_, Some(first)) => u64::from_ne_bytes(*first),
+                (_, None) => return Err(INVALID),
+            };
+            let (request, taken) = (rest.to_vec(), Cell::new(0));
+            return Ok(Self { number, is_extended: false, request, driver: Vec::new(), taken, response, room, driver_room: 0 });
+        }
+        let (extended, rest) = ExtendedHeader::read_from_prefix(rest).map_err(|_| INVALID)?;
+        let (len, driver_len) = (usize::from(in_words) * 8, usize::from(extended.provider_in_words) * 8);
+        if rest.len() != len + driver_len || extended.cmd_hdr_reserved != 0 {
+            return Err(INVALID);
+        }
+        let (room, driver_room) = (usize::from(out_words) * 8, usize::from(extended.provider_out_words) * 8);
+        if (extended.response == 0) != (room + driver_room == 0) {
+            return Err(INVALID);
+        }
+        let (request, driver) = rest.split_at(len);
+        let (request, driver, response) = (request.to_vec(), driver.to_vec(), extended.response);
+        Ok(Self { number, is_extended: true, request, driver, taken: Cell::new(0), response, room, driver_room })
+    }
+
+    /// Decodes the request. Call it once, and before [`driver`](Self::driver).
+    ///
+    /// # Errors
+    /// `EINVAL`: the command is shorter than the request.
+    pub(crate) fn request<T: FromBytes>(&self) -> Result<T, Errno> {
+        let (value, _) = T::read_from_prefix(&self.request).map_err(|_| Errno(libc::EINVAL))?;
+        self.taken.set(size_of::<T>());
+        Ok(value)
+    }
+
+    /// Decodes the driver's part. Fields that an older driver does not send are 0.
+    pub(crate) fn driver<T: FromZeros + FromBytes + IntoBytes>(&self) -> T {
+        let from = if self.is_extended { &self.driver[..] } else { self.request.get(self.taken.get()..).unwrap_or(&[]) };
+        let mut value = T::new_zeroed();
+        let len = from.len().min(size_of::<T>());
+        value.as_mut_bytes()[..len].copy_from_slice(&from[..len]);
+        value
+    }
+
+    /// Returns the bytes of the driver's part.
+    pub(crate) fn driver_len(&self) -> usize {
+        if self.is_extended { self.driver.len() } else { self.request.len().saturating_sub(self.taken.get()) }
+    }
+
+    /// Returns the maximum length of an extended command's response without the driver's part: its `response_length` must not exceed it.
+    pub(crate) fn room(&self) -> usize {
+        self.room
+    }
+
+    /// Checks that a response of `len` bytes, without the driver's part, has room.
+    ///
+    /// # Errors
+    /// `ENOSPC`: it has no room.
+    pub(crate) fn check_room(&self, len: usize) -> Result<(), Errno> {
+        if self.room < len { Err(Errno(libc::ENOSPC)) } else { Ok(()) }
+    }
+
+    /// Checks that the response can be written. Call it before an object is created that no program would know of. Room beyond the longest
+    /// response is not checked.
+    ///
+    /// # Errors
+    /// `EFAULT`: the response cannot be written.
+    pub(crate) fn check_response(&self) -> Result<(), Errno> {
+        let mut bytes = [0; LONGEST_RESPONSE];
+        let bytes = bytes.get_mut(..self.room + self.driver_room).unwrap_or(&mut []);
+        sys::copy_in(self.response, bytes)?;
+        sys::copy_out(bytes, self.response)
+    }
+
+    /// Writes the response to the address that the program gave, as far as there is room.
+    ///
+    /// # Errors
+    /// `EFAULT`: it cannot be written.
+    pub(crate) fn respond(&self, reply: &Reply) -> Result<(), Errno> {
+        let core_len = reply.core.len().min(self.room);
+        let (driver_at, driver_room) = if self.is_extended { (self.room, self.driver_room) } else { (core_len, self.room - core_len) };
+        let driver_len = reply.driver.len().min(driver_room);
+        sys::copy_out(&reply.core[..core_len], self.response)?;
+        sys::copy_out(&reply.driver[..driver_len], self.response.wrapping_add(driver_at as u64))
+    }
+}
+
+/// The response to a command.
+#[derive(Debug, Default)]
+pub(crate) struct Reply {
+    core: Vec<u8>,
+    driver: Vec<u8>,
+    /// The objects and the action, for the log.
+    pub(crate) note: String,
+}
+
+impl Reply {
+    /// Makes an empty response.
+    pub(crate) fn none() -> Self {
+        Self::default()
+    }
+
+    /// Makes the kernel's response.
+    pub(crate) fn of(core: &(impl IntoBytes + Immutable)) -> Self {
+        Self { core: core.as_bytes().to_vec(), ..Self::default() }
+    }
+
+    /// Adds the driver's part.
+    pub(crate) fn with(mut self, driver: &(impl IntoBytes + Immutable)) -> Self {
+        self.driver = driver.as_bytes().to_vec();
+        self
+    }
+
+    /// Adds a line for the log.
+    pub(crate) fn note(mut self, note: String) -> Self {
+        self.note = note;
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests;

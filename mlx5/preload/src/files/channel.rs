@@ -1,0 +1,136 @@
+//! Event channels: a pipe of `ib_uverbs_comp_event_desc`, each the program's own name for a completion queue, or of
+//! `ib_uverbs_async_event_desc`, which starts with the program's name for an object.
+//!
+//! The kernel does two things that a pipe does not. When an object is destroyed, the kernel reports how many of its events the program has
+//! *read*, and libibverbs waits until that many are acknowledged. The kernel also takes back the events that were not read. So reading is
+//! interposed: it counts, and skips events that were taken back.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::options::errno::Errno;
+use crate::system::sys;
+
+/// Bytes of the name at the start of every event.
+const NAME: usize = size_of::<u64>();
+
+/// A channel of events of one size.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    writer: OwnedFd,
+    /// Bytes of an event.
+    event_bytes: usize,
+    queues: Mutex<HashMap<u64, Events>>,
+}
+
+fn name_of(event: &[u8]) -> u64 {
+    event.first_chunk::<NAME>().copied().map_or(0, u64::from_ne_bytes)
+}
+
+/// The events that were written under one name.
+#[derive(Debug, Default)]
+struct Events {
+    written: u32,
+    read: u32,
+    /// Number of unread events of destroyed objects. They are read first, and skipped.
+    stale: u32,
+}
+
+impl Channel {
+    /// Makes a channel of events of type `E` over this writing end of a pipe.
+    pub(crate) fn new<E>(writer: OwnedFd) -> Self {
+        Self { writer, event_bytes: size_of::<E>(), queues: Mutex::default() }
+    }
+
+    /// Returns the bytes of an event.
+    pub(crate) fn event_bytes(&self) -> usize {
+        self.event_bytes
+    }
+
+    fn queues(&self) -> MutexGuard<'_, HashMap<u64, Events>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes an event to the channel.
+    ///
+    /// # Errors
+    /// `EAGAIN`: the channel is full of events that the program has not read. `EPIPE`: the program closed it.
+    pub(crate) fn send(&self, event: &(impl IntoBytes + Immutable)) -> Result<(), Errno> {
+        let mut queues = self.queues();
+        sys::write(&self.writer, event.as_bytes())?;
+        queues.entry(name_of(event.as_bytes())).or_default().written += 1;
+        Ok(())
+    }
+
+    /// Counts an event that the program read. Returns `false` if it was taken back meanwhile: then the program must not see it.
+    pub(crate) fn received(&self, event: &[u8]) -> bool {
+        let mut queues = self.queues();
+        let Some(events) = queues.get_mut(&name_of(event)) else { return true };
+        if events.stale > 0 {
+            events.stale -= 1;
+            return false;
+        }
+        events.read += 1;
+        true
+    }
+
+    /// Forgets a destroyed object: the program reads no more of its events. Returns how many of them it has read.
+    pub(crate) fn forget(&self, user_handle: u64) -> u32 {
+        let mut queues = self.queues();
+        let Some(events) = queues.get_mut(&user_handle) else { return 0 };
+        let read = events.read;
+        let stale = events.stale + (events.written - events.read);
+        *events = Events { stale, ..Events::default() };
+        if stale == 0 {
+            queues.remove(&user_handle);
+        }
+        read
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(fd: &OwnedFd) -> u64 {
+        let mut event = 0u64;
+        // SAFETY: room for an event.
+        let n = unsafe { libc::read(std::os::fd::AsRawFd::as_raw_fd(fd), (&raw mut event).cast(), NAME) };
+        assert_eq!(n, NAME as isize);
+        event
+    }
+
+    #[test]
+    fn events_of_a_destroyed_queue_are_counted_if_read_and_passed_over_if_not() {
+        let (reader, writer) = sys::pipe().unwrap();
+        let channel = Channel::new::<u64>(writer);
+        for name in [7u64, 7, 8] {
+            channel.send(&name).unwrap();
+        }
+        let read = || {
+            let name = read(&reader);
+            (name, channel.received(&name.to_ne_bytes()))
+        };
+        assert_eq!(read(), (7, true));
+        assert_eq!(channel.forget(7), 1, "two were written, one was read");
+        channel.send(&7u64).unwrap();
+
+        assert_eq!(read(), (7, false), "written for the queue that is gone");
+        assert_eq!(read(), (8, true));
+        assert_eq!(read(), (7, true), "of the queue that has the name now");
+        assert_eq!((channel.forget(7), channel.forget(8), channel.forget(9)), (1, 1, 0));
+    }
+
+    #[test]
+    fn a_channel_that_is_full_or_closed_is_an_error() {
+        let (reader, writer) = sys::pipe().unwrap();
+        let channel = Channel::new::<u64>(writer);
+        let full = (0..1 << 20).find_map(|_| channel.send(&1u64).err());
+        assert_eq!(full, Some(Errno(libc::EAGAIN)));
+        drop(reader);
+        assert_eq!(channel.send(&1u64), Err(Errno(libc::EPIPE)));
+    }
+}

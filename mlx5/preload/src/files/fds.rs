@@ -1,0 +1,175 @@
+//! The descriptors of the device and its event channels.
+//!
+//! The interposed calls run for every descriptor of the program, so the first check is one load from a table. The file of such a descriptor
+//! is behind a lock. An entry is trusted only while the number still names the same file, because a program may close it in ways that are
+//! not interposed, and only in the process that opened it, because the child of a fork has the files but not the threads.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::fmt;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::command::Call;
+use crate::files::channel::Channel;
+use crate::options::errno::Errno;
+use crate::system::held::{self, MAX_FD};
+
+static OURS: [AtomicBool; MAX_FD] = [const { AtomicBool::new(false) }; MAX_FD];
+
+/// Returns whether a descriptor is one that the program does not know of and may not close. Children have their own.
+pub(crate) fn is_held(fd: c_int) -> bool {
+    held::is_held(fd) && files().is_some()
+}
+
+/// Calls `each` with the parts of `first..=last` between held descriptors, and forgets the library's own files in that range.
+pub(crate) fn each_range(first: u32, last: u32, mut each: impl FnMut(u32, u32)) {
+    let mut start = first;
+    for fd in first..last.saturating_add(1).min(MAX_FD as u32) {
+        if is_held(fd as c_int) {
+            if start < fd {
+                each(start, fd - 1);
+            }
+            start = fd + 1;
+        } else if may_be_ours(fd as c_int) {
+            drop(remove(fd as c_int));
+        }
+    }
+    if start <= last {
+        each(start, last);
+    }
+}
+
+/// An open device, which carries out commands.
+pub(crate) trait Execute: fmt::Debug + Send + Sync {
+    /// Carries out a command.
+    ///
+    /// # Errors
+    /// The command's error, or `EIO` if the HCA has failed.
+    ///
+    /// # Safety
+    /// The memory that the command names fulfils a driver's contract with the kernel: see the commands.
+    unsafe fn execute(&self, call: Call) -> Result<(), Errno>;
+}
+
+/// A file that this library opened for the program.
+#[derive(Clone, Debug)]
+pub(crate) enum File {
+    /// The device, opened.
+    Device(Arc<dyn Execute>),
+    /// The reading end of a channel of events.
+    Channel(Arc<Channel>),
+}
+
+/// The identity of the file that was entered, which its number must still name.
+type Identity = (libc::dev_t, libc::ino_t);
+
+#[derive(Debug)]
+struct Files {
+    process: libc::pid_t,
+    by_fd: Mutex<HashMap<RawFd, (Identity, File)>>,
+}
+
+/// The files of this process. In the child of a fork the map is replaced and never freed: a thread that the child does not have may hold
+/// its lock.
+static FILES: AtomicPtr<Files> = AtomicPtr::new(core::ptr::null_mut());
+
+static IS_CHILD: AtomicBool = AtomicBool::new(false);
+
+/// Returns whether this process was forked from a process that may have had such files.
+pub(crate) fn is_child() -> bool {
+    IS_CHILD.load(Ordering::Relaxed) || files().is_none()
+}
+
+/// Runs in the child of a fork, which has its parent's descriptors but none of the files. The table still marks those descriptors, so calls
+/// on them are checked.
+pub(crate) fn restart() {
+    IS_CHILD.store(true, Ordering::Relaxed);
+    held::release_all();
+    start();
+}
+
+/// Makes the table of this process.
+pub(crate) fn start() {
+    let files = Box::new(Files { process: process(), by_fd: Mutex::default() });
+    FILES.store(Box::into_raw(files), Ordering::Release);
+}
+
+fn process() -> libc::pid_t {
+    // SAFETY: no arguments.
+    unsafe { libc::getpid() }
+}
+
+/// Returns the files; `None` also in the child of a vfork, which shares this memory but not the descriptors.
+fn files() -> Option<MutexGuard<'static, HashMap<RawFd, (Identity, File)>>> {
+    // SAFETY: null, or from `Box::into_raw` and never freed.
+    let files = unsafe { FILES.load(Ordering::Acquire).as_ref() }?;
+    (files.process == process()).then(|| files.by_fd.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn identity(fd: RawFd) -> Option<Identity> {
+    let status = crate::system::sys::fstat(fd).ok()?;
+    Some((status.st_dev, status.st_ino))
+}
+
+/// Returns whether the descriptor may be one of these files: the whole check for all other descriptors.
+#[inline]
+pub(crate) fn may_be_ours(fd: c_int) -> bool {
+    OURS.get(fd as usize).is_some_and(|ours| ours.load(Ordering::Relaxed))
+}
+
+/// Returns the file of a descriptor.
+pub(crate) fn get(fd: c_int) -> Option<File> {
+    let mut files = files()?;
+    let (entered, file) = files.get(&fd)?;
+    if identity(fd) == Some(*entered) {
+        return Some(file.clone());
+    }
+    let gone = forget(&mut files, fd);
+    drop(files);
+    // Closing a context waits for its thread, which takes the lock.
+    drop(gone);
+    None
+}
+
+/// Returns the channel of a descriptor.
+pub(crate) fn channel(fd: c_int) -> Option<Arc<Channel>> {
+    match get(fd)? {
+        File::Channel(channel) => Some(channel),
+        File::Device(_) => None,
+    }
+}
+
+/// Enters a file.
+///
+/// # Errors
+/// `EMFILE`: the number is too large for the table.
+pub(crate) fn insert(fd: RawFd, file: File) -> Result<(), Errno> {
+    let (Some(ours), Some(identity), Some(mut files)) = (OURS.get(fd as usize), identity(fd), files()) else {
+        return Err(Errno(libc::EMFILE));
+    };
+    held::hand_over(fd);
+    let old = files.insert(fd, (identity, file));
+    ours.store(true, Ordering::Relaxed);
+    drop(files);
+    drop(old);
+    Ok(())
+}
+
+/// Removes a file before its descriptor is closed.
+pub(crate) fn remove(fd: c_int) -> Option<File> {
+    let mut files = files()?;
+    let file = forget(&mut files, fd);
+    if let Some(ours) = OURS.get(fd as usize) {
+        ours.store(false, Ordering::Relaxed);
+    }
+    file
+}
+
+fn forget(files: &mut HashMap<RawFd, (Identity, File)>, fd: RawFd) -> Option<File> {
+    if let Some(ours) = OURS.get(fd as usize) {
+        ours.store(false, Ordering::Relaxed);
+    }
+    files.remove(&fd).map(|(_, file)| file)
+}

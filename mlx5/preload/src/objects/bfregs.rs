@@ -1,0 +1,90 @@
+//! BlueFlame registers, assigned to queue pairs as the kernel's mlx5 driver does.
+//!
+//! A page has four registers. Only the first two are assigned, but libmlx5 numbers all four. Number 0 means no BlueFlame. Registers of the
+//! last pages are dedicated to one queue pair each, and libmlx5 takes no lock there; the others are shared.
+
+use crate::options::errno::Errno;
+
+/// Registers of a page that are assigned (`MLX5_NON_FP_BFREGS_PER_UAR`), and all of them (`MLX5_BFREGS_PER_UAR`).
+const USED: u32 = 2;
+const PER_PAGE: u32 = 4;
+/// Maximum number of registers of a context (`MLX5_MAX_BFREGS`).
+const MAX: u32 = 512;
+
+/// The registers of a context.
+#[derive(Debug)]
+pub(crate) struct Bfregs {
+    /// Number of queue pairs of each register, without the registers that are never assigned.
+    users: Vec<u32>,
+    /// First dedicated register: from here on each register has one queue pair.
+    first_dedicated: usize,
+}
+
+impl Bfregs {
+    /// Makes the number of registers that a driver asks for, `dedicated` of them for one queue pair each.
+    ///
+    /// # Errors
+    /// The same as the kernel's: `EINVAL` for none or too few, `ENOMEM` for too many.
+    pub(crate) fn new(total: u32, dedicated: u32) -> Result<Self, Errno> {
+        if total == 0 {
+            return Err(Errno(libc::EINVAL));
+        }
+        if total > MAX {
+            return Err(Errno(libc::ENOMEM));
+        }
+        let total = total.next_multiple_of(USED);
+        if dedicated > total - 1 {
+            return Err(Errno(libc::EINVAL));
+        }
+        Ok(Self { users: vec![0; total as usize], first_dedicated: (total - dedicated) as usize })
+    }
+
+    /// Returns the number of registers.
+    pub(crate) fn total(&self) -> u32 {
+        self.users.len() as u32
+    }
+
+    /// Assigns a register to a queue pair: a dedicated one if one is free, else the shared one with the fewest users. Returns its number as
+    /// libmlx5 counts.
+    pub(crate) fn take(&mut self) -> u32 {
+        let own = (self.first_dedicated..self.users.len()).find(|&index| self.users[index] == 0);
+        let shared = || (1..self.first_dedicated).min_by_key(|&index| self.users[index]);
+        let index = own.or_else(shared).unwrap_or(0);
+        self.users[index] += 1;
+        let index = index as u32;
+        index / USED * PER_PAGE + index % USED
+    }
+
+    /// Takes a queue pair's register back.
+    pub(crate) fn give_back(&mut self, register: u32) {
+        let index = register / PER_PAGE * USED + register % PER_PAGE;
+        if let Some(users) = self.users.get_mut(index as usize) {
+            *users = users.saturating_sub(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_pairs_get_registers_of_their_own_first_and_then_share_the_others() {
+        let mut registers = Bfregs::new(16, 4).unwrap();
+        let taken: Vec<_> = (0..17).map(|_| registers.take()).collect();
+        assert_eq!(taken[..4], [24, 25, 28, 29]);
+        assert_eq!(taken[4..15], [1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21]);
+        assert_eq!(taken[15..], [1, 4]);
+        registers.give_back(25);
+        registers.give_back(9);
+        assert_eq!((registers.take(), registers.take()), (25, 9));
+    }
+
+    #[test]
+    fn as_many_as_the_kernel_allows() {
+        assert_eq!(Bfregs::new(15, 4).unwrap().total(), 16);
+        assert_eq!(Bfregs::new(0, 0).unwrap_err(), Errno(libc::EINVAL));
+        assert_eq!(Bfregs::new(4, 4).unwrap_err(), Errno(libc::EINVAL));
+        assert_eq!(Bfregs::new(513, 4).unwrap_err(), Errno(libc::ENOMEM));
+    }
+}

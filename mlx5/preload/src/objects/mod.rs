@@ -1,0 +1,182 @@
+//! The objects of an open device, and the commands on them.
+
+mod asynchronous;
+mod bfregs;
+pub(crate) mod cq;
+pub(crate) mod device;
+pub(crate) mod doorbells;
+mod modify;
+mod qp;
+mod regions;
+mod srq;
+mod table;
+mod transitions;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use mlx5_hca::{CreateError, FabricSpec, Hca, Queue, Service, SoftOptions, Violation};
+
+use crate::abi::verbs::ModifyQp;
+use crate::files::channel::Channel;
+use crate::objects::bfregs::Bfregs;
+use crate::objects::doorbells::Doorbells;
+use crate::objects::table::Table;
+use crate::objects::transitions::State;
+use crate::options::errno::Errno;
+use crate::options::log;
+use crate::options::settings::Settings;
+
+/// Time for which operations towards a dead process are retried, in ns.
+const DEAD_PEER_TIMEOUT_NS: u64 = 10_000_000;
+
+/// The HCA and its objects, indexed by the handles in commands.
+#[derive(Debug)]
+pub(crate) struct Objects {
+    pub(crate) settings: &'static Settings,
+    pub(crate) hca: Hca,
+    pub(crate) bfregs: Bfregs,
+    pub(crate) pds: Table<Pd>,
+    pub(crate) ahs: Table<Ah>,
+    pub(crate) mrs: Table<Mr>,
+    pub(crate) cqs: Table<Cq>,
+    pub(crate) srqs: Table<Srq>,
+    pub(crate) qps: Table<Qp>,
+    /// Open as long as the device, so that reading blocks.
+    pub(crate) async_events: Arc<Channel>,
+    pub(crate) opened: Instant,
+    /// The queue pairs whose doorbells are checked, if the launcher asked for it.
+    pub(crate) doorbells: Option<Doorbells>,
+    /// Number of the settings' changes that were made.
+    pub(crate) changes_made: usize,
+}
+
+impl Objects {
+    /// Joins the fabric.
+    ///
+    /// # Errors
+    /// `ENOMEM`: joining failed; the log gives the reason.
+    pub(crate) fn new(settings: &'static Settings, bfregs: Bfregs, async_events: Arc<Channel>) -> Result<Self, Errno> {
+        let options = SoftOptions {
+            fabric: FabricSpec::Shared { dir: Some(settings.fabric.clone()) },
+            port: Some(settings.link.port()),
+            // Regions are memory of the program.
+            arena_bytes: 4096,
+            dead_peer_timeout_ns: DEAD_PEER_TIMEOUT_NS,
+            ..SoftOptions::default()
+        };
+        let hca = Hca::open(&options).map_err(|error| {
+            log::error(settings, format_args!("the device cannot be opened: {error}"));
+            Errno(libc::ENOMEM)
+        })?;
+        Ok(Self {
+            settings,
+            hca,
+            bfregs,
+            pds: Table::default(),
+            ahs: Table::default(),
+            mrs: Table::default(),
+            cqs: Table::default(),
+            srqs: Table::default(),
+            qps: Table::default(),
+            async_events,
+            opened: Instant::now(),
+            doorbells: None,
+            changes_made: 0,
+        })
+    }
+
+    /// Checks the registers of the queue pairs, if that was asked for.
+    pub(crate) fn check_doorbells(&mut self) {
+        if let Some(broken) = self.doorbells.as_mut().and_then(Doorbells::look) {
+            self.end_by(&broken);
+        }
+    }
+
+    /// Logs a broken rule, which a NIC would answer with silence or a wrong result, and fails the queue pair.
+    pub(crate) fn end_by(&self, broken: &Violation) {
+        log::error(self.settings, format_args!("{broken}"));
+        if let Queue::Send(qpn) = broken.queue {
+            self.hca.fail_qp(qpn);
+        }
+    }
+
+    /// Returns the error number for a queue that could not be created.
+    pub(crate) fn refused(&self, error: &CreateError) -> Errno {
+        log::refused(self.settings, format_args!("{error}"));
+        match error {
+            CreateError::OutOfRange { .. } | CreateError::Illegal { .. } => Errno(libc::EINVAL),
+            _ => Errno(libc::ENOMEM),
+        }
+    }
+}
+
+impl Drop for Objects {
+    fn drop(&mut self) {
+        if let Some(doorbells) = &self.doorbells {
+            log::refused(self.settings, format_args!("doorbells: {}", doorbells.counts()));
+        }
+    }
+}
+
+/// A protection domain.
+#[derive(Debug)]
+pub(crate) struct Pd {
+    pub(crate) pdn: u32,
+}
+
+/// An address handle. libmlx5 defines its contents.
+#[derive(Debug)]
+pub(crate) struct Ah {
+    pub(crate) pd: u32,
+}
+
+/// A memory region.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mr {
+    pub(crate) pd: u32,
+    /// `None`: its memory was to be replaced, and the new memory was refused.
+    pub(crate) key: Option<u32>,
+    pub(crate) start: u64,
+    pub(crate) length: u64,
+    pub(crate) access_flags: u32,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct Qp {
+    /// The program's name for it, in events.
+    pub(crate) user_handle: u64,
+    pub(crate) pd: u32,
+    pub(crate) send_cq: u32,
+    pub(crate) recv_cq: u32,
+    pub(crate) srq: Option<u32>,
+    pub(crate) qpn: u32,
+    pub(crate) service: Service,
+    /// The state that its driver set; the HCA may have moved it to the error state since.
+    pub(crate) state: State,
+    /// Attributes, as set by MODIFY_QP.
+    pub(crate) attributes: ModifyQp,
+    pub(crate) capacities: [u32; 5],
+    pub(crate) sq_sig_all: u8,
+    /// The register assigned by the context.
+    pub(crate) bfreg: Option<u32>,
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub(crate) struct Cq {
+    pub(crate) cqn: u32,
+    pub(crate) channel: Option<Arc<Channel>>,
+    /// The program's name for it, in events.
+    pub(crate) user_handle: u64,
+}
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub(crate) struct Srq {
+    pub(crate) pd: u32,
+    pub(crate) srqn: u32,
+    pub(crate) max_wr: u32,
+    pub(crate) max_sge: u32,
+}

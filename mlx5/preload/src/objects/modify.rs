@@ -1,0 +1,190 @@
+//! MODIFY_QP: the attributes of a transition, its legality, and the HCA's part in it.
+
+use mlx5_hca::wire::rnr_timer_ns;
+use mlx5_hca::{Access, ConnectOptions, Service};
+
+use crate::abi::mlx5::ModifyQpResp as DriverResp;
+use crate::abi::verbs::{ExModifyQp, ExModifyQpResp, ModifyQp};
+use crate::command::{Call, Reply};
+use crate::objects::device::MAX_RD_ATOMIC;
+use crate::objects::transitions::{State, attribute, is_legal};
+use crate::objects::{Objects, Qp};
+use crate::options::errno::Errno;
+use crate::options::log;
+
+/// The attributes that a mask selects from a request.
+struct Selected<'a> {
+    request: &'a ModifyQp,
+    mask: u32,
+}
+
+impl Selected<'_> {
+    fn has(&self, bit: u32) -> bool {
+        self.mask & bit != 0
+    }
+
+    /// Returns whether every selected attribute has a valid value.
+    fn are_valid(&self) -> bool {
+        let ModifyQp { path_mtu, timeout, retry_cnt, rnr_retry, min_rnr_timer, port_num, pkey_index, dest, .. } = *self.request;
+        let ModifyQp { max_rd_atomic, max_dest_rd_atomic, .. } = *self.request;
+        !(self.has(attribute::PORT) && port_num != 1
+            || self.has(attribute::PKEY_INDEX) && pkey_index != 0
+            || self.has(attribute::PATH_MTU) && !(1..=5).contains(&path_mtu)
+            || self.has(attribute::TIMEOUT) && timeout > 31
+            || self.has(attribute::RETRY_CNT) && retry_cnt > 7
+            || self.has(attribute::RNR_RETRY) && rnr_retry > 7
+            || self.has(attribute::MIN_RNR_TIMER) && min_rnr_timer > 31
+            || self.has(attribute::MAX_QP_RD_ATOMIC) && u32::from(max_rd_atomic) > MAX_RD_ATOMIC
+            || self.has(attribute::MAX_DEST_RD_ATOMIC) && u32::from(max_dest_rd_atomic) > MAX_RD_ATOMIC
+            || self.has(attribute::AV) && dest.port_num > 1)
+    }
+
+    /// Copies the selected attributes to `kept`, which QUERY_QP returns.
+    fn keep(&self, kept: &mut ModifyQp) {
+        let new = self.request;
+        let mut keep = |bit, copy: &dyn Fn(&mut ModifyQp)| {
+            if self.has(bit) {
+                copy(kept);
+            }
+        };
+        keep(attribute::ACCESS_FLAGS, &|at| at.qp_access_flags = new.qp_access_flags);
+        keep(attribute::PKEY_INDEX, &|at| at.pkey_index = new.pkey_index);
+        keep(attribute::PORT, &|at| at.port_num = new.port_num);
+        keep(attribute::QKEY, &|at| at.qkey = new.qkey);
+        keep(attribute::AV, &|at| at.dest = new.dest);
+        keep(attribute::PATH_MTU, &|at| at.path_mtu = new.path_mtu);
+        keep(attribute::TIMEOUT, &|at| at.timeout = new.timeout);
+        keep(attribute::RETRY_CNT, &|at| at.retry_cnt = new.retry_cnt);
+        keep(attribute::RNR_RETRY, &|at| at.rnr_retry = new.rnr_retry);
+        keep(attribute::RQ_PSN, &|at| at.rq_psn = new.rq_psn);
+        keep(attribute::MAX_QP_RD_ATOMIC, &|at| at.max_rd_atomic = new.max_rd_atomic);
+        keep(attribute::ALT_PATH, &|at| {
+            (at.alt_dest, at.alt_port_num) = (new.alt_dest, new.alt_port_num);
+            (at.alt_timeout, at.alt_pkey_index) = (new.alt_timeout, new.alt_pkey_index);
+        });
+        keep(attribute::MIN_RNR_TIMER, &|at| at.min_rnr_timer = new.min_rnr_timer);
+        keep(attribute::SQ_PSN, &|at| at.sq_psn = new.sq_psn);
+        keep(attribute::MAX_DEST_RD_ATOMIC, &|at| at.max_dest_rd_atomic = new.max_dest_rd_atomic);
+        keep(attribute::PATH_MIG_STATE, &|at| at.path_mig_state = new.path_mig_state);
+        keep(attribute::DEST_QPN, &|at| at.dest_qp_num = new.dest_qp_num);
+    }
+}
+
+/// Returns the access that the attributes give the peer. A queue pair without resources for READs and atomics answers neither: then the
+/// kernel's mlx5 driver (`set_qpc_atomic_flags`) removes both rights.
+fn rights(at: &ModifyQp) -> Access {
+    let asked = Access::from_bits_truncate(at.qp_access_flags);
+    if at.max_dest_rd_atomic == 0 { asked & Access::REMOTE_WRITE } else { asked }
+}
+
+/// Returns the retries that the attributes set.
+fn options(at: &ModifyQp) -> ConnectOptions {
+    ConnectOptions { timeout: at.timeout, retry_count: at.retry_cnt, rnr_retry: at.rnr_retry, rnr_timer_ns: rnr_timer_ns(at.min_rnr_timer) }
+}
+
+impl Objects {
+    /// Carries out MODIFY_QP.
+    pub(crate) fn modify_qp(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let request: ModifyQp = call.request()?;
+        let note = self.modify(&request)?;
+        Ok(Reply::none().note(note))
+    }
+
+    /// Carries out the extended MODIFY_QP. There is no rate limit.
+    pub(crate) fn modify_qp_extended(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let request: ExModifyQp = call.request()?;
+        let note = self.modify(&request.base)?;
+        let response = ExModifyQpResp { comp_mask: 0, response_length: size_of::<ExModifyQpResp>() as u32 };
+        let driver = DriverResp { response_length: size_of::<DriverResp>() as u32, dctn: 0, ece_options: 0, reserved: 0 };
+        Ok(Reply::of(&response).with(&driver).note(note))
+    }
+
+    fn modify(&mut self, request: &ModifyQp) -> Result<String, Errno> {
+        const INVALID: Errno = Errno(libc::EINVAL);
+        let (handle, mask) = (request.qp_handle, request.attr_mask);
+        let qp = self.qps.get(handle)?;
+        let selected = Selected { request, mask };
+        let from = self.state(qp);
+        let to = if selected.has(attribute::STATE) { State::from_number(request.qp_state).ok_or(INVALID)? } else { from };
+        if selected.has(attribute::CUR_STATE) && request.cur_qp_state != from as u8 {
+            return Err(INVALID);
+        }
+        if to == State::SendQueueDrained {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        if !is_legal(qp.service, from, to, mask) || !selected.are_valid() {
+            return Err(INVALID);
+        }
+        let mut attributes = qp.attributes;
+        selected.keep(&mut attributes);
+        if rights(&attributes).contains(Access::REMOTE_ATOMIC) && !self.settings.has_atomics {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        self.carry_out(qp, from, to, &attributes)?;
+        match (&mut self.doorbells, to) {
+            (Some(doorbells), State::ReadyToSend) => doorbells.start(qp.qpn),
+            (Some(doorbells), State::Reset) => doorbells.stop(qp.qpn),
+            _ => {}
+        }
+        let qp = self.qps.get_mut(handle)?;
+        qp.state = to;
+        qp.attributes = if to == State::Reset { zerocopy::FromZeros::new_zeroed() } else { attributes };
+        let peer = match to {
+            State::ReadyToReceive if qp.service == Service::Connected => format!(" remote_qpn={:#x}", attributes.dest_qp_num),
+            _ => String::new(),
+        };
+        Ok(format!("qp={handle} {from:?} -> {to:?} mask={mask:#x}{peer}"))
+    }
+
+    /// Makes the HCA perform the transition.
+    fn carry_out(&self, qp: &Qp, from: State, to: State, at: &ModifyQp) -> Result<(), Errno> {
+        let is_connected = qp.service == Service::Connected;
+        match (from, to) {
+            (_, State::Reset) => return if self.hca.reset_qp(qp.qpn) { Ok(()) } else { Err(Errno(libc::EBUSY)) },
+            (_, State::Error) => self.hca.fail_qp(qp.qpn),
+            (State::Reset, State::Init) => self.hca.initialize(qp.qpn),
+            (State::Init, State::ReadyToReceive) if is_connected => {
+                let is_global = at.dest.is_global != 0;
+                self.check_source(is_global, at.dest.sgid_index)?;
+                let is_here = self.is_here(is_global, &at.dest.dgid, at.dest.dlid);
+                // No queue pair has number 0.
+                let remote_qpn = if is_here { at.dest_qp_num } else { 0 };
+                if let Err(error) = self.hca.connect_by_number(qp.qpn, remote_qpn, rights(at)) {
+                    log::refused(
+                        self.settings,
+                        format_args!("nobody will answer queue pair {:#x} at remote_qpn={remote_qpn:#x}: {error}", qp.qpn),
+                    );
+                }
+            }
+            (State::Init | State::ReadyToReceive | State::ReadyToSend, State::ReadyToReceive | State::ReadyToSend) if !is_connected => {
+                self.hca.activate_datagrams(qp.qpn, at.qkey);
+                if to == State::ReadyToSend {
+                    self.hca.start_sending(qp.qpn, &options(at));
+                }
+            }
+            (_, State::ReadyToSend) => {
+                self.hca.allow(qp.qpn, rights(at));
+                self.hca.start_sending(qp.qpn, &options(at));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::FromZeros;
+
+    use super::*;
+
+    #[test]
+    fn a_queue_pair_without_resources_for_them_allows_no_reads_and_no_atomics() {
+        let all = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        for (max_dest_rd_atomic, allowed) in [(0, Access::REMOTE_WRITE), (1, all)] {
+            let at = ModifyQp { qp_access_flags: all.bits(), max_dest_rd_atomic, ..ModifyQp::new_zeroed() };
+            assert_eq!(rights(&at), allowed);
+        }
+        assert_eq!(rights(&ModifyQp { max_dest_rd_atomic: 16, ..ModifyQp::new_zeroed() }), Access::empty());
+    }
+}

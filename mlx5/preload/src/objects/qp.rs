@@ -1,0 +1,229 @@
+//! Creation and destruction of queue pairs; `modify` makes their transitions.
+
+use mlx5_hca::{MAX_LANE_SLOTS, QpMemory, Receives, RqMemory, Service, SqMemory};
+use zerocopy::FromZeros;
+
+use crate::abi::mlx5::{
+    CreateQp as DriverQp, CreateQpResp as DriverQpResp, QP_FLAG_BFREG_INDEX, QP_FLAG_SCATTER_CQE, QP_FLAG_SIGNATURE, QP_FLAG_UAR_PAGE_INDEX,
+};
+use crate::abi::verbs::{CreateQp, CreateQpResp, DestroyQp, DestroyQpResp, ExCreateQp, ExCreateQpResp, ModifyQp, QueryQp, QueryQpResp};
+use crate::command::{Call, Reply};
+use crate::objects::device::MAX_WQES;
+use crate::objects::regions::place;
+use crate::objects::transitions::State;
+use crate::objects::{Objects, Qp};
+use crate::options::errno::Errno;
+use crate::system::sys::Use;
+
+/// `IB_QPT_RC` and `IB_QPT_UD`.
+const RC: u8 = 2;
+const UD: u8 = 4;
+
+/// Bytes of a WQEBB.
+const WQEBB: u32 = 64;
+
+/// Bytes of a data segment.
+const DATA_SEGMENT: u32 = 16;
+
+/// User index of a queue pair whose driver gives none.
+const NO_USER_INDEX: u32 = 0xff_ffff;
+
+/// Returns the queues that a driver asks for.
+fn queues(request: &DriverQp, has_srq: bool) -> Result<(SqMemory, Option<RqMemory>), Errno> {
+    const INVALID: Errno = Errno(libc::EINVAL);
+    let is_count = |count: u32| count == 0 || (count.is_power_of_two() && count <= MAX_WQES);
+    if !is_count(request.sq_wqe_count) || !is_count(request.rq_wqe_count) || request.rq_wqe_shift > 9 {
+        return Err(INVALID);
+    }
+    // Receives first, sends after them; the record has the word of the receives, then that of the sends (MLX5_RCV_DBR, MLX5_SND_DBR).
+    let rq_bytes = request.rq_wqe_count << request.rq_wqe_shift;
+    let bytes = u64::from(rq_bytes) + u64::from(request.sq_wqe_count) * u64::from(WQEBB);
+    let buffer = place::<u8>(request.buf_addr, bytes.max(1), Use::Read)?;
+    let record = place::<[core::sync::atomic::AtomicU32; 2]>(request.db_addr, 8, Use::Read)?.cast();
+    let has_rq = request.rq_wqe_count > 0 && !has_srq;
+    if has_rq && request.rq_wqe_shift < 4 {
+        return Err(INVALID);
+    }
+    let rq = RqMemory { buffer, wqe_cnt: request.rq_wqe_count, stride: 1 << request.rq_wqe_shift, record };
+    // SAFETY: both are inside the range that was checked above.
+    let (sq_buffer, sq_record) = unsafe { (buffer.add(rq_bytes as usize), record.add(1)) };
+    Ok((SqMemory { buffer: sq_buffer, wqe_cnt: request.sq_wqe_count, record: sq_record, register: None }, has_rq.then_some(rq)))
+}
+
+impl Objects {
+    /// Carries out CREATE_QP.
+    pub(crate) fn create_qp(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let request: CreateQp = call.request()?;
+        call.check_room(size_of::<CreateQpResp>())?;
+        let (base, driver, note) = self.make_qp(call, &request)?;
+        Ok(Reply::of(&base).with(&driver).note(note))
+    }
+
+    /// Carries out the extended CREATE_QP.
+    pub(crate) fn create_qp_extended(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let request: ExCreateQp = call.request()?;
+        call.check_room(size_of::<ExCreateQpResp>())?;
+        if request.comp_mask != 0 || request.create_flags != 0 {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        let base = CreateQp {
+            response: 0,
+            user_handle: request.user_handle,
+            pd_handle: request.pd_handle,
+            send_cq_handle: request.send_cq_handle,
+            recv_cq_handle: request.recv_cq_handle,
+            srq_handle: request.srq_handle,
+            max_send_wr: request.max_send_wr,
+            max_recv_wr: request.max_recv_wr,
+            max_send_sge: request.max_send_sge,
+            max_recv_sge: request.max_recv_sge,
+            max_inline_data: request.max_inline_data,
+            sq_sig_all: request.sq_sig_all,
+            qp_type: request.qp_type,
+            is_srq: request.is_srq,
+            reserved: 0,
+        };
+        let (base, driver, note) = self.make_qp(call, &base)?;
+        let response = ExCreateQpResp { base, comp_mask: 0, response_length: size_of::<ExCreateQpResp>() as u32 };
+        Ok(Reply::of(&response).with(&driver).note(note))
+    }
+
+    fn make_qp(&mut self, call: &Call, request: &CreateQp) -> Result<(CreateQpResp, DriverQpResp, String), Errno> {
+        let service = match request.qp_type {
+            RC => Service::Connected,
+            UD => Service::Datagram,
+            _ => return Err(Errno(libc::EOPNOTSUPP)),
+        };
+        if call.driver_len() == 0 {
+            return Err(Errno(libc::EINVAL));
+        }
+        let driver: DriverQp = call.driver();
+        if driver.flags & QP_FLAG_SIGNATURE != 0 {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        let srq = (request.is_srq != 0).then_some(request.srq_handle);
+        let (sq, rq) = queues(&driver, srq.is_some())?;
+        let receives = match (srq, rq) {
+            (Some(srq), _) => Receives::Shared(self.srqs.get(srq)?.srqn),
+            (None, Some(rq)) => Receives::Own(rq),
+            (None, None) => Receives::None,
+        };
+        let memory = QpMemory {
+            service,
+            pd: self.pds.get(request.pd_handle)?.pdn,
+            send_cq: self.cqs.get(request.send_cq_handle)?.cqn,
+            recv_cq: self.cqs.get(request.recv_cq_handle)?.cqn,
+            receives,
+            sq,
+            user_index: Some(driver.uidx & NO_USER_INDEX),
+            scatter_to_cqe: driver.flags & QP_FLAG_SCATTER_CQE != 0,
+            lane_slots: MAX_LANE_SLOTS,
+        };
+        // SAFETY: `place` has checked the buffer and the records, and libmlx5 keeps them until the queue pair is destroyed, as for a
+        // device.
+        let qpn = unsafe { self.hca.create_qp(&memory) }.map_err(|error| self.refused(&error))?;
+        // A driver that names a register has it from another source.
+        let bfreg = (driver.flags & (QP_FLAG_BFREG_INDEX | QP_FLAG_UAR_PAGE_INDEX) == 0).then(|| self.bfregs.take());
+        // No driver has a send queue that does not start at a WQEBB.
+        let is_checked = sq.wqe_cnt > 0 && sq.buffer.addr().get() % WQEBB as usize == 0;
+        if let (Some(doorbells), Some(register), true) = (&mut self.doorbells, bfreg, is_checked) {
+            doorbells.add(qpn, sq, register);
+        }
+        let CreateQp { max_send_wr, max_send_sge, max_inline_data, .. } = *request;
+        // For receives these are the sizes that the driver derived from the request, as in the kernel (`set_rq_size`); for sends libmlx5
+        // itself tells the program.
+        let (max_recv_wr, max_recv_sge) = rq.map_or((0, 0), |rq| (rq.wqe_cnt, rq.stride / DATA_SEGMENT));
+        let qp_handle = self.qps.insert(Qp {
+            user_handle: request.user_handle,
+            pd: request.pd_handle,
+            send_cq: request.send_cq_handle,
+            recv_cq: request.recv_cq_handle,
+            srq,
+            qpn,
+            service,
+            state: State::Reset,
+            attributes: ModifyQp::new_zeroed(),
+            capacities: [max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data],
+            sq_sig_all: request.sq_sig_all,
+            bfreg,
+        });
+        let bfreg_index = bfreg.unwrap_or(driver.bfreg_index);
+        let response = CreateQpResp { qp_handle, qpn, max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data, reserved: 0 };
+        let note = format!(
+            "{service:?} pd={} send_cq={} recv_cq={} srq={srq:?} sq={} rq={}x{} flags={:#x} uidx={:#x} -> qp={qp_handle} qpn={qpn:#x} bfreg={bfreg_index}",
+            request.pd_handle,
+            request.send_cq_handle,
+            request.recv_cq_handle,
+            driver.sq_wqe_count,
+            driver.rq_wqe_count,
+            1u32 << driver.rq_wqe_shift,
+            driver.flags,
+            driver.uidx,
+        );
+        Ok((response, DriverQpResp { bfreg_index, ..DriverQpResp::new_zeroed() }, note))
+    }
+
+    /// Returns the state of a queue pair.
+    pub(crate) fn state(&self, qp: &Qp) -> State {
+        if qp.state != State::Reset && self.hca.has_failed(qp.qpn) { State::Error } else { qp.state }
+    }
+
+    /// Carries out QUERY_QP.
+    pub(crate) fn query_qp(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let QueryQp { qp_handle, .. } = call.request()?;
+        call.check_room(size_of::<QueryQpResp>())?;
+        let qp = self.qps.get(qp_handle)?;
+        let state = self.state(qp);
+        let at = &qp.attributes;
+        let [max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data] = qp.capacities;
+        let response = QueryQpResp {
+            dest: at.dest,
+            alt_dest: at.alt_dest,
+            max_send_wr,
+            max_recv_wr,
+            max_send_sge,
+            max_recv_sge,
+            max_inline_data,
+            qkey: at.qkey,
+            rq_psn: at.rq_psn,
+            sq_psn: at.sq_psn,
+            dest_qp_num: at.dest_qp_num,
+            qp_access_flags: at.qp_access_flags,
+            pkey_index: at.pkey_index,
+            alt_pkey_index: at.alt_pkey_index,
+            qp_state: state as u8,
+            cur_qp_state: state as u8,
+            path_mtu: at.path_mtu,
+            path_mig_state: at.path_mig_state,
+            sq_draining: 0,
+            max_rd_atomic: at.max_rd_atomic,
+            max_dest_rd_atomic: at.max_dest_rd_atomic,
+            min_rnr_timer: at.min_rnr_timer,
+            port_num: at.port_num,
+            timeout: at.timeout,
+            retry_cnt: at.retry_cnt,
+            rnr_retry: at.rnr_retry,
+            alt_port_num: at.alt_port_num,
+            alt_timeout: at.alt_timeout,
+            sq_sig_all: qp.sq_sig_all,
+            reserved: [0; 5],
+        };
+        Ok(Reply::of(&response).note(format!("qp={qp_handle} state={state:?}")))
+    }
+
+    /// Carries out DESTROY_QP.
+    pub(crate) fn destroy_qp(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let DestroyQp { qp_handle, .. } = call.request()?;
+        call.check_room(size_of::<DestroyQpResp>())?;
+        let qp = self.qps.remove(qp_handle)?;
+        if let Some(broken) = self.doorbells.as_mut().and_then(|doorbells| doorbells.remove(qp.qpn)) {
+            self.end_by(&broken);
+        }
+        self.hca.destroy_qp(qp.qpn);
+        if let Some(bfreg) = qp.bfreg {
+            self.bfregs.give_back(bfreg);
+        }
+        let events_reported = self.async_events.forget(qp.user_handle);
+        Ok(Reply::of(&DestroyQpResp { events_reported }).note(format!("qp={qp_handle}")))
+    }
+}

@@ -1,0 +1,221 @@
+//! Protection domains, memory regions, address handles.
+
+use core::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use mlx5_hca::{Access, RegisterError};
+
+use crate::abi::mlx5::{AllocPdResp as DriverPdResp, CreateAhResp as DriverAhResp};
+use crate::abi::verbs::{
+    AllocPd, AllocPdResp, CreateAh, CreateAhResp, DeallocPd, DeregMr, DestroyAh, RegMr, RegMrResp, ReregMr, ReregMrResp,
+};
+use crate::command::{Call, LATER, Reply};
+use crate::objects::{Ah, Mr, Objects, Pd};
+use crate::options::config::{GUID, LID, Link};
+use crate::options::errno::Errno;
+use crate::options::log;
+use crate::system::sys;
+use crate::system::sys::Use;
+
+/// Time that deregistering or changing a region waits for peers that are in the middle of a copy.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// `IB_ACCESS_*` that need no support of the HCA: huge pages, memory windows (whose allocation is refused), and optional access.
+const IGNORED_ACCESS: u32 = 1 << 4 | 1 << 7 | 0x3ff << 20;
+
+/// `IB_MR_REREG_TRANS`, `_PD` and `_ACCESS`.
+const REREG: [u32; 3] = [1, 2, 4];
+
+/// Returns the address that a driver names.
+///
+/// # Errors
+/// `EINVAL`: it is null, or not aligned for its type. `EFAULT`: its `len` bytes may not be used in this way.
+pub(crate) fn place<T>(addr: u64, len: u64, what_for: Use) -> Result<NonNull<T>, Errno> {
+    let place = NonNull::new(addr as *mut T).filter(|place| place.is_aligned()).ok_or(Errno(libc::EINVAL))?;
+    if addr.checked_add(len).is_none_or(|end| end > i64::MAX as u64) || !sys::is_there(addr, len, what_for) {
+        return Err(Errno(libc::EFAULT));
+    }
+    Ok(place)
+}
+
+/// The MAC address of the port on RoCE; the GUID is derived from it (modified EUI-64).
+const MAC: [u8; 6] = [GUID[0] ^ 2, GUID[1], GUID[2], GUID[5], GUID[6], GUID[7]];
+
+impl Objects {
+    /// Carries out ALLOC_PD.
+    pub(crate) fn alloc_pd(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let AllocPd { .. } = call.request()?;
+        call.check_room(size_of::<AllocPdResp>())?;
+        let pdn = self.hca.alloc_pd();
+        let pd_handle = self.pds.insert(Pd { pdn });
+        Ok(Reply::of(&AllocPdResp { pd_handle }).with(&DriverPdResp { pdn }).note(format!("-> pd={pd_handle} pdn={pdn:#x}")))
+    }
+
+    /// Carries out DEALLOC_PD.
+    pub(crate) fn dealloc_pd(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let DeallocPd { pd_handle } = call.request()?;
+        self.pds.get(pd_handle)?;
+        let of_pd = |pd| pd == pd_handle;
+        if self.mrs.iter().any(|mr| of_pd(mr.pd))
+            || self.ahs.iter().any(|ah| of_pd(ah.pd))
+            || self.srqs.iter().any(|srq| of_pd(srq.pd))
+            || self.qps.iter().any(|qp| of_pd(qp.pd))
+        {
+            return Err(Errno(libc::EBUSY));
+        }
+        self.pds.remove(pd_handle)?;
+        Ok(Reply::none().note(format!("pd={pd_handle}")))
+    }
+
+    /// Carries out CREATE_AH. libmlx5 makes the address vector itself, except for the MAC address of a RoCE destination.
+    pub(crate) fn create_ah(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let CreateAh { pd_handle, attr, .. } = call.request()?;
+        call.check_room(size_of::<CreateAhResp>())?;
+        self.pds.get(pd_handle)?;
+        if attr.port_num != 1 {
+            return Err(Errno(libc::EINVAL));
+        }
+        let is_global = attr.is_global != 0;
+        self.check_source(is_global, attr.grh.sgid_index)?;
+        if self.settings.link == Link::Ethernet && !self.is_here(is_global, &attr.grh.dgid, attr.dlid) {
+            return Err(Errno(libc::EHOSTUNREACH));
+        }
+        let ah_handle = self.ahs.insert(Ah { pd: pd_handle });
+        let driver = DriverAhResp { response_length: size_of::<DriverAhResp>() as u32, dmac: MAC, reserved: [0; 6] };
+        Ok(Reply::of(&CreateAhResp { ah_handle }).with(&driver).note(format!("pd={pd_handle} dlid={} -> ah={ah_handle}", attr.dlid)))
+    }
+
+    /// Carries out DESTROY_AH.
+    pub(crate) fn destroy_ah(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let DestroyAh { ah_handle } = call.request()?;
+        self.ahs.remove(ah_handle)?;
+        Ok(Reply::none().note(format!("ah={ah_handle}")))
+    }
+
+    /// Returns whether a path leads to this port, the only one.
+    pub(crate) fn is_here(&self, is_global: bool, dgid: &[u8; 16], dlid: u16) -> bool {
+        match self.settings.link {
+            Link::InfiniBand => dlid == LID,
+            Link::Ethernet => is_global && self.settings.link.gids().iter().any(|gid| gid.bytes == *dgid),
+        }
+    }
+
+    /// Checks that a path starts at a GID of the port. On RoCE it must have a GID.
+    pub(crate) fn check_source(&self, is_global: bool, sgid_index: u8) -> Result<(), Errno> {
+        let legal =
+            if is_global { usize::from(sgid_index) < self.settings.link.gids().len() } else { self.settings.link == Link::InfiniBand };
+        if legal { Ok(()) } else { Err(Errno(libc::EINVAL)) }
+    }
+
+    /// Returns the memory of a region, and its access in the HCA's terms, after a check of both.
+    fn check_region(&self, start: u64, length: u64, access_flags: u32) -> Result<(NonNull<u8>, Access), Errno> {
+        let access = Access::from_bits(access_flags & !IGNORED_ACCESS).ok_or(Errno(libc::EOPNOTSUPP))?;
+        if length == 0 {
+            return Err(Errno(libc::EINVAL));
+        }
+        let is_written = access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        Ok((place::<u8>(start, length, if is_written { Use::Write } else { Use::Read })?, access))
+    }
+
+    /// Returns the error number for a region that the HCA refuses.
+    fn refused_region(&self, error: &RegisterError) -> Errno {
+        log::refused(self.settings, format_args!("reg_mr: {error}"));
+        match error {
+            RegisterError::Empty | RegisterError::RemoteWithoutLocalWrite => Errno(libc::EINVAL),
+            RegisterError::Unreachable { .. } => Errno(libc::EPERM),
+            _ => Errno(libc::ENOMEM),
+        }
+    }
+
+    /// Checks the memory of a region, and that the HCA can name it.
+    fn check_translation(&self, start: u64, length: u64, hca_va: u64, access_flags: u32) -> Result<(NonNull<u8>, Access), Errno> {
+        if start != hca_va {
+            log::refused(self.settings, format_args!("reg_mr: address {hca_va:#x} for memory at {start:#x}, which the HCA does not do"));
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        self.check_region(start, length, access_flags)
+    }
+
+    fn register(&self, pd: u32, start: u64, length: u64, hca_va: u64, access_flags: u32) -> Result<Mr, Errno> {
+        let pdn = self.pds.get(pd)?.pdn;
+        let (addr, access) = self.check_translation(start, length, hca_va, access_flags)?;
+        // SAFETY: a program keeps memory mapped until its deregistration is answered, as it must for a device. If it does not, the kernel's
+        // copy fails.
+        let key = unsafe { self.hca.register(pdn, addr, length as usize, access) }.map_err(|error| self.refused_region(&error))?.key;
+        Ok(Mr { pd, key: Some(key), start, length, access_flags })
+    }
+
+    /// Invalidates the key of a region. The region is gone if this succeeds.
+    ///
+    /// # Errors
+    /// [`LATER`]: a peer is in the middle of a copy, and the command has waited since `since`. `EBUSY`: for too long; the region is as before.
+    fn deregister(&self, mr: &Mr, since: Instant) -> Result<(), Errno> {
+        match mr.key {
+            Some(key) if !self.hca.try_deregister(key) => Err(self.not_quiet(mr, key, since)),
+            _ => Ok(()),
+        }
+    }
+
+    fn not_quiet(&self, mr: &Mr, key: u32, since: Instant) -> Errno {
+        if since.elapsed() < QUIET {
+            return LATER;
+        }
+        let access = Access::from_bits(mr.access_flags & !IGNORED_ACCESS);
+        if let (Ok(pd), Some(access)) = (self.pds.get(mr.pd), access) {
+            // Valid again for peers that look from now on: nobody has to finish for that.
+            let _ = self.hca.try_reregister(key, pd.pdn, access);
+        }
+        Errno(libc::EBUSY)
+    }
+
+    /// Carries out REG_MR.
+    pub(crate) fn reg_mr(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let RegMr { start, length, hca_va, pd_handle, access_flags, .. } = call.request()?;
+        call.check_room(size_of::<RegMrResp>())?;
+        let mr = self.register(pd_handle, start, length, hca_va, access_flags)?;
+        let (mr_handle, key) = (self.mrs.insert(mr), mr.key.unwrap_or(0));
+        let note = format!("pd={pd_handle} {start:#x}+{length:#x} access={access_flags:#x} -> mr={mr_handle} key={key:#x}");
+        Ok(Reply::of(&RegMrResp { mr_handle, lkey: key, rkey: key }).note(note))
+    }
+
+    /// Carries out REREG_MR: replaces the region if its memory changes; otherwise changes the region and keeps its keys, as the kernel's
+    /// mlx5 driver does. If the new region is refused, the old one is gone: no program uses either (ibv_rereg_mr(3)).
+    pub(crate) fn rereg_mr(&mut self, call: &Call, since: Instant) -> Result<Reply, Errno> {
+        let request: ReregMr = call.request()?;
+        call.check_room(size_of::<ReregMrResp>())?;
+        let [translation, pd, access] = REREG;
+        let old = *self.mrs.get(request.mr_handle)?;
+        if request.flags == 0 || request.flags & !(translation | pd | access) != 0 {
+            return Err(Errno(libc::EINVAL));
+        }
+        let is_asked = |flag| request.flags & flag != 0;
+        let pd = if is_asked(pd) { request.pd_handle } else { old.pd };
+        let access_flags = if is_asked(access) { request.access_flags } else { old.access_flags };
+        let new = if is_asked(translation) {
+            self.pds.get(pd)?;
+            self.check_translation(request.start, request.length, request.hca_va, access_flags)?;
+            self.deregister(&old, since)?;
+            self.mrs.get_mut(request.mr_handle)?.key = None;
+            self.register(pd, request.start, request.length, request.hca_va, access_flags)?
+        } else {
+            let key = old.key.ok_or(Errno(libc::EINVAL))?;
+            let (pdn, (_, access)) = (self.pds.get(pd)?.pdn, self.check_region(old.start, old.length, access_flags)?);
+            if !self.hca.try_reregister(key, pdn, access).map_err(|error| self.refused_region(&error))? {
+                return Err(self.not_quiet(&old, key, since));
+            }
+            Mr { pd, access_flags, ..old }
+        };
+        *self.mrs.get_mut(request.mr_handle)? = new;
+        let key = new.key.unwrap_or(0);
+        let note = format!("mr={} flags={} -> key={key:#x}", request.mr_handle, request.flags);
+        Ok(Reply::of(&ReregMrResp { lkey: key, rkey: key }).note(note))
+    }
+
+    /// Carries out DEREG_MR.
+    pub(crate) fn dereg_mr(&mut self, call: &Call, since: Instant) -> Result<Reply, Errno> {
+        let DeregMr { mr_handle } = call.request()?;
+        self.deregister(self.mrs.get(mr_handle)?, since)?;
+        self.mrs.remove(mr_handle)?;
+        Ok(Reply::none().note(format!("mr={mr_handle}")))
+    }
+}

@@ -1,0 +1,96 @@
+//! Shared receive queues.
+
+use mlx5_hca::RqMemory;
+
+use crate::abi::mlx5::{CreateSrq as DriverSrq, CreateSrqResp as DriverSrqResp, SRQ_FLAG_SIGNATURE};
+use crate::abi::verbs::{CreateSrq, CreateSrqResp, CreateXsrq, DestroySrq, DestroySrqResp, ModifySrq, QuerySrq, QuerySrqResp};
+use crate::command::{Call, Reply};
+use crate::objects::device::{MAX_SGE, MAX_WQES};
+use crate::objects::regions::place;
+use crate::objects::{Objects, Srq};
+use crate::options::errno::Errno;
+use crate::system::sys::Use;
+
+/// `IB_SRQT_BASIC`.
+const BASIC: u32 = 0;
+
+/// `IB_SRQ_MAX_WR` and `IB_SRQ_LIMIT`.
+const MAX_WR: u32 = 1;
+const LIMIT: u32 = 2;
+
+impl Objects {
+    /// Carries out CREATE_SRQ.
+    pub(crate) fn create_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let CreateSrq { pd_handle, max_wr, max_sge, .. } = call.request()?;
+        self.make_srq(call, pd_handle, max_wr, max_sge)
+    }
+
+    /// Carries out CREATE_XSRQ, for the basic type only.
+    pub(crate) fn create_xsrq(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let CreateXsrq { srq_type, pd_handle, max_wr, max_sge, .. } = call.request()?;
+        if srq_type != BASIC {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        self.make_srq(call, pd_handle, max_wr, max_sge)
+    }
+
+    fn make_srq(&mut self, call: &Call, pd_handle: u32, max_wr: u32, max_sge: u32) -> Result<Reply, Errno> {
+        let request: DriverSrq = call.driver();
+        call.check_room(size_of::<CreateSrqResp>())?;
+        if max_wr >= MAX_WQES || max_sge > MAX_SGE + 1 {
+            return Err(Errno(libc::EINVAL));
+        }
+        if request.flags & SRQ_FLAG_SIGNATURE != 0 {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        let pdn = self.pds.get(pd_handle)?.pdn;
+        // As in the kernel: a WQE is a next segment and its buffers, and one WQE is never posted.
+        let stride = (16 + 16 * max_sge).next_power_of_two().max(32);
+        let wqe_cnt = (max_wr + 1).next_power_of_two();
+        let memory = RqMemory {
+            buffer: place(request.buf_addr, u64::from(wqe_cnt) * u64::from(stride), Use::Read)?,
+            wqe_cnt,
+            stride,
+            record: place(request.db_addr, 4, Use::Read)?,
+        };
+        // SAFETY: `place` has checked the buffer and the record, and libmlx5 keeps them until the queue is destroyed, as for a device.
+        let srqn = unsafe { self.hca.create_srq(pdn, &memory) }.map_err(|error| self.refused(&error))?;
+        let srq_handle = self.srqs.insert(Srq { pd: pd_handle, srqn, max_wr, max_sge });
+        let note = format!("pd={pd_handle} wqes={wqe_cnt}x{stride} -> srq={srq_handle} srqn={srqn:#x}");
+        Ok(Reply::of(&CreateSrqResp { srq_handle, max_wr, max_sge, srqn }).with(&DriverSrqResp { srqn, reserved: 0 }).note(note))
+    }
+
+    /// Carries out MODIFY_SRQ: mlx5 does not resize, and there are no limit events.
+    pub(crate) fn modify_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let ModifySrq { srq_handle, attr_mask, srq_limit, .. } = call.request()?;
+        self.srqs.get(srq_handle)?;
+        if attr_mask & MAX_WR != 0 {
+            return Err(Errno(libc::EINVAL));
+        }
+        if attr_mask & LIMIT != 0 && srq_limit != 0 {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        Ok(Reply::none().note(format!("srq={srq_handle}")))
+    }
+
+    /// Carries out QUERY_SRQ.
+    pub(crate) fn query_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let QuerySrq { srq_handle, .. } = call.request()?;
+        call.check_room(size_of::<QuerySrqResp>())?;
+        let Srq { max_wr, max_sge, .. } = *self.srqs.get(srq_handle)?;
+        Ok(Reply::of(&QuerySrqResp { max_wr, max_sge, srq_limit: 0, reserved: 0 }).note(format!("srq={srq_handle}")))
+    }
+
+    /// Carries out DESTROY_SRQ.
+    pub(crate) fn destroy_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
+        let DestroySrq { srq_handle, .. } = call.request()?;
+        call.check_room(size_of::<DestroySrqResp>())?;
+        self.srqs.get(srq_handle)?;
+        if self.qps.iter().any(|qp| qp.srq == Some(srq_handle)) {
+            return Err(Errno(libc::EBUSY));
+        }
+        let srq = self.srqs.remove(srq_handle)?;
+        self.hca.destroy_srq(srq.srqn);
+        Ok(Reply::of(&DestroySrqResp { events_reported: 0 }).note(format!("srq={srq_handle}")))
+    }
+}

@@ -1,0 +1,38 @@
+//! The log: one line per write(2), to a file that is opened for each line, so that nothing is lost when a program closes descriptors it
+//! does not know.
+
+use std::fmt;
+use std::fs::OpenOptions;
+use std::io::Write;
+
+use crate::options::settings::{LogTarget, Settings};
+
+/// Logs a line in any case: without a log it goes to standard error.
+pub(crate) fn error(settings: &Settings, line: fmt::Arguments<'_>) {
+    write(settings.log.as_ref().unwrap_or(&LogTarget::StandardError), line);
+}
+
+/// Logs a line, if there is a log.
+pub(crate) fn refused(settings: &Settings, line: fmt::Arguments<'_>) {
+    if let Some(target) = &settings.log {
+        write(target, line);
+    }
+}
+
+/// Logs a line about a successful command, if those are logged.
+pub(crate) fn command(settings: &Settings, line: fmt::Arguments<'_>) {
+    if settings.log_commands {
+        refused(settings, line);
+    }
+}
+
+fn write(target: &LogTarget, line: fmt::Arguments<'_>) {
+    let line = format!("mlx5[{}] {line}\n", std::process::id());
+    // A failure to write the log cannot be reported anywhere.
+    let _ = match target {
+        LogTarget::StandardError => std::io::stderr().write_all(line.as_bytes()),
+        LogTarget::File(path) => {
+            OpenOptions::new().append(true).create(true).open(path).and_then(|mut file| file.write_all(line.as_bytes()))
+        }
+    };
+}

@@ -1,0 +1,8 @@
+//! The launcher's options, and the log. The launcher shares `config`, `errno`, `faults` and `names`.
+
+pub(crate) mod config;
+pub(crate) mod errno;
+pub(crate) mod faults;
+pub(crate) mod log;
+pub(crate) mod names;
+pub(crate) mod settings;

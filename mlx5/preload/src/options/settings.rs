@@ -1,0 +1,164 @@
+//! The launcher's options, read once when the library is loaded.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::options::config::{CHECK_DOORBELLS, DEVICE, FABRIC, FAULTS, LINK, LOG, LOG_COMMANDS, Link};
+use crate::options::errno::Errno;
+use crate::options::faults::Fault;
+
+/// Destination of log lines.
+#[derive(Debug)]
+pub(crate) enum LogTarget {
+    /// Standard error.
+    StandardError,
+    /// A file, appended to.
+    File(PathBuf),
+}
+
+/// The launcher's options.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    /// `st_rdev` of the device file.
+    pub(crate) device: libc::dev_t,
+    /// Link layer of the port.
+    pub(crate) link: Link,
+    /// The directory through which processes find each other.
+    pub(crate) fabric: PathBuf,
+    /// Whether the port is up.
+    pub(crate) is_port_up: bool,
+    /// Whether the device has atomics.
+    pub(crate) has_atomics: bool,
+    /// Changes of an open device without a command, with their times in ms after it was opened; the earliest first.
+    pub(crate) changes: Vec<(u32, Change)>,
+    /// Whether the doorbells of drivers are checked.
+    pub(crate) check_doorbells: bool,
+    /// Error of opening the device.
+    open: Option<Errno>,
+    /// Errors of commands.
+    commands: Vec<CommandFault>,
+    /// Destination of log lines.
+    pub(crate) log: Option<LogTarget>,
+    /// Whether commands that succeed are logged.
+    pub(crate) log_commands: bool,
+}
+
+/// A change of the device on request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// The port goes up or down.
+    Port {
+        /// Whether it is up.
+        is_up: bool,
+    },
+    /// The device fails.
+    Fatal,
+}
+
+#[derive(Debug)]
+struct CommandFault {
+    number: u8,
+    errno: Errno,
+    /// Number of commands that still succeed.
+    after: AtomicU32,
+}
+
+static SETTINGS: OnceLock<Option<Settings>> = OnceLock::new();
+
+/// Returns the launcher's options; `None` without a launcher.
+pub(crate) fn get() -> Option<&'static Settings> {
+    SETTINGS.get_or_init(|| Settings::new(|name| std::env::var_os(name))).as_ref()
+}
+
+impl Settings {
+    /// Reads the variables. A variable that is missing, or that no launcher would set, counts as without a launcher.
+    fn new(variable: impl Fn(&str) -> Option<OsString>) -> Option<Self> {
+        let text = |name| variable(name)?.into_string().ok();
+        let (major, minor) = text(DEVICE)?.split_once(':').map(|(major, minor)| (major.parse().ok(), minor.parse().ok()))?;
+        let mut settings = Self {
+            device: libc::makedev(major?, minor?),
+            link: Link::parse(&text(LINK)?).ok()?,
+            fabric: variable(FABRIC)?.into(),
+            is_port_up: true,
+            has_atomics: true,
+            changes: Vec::new(),
+            check_doorbells: variable(CHECK_DOORBELLS).is_some(),
+            open: None,
+            commands: Vec::new(),
+            log: variable(LOG).map(|target| if target == "-" { LogTarget::StandardError } else { LogTarget::File(target.into()) }),
+            log_commands: variable(LOG_COMMANDS).is_some(),
+        };
+        for fault in text(FAULTS).unwrap_or_default().split(',').filter(|one| !one.is_empty()) {
+            match Fault::parse(fault).ok()? {
+                Fault::PortDown => settings.is_port_up = false,
+                Fault::PortFails { at_ms, for_ms } => {
+                    settings.changes.push((at_ms, Change::Port { is_up: false }));
+                    settings.changes.extend(for_ms.map(|for_ms| (at_ms.saturating_add(for_ms), Change::Port { is_up: true })));
+                }
+                Fault::DeviceFails { at_ms } => settings.changes.push((at_ms, Change::Fatal)),
+                Fault::NoAtomics => settings.has_atomics = false,
+                Fault::Open(errno) => settings.open = Some(errno),
+                Fault::Command { number, errno, after } => {
+                    settings.commands.push(CommandFault { number, errno, after: AtomicU32::new(after) });
+                }
+                // The launcher applies these in the tree.
+                Fault::NoDevices | Fault::NoGid => {}
+            }
+        }
+        settings.changes.sort_by_key(|&(at_ms, _)| at_ms);
+        Some(settings)
+    }
+
+    /// Returns the fault of opening the device.
+    pub(crate) fn open_fault(&self) -> Result<(), Errno> {
+        self.open.map_or(Ok(()), Err)
+    }
+
+    /// Returns the fault of this command, and counts the attempt.
+    pub(crate) fn command_fault(&self, number: u8) -> Result<(), Errno> {
+        for fault in self.commands.iter().filter(|fault| fault.number == number) {
+            if fault.after.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |after| after.checked_sub(1)).is_err() {
+                return Err(fault.errno);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(variables: &[(&str, &str)]) -> Option<Settings> {
+        Settings::new(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into()))
+    }
+
+    #[test]
+    fn settings_are_those_of_the_launcher() {
+        let of_launcher = [(DEVICE, "231:192"), (LINK, "roce"), (FABRIC, "/somewhere"), (FAULTS, "port=down,open=EACCES"), (LOG, "/log")];
+        let it = settings(&of_launcher).unwrap();
+        assert_eq!((it.device, it.link, it.is_port_up), (libc::makedev(231, 192), Link::Ethernet, false));
+        assert_eq!(it.open_fault(), Err(Errno(libc::EACCES)));
+        assert!(matches!(it.log, Some(LogTarget::File(path)) if path.as_os_str() == "/log"));
+        assert!(!it.log_commands);
+    }
+
+    #[test]
+    fn without_a_launcher_there_are_none() {
+        assert!(settings(&[]).is_none());
+        assert!(settings(&[(DEVICE, "231:192"), (LINK, "ib")]).is_none());
+        assert!(settings(&[(DEVICE, "231"), (LINK, "ib"), (FABRIC, "/x")]).is_none());
+    }
+
+    #[test]
+    fn a_fault_comes_after_as_many_commands_as_it_says() {
+        let of_launcher = [(DEVICE, "1:2"), (LINK, "ib"), (FABRIC, "/x"), (FAULTS, "reg_mr=ENOMEM@2,create_qp=EIO")];
+        let it = settings(&of_launcher).unwrap();
+        let results: Vec<_> = (0..4).map(|_| it.command_fault(9).is_ok()).collect();
+        assert_eq!(results, [true, true, false, false]);
+        assert_eq!(it.command_fault(24), Err(Errno(libc::EIO)));
+        assert_eq!(it.command_fault(3), Ok(()));
+    }
+}

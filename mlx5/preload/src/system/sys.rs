@@ -1,0 +1,220 @@
+//! System calls that bypass the C library's symbols: they need none, or the symbol is interposed by this library.
+
+use core::mem::MaybeUninit;
+use std::ffi::CStr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use crate::options::errno::Errno;
+use crate::system::held::opened;
+
+/// Size of the device file: libmlx5's last mapping ends at page `9 << 8`.
+const DEVICE_BYTES: libc::off_t = 64 << 20;
+
+/// Seals of the device file, which identify it.
+const DEVICE_SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// Returns the error of the last call.
+pub(crate) fn last_error() -> Errno {
+    // SAFETY: a valid pointer for the life of the thread.
+    Errno(unsafe { *libc::__errno_location() })
+}
+
+fn checked(result: libc::c_long) -> Result<libc::c_long, Errno> {
+    if result < 0 { Err(last_error()) } else { Ok(result) }
+}
+
+/// `newfstatat(2)`.
+///
+/// # Safety
+/// `path` is a string, and `status` a place for a `struct stat`.
+pub(crate) unsafe fn fstatat(fd: RawFd, path: *const libc::c_char, status: *mut libc::stat, flags: libc::c_int) -> Result<(), Errno> {
+    // SAFETY: guaranteed by the caller.
+    checked(unsafe { libc::syscall(libc::SYS_newfstatat, fd, path, status, flags) }).map(|_| ())
+}
+
+/// `fstat(2)`.
+pub(crate) fn fstat(fd: RawFd) -> Result<libc::stat, Errno> {
+    let mut status = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: an empty string, and a place of that type, which is written on success.
+    unsafe {
+        fstatat(fd, c"".as_ptr(), status.as_mut_ptr(), libc::AT_EMPTY_PATH)?;
+        Ok(status.assume_init())
+    }
+}
+
+/// Makes the device file: memory that is 0, has a fixed size, and can be mapped at any page, by the driver that writes doorbells and by any
+/// other code.
+pub(crate) fn device_file() -> Result<OwnedFd, Errno> {
+    let name: &CStr = c"uverbs0";
+    // SAFETY: a string; no other code has the new descriptor.
+    let fd = unsafe {
+        OwnedFd::from_raw_fd(checked(libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING).into())? as RawFd)
+    };
+    // SAFETY: a descriptor owned here and plain numbers.
+    unsafe {
+        checked(libc::ftruncate(fd.as_raw_fd(), DEVICE_BYTES).into())?;
+        checked(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, DEVICE_SEALS).into())?;
+    }
+    Ok(fd)
+}
+
+/// Returns whether a descriptor is a [`device_file`], of this process or of another.
+pub(crate) fn is_device_file(fd: RawFd) -> bool {
+    // SAFETY: plain numbers.
+    let has_seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } == DEVICE_SEALS;
+    has_seals && fstat(fd).is_ok_and(|status| status.st_size == DEVICE_BYTES)
+}
+
+/// Makes a pipe: the reading end for the program, and the writing end, which does not block.
+pub(crate) fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
+    let mut fds = [0; 2];
+    // SAFETY: room for two descriptors, which no other code has.
+    unsafe {
+        checked(libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC).into())?;
+        let pipe = (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(opened(fds[1])));
+        checked(libc::fcntl(fds[1], libc::F_SETFL, libc::O_NONBLOCK).into())?;
+        Ok(pipe)
+    }
+}
+
+/// Writes a few bytes to a pipe, all or none.
+pub(crate) fn write(fd: &OwnedFd, bytes: &[u8]) -> Result<(), Errno> {
+    // SAFETY: the bytes are a live slice. The C library's symbol is not used, because this library interposes it.
+    checked(unsafe { libc::syscall(libc::SYS_write, fd.as_raw_fd(), bytes.as_ptr(), bytes.len()) }).map(|_| ())
+}
+
+/// The HCA's use of the program's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// Reads it.
+    Read,
+    /// Reads and writes it.
+    Write,
+}
+
+/// Returns whether a whole range can be used in this way. The kernel pins registered memory, which populates its pages, and refuses memory
+/// that it cannot pin.
+pub(crate) fn is_there(addr: u64, len: u64, what_for: Use) -> bool {
+    // SAFETY: a plain number.
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(1) as u64;
+    let (start, end) = (addr / page_bytes * page_bytes, (addr + len).next_multiple_of(page_bytes));
+    let advice = if what_for == Use::Write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    // SAFETY: populates the pages that an access would populate, and changes none; for 0 pages it only tells whether the kernel knows the
+    // advice (Linux 5.14).
+    let populate = |len| unsafe { libc::madvise(start as *mut libc::c_void, len as usize, advice) } == 0;
+    populate(end - start) || (!populate(0) && is_mapped(start / page_bytes, end / page_bytes, page_bytes))
+}
+
+/// Returns whether all of these pages are mapped.
+fn is_mapped(mut page: u64, end: u64, page_bytes: u64) -> bool {
+    const PAGES_AT_ONCE: u64 = 1 << 14;
+    let mut resident = vec![0u8; (end - page).min(PAGES_AT_ONCE) as usize];
+    while page < end {
+        let pages = (end - page).min(PAGES_AT_ONCE);
+        // SAFETY: only reads the state of pages; room for a byte per page.
+        if unsafe { libc::mincore((page * page_bytes) as *mut libc::c_void, (pages * page_bytes) as usize, resident.as_mut_ptr()) } != 0 {
+            return false;
+        }
+        page += pages;
+    }
+    true
+}
+
+/// Checks that the system lets a process copy by `process_vm_readv(2)` and `process_vm_writev(2)`.
+///
+/// # Errors
+/// `EPERM`: a filter of a container refuses one of them, with whatever error.
+pub(crate) fn check_copies() -> Result<(), Errno> {
+    let mut byte = [0];
+    let at = (&raw mut byte).addr() as u64;
+    copy_in(at, &mut [0]).and_then(|()| copy_out(&[0], at)).map_err(|_| Errno(libc::EPERM))
+}
+
+/// Copies from an address that the program gave, as the kernel does.
+///
+/// # Errors
+/// `EFAULT`: the memory cannot be read.
+pub(crate) fn copy_in(from: u64, to: &mut [u8]) -> Result<(), Errno> {
+    copy(libc::process_vm_readv, to.as_mut_ptr(), to.len(), from)
+}
+
+/// Copies to an address that the program gave, as the kernel does.
+///
+/// # Errors
+/// `EFAULT`: the memory cannot be written.
+pub(crate) fn copy_out(from: &[u8], to: u64) -> Result<(), Errno> {
+    copy(libc::process_vm_writev, from.as_ptr().cast_mut(), from.len(), to)
+}
+
+/// `process_vm_readv(2)` or `process_vm_writev(2)`.
+type CrossProcess =
+    unsafe extern "C" fn(libc::pid_t, *const libc::iovec, libc::c_ulong, *const libc::iovec, libc::c_ulong, libc::c_ulong) -> libc::ssize_t;
+
+/// Copies across processes, with this process as the other: the call checks that the program's memory is mapped.
+fn copy(call: CrossProcess, own: *mut u8, len: usize, of_program: u64) -> Result<(), Errno> {
+    let own = libc::iovec { iov_base: own.cast(), iov_len: len };
+    let of_program = libc::iovec { iov_base: of_program as *mut libc::c_void, iov_len: len };
+    // SAFETY: the first range is the caller's slice, which only a read writes. The kernel checks the second range, and the program has
+    // given it.
+    let copied = unsafe { call(libc::getpid(), &raw const own, 1, &raw const of_program, 1, 0) };
+    if copied == len as libc::ssize_t { Ok(()) } else { Err(Errno(libc::EFAULT)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_device_file_can_be_mapped_at_any_page_and_keeps_its_size() {
+        let fd = device_file().unwrap();
+        let (len, protection) = (4096, libc::PROT_READ | libc::PROT_WRITE);
+        // SAFETY: a new mapping, used within its page.
+        unsafe {
+            let page = libc::mmap(core::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd.as_raw_fd(), (6 << 8 | 3) * 4096);
+            assert_ne!(page, libc::MAP_FAILED);
+            page.cast::<u64>().write_volatile(7);
+            assert_eq!(page.cast::<u64>().read_volatile(), 7);
+            assert_eq!(libc::munmap(page, len), 0);
+            assert_ne!(libc::ftruncate(fd.as_raw_fd(), 0), 0);
+        }
+        assert!(is_device_file(fd.as_raw_fd()) && !is_device_file(pipe().unwrap().0.as_raw_fd()));
+    }
+
+    /// Maps three pages: a writable one, none, and a read-only one.
+    fn pages() -> u64 {
+        let page = 4096;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping.
+        unsafe {
+            let start = libc::mmap(core::ptr::null_mut(), 3 * page, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+            assert_eq!(libc::munmap(start.byte_add(page), page), 0);
+            assert_eq!(libc::mprotect(start.byte_add(2 * page), page, libc::PROT_READ), 0);
+            start as u64
+        }
+    }
+
+    #[test]
+    fn memory_is_there_if_the_hca_may_do_with_it_what_it_is_to_do() {
+        let start = pages();
+        assert!(is_there(start + 1, 4095, Use::Write));
+        assert!(!is_there(start + 1, 4096, Use::Write) && !is_there(start + 1, 4096, Use::Read));
+        assert!(!is_there(start + 4096, 1, Use::Read));
+        assert!(is_there(start + 8192, 4096, Use::Read));
+        assert!(!is_there(start + 8192, 1, Use::Write));
+        let (first, after) = (start / 4096, start / 4096 + 1);
+        assert!(is_mapped(first, after, 4096) && !is_mapped(first, after + 1, 4096));
+    }
+
+    #[test]
+    fn copies_of_what_is_not_there_fail() {
+        const FAULT: Result<(), Errno> = Err(Errno(libc::EFAULT));
+        let start = pages();
+        assert_eq!(copy_out(&[1, 2, 3], start + 4093), Ok(()));
+        assert_eq!(copy_out(&[4, 5, 6, 7], start + 4093), FAULT);
+        assert_eq!(copy_out(&[1], start + 8192), FAULT);
+        let mut bytes = [9; 4];
+        assert_eq!((copy_in(start + 8192, &mut bytes), bytes), (Ok(()), [0; 4]));
+        assert_eq!(copy_in(start + 4093, &mut bytes), FAULT);
+        assert_eq!(copy_in(1, &mut bytes), FAULT);
+    }
+}

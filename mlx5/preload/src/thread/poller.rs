@@ -1,0 +1,108 @@
+//! The thread of an open device. It owns the HCA, carries out commands, and polls the doorbell records, because the driver's doorbells are
+//! plain stores without any notification.
+//!
+//! It never spins. A program that polls its completion queue makes no system call, so on a machine with few cores a thread that spun or
+//! yielded would get its core only at the scheduler's tick, milliseconds later. It sleeps between looks; the sleep grows with the idle
+//! time.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use crate::objects::doorbells::Registers;
+use crate::options::log;
+use crate::options::settings::Settings;
+use crate::system::held;
+use crate::thread::mailbox::{Mail, Mailbox};
+use crate::thread::session::Session;
+
+/// Sleep between two looks after recent work.
+const SHORTEST: Duration = Duration::from_micros(20);
+/// Sleep between two looks after a long idle time.
+const LONGEST: Duration = Duration::from_millis(1);
+/// Number of looks without work before the sleep grows, and before it grows again.
+const PATIENCE: u32 = 256;
+/// Number of looks without a sleep after work was found.
+const LOOKS_AT_ONCE: u32 = 8;
+
+/// Starts the thread. It takes no signals, which are the program's.
+pub(crate) fn spawn(mailbox: Arc<Mailbox>, settings: &'static Settings, registers: Option<Registers>) -> io::Result<JoinHandle<()>> {
+    let mut mask = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    let mut old = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: places for two masks; the first is filled before it is used.
+    unsafe {
+        libc::sigfillset(mask.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, mask.as_ptr(), old.as_mut_ptr());
+    }
+    let thread = Builder::new().name("mlx5-hca".to_owned()).spawn(move || held::as_ourselves(|| run(&mailbox, settings, registers)));
+    // SAFETY: the mask was filled above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), core::ptr::null_mut()) };
+    thread
+}
+
+fn run(mailbox: &Mailbox, settings: &'static Settings, registers: Option<Registers>) {
+    // SAFETY: plain numbers. The default of 50 us would more than triple the sleep.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
+    if catch_unwind(AssertUnwindSafe(|| serve(mailbox, settings, registers))).is_err() {
+        log::error(settings, format_args!("the software HCA broke down; all further commands of this context fail with EIO"));
+    }
+    mailbox.die();
+}
+
+fn serve(mailbox: &Mailbox, settings: &'static Settings, registers: Option<Registers>) {
+    let mut session = Session::new(settings, registers);
+    let mut pace = Pace::default();
+    loop {
+        let mut looks = 0;
+        while session.progress() && looks < LOOKS_AT_ONCE {
+            looks += 1;
+        }
+        let mut mail = mailbox.take(pace.after(looks > 0));
+        loop {
+            match mail {
+                Mail::Nothing => break,
+                Mail::Close => return,
+                Mail::Job(job) => {
+                    // A NIC reads the doorbell records by itself, and nobody can read those of a stopped process: the doorbells that were rung
+                    // before a command take effect before its answer, behind which the process may be stopped.
+                    session.progress();
+                    session.execute(job);
+                    pace = Pace::default();
+                }
+            }
+            mail = mailbox.take(Duration::ZERO);
+        }
+    }
+}
+
+/// The length of the next sleep.
+#[derive(Debug, Default)]
+struct Pace {
+    /// Number of looks without work since the last work.
+    in_vain: u32,
+}
+
+impl Pace {
+    /// Returns the sleep after a look.
+    fn after(&mut self, has_happened: bool) -> Duration {
+        self.in_vain = if has_happened { 0 } else { self.in_vain.saturating_add(1) };
+        let doublings = (self.in_vain / PATIENCE).min(6);
+        (SHORTEST * (1 << doublings)).min(LONGEST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sleep_grows_while_nothing_happens_up_to_a_limit_and_shrinks_at_once() {
+        let mut pace = Pace::default();
+        let sleeps: Vec<_> = (0..PATIENCE * 8).map(|_| pace.after(false)).collect();
+        assert_eq!((sleeps[0], sleeps[PATIENCE as usize * 2], sleeps.last()), (SHORTEST, SHORTEST * 4, Some(&LONGEST)));
+        assert!(sleeps.is_sorted());
+        assert_eq!(pace.after(true), SHORTEST);
+    }
+}

@@ -1,0 +1,124 @@
+//! The part of a completion queue that its queue pairs keep alive: the device's object, and the entries not yet polled.
+
+use core::cell::Cell;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+
+use crate::mmio::udma_from_device_barrier;
+use crate::provider::control::Control;
+use crate::provider::parts::CqParts;
+use crate::wire::{CQE_BYTES, CqeFormat, CqeOpcode, NO_QPN, OP_OWN_OFFSET, QPN_OFFSET, ResponderCqe, TitleCqe};
+
+/// The entries of a completion queue, which live as long as its [`CqObject`].
+#[derive(Clone, Copy)]
+pub(crate) struct CqEntries {
+    /// The first entry's CQE, which is the last 64 bytes of the entry.
+    pub(crate) first: NonNull<u8>,
+    /// Bytes of an entry, 64 or 128.
+    pub(crate) stride: usize,
+    pub(crate) log_entries: u32,
+    pub(crate) mask: u32,
+}
+
+impl CqEntries {
+    fn new(parts: &CqParts) -> Self {
+        // SAFETY: the buffer holds `entries` entries of `stride` bytes, 64 or 128.
+        let first = unsafe { parts.buffer.add(parts.stride - CQE_BYTES) };
+        Self { first, stride: parts.stride, log_entries: parts.entries.trailing_zeros(), mask: parts.entries - 1 }
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        self.mask + 1
+    }
+
+    /// Returns the CQE of the entry at `counter`.
+    #[inline(always)]
+    pub(crate) fn place(&self, counter: u32) -> NonNull<u8> {
+        let index = (counter & self.mask) as usize;
+        // SAFETY: the buffer holds `mask + 1` entries of `stride` bytes.
+        unsafe { self.first.add(index * self.stride) }
+    }
+
+    /// Returns the owner bit that the device writes to the entry at `counter`.
+    #[inline(always)]
+    pub(crate) fn owner(&self, counter: u32) -> u8 {
+        (counter >> self.log_entries) as u8 & 1
+    }
+
+    /// Returns the number of CQEs of the session with this title, at least one and at most the number of entries. A device writes no other
+    /// count; a device that did must not make the driver read outside the ring.
+    #[inline(always)]
+    pub(crate) fn session_count(&self, title: &TitleCqe) -> u32 {
+        title.count.min(self.count()).max(1)
+    }
+}
+
+/// Returns whether the device has written an entry with this op_own byte: its owner bit is that of the lap, `owner`, and its opcode is
+/// valid.
+#[inline(always)]
+pub(crate) fn is_written(op_own: u8, owner: u8) -> bool {
+    // One comparison: the rotation moves the owner bit to the top, where it must be 0, and the bits below must be less than the invalid
+    // opcode.
+    (op_own ^ owner).rotate_right(1) < (CqeOpcode::Invalid as u8) << 3
+}
+
+/// The device's object, kept alive by every user of the queue.
+pub(crate) struct CqObject {
+    pub(crate) cqn: u32,
+    pub(crate) control: Control,
+    pub(crate) entries: CqEntries,
+    /// The consumer word of the doorbell record.
+    pub(crate) record: NonNull<AtomicU32>,
+    /// Queue pair of the compressed session that the poll opened last.
+    pub(crate) session_qpn: Cell<u32>,
+    /// The counter after that session, if it is above the consumer; else a counter at most one lap behind the consumer.
+    pub(crate) session_end: Cell<u32>,
+}
+
+impl CqObject {
+    pub(crate) fn new(parts: &CqParts, control: &Control) -> Self {
+        let entries = CqEntries::new(parts);
+        let &CqParts { cqn, record, .. } = parts;
+        Self { cqn, control: control.clone(), entries, record, session_qpn: Cell::new(NO_QPN), session_end: Cell::new(0) }
+    }
+
+    /// Reassigns every completion of queue pair `qpn` that is still in the queue to [`NO_QPN`]. The device has destroyed the queue pair, so
+    /// it writes no more of them, and may give the number to another at once. libmlx5 does the same in `mlx5_cq_clean`, but not for queues
+    /// that it handed out. The completions stay in the queue, because the receives that they name go back to their shared queue with them.
+    pub(crate) fn disown(&self, qpn: u32) {
+        if self.session_qpn.get() == qpn {
+            self.session_qpn.set(NO_QPN);
+        }
+        // SAFETY: the record lives as long as this object.
+        let consumed = u32::from_be(unsafe { self.record.as_ref() }.load(Ordering::Relaxed));
+        // The entries of an open session are not CQEs: the scan starts at the first CQE after the session. The difference is signed, with
+        // 24 bits.
+        let in_session = self.session_end.get().wrapping_sub(consumed) << 8;
+        let start = if in_session as i32 > 0 { consumed.wrapping_add(in_session >> 8) } else { consumed };
+        let mut next = 0;
+        while next < self.entries.count() {
+            let counter = start.wrapping_add(next);
+            let place = self.entries.place(counter);
+            // SAFETY: inside the buffer; the device writes this byte last, and only whole.
+            let op_own = unsafe { place.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire);
+            if !is_written(op_own, self.entries.owner(counter)) {
+                break;
+            }
+            udma_from_device_barrier();
+            // SAFETY: a CQE inside the buffer that the device has finished writing: its owner bit was read with Acquire.
+            let cqe = unsafe { place.cast::<[u8; CQE_BYTES]>().read() };
+            if ResponderCqe::parse(&cqe).qpn == qpn {
+                // SAFETY: as above. During a poll this may be an entry that was handed out: a `Cqe` holds no reference to these bytes.
+                unsafe { place.add(QPN_OFFSET).cast().write([0xff_u8; 3]) };
+            }
+            let is_title = CqeFormat::from_op_own(op_own) == CqeFormat::Compressed;
+            next += if is_title { self.entries.session_count(&TitleCqe::parse(&cqe)) } else { 1 };
+        }
+    }
+}
+
+impl Drop for CqObject {
+    fn drop(&mut self) {
+        self.control.destroy_cq(self.cqn);
+    }
+}

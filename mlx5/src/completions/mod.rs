@@ -1,0 +1,8 @@
+//! Completion queues: the ring of CQEs, plain or compressed, and the two queues that hand them out.
+
+pub(crate) mod cq;
+pub(crate) mod cq_object;
+pub(crate) mod cq_ring;
+pub(crate) mod cqe;
+pub(crate) mod fast_map;
+pub(crate) mod mono_cq;

@@ -1,0 +1,187 @@
+//! Operations as values: a verb with its payload. [`SendQueue::push`](crate::queues::sq) is the only function that turns them into WQEs.
+//!
+//! An operation is a verb over a [`Payload`] (`()`, [`Sge`], [`Inline`], `(Inline, Sge)`). Any verb takes any payload that makes sense for
+//! it, and a new verb or payload is one `impl`. Verbs that return bytes ([`Read`], [`CompareSwap`], [`FetchAdd`]) take an [`Sge`] only.
+//!
+//! | WQE, in segments | verbs |
+//! |---|---|
+//! | control, payload | [`Send`], [`SendImm`] |
+//! | control, remote address, payload | [`Write`], [`WriteImm`], [`Read`] |
+//! | control, remote address, atomic, result | [`CompareSwap`], [`FetchAdd`] |
+//! | control, datagram (3), payload | [`UdSend`], [`UdSendImm`] |
+
+mod atomic;
+mod error;
+mod payload;
+mod rdma;
+mod send;
+mod ud;
+
+use std::ptr;
+
+use crate::wire::{InlineHeader, Opcode, SEGMENT};
+
+pub use atomic::{CompareSwap, FetchAdd};
+pub use error::PostError;
+pub use payload::{Inline, Sge};
+pub use rdma::{Read, Write, WriteImm};
+pub use send::{Send, SendImm};
+pub use ud::{Destination, UdSend, UdSendImm};
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// The content of a message. Sealed: the send queue trusts `segments` to bound the bytes that `emit` writes.
+pub trait Payload: sealed::Sealed {
+    /// Returns the number of 16-byte segments in the WQE.
+    fn segments(&self) -> usize;
+    /// Returns the length of the message in bytes.
+    fn bytes(&self) -> u64;
+    /// Returns the number of the message's bytes that travel inside the WQE.
+    fn inline_bytes(&self) -> usize;
+    /// Writes exactly `segments` segments.
+    #[doc(hidden)]
+    fn emit(&self, out: &mut Segments);
+}
+
+/// A verb with its payload. Sealed, like [`Payload`].
+#[doc(hidden)]
+pub trait Operation: sealed::Sealed {
+    /// WQE opcode.
+    const OPCODE: Opcode;
+    /// Type of the payload.
+    type Payload: Payload;
+    /// Returns the payload.
+    fn payload(&self) -> &Self::Payload;
+    /// Returns the immediate of the control segment, in host order.
+    #[inline(always)]
+    fn imm(&self) -> u32 {
+        0
+    }
+    /// Refuses the mistakes of this verb that the driver can detect. The queue checks room, lengths and state.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn check(&self) -> Result<(), PostError> {
+        Ok(())
+    }
+    /// The segments between the control segment and the payload: bytes, in whole segments.
+    #[doc(hidden)]
+    type Header: Copy;
+    /// Returns these segments.
+    #[doc(hidden)]
+    fn header(&self) -> Self::Header;
+}
+
+/// An operation of a reliable-connected queue pair.
+///
+/// ```
+/// # use mlx5::{Inline, RcOperation, Send};
+/// fn rc(_: impl RcOperation) {}
+/// rc(Send { payload: Inline(b"hello") });
+/// ```
+/// A datagram needs an address, which a connected operation has no place for:
+/// ```compile_fail,E0277
+/// # use mlx5::{AddressVector, Destination, Inline, RcOperation, UdSend};
+/// fn rc(_: impl RcOperation) {}
+/// rc(UdSend { to: &Destination::new(AddressVector::local(1, 0), 2, 3), payload: Inline(b"hello") });
+/// ```
+pub trait RcOperation: Operation {}
+
+/// An operation of an unreliable-datagram queue pair.
+///
+/// ```
+/// # use mlx5::{AddressVector, Destination, Inline, UdOperation, UdSend};
+/// fn ud(_: impl UdOperation) {}
+/// ud(UdSend { to: &Destination::new(AddressVector::local(1, 0), 2, 3), payload: Inline(b"hello") });
+/// ```
+/// A datagram carries its own address, and cannot name the peer's memory:
+/// ```compile_fail,E0277
+/// # use mlx5::{Inline, Send, UdOperation};
+/// fn ud(_: impl UdOperation) {}
+/// ud(Send { payload: Inline(b"hello") });
+/// ```
+/// ```compile_fail,E0277
+/// # use mlx5::{Inline, UdOperation, Write};
+/// fn ud(_: impl UdOperation) {}
+/// ud(Write { addr: 1, rkey: 2, payload: Inline(b"hello") });
+/// ```
+pub trait UdOperation: Operation {}
+
+/// The place in the SQ that a WQE's segments are written to, one after the other.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Segments {
+    at: *mut u8,
+}
+
+impl Segments {
+    /// # Safety
+    /// `at` is valid for writes of as many segments as the operation and its payload declare.
+    #[inline(always)]
+    pub(crate) unsafe fn new(at: *mut u8) -> Self {
+        Self { at }
+    }
+
+    #[inline(always)]
+    pub(crate) fn put<T: Copy>(&mut self, segments: &T) {
+        const { assert!(size_of::<T>() % SEGMENT == 0, "whole segments") };
+        // SAFETY: within the declared segments (contract of `new`; `Operation` and `Payload` are sealed and declare the segments they
+        // write).
+        unsafe {
+            self.at.copy_from_nonoverlapping(ptr::from_ref(segments).cast(), size_of::<T>());
+            self.at = self.at.add(size_of::<T>());
+        }
+    }
+
+    #[inline(always)]
+    fn put_inline<const PARTS: usize>(&mut self, parts: &[&[u8]; PARTS]) {
+        let len = parts.iter().map(|part| part.len()).sum();
+        let header = InlineHeader { byte_count: len as u32 }.emit();
+        let padded = InlineHeader::segments(len) * SEGMENT;
+        // SAFETY: as in `put`; header, data and padding fill `segments(len)` segments. The padding is in the last one.
+        unsafe {
+            self.at.add(padded - SEGMENT).cast::<[u8; SEGMENT]>().write([0; SEGMENT]);
+            self.at.copy_from_nonoverlapping(header.as_ptr(), InlineHeader::LEN);
+            let mut to = self.at.add(InlineHeader::LEN);
+            for part in parts {
+                copy_short(to, part.as_ptr(), part.len());
+                to = to.add(part.len());
+            }
+            self.at = self.at.add(padded);
+        }
+    }
+}
+
+/// Copies `len` bytes. A short copy is made here as two parts that may overlap: a call would cost more than the copy.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `len` bytes, and the two do not overlap.
+#[inline(always)]
+unsafe fn copy_short(to: *mut u8, from: *const u8, len: usize) {
+    let both_ends = |part: usize| {
+        // SAFETY: `part` is at most `len` (below), so both are inside the `len` bytes.
+        unsafe {
+            to.copy_from_nonoverlapping(from, part);
+            to.add(len - part).copy_from_nonoverlapping(from.add(len - part), part);
+        }
+    };
+    // The common lengths need the fewest comparisons.
+    if len >= 16 {
+        if len <= 32 {
+            return both_ends(16);
+        }
+        if len <= 64 {
+            return both_ends(32);
+        }
+        if len <= 128 {
+            return both_ends(64);
+        }
+    } else if len >= 8 {
+        return both_ends(8);
+    } else if len >= 4 {
+        return both_ends(4);
+    }
+    // SAFETY: guaranteed by the caller.
+    unsafe { to.copy_from_nonoverlapping(from, len) };
+}

@@ -1,0 +1,62 @@
+//! A device, as its objects hold it.
+
+use core::ops::Deref;
+use std::rc::Rc;
+
+use shm::clock;
+use shm::sleep::{Due, POLL_SLICE, Watch};
+
+use crate::provider::Provider;
+use crate::provider::hook::Hook;
+
+/// The provider and the hook of an object's device. Clones refer to the same device, which closes with the last of them.
+#[derive(Clone)]
+pub(crate) struct Control {
+    provider: Rc<dyn Provider>,
+    /// `None` on hardware and on a null device.
+    hook: Option<Hook>,
+}
+
+impl Deref for Control {
+    type Target = dyn Provider;
+
+    fn deref(&self) -> &(dyn Provider + 'static) {
+        &*self.provider
+    }
+}
+
+impl Control {
+    pub(crate) fn new(provider: Rc<dyn Provider>, hook: Option<Hook>) -> Self {
+        Self { provider, hook }
+    }
+
+    /// Returns the hook that doorbells and empty polls call.
+    pub(crate) fn hook(&self) -> Option<&Hook> {
+        self.hook.as_ref()
+    }
+
+    /// Returns the time on the device's clock.
+    #[inline]
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.hook.as_ref().map_or_else(clock::monotonic_ns, |hook| hook.now_ns())
+    }
+
+    /// Returns the same time as [`now_ns`](Self::now_ns), at a lower cost and less recent.
+    pub(crate) fn coarse_now_ns(&self) -> u64 {
+        self.hook.as_ref().map_or_else(clock::coarse_ns, |hook| hook.coarse_now_ns())
+    }
+
+    /// Lets the device make the progress that it cannot make by itself. Returns whether there may be new CQEs.
+    pub(crate) fn progress(&self) -> bool {
+        self.hook.as_ref().is_some_and(|hook| hook.empty_poll())
+    }
+
+    /// Calls `then` with the watch that ends a sleep on the device, alone or beside other watches.
+    pub(crate) fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        match &self.hook {
+            Some(hook) => hook.with_watch(then),
+            // Hardware wakes through a descriptor, which cannot be waited for together with words.
+            None => then(&mut Due(POLL_SLICE)),
+        }
+    }
+}

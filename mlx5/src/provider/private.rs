@@ -1,0 +1,117 @@
+//! Memory of queues that only their own process accesses: send queues, completion queues, BlueFlame registers.
+
+use core::cell::Cell;
+use core::ptr::NonNull;
+use core::sync::atomic::AtomicU32;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::rc::Rc;
+
+use crate::config::{CqConfig, QpConfig};
+use crate::error::{CreateError, check};
+use crate::mmio::RegisterKind;
+use crate::provider::parts::{SqParts, UarParts};
+use crate::wire::{BLUEFLAME_BYTES, CQE_BYTES, CQE128_BYTES, MAX_CQE, MAX_INLINE, MAX_SEND_WR, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, WQEBB};
+
+const PAGE: usize = 4096;
+
+/// Alignment that the system's allocator gives by itself.
+const UNASKED_ALIGN: usize = 8;
+
+/// Zeroed memory, as a driver would map it for a queue.
+///
+/// It is aligned here and not by the allocator: glibc looks for more room than an aligned block takes, so it does not find the place of a queue that is
+/// gone, and a process whose peers come and go holds twice the memory that is in use.
+pub(crate) struct PrivateMemory {
+    /// As allocated.
+    whole: NonNull<u8>,
+    bytes: usize,
+}
+
+impl PrivateMemory {
+    /// Allocates `bytes` at a multiple of `align`, a power of two, for `what`. Returns the memory and the address of the first byte.
+    pub(crate) fn new(what: &'static str, bytes: usize, align: usize) -> Result<(Self, NonNull<u8>), CreateError> {
+        let no_memory = |source| CreateError::Memory { what, source };
+        let bytes = bytes.saturating_add(align).max(1);
+        let layout = Layout::from_size_align(bytes, UNASKED_ALIGN).map_err(|error| no_memory(std::io::Error::other(error)))?;
+        // SAFETY: the layout's size is not 0.
+        let whole = unsafe { alloc_zeroed(layout) };
+        let whole = NonNull::new(whole).ok_or_else(|| no_memory(std::io::ErrorKind::OutOfMemory.into()))?;
+        // SAFETY: less than `align` bytes further, which were allocated beside those asked for.
+        let base = unsafe { whole.add(whole.align_offset(align)) };
+        Ok((Self { whole, bytes }, base))
+    }
+}
+
+impl Drop for PrivateMemory {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout, which was legal there.
+        unsafe { dealloc(self.whole.as_ptr(), Layout::from_size_align_unchecked(self.bytes, UNASKED_ALIGN)) };
+    }
+}
+
+/// A completion queue's memory: the doorbell record and, on the next page, untouched entries.
+pub(crate) struct CqPlace {
+    pub(crate) memory: PrivateMemory,
+    pub(crate) buffer: NonNull<u8>,
+    pub(crate) entries: u32,
+    pub(crate) record: NonNull<AtomicU32>,
+}
+
+/// Completion vectors of the devices that use these queues.
+pub(crate) const COMP_VECTORS: u32 = 1;
+
+impl CqPlace {
+    pub(crate) fn new(config: &CqConfig) -> Result<Self, CreateError> {
+        check("the number of CQ entries", config.entries.into(), 1, MAX_CQE.into())?;
+        check("the completion vector", config.comp_vector.into(), 0, u64::from(COMP_VECTORS) - 1)?;
+        let stride = config.cqe_bytes as usize;
+        if ![CQE_BYTES, CQE128_BYTES].contains(&stride) {
+            return Err(CreateError::Illegal { what: "the size of a CQE", value: stride as u64, legal: "64 or 128" });
+        }
+        let entries = config.entries.next_power_of_two();
+        let (memory, record) = PrivateMemory::new("a completion queue", PAGE + entries as usize * stride, PAGE)?;
+        // SAFETY: inside the new memory.
+        let buffer = unsafe { record.add(PAGE) };
+        for entry in 1..=entries as usize {
+            // SAFETY: inside the new memory, which no other code has yet; the CQE is the last 64 bytes of its entry.
+            unsafe { buffer.add(entry * stride - CQE_BYTES + OP_OWN_OFFSET).write(OP_OWN_UNTOUCHED) };
+        }
+        Ok(Self { memory, buffer, entries, record: record.cast() })
+    }
+}
+
+/// A send queue's memory: the BlueFlame register, aligned to its size, the WQEBBs and the doorbell record.
+pub(crate) struct SqPlace {
+    pub(crate) memory: PrivateMemory,
+    /// `None` for a device that reads no register.
+    pub(crate) register: Option<NonNull<u8>>,
+    pub(crate) record: NonNull<AtomicU32>,
+    pub(crate) buffer: NonNull<u8>,
+    pub(crate) wqe_cnt: u16,
+}
+
+impl SqPlace {
+    /// Makes the memory for a device with this kind of registers.
+    pub(crate) fn new(config: &QpConfig, kind: RegisterKind) -> Result<Self, CreateError> {
+        check("max_send_wr", config.max_send_wr.into(), 1, MAX_SEND_WR.into())?;
+        check("max_inline_data", config.max_inline_data as u64, 0, MAX_INLINE as u64)?;
+        // The longest WQE, 220 B inline and an SGE, takes 5 WQEBBs; with the NOPs before the ring's end it may need 9.
+        let wqe_cnt = config.max_send_wr.next_power_of_two().max(16);
+        let register_bytes = if kind == RegisterKind::Unread { 0 } else { 2 * BLUEFLAME_BYTES };
+        let buffer_bytes = wqe_cnt as usize * WQEBB;
+        let bytes = register_bytes + buffer_bytes + size_of::<AtomicU32>();
+        let (memory, first) = PrivateMemory::new("a send queue", bytes, register_bytes.max(WQEBB))?;
+        let register = (register_bytes > 0).then_some(first);
+        // SAFETY: inside the new memory.
+        let (buffer, record) = unsafe { (first.add(register_bytes), first.add(register_bytes + buffer_bytes).cast()) };
+        Ok(Self { memory, register, record, buffer, wqe_cnt: wqe_cnt as u16 })
+    }
+
+    /// Describes the queue. The register's place among those of the device is `uar_offset`.
+    pub(crate) fn parts(&self, qpn: u32, config: &QpConfig, kind: RegisterKind, uar_offset: usize) -> SqParts {
+        let &Self { register, buffer, wqe_cnt, record, .. } = self;
+        let half = Rc::new(Cell::new(register.map_or(core::ptr::null_mut(), NonNull::as_ptr)));
+        let uar = UarParts { half, kind, uar_offset };
+        SqParts { qpn, buffer, wqe_cnt, max_inline: config.max_inline_data, has_atomics: true, record, uar }
+    }
+}

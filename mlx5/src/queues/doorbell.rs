@@ -1,0 +1,127 @@
+//! The only module that announces new WQEs to the device. It owns the order of the stores.
+//!
+//! The order (PRM "Posting a Work Request to Work Queue"; the same as rdma-core's mlx5 provider, `post_send_db`):
+//! 1. the WQEs are stored to the SQ;
+//! 2. `udma_to_device_barrier`: they are visible to the device before the record;
+//! 3. the doorbell record gets the new producer counter (in WQEBBs, big-endian);
+//! 4. `mmio_wc_start`: the record is visible before the register is written, else the device may read an old counter and stop;
+//! 5. the BlueFlame register gets one or more whole WQEs (of at most the register's size) or the first 8 bytes of the last control segment,
+//!    in the half of the register that the last doorbell did not use;
+//! 6. `mmio_flush_writes`: the register's bytes leave before anything else is stored to it, the next doorbell included;
+//! 7. on a soft device, the hook: "a store to this register just happened".
+//!
+//! [`mmio`](crate::mmio) defines the barriers of each kind of register, and why they suffice. Steps 2 to 6 are one function per kind of
+//! register, called through a pointer, so that a test can check their order in the disassembly of release code.
+
+use core::cell::Cell;
+use core::ptr::NonNull;
+use core::sync::atomic::AtomicU32;
+use std::rc::Rc;
+
+use crate::mmio::{self, Mmio, Ordinary, RegisterKind, Streaming};
+use crate::provider::hook::Hook;
+use crate::provider::parts::UarParts;
+use crate::wire::{BLUEFLAME_BYTES, queue_record};
+
+/// Performs steps 2 to 6. Copies `bytes` bytes from `from` to the register; or 8, if `bytes` is 0 or larger than `HALF`. `HALF` is the size
+/// of a half, and 0 for a register that takes no WQE and has one half. Returns the offset in the register.
+///
+/// # Safety
+/// `bytes` is a multiple of 64. At `from` as many are readable, or 8 if it is 0, aligned to 64.
+unsafe fn announce<M: Mmio, const HALF: usize>(bell: &Bell, value: u32, from: *const u8, bytes: usize) -> usize {
+    let register = bell.half.get();
+    M::udma_to_device_barrier();
+    // SAFETY: the record lives as long as the QP's memory, which the owner of this doorbell holds.
+    M::store_record(unsafe { bell.record.as_ref() }, value);
+    M::mmio_wc_start();
+    // SAFETY: the register lives as long, and each half of it has `HALF` bytes, or 8, and is aligned to them. The rest is the caller's.
+    unsafe {
+        if (1..=HALF).contains(&bytes) {
+            M::copy(register, from, bytes);
+        } else {
+            M::store_8(register, from);
+        }
+    }
+    M::mmio_flush_writes();
+    bell.half.set(register.map_addr(|at| at ^ HALF));
+    register.addr() & HALF
+}
+
+/// Performs steps 2 and 3, where the register is not read, so that every store is at its start.
+///
+/// # Safety
+/// The same as for an [`Announce`].
+unsafe fn announce_by_record(bell: &Bell, value: u32, _from: *const u8, _bytes: usize) -> usize {
+    Ordinary::udma_to_device_barrier();
+    // SAFETY: as in `announce`.
+    Ordinary::store_record(unsafe { bell.record.as_ref() }, value);
+    0
+}
+
+type Announce = unsafe fn(&Bell, u32, *const u8, usize) -> usize;
+
+/// The record and register of a QP's doorbells.
+struct Bell {
+    record: NonNull<AtomicU32>,
+    /// The half of the register that the next store goes to ([`UarParts::half`]). The whole register is aligned to its size.
+    half: Rc<Cell<*mut u8>>,
+}
+
+/// Returns [`announce`] for a write-combining register on this processor.
+fn announce_write_combining() -> Announce {
+    match Streaming::detect() {
+        #[cfg(target_arch = "x86_64")]
+        Streaming::Avx512 => announce::<mmio::Avx512, BLUEFLAME_BYTES>,
+        #[cfg(target_arch = "x86_64")]
+        Streaming::Avx => announce::<mmio::Avx, BLUEFLAME_BYTES>,
+        #[cfg(target_arch = "x86_64")]
+        Streaming::Sse2 => announce::<mmio::Sse2, BLUEFLAME_BYTES>,
+        #[cfg(target_arch = "aarch64")]
+        Streaming::Stnp => announce::<mmio::Stnp, BLUEFLAME_BYTES>,
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        Streaming::Words => announce::<mmio::Words, BLUEFLAME_BYTES>,
+    }
+}
+
+/// A QP's doorbell: its record and its BlueFlame register.
+pub(crate) struct Doorbell {
+    bell: Bell,
+    uar_offset: usize,
+    announce: Announce,
+    /// The soft device to call; hardware sees the store itself.
+    hook: Option<Hook>,
+}
+
+impl Doorbell {
+    pub(crate) fn new(parts: &UarParts, record: NonNull<AtomicU32>, hook: Option<Hook>) -> Self {
+        let announce = match parts.kind {
+            RegisterKind::Ordinary => announce::<Ordinary, BLUEFLAME_BYTES>,
+            RegisterKind::Unread => announce_by_record,
+            RegisterKind::DoorbellOnly => announce::<mmio::Baseline, 0>,
+            RegisterKind::WriteCombining => announce_write_combining(),
+        };
+        let half = Rc::clone(&parts.half);
+        debug_assert!(half.get().addr() % if parts.kind == RegisterKind::DoorbellOnly { 8 } else { BLUEFLAME_BYTES } == 0);
+        Self { bell: Bell { record, half }, uar_offset: parts.uar_offset, announce, hook }
+    }
+
+    /// Makes `M` perform steps 2 to 6 from now on.
+    #[cfg(test)]
+    pub(crate) fn set_mmio<M: Mmio>(&mut self) {
+        self.announce = announce::<M, BLUEFLAME_BYTES>;
+    }
+
+    /// Announces everything up to `producer`. Copies `bytes` from `wqes` through BlueFlame; if that is 0 or does not fit, the first 8.
+    ///
+    /// # Safety
+    /// `wqes` points to the last WQE, or to all new ones. `bytes`, a multiple of 64, are readable there, or 8 if it is 0.
+    #[inline(always)]
+    pub(crate) unsafe fn ring(&mut self, producer: u16, wqes: *const u8, bytes: usize) {
+        debug_assert!(bytes % 64 == 0 && wqes.addr() % 64 == 0);
+        // SAFETY: guaranteed by the caller.
+        let written = unsafe { (self.announce)(&self.bell, queue_record(producer), wqes, bytes) };
+        if let Some(device) = &self.hook {
+            device.ring(self.uar_offset + written);
+        }
+    }
+}

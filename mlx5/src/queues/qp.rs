@@ -1,0 +1,336 @@
+//! Queue pairs: the part that both kinds share.
+
+use std::fmt;
+use std::rc::Rc;
+
+use crate::address::QpAddress;
+use crate::completions::cq_object::CqObject;
+use crate::completions::cqe::Cqe;
+use crate::config::{QpConfig, QpState};
+use crate::error::{ConnectError, CreateError};
+use crate::mr::Mr;
+use crate::ops::{Operation, PostError, Sge};
+use crate::pd::PdObject;
+use crate::provider::control::Control;
+use crate::provider::parts::{QpParts, QpRequest, Receives};
+use crate::queues::doorbell::Doorbell;
+use crate::queues::rq::{PostReceiveError, ReceiveQueue};
+use crate::queues::sq::{Flags, SendQueue};
+use crate::queues::srq::{Srq, SrqObject};
+use crate::wire::{CqeOpcode, Service};
+
+/// The source of a queue pair's receives.
+#[derive(Clone, Copy, Debug)]
+pub enum ReceiveSource<'a> {
+    /// A shared receive queue: receives are posted to it, and every queue pair on it consumes them.
+    Shared(&'a Srq),
+    /// A receive queue of its own.
+    Own {
+        /// Minimum number of receives it holds, 1..=[`DeviceInfo::max_recv_wr`](crate::DeviceInfo::max_recv_wr).
+        depth: u32,
+        /// Buffers of a receive, 0..=[`DeviceInfo::max_recv_sge`](crate::DeviceInfo::max_recv_sge).
+        max_sge: usize,
+    },
+}
+
+impl<'a> From<&'a Srq> for ReceiveSource<'a> {
+    fn from(srq: &'a Srq) -> Self {
+        Self::Shared(srq)
+    }
+}
+
+/// The queues and keys that a QP keeps alive. `drop` runs before the fields are dropped, so the device's object goes first.
+struct QpObject {
+    qpn: u32,
+    control: Control,
+    send_cq: Rc<CqObject>,
+    recv_cq: Rc<CqObject>,
+    _srq: Option<Rc<SrqObject>>,
+    pd: Rc<PdObject>,
+}
+
+impl Drop for QpObject {
+    fn drop(&mut self) {
+        self.control.destroy_qp(self.qpn);
+        // After `destroy_qp`: the device writes no completion of this queue pair any more, and gives its number to no other before this
+        // returns.
+        self.send_cq.disown(self.qpn);
+        self.recv_cq.disown(self.qpn);
+    }
+}
+
+/// The objects that a new queue pair is made from.
+pub(crate) struct QpParents<'a> {
+    pub(crate) control: &'a Control,
+    pub(crate) pd: &'a Rc<PdObject>,
+    pub(crate) send_cq: &'a Rc<CqObject>,
+    pub(crate) recv_cq: &'a Rc<CqObject>,
+    pub(crate) receives: ReceiveSource<'a>,
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::Connected {}
+    impl Sealed for super::Datagram {}
+}
+
+/// The kind of a queue pair's peer: [`Connected`](crate::Connected) or [`Datagram`](crate::Datagram). Sealed.
+#[doc(hidden)]
+pub trait Transport: sealed::Sealed + fmt::Debug {
+    #[doc(hidden)]
+    const SERVICE: Service;
+}
+
+/// Reliable connection to one other queue pair.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Connected;
+
+impl Transport for Connected {
+    const SERVICE: Service = Service::Connected;
+}
+
+/// Unreliable datagrams to and from any queue pair of the kind.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Datagram {
+    pub(crate) qkey: u32,
+}
+
+impl Transport for Datagram {
+    const SERVICE: Service = Service::Datagram;
+}
+
+/// A queue pair: [`RcQp`](crate::RcQp), connected to one peer, or [`UdQp`](crate::UdQp), which sends datagrams to any peer.
+///
+/// Operations are posted, and start at [`ring`](Self::ring). They take effect at the peer, and complete, in posting order. Only a READ or
+/// an atomic may still be in flight when the next operation starts ([`Signal::fence`](crate::Signal::fence)). A failure moves the queue
+/// pair to [`QpState::Error`] and flushes the operations after it.
+///
+/// It is not `Send`:
+/// ```compile_fail,E0277
+/// fn send<T: Send>() {}
+/// send::<mlx5::RcQp>();
+/// ```
+/// ```compile_fail,E0277
+/// fn send<T: Send>() {}
+/// send::<mlx5::UdQp>();
+/// ```
+pub struct Qp<T: Transport> {
+    pub(crate) sq: SendQueue,
+    /// `None` with a shared receive queue.
+    rq: Option<ReceiveQueue>,
+    state: QpState,
+    pub(crate) transport: T,
+    object: QpObject,
+}
+
+impl<T: Transport> fmt::Debug for Qp<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { state, transport, .. } = self;
+        f.debug_struct("Qp").field("qpn", &self.qpn()).field("state", state).field("transport", transport).finish_non_exhaustive()
+    }
+}
+
+impl<T: Transport> Qp<T> {
+    pub(crate) fn create(parents: &QpParents<'_>, config: &QpConfig, transport: T) -> Result<Self, CreateError> {
+        let QpParents { control, pd, send_cq, recv_cq, receives } = parents;
+        let (receives, srq, max_sge) = match *receives {
+            ReceiveSource::Shared(srq) => (Receives::Shared(srq.object().srqn), Some(Rc::clone(srq.object())), 0),
+            ReceiveSource::Own { depth, max_sge } => (Receives::Own { depth, max_sge }, None, max_sge),
+        };
+        let request = QpRequest { pd: pd.pdn, send_cq: send_cq.cqn, recv_cq: recv_cq.cqn, receives, service: T::SERVICE, config };
+        let QpParts { sq, rq } = control.create_qp(&request)?;
+        let object = QpObject {
+            qpn: sq.qpn,
+            control: Control::clone(control),
+            send_cq: Rc::clone(send_cq),
+            recv_cq: Rc::clone(recv_cq),
+            _srq: srq,
+            pd: Rc::clone(pd),
+        };
+        let doorbell = Doorbell::new(&sq.uar, sq.record, control.hook().cloned());
+        let rq = rq.map(|parts| ReceiveQueue::new(&parts, max_sge));
+        let mut qp = Self { sq: SendQueue::new(&sq, doorbell), rq, state: QpState::Reset, transport, object };
+        qp.set_state(QpState::Reset);
+        Ok(qp)
+    }
+
+    /// Returns the queue pair number, 24 bits.
+    #[must_use]
+    pub fn qpn(&self) -> u32 {
+        self.object.qpn
+    }
+
+    pub(crate) fn control(&self) -> &Control {
+        &self.object.control
+    }
+
+    /// Returns the state as far as this end knows it. An error is known once its completion was passed to [`complete`](Self::complete) or
+    /// [`complete_receive`](Self::complete_receive).
+    #[must_use]
+    pub fn state(&self) -> QpState {
+        self.state
+    }
+
+    /// Returns the WQEBBs of the send queue, as the device created it.
+    #[must_use]
+    pub fn send_capacity(&self) -> usize {
+        usize::from(self.sq.capacity())
+    }
+
+    /// Returns the maximum inline bytes of one operation, as the device created the queue pair.
+    #[must_use]
+    pub fn max_inline_data(&self) -> usize {
+        self.sq.max_inline()
+    }
+
+    /// Returns the address that peers need to reach this queue pair.
+    #[must_use]
+    pub fn address(&self) -> QpAddress {
+        self.control().address(self.qpn())
+    }
+
+    /// Returns whether operations of this queue pair may name `region`: both belong to the same protection domain.
+    #[must_use]
+    pub fn may_use(&self, region: &Mr) -> bool {
+        Rc::ptr_eq(&self.object.pd, region.pd())
+    }
+
+    /// Returns the number of its protection domain.
+    pub(crate) fn pdn(&self) -> u32 {
+        self.object.pd.pdn
+    }
+
+    /// Moves the queue pair from `needs` to `to`.
+    pub(crate) fn transition(&mut self, needs: QpState, to: QpState) -> Result<(), ConnectError> {
+        if self.state != needs {
+            return Err(ConnectError::WrongState { from: self.state, needs });
+        }
+        self.set_state(to);
+        Ok(())
+    }
+
+    /// Moves the queue pair to the error state: everything posted completes with
+    /// [`Syndrome::WorkRequestFlushed`](crate::Syndrome::WorkRequestFlushed), and messages of peers are not received any more. Use it for
+    /// an orderly end: no transition leads out of that state, so the next connection needs a new queue pair.
+    pub fn fail(&mut self) {
+        self.set_state(QpState::Error);
+        self.control().fail_qp(self.qpn());
+    }
+
+    #[inline(always)]
+    pub(crate) fn push<O: Operation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
+        self.sq.push(op, flags, user).map_err(|error| self.refusal(error))
+    }
+
+    #[inline(always)]
+    pub(crate) fn push_and_ring<O: Operation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
+        self.sq.push_and_ring(op, flags, user).map_err(|error| self.refusal(error))
+    }
+
+    /// Returns the reason why a post was refused. The state comes first, because the send queue knows it only as "closed".
+    #[cold]
+    fn refusal(&self, error: PostError) -> PostError {
+        if self.state == QpState::ReadyToSend { error } else { PostError::WrongState(self.state) }
+    }
+
+    /// Sets the state. Nothing else changes it: the send queue is open in `ReadyToSend` only.
+    pub(crate) fn set_state(&mut self, state: QpState) {
+        self.state = state;
+        self.sq.set_open(state == QpState::ReadyToSend);
+    }
+
+    /// Rings the doorbell for everything posted since the last call: with the whole WQE through BlueFlame if there is only one and it has
+    /// at most 256 bytes, else like [`ring_doorbell`](Self::ring_doorbell). On a soft device the operations have run when it returns,
+    /// unless they must be retried or its [`Timing`](crate::Timing) delays them.
+    #[inline(always)]
+    pub fn ring(&mut self) {
+        self.sq.ring();
+    }
+
+    /// Rings the doorbell with 8 bytes; the device reads the WQEs from memory.
+    #[inline(always)]
+    pub fn ring_doorbell(&mut self) {
+        self.sq.ring_doorbell();
+    }
+
+    /// Rings the doorbell with the whole last WQE through BlueFlame, also if several WQEs are new; with 8 bytes if it has more than 256.
+    #[inline(always)]
+    pub fn ring_doorbell_bf(&mut self) {
+        self.sq.ring_doorbell_bf();
+    }
+
+    /// Takes a completion of this queue pair from its send CQ: frees the WQE and all before it, and returns the `user` value of the
+    /// operation. Returns `None` if the completion does not belong to this queue pair's sends, or if no such operation is outstanding. An
+    /// error completion moves the state to [`QpState::Error`].
+    #[inline(always)]
+    #[doc(alias = "CompletionSource")]
+    pub fn complete(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
+        if self.takes(cqe) { self.sq.complete(cqe.wqe_counter()) } else { None }
+    }
+
+    /// Like [`complete`](Self::complete), but passes to `each` the `user` values of all operations that this completion finishes,
+    /// unsignaled ones included, in posting order. Returns their number. All but the last have succeeded; the completion tells the outcome
+    /// of the last. If `each` panics, the remaining values are not handed out.
+    #[inline]
+    pub fn complete_each(&mut self, cqe: &Cqe<'_>, each: impl FnMut(u64)) -> usize {
+        if self.takes(cqe) { self.sq.complete_each(cqe.wqe_counter(), each) } else { 0 }
+    }
+
+    /// Returns whether `cqe` is a completion of this queue pair's sends.
+    #[inline(always)]
+    fn takes(&mut self, cqe: &Cqe<'_>) -> bool {
+        if cqe.qpn() != self.qpn() {
+            return false;
+        }
+        match cqe.opcode() {
+            Some(CqeOpcode::Requester) => {}
+            Some(CqeOpcode::RequesterError) => self.set_state(QpState::Error),
+            _ => return false,
+        }
+        true
+    }
+
+    /// Posts one receive into `buffers`, in this order, to the queue pair's own receive queue. [`complete_receive`](Self::complete_receive)
+    /// returns `user`. The device sees the receive at the next [`ring_receives`](Self::ring_receives).
+    ///
+    /// # Errors
+    /// See [`PostReceiveError`]; nothing was posted.
+    #[inline]
+    pub fn post_receive(&mut self, buffers: &[Sge], user: u64) -> Result<(), PostReceiveError> {
+        if self.state == QpState::Reset {
+            return Err(PostReceiveError::WrongState);
+        }
+        self.rq.as_mut().ok_or(PostReceiveError::Shared)?.post(buffers, user)
+    }
+
+    /// Makes the receives posted so far visible to the device.
+    #[inline]
+    pub fn ring_receives(&mut self) {
+        if let Some(rq) = &mut self.rq {
+            rq.ring();
+        }
+    }
+
+    /// Takes a completion of this queue pair's own receive queue: frees the receive and returns its `user` value. Returns `None` if the
+    /// completion does not belong to this queue pair's receives. An error completion moves the state to [`QpState::Error`].
+    #[inline]
+    pub fn complete_receive(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
+        if cqe.qpn() != self.qpn() {
+            return None;
+        }
+        match cqe.opcode() {
+            Some(CqeOpcode::ResponderWriteImm | CqeOpcode::ResponderSend | CqeOpcode::ResponderSendImm) => {}
+            Some(CqeOpcode::ResponderError) => self.set_state(QpState::Error),
+            _ => return None,
+        }
+        self.rq.as_mut()?.complete(cqe.wqe_counter())
+    }
+
+    /// Returns the number of receives that can be posted now; 0 with a shared receive queue.
+    #[must_use]
+    pub fn free_receives(&self) -> usize {
+        self.rq.as_ref().map_or(0, ReceiveQueue::free)
+    }
+}

@@ -1,0 +1,168 @@
+//! Receives: the WQE of both kinds of receive queue, and the receive queue of one queue pair.
+
+use core::ptr::NonNull;
+use core::sync::atomic::AtomicU32;
+
+use crate::mmio;
+use crate::ops::{Payload, Segments, Sge};
+use crate::provider::parts::RqParts;
+use crate::wire::{DataSegment, MAX_MESSAGE_BYTES, SEGMENT, queue_record};
+
+/// The reason why a receive was not posted. Nothing was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PostReceiveError {
+    /// All entries are posted; retry after completions have returned entries.
+    #[error("receive queue full: all {depth} entries are posted or not yet returned with `complete_receive`")]
+    QueueFull {
+        /// Receives the queue holds.
+        depth: usize,
+    },
+    /// More buffers than the queue was created for.
+    #[error("{count} buffers in one receive; this queue takes at most {max}")]
+    TooManySges {
+        /// The requested number of buffers.
+        count: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// The queue pair has no receive queue of its own.
+    #[error("this queue pair takes its receives from a shared receive queue: post them there")]
+    Shared,
+    /// A queue pair in RESET has no receives.
+    #[error("the queue pair is in state Reset; receives may be posted from Init on")]
+    WrongState,
+    /// The buffers hold more than the longest message.
+    #[error("buffers of {bytes} bytes in one receive; the longest message is {MAX_MESSAGE_BYTES}")]
+    TooLong {
+        /// Bytes of all buffers.
+        bytes: u64,
+    },
+}
+
+/// The part of a receive WQE that names the message's buffers: data segments, and a terminator if there is room for more.
+#[derive(Clone, Copy)]
+pub(crate) struct Scatter {
+    /// Maximum number of buffers of a receive.
+    pub(crate) max_sge: usize,
+    /// Room in 16-byte segments, `max_sge` or more.
+    pub(crate) segments: usize,
+}
+
+impl Scatter {
+    /// Writes `buffers` to `at`. Empty buffers are left out: on the wire a length of 0 means 2^31 bytes.
+    ///
+    /// # Safety
+    /// `at` is valid for writes of `segments` segments, and the device does not read them now.
+    #[inline(always)]
+    pub(crate) unsafe fn write(self, at: *mut u8, buffers: &[Sge]) -> Result<(), PostReceiveError> {
+        if buffers.len() > self.max_sge {
+            return Err(PostReceiveError::TooManySges { count: buffers.len(), max: self.max_sge });
+        }
+        let bytes = buffers.iter().map(Payload::bytes).sum();
+        if bytes > MAX_MESSAGE_BYTES {
+            return Err(PostReceiveError::TooLong { bytes });
+        }
+        // SAFETY: at most `max_sge` segments, or `segments` with the terminator (caller).
+        let mut out = unsafe { Segments::new(at) };
+        let mut used = 0;
+        for sge in buffers {
+            sge.emit(&mut out);
+            used += sge.segments();
+        }
+        if used < self.segments {
+            out.put(&DataSegment::TERMINATOR.emit());
+        }
+        Ok(())
+    }
+
+    /// Writes a receive without buffers to `at`.
+    ///
+    /// # Safety
+    /// See [`write`](Self::write).
+    #[inline(always)]
+    pub(crate) unsafe fn write_none(self, at: *mut u8) {
+        if self.segments > 0 {
+            // SAFETY: one segment (caller).
+            unsafe { Segments::new(at) }.put(&DataSegment::TERMINATOR.emit());
+        }
+    }
+}
+
+/// The receive queue of one queue pair: a ring of receives that the device consumes, and completes, in posting order.
+///
+/// The memory of its parts outlives it: the queue pair holds both.
+pub(crate) struct ReceiveQueue {
+    buffer: NonNull<u8>,
+    stride: usize,
+    scatter: Scatter,
+    record: NonNull<AtomicU32>,
+    mask: u16,
+    /// Receives posted, as in the doorbell record.
+    producer: u16,
+    /// Receives completed.
+    consumer: u16,
+    /// The `user` values, by WQE.
+    users: Box<[u64]>,
+}
+
+impl ReceiveQueue {
+    pub(crate) fn new(parts: &RqParts, max_sge: usize) -> Self {
+        debug_assert!(parts.wqe_cnt.is_power_of_two() && parts.stride.is_power_of_two() && parts.stride >= SEGMENT);
+        let segments = parts.stride / SEGMENT;
+        Self {
+            buffer: parts.buffer,
+            stride: parts.stride,
+            scatter: Scatter { max_sge, segments },
+            record: parts.record,
+            mask: parts.wqe_cnt - 1,
+            producer: 0,
+            consumer: 0,
+            users: vec![0; usize::from(parts.wqe_cnt)].into_boxed_slice(),
+        }
+    }
+
+    /// Returns the number of receives that the queue holds.
+    pub(crate) fn depth(&self) -> usize {
+        self.users.len()
+    }
+
+    /// Returns the number of receives that can be posted now.
+    #[inline(always)]
+    pub(crate) fn free(&self) -> usize {
+        self.depth() - usize::from(self.producer.wrapping_sub(self.consumer))
+    }
+
+    /// Posts one receive into `buffers`, in this order. No buffer is legal, for messages without data for this end.
+    /// [`complete`](Self::complete) returns `user`. The device sees the receive at the next [`ring`](Self::ring).
+    #[inline]
+    pub(crate) fn post(&mut self, buffers: &[Sge], user: u64) -> Result<(), PostReceiveError> {
+        if self.free() == 0 {
+            return Err(PostReceiveError::QueueFull { depth: self.depth() });
+        }
+        let index = usize::from(self.producer & self.mask);
+        // SAFETY: the buffer holds `mask + 1` WQEs of `stride` bytes, and this one is free: the device does not read it any more.
+        unsafe { self.scatter.write(self.buffer.as_ptr().add(index * self.stride), buffers) }?;
+        self.users[index] = user;
+        self.producer = self.producer.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Makes the receives posted so far visible to the device (the receive word of the doorbell record; there is no register to write).
+    #[inline]
+    pub(crate) fn ring(&mut self) {
+        // SAFETY: the record lives as long as the queue pair's memory.
+        mmio::ring_record(unsafe { self.record.as_ref() }, queue_record(self.producer));
+    }
+
+    /// Takes a completion that named `wqe_counter`, a count of receives or the index in the ring: frees that receive and returns its `user`
+    /// value. Returns `None`, and changes nothing, if that is not the oldest receive posted: a device completes receives in order.
+    #[inline]
+    pub(crate) fn complete(&mut self, wqe_counter: u16) -> Option<u64> {
+        if (wqe_counter ^ self.consumer) & self.mask != 0 || self.consumer == self.producer {
+            return None;
+        }
+        let user = self.users[usize::from(self.consumer & self.mask)];
+        self.consumer = self.consumer.wrapping_add(1);
+        Some(user)
+    }
+}

@@ -1,0 +1,413 @@
+//! The send queue: a ring of 64-byte WQE basic blocks, and the one path on which an operation becomes a WQE in it.
+
+use core::mem::MaybeUninit;
+use core::ptr::NonNull;
+
+use crate::ops::{Operation, Payload, PostError, Segments};
+use crate::provider::parts::SqParts;
+use crate::queues::doorbell::Doorbell;
+use crate::wire::{BLUEFLAME_BYTES, CtrlSegment, FenceMode, MAX_MESSAGE_BYTES, Opcode, SEGMENT, WQEBB};
+
+/// When an operation gives a CQE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// Gives a CQE for this operation.
+    Always,
+    /// Gives a CQE on failure. Gives one on success when the queue needs it to reclaim its entries: at least one in a quarter of its depth,
+    /// or in 8 WQEBBs if that is more, so that the queue never fills up with work that no completion will release.
+    #[doc(alias = "SIGNAL_INTERVAL")]
+    Reclaim,
+}
+
+impl Signal {
+    /// Adds the fence: the operation starts only when the READs and atomics before it are complete.
+    #[must_use]
+    #[inline(always)]
+    pub const fn fence(self) -> Flags {
+        Flags { signal: self, fence: true, solicited: false }
+    }
+
+    /// Marks the peer's completion, if the operation gives it one, as solicited.
+    #[must_use]
+    #[inline(always)]
+    pub const fn solicited(self) -> Flags {
+        Flags { signal: self, fence: false, solicited: true }
+    }
+}
+
+/// Options of a post. A [`Signal`] converts to flags without fence and without solicited completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flags {
+    /// When the operation gives a CQE.
+    pub signal: Signal,
+    /// Whether the operation starts only when the READs and atomics before it are complete (`IBV_SEND_FENCE`): then it may send the bytes
+    /// that they returned.
+    pub fence: bool,
+    /// Whether the peer's completion is solicited (`IBV_SEND_SOLICITED`): it wakes a peer that waits for solicited completions only. It has
+    /// no effect on operations that give the peer no completion.
+    pub solicited: bool,
+}
+
+impl From<Signal> for Flags {
+    #[inline(always)]
+    fn from(signal: Signal) -> Self {
+        Self { signal, fence: false, solicited: false }
+    }
+}
+
+/// WQEs that go through BlueFlame together; see [`BlueflameBatch`](crate::BlueflameBatch).
+#[repr(align(64))]
+pub(crate) struct BlueflameBuffer(pub(crate) [MaybeUninit<u8>; BLUEFLAME_BYTES]);
+
+/// The send queue. Counters are 16-bit WQEBB counts, as on the wire.
+pub(crate) struct SendQueue {
+    /// Address of the next WQE, if there is [`room`](Self::room).
+    head: *mut u8,
+    /// Address of the next WQE's `user` value.
+    user: *mut u64,
+    /// WQEBBs that may be written at `head` without a check: they are free, contiguous, and need no completion.
+    /// [`make_room`](Self::make_room) makes the checks when they are used up.
+    room: u32,
+    qpn: u32,
+    /// WQEBBs written.
+    producer: u16,
+    /// WQEBBs announced to the device.
+    rung: u16,
+    max_inline: u16,
+    has_atomics: bool,
+    /// Whether operations may be pushed. There is no room while the queue is closed.
+    is_open: bool,
+    /// WQEBBs - 1.
+    mask: u16,
+    /// Maximum number of WQEBBs without a CQE. The smallest queue, of 16, has 9 beside as many: room for the longest WQE and the NOPs
+    /// before it.
+    silent: u16,
+    /// The last WQE.
+    last: *mut u8,
+    /// WQEBBs that the device has finished, as reported by its CQEs.
+    consumer: u16,
+    /// Counter by which a WQE must give a CQE: a WQE that ends after it is signaled.
+    signal_by: u16,
+    buffer: NonNull<u8>,
+    /// The `user` values, at the index of the WQE's first WQEBB; `mask + 1` of them.
+    users: NonNull<u64>,
+    doorbell: Doorbell,
+}
+
+impl SendQueue {
+    pub(crate) fn new(parts: &SqParts, doorbell: Doorbell) -> Self {
+        debug_assert!(parts.wqe_cnt.is_power_of_two());
+        let users: Box<[u64]> = vec![0; usize::from(parts.wqe_cnt)].into_boxed_slice();
+        // `user` points into it too, so it is owned as a pointer.
+        let users = NonNull::from(Box::leak(users)).cast();
+        let mask = parts.wqe_cnt - 1;
+        let silent = (mask / 4).max(7);
+        Self {
+            head: parts.buffer.as_ptr(),
+            user: users.as_ptr(),
+            room: 0,
+            qpn: parts.qpn,
+            producer: 0,
+            rung: 0,
+            // A WQE holds at most 63 segments.
+            max_inline: parts.max_inline.min(63 * SEGMENT) as u16,
+            has_atomics: parts.has_atomics,
+            is_open: true,
+            mask,
+            silent,
+            last: parts.buffer.as_ptr(),
+            consumer: 0,
+            signal_by: silent,
+            buffer: parts.buffer,
+            users,
+            doorbell,
+        }
+    }
+
+    pub(crate) fn capacity(&self) -> u16 {
+        self.mask + 1
+    }
+
+    pub(crate) fn max_inline(&self) -> usize {
+        self.max_inline.into()
+    }
+
+    /// Opens the queue, or closes it. [`push`](Self::push) on a closed queue fails; the error it returns does not tell why.
+    pub(crate) fn set_open(&mut self, is_open: bool) {
+        self.is_open = is_open;
+        self.room = 0;
+    }
+
+    #[cfg(test)]
+    pub(crate) fn doorbell(&mut self) -> &mut Doorbell {
+        &mut self.doorbell
+    }
+
+    #[inline(always)]
+    fn place(&self, counter: u16) -> *mut u8 {
+        // SAFETY: the buffer holds `mask + 1` WQEBBs.
+        unsafe { self.buffer.as_ptr().add(usize::from(counter & self.mask) * WQEBB) }
+    }
+
+    /// Builds the WQE of `op` in the ring. The device learns of it with [`ring`](Self::ring).
+    #[inline(always)]
+    pub(crate) fn push<O: Operation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
+        let flags = flags.into();
+        op.check()?;
+        if const { matches!(O::OPCODE, Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) } && !self.has_atomics {
+            return Err(PostError::NoAtomics);
+        }
+        let payload = op.payload();
+        if payload.inline_bytes() > self.max_inline() {
+            return Err(PostError::InlineTooLong { bytes: payload.inline_bytes(), max: self.max_inline() });
+        }
+        if payload.bytes() > MAX_MESSAGE_BYTES {
+            return Err(PostError::MessageTooLong { bytes: payload.bytes() });
+        }
+        let ds = 1 + size_of::<O::Header>() / SEGMENT + payload.segments();
+        let blocks = ds.div_ceil(WQEBB / SEGMENT) as u16;
+        let mut signaled = flags.signal == Signal::Always;
+        self.room = match self.room.checked_sub(blocks.into()) {
+            Some(rest) => rest,
+            None => {
+                signaled |= self.make_room(blocks)?;
+                self.room - u32::from(blocks)
+            }
+        };
+        if flags.signal == Signal::Always {
+            self.signal_by = self.producer.wrapping_add(blocks + self.silent);
+        }
+        let head = self.head;
+        let mut out = self.start(O::OPCODE, ds, signaled, flags, op.imm());
+        out.put(&op.header());
+        payload.emit(&mut out);
+        self.finish(head, blocks, user);
+        Ok(())
+    }
+
+    /// Like [`push`](Self::push) and [`ring`](Self::ring).
+    #[inline(always)]
+    pub(crate) fn push_and_ring<O: Operation>(&mut self, op: &O, flags: impl Into<Flags>, user: u64) -> Result<(), PostError> {
+        self.push(op, flags, user)?;
+        self.announce_pending(self.pending());
+        Ok(())
+    }
+
+    /// Counts the free WQEBBs again, moves to the ring's beginning at its end, and returns whether the next WQE, of `blocks` WQEBBs, must
+    /// give a CQE. A WQE never wraps: if it does not fit before the ring's end, the rest is filled with one-block NOPs.
+    #[cold]
+    #[inline(never)]
+    fn make_room(&mut self, blocks: u16) -> Result<bool, PostError> {
+        let to_end = self.capacity() - (self.producer & self.mask);
+        let free = self.capacity() - self.producer.wrapping_sub(self.consumer);
+        let padding = if blocks > to_end { to_end } else { 0 };
+        if blocks + padding > free || !self.is_open {
+            let [needed, free, capacity] = [blocks + padding, free, self.capacity()].map(usize::from);
+            return Err(PostError::QueueFull { needed, free, capacity });
+        }
+        for _ in 0..padding {
+            self.enter();
+            let head = self.head;
+            self.start(Opcode::Nop, 1, false, Signal::Reclaim.into(), 0);
+            self.finish(head, 1, 0);
+        }
+        self.enter();
+        let contiguous = if padding > 0 { free - padding } else { to_end.min(free) };
+        // The NOPs may have passed `signal_by`.
+        let silent_left = (self.signal_by.wrapping_sub(self.producer) as i16).max(0) as u16;
+        if blocks <= silent_left {
+            self.room = contiguous.min(silent_left).into();
+            return Ok(false);
+        }
+        let until_next = blocks + self.silent;
+        self.signal_by = self.producer.wrapping_add(until_next);
+        self.room = contiguous.min(until_next).into();
+        Ok(true)
+    }
+
+    /// Sets `head` from the producer, which may have reached the ring's end.
+    fn enter(&mut self) {
+        self.head = self.place(self.producer);
+        self.user = self.user_place(self.producer);
+    }
+
+    /// Writes the control segment of a WQE of `ds` segments at `head`. Returns the place of the segments after it. The caller found room.
+    #[inline(always)]
+    fn start(&self, opcode: Opcode, ds: usize, signaled: bool, flags: Flags, imm: u32) -> Segments {
+        let ctrl = CtrlSegment {
+            opcode: opcode as u8,
+            wqe_index: self.producer,
+            qpn: self.qpn,
+            ds: ds as u8,
+            signaled,
+            fence: if flags.fence { FenceMode::SmallAndFence } else { FenceMode::None },
+            solicited: flags.solicited,
+            imm,
+        };
+        // SAFETY: `make_room` found contiguous free room at `head`.
+        let mut out = unsafe { Segments::new(self.head) };
+        out.put(&ctrl.emit());
+        out
+    }
+
+    /// Takes the WQEBBs of the WQE that was written at `head`. The fields are stored after its bytes, so that a `ring` that follows at once
+    /// finds them in registers.
+    #[inline(always)]
+    fn finish(&mut self, head: *mut u8, blocks: u16, user: u64) {
+        // SAFETY: `make_room` found at least `blocks` WQEBBs of contiguous free room at `head`, and as many values at `user`.
+        unsafe {
+            self.user.write(user);
+            self.user = self.user.add(blocks.into());
+            self.head = head.add(usize::from(blocks) * WQEBB);
+        }
+        self.producer = self.producer.wrapping_add(blocks);
+        self.last = head;
+    }
+
+    /// Announces everything pushed since the last call; through BlueFlame if that is a single WQE.
+    #[inline(always)]
+    pub(crate) fn ring(&mut self) {
+        let pending = self.pending();
+        if pending != 0 {
+            self.announce_pending(pending);
+        }
+    }
+
+    #[inline(always)]
+    fn announce_pending(&mut self, pending: u16) {
+        let bytes = self.last_bytes();
+        self.announce(if usize::from(pending) * WQEBB == bytes { bytes } else { 0 });
+    }
+
+    /// Announces everything pushed, with 8 bytes to the register.
+    #[inline(always)]
+    pub(crate) fn ring_doorbell(&mut self) {
+        self.ring_last(0);
+    }
+
+    /// Announces everything pushed, with the whole last WQE through BlueFlame.
+    #[inline(always)]
+    pub(crate) fn ring_doorbell_bf(&mut self) {
+        self.ring_last(self.last_bytes());
+    }
+
+    #[inline(always)]
+    fn last_bytes(&self) -> usize {
+        self.head.addr() - self.last.addr()
+    }
+
+    #[inline(always)]
+    fn ring_last(&mut self, bytes: usize) {
+        if self.rung != self.producer {
+            self.announce(bytes);
+        }
+    }
+
+    /// Announces everything pushed, with `bytes` of the last WQE.
+    #[inline(always)]
+    fn announce(&mut self, bytes: usize) {
+        self.rung = self.producer;
+        // SAFETY: the last WQE starts at `last` and is contiguous for `bytes`.
+        unsafe { self.doorbell.ring(self.producer, self.last, bytes) };
+    }
+
+    /// Returns the number of WQEBBs not yet announced.
+    #[inline(always)]
+    pub(crate) fn pending(&self) -> u16 {
+        self.producer.wrapping_sub(self.rung)
+    }
+
+    /// Copies the WQEs after the first `from` pending WQEBBs to `buffer`, at the same offsets. Returns `false` if they do not fit.
+    pub(crate) fn copy_pending(&self, from: u16, buffer: &mut BlueflameBuffer) -> bool {
+        let blocks = self.pending();
+        if usize::from(blocks) * WQEBB > BLUEFLAME_BYTES {
+            return false;
+        }
+        for i in from..blocks {
+            let to = buffer.0[usize::from(i) * WQEBB..].as_mut_ptr();
+            // SAFETY: a WQEBB of the ring, and room for one in the buffer (above); the ring is not the buffer.
+            unsafe { to.cast::<u8>().copy_from_nonoverlapping(self.place(self.rung.wrapping_add(i)), WQEBB) };
+        }
+        true
+    }
+
+    /// Announces everything pending. `buffer` holds a copy of it ([`copy_pending`](Self::copy_pending)).
+    pub(crate) fn ring_buffer(&mut self, buffer: &BlueflameBuffer) {
+        let bytes = usize::from(self.pending()) * WQEBB;
+        self.rung = self.producer;
+        // SAFETY: `copy_pending` filled `bytes` of the buffer, which is aligned.
+        unsafe { self.doorbell.ring(self.producer, buffer.0.as_ptr().cast(), bytes) };
+    }
+
+    /// Finishes the WQE at `wqe_counter`, which a CQE named, and all before it. Returns the `user` value of that operation; `None` if no
+    /// such operation is outstanding.
+    #[inline(always)]
+    pub(crate) fn complete(&mut self, wqe_counter: u16) -> Option<u64> {
+        let is_operation = self.retire(wqe_counter)?;
+        is_operation.then_some(self.user_of(wqe_counter))
+    }
+
+    /// Like [`complete`](Self::complete), for every operation that the CQE finishes, in posting order. Returns their number.
+    pub(crate) fn complete_each(&mut self, wqe_counter: u16, mut each: impl FnMut(u64)) -> usize {
+        let first = self.consumer;
+        if self.retire(wqe_counter).is_none() {
+            return 0;
+        }
+        // The WQEs are unchanged until something is pushed, which `each` cannot do.
+        let finished = self.consumer.wrapping_sub(first);
+        let (mut done, mut operations) = (0, 0);
+        while done < finished {
+            let at = first.wrapping_add(done);
+            let (ctrl, blocks) = self.wqe(at);
+            done += blocks;
+            if ctrl.opcode != Opcode::Nop as u8 {
+                operations += 1;
+                each(self.user_of(at));
+            }
+        }
+        operations
+    }
+
+    #[inline(always)]
+    fn user_place(&self, counter: u16) -> *mut u64 {
+        // SAFETY: the table holds `mask + 1` values.
+        unsafe { self.users.as_ptr().add(usize::from(counter & self.mask)) }
+    }
+
+    #[inline(always)]
+    fn user_of(&self, counter: u16) -> u64 {
+        // SAFETY: in the table, initialised in `new`.
+        unsafe { self.user_place(counter).read() }
+    }
+
+    /// Returns the control segment at `counter`, and the number of WQEBBs of that WQE.
+    #[inline(always)]
+    fn wqe(&self, counter: u16) -> (CtrlSegment, u16) {
+        // SAFETY: a segment of the ring, initialised (by the maker of the queue) and only read by the device.
+        let ctrl = CtrlSegment::parse(&unsafe { self.place(counter).cast::<[u8; SEGMENT]>().read() });
+        let blocks = usize::from(ctrl.ds).div_ceil(WQEBB / SEGMENT).max(1);
+        (ctrl, blocks as u16)
+    }
+
+    /// Frees the WQE at `wqe_counter` and all before it. Returns whether it is an operation; the other WQEs are the NOPs at the ring's end.
+    /// Returns `None`, and changes nothing, if no WQE with that counter is outstanding.
+    #[inline(always)]
+    fn retire(&mut self, wqe_counter: u16) -> Option<bool> {
+        let outstanding = self.producer.wrapping_sub(self.consumer);
+        let ahead = wqe_counter.wrapping_sub(self.consumer);
+        let (ctrl, blocks) = self.wqe(wqe_counter);
+        if ahead >= outstanding || blocks > outstanding - ahead || ctrl.wqe_index != wqe_counter {
+            return None;
+        }
+        self.consumer = wqe_counter.wrapping_add(blocks);
+        Some(ctrl.opcode != Opcode::Nop as u8)
+    }
+}
+
+impl Drop for SendQueue {
+    fn drop(&mut self) {
+        let users = NonNull::slice_from_raw_parts(self.users, usize::from(self.capacity()));
+        // SAFETY: the slice that `new` leaked.
+        drop(unsafe { Box::from_raw(users.as_ptr()) });
+    }
+}

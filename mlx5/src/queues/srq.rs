@@ -1,0 +1,228 @@
+//! Shared receive queue: a linked list of receive WQEs that many queue pairs consume.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::fmt;
+use std::rc::Rc;
+
+use crate::completions::cqe::Cqe;
+use crate::error::CreateError;
+use crate::mmio;
+use crate::ops::Sge;
+use crate::pd::PdObject;
+use crate::provider::parts::SrqParts;
+use crate::queues::rq::{PostReceiveError, Scatter};
+use crate::wire::{NextSegment, SEGMENT, queue_record};
+
+/// The device's object, kept alive by the queue pairs that use it; it keeps its domain alive.
+pub(crate) struct SrqObject {
+    pub(crate) srqn: u32,
+    pd: Rc<PdObject>,
+}
+
+impl Drop for SrqObject {
+    fn drop(&mut self) {
+        self.pd.control.destroy_srq(self.srqn);
+    }
+}
+
+/// A shared receive queue. Messages of any of its queue pairs consume its receives in posting order. The receives may complete in another
+/// order; [`complete_receive`](Self::complete_receive) tells which one completed.
+///
+/// All WQEs are always in one list: the posted ones, in the order in which the device will consume them, then the free ones. Every WQE
+/// names its successor. The last WQE of the list stays unposted, so the link of a posted WQE never changes while the device may read it.
+///
+/// It is not `Send`:
+/// ```compile_fail,E0277
+/// fn send<T: Send>() {}
+/// send::<mlx5::Srq>();
+/// ```
+#[doc(alias = "SharedRq")]
+pub struct Srq {
+    buffer: NonNull<u8>,
+    stride: usize,
+    scatter: Scatter,
+    record: NonNull<AtomicU32>,
+    /// Receives posted since creation, as in the doorbell record.
+    counter: u16,
+    /// Next WQE to post.
+    head: u16,
+    /// Last WQE of the list.
+    tail: u16,
+    free: usize,
+    /// By WQE index.
+    receives: Box<[Receive]>,
+    /// Number of [`fill`](Self::fill)s, from 1. Each posts every WQE but the last of the list.
+    round: u64,
+    /// The value of the last fill, if every WQE was last posted by a fill with this value: its bytes are those that the next one needs.
+    filled_with: Option<u64>,
+    object: Rc<SrqObject>,
+}
+
+/// The driver's part of a WQE.
+#[derive(Clone, Copy, Debug)]
+struct Receive {
+    /// The round in which it was last not posted. It is posted, unless that is the current one.
+    free_in: u64,
+    user: u64,
+}
+
+impl fmt::Debug for Srq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Srq")
+            .field("srqn", &self.object.srqn)
+            .field("depth", &self.depth())
+            .field("free", &self.free)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Srq {
+    pub(crate) fn create(pd: &Rc<PdObject>, depth: u32, max_sge: usize) -> Result<Self, CreateError> {
+        Ok(Self::new(&pd.control.create_srq(pd.pdn, depth, max_sge)?, max_sge, pd))
+    }
+
+    /// Makes the queue over the parts that the device of `pd` created.
+    pub(crate) fn new(parts: &SrqParts, max_sge: usize, pd: &Rc<PdObject>) -> Self {
+        let &SrqParts { srqn, buffer, wqe_cnt, stride, record } = parts;
+        let srq = Self {
+            buffer,
+            stride,
+            scatter: Scatter { max_sge, segments: stride / SEGMENT - 1 },
+            record,
+            counter: 0,
+            head: 0,
+            tail: wqe_cnt - 1,
+            free: usize::from(wqe_cnt) - 1,
+            receives: vec![Receive { free_in: 1, user: 0 }; usize::from(wqe_cnt)].into_boxed_slice(),
+            round: 1,
+            filled_with: None,
+            object: Rc::new(SrqObject { srqn, pd: Rc::clone(pd) }),
+        };
+        for i in 0..wqe_cnt {
+            srq.link(i, (i + 1) & (wqe_cnt - 1));
+        }
+        srq
+    }
+
+    pub(crate) fn object(&self) -> &Rc<SrqObject> {
+        &self.object
+    }
+
+    /// Returns the number of receives that the queue holds.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.receives.len() - 1
+    }
+
+    /// Returns the number of receives that can be posted now.
+    #[must_use]
+    #[inline]
+    pub fn free(&self) -> usize {
+        self.free
+    }
+
+    #[inline(always)]
+    fn wqe(&self, index: u16) -> *mut u8 {
+        // SAFETY: indices are below the number of WQEs, each of `stride` bytes.
+        unsafe { self.buffer.as_ptr().add(usize::from(index) * self.stride) }
+    }
+
+    #[inline(always)]
+    fn next_word(&self, index: u16) -> &AtomicU16 {
+        // SAFETY: the next index is at byte 2 of the WQE's first segment (`wire::NextSegment`), 2-aligned, and lives as long as `object`.
+        unsafe { &*self.wqe(index).add(2).cast::<AtomicU16>() }
+    }
+
+    #[inline(always)]
+    fn next(&self, index: u16) -> u16 {
+        u16::from_be(self.next_word(index).load(Ordering::Relaxed)) & (self.receives.len() - 1) as u16
+    }
+
+    #[inline(always)]
+    fn link(&self, index: u16, next: u16) {
+        let segment = NextSegment { next_wqe_index: next }.emit();
+        self.next_word(index).store(u16::from_ne_bytes([segment[2], segment[3]]), Ordering::Relaxed);
+    }
+
+    /// Posts one receive into `buffers`. No buffer is legal, for messages without data for this end (a WRITE with immediate).
+    /// [`complete_receive`](Self::complete_receive) returns `user`. The device sees the receive at the next [`ring`](Self::ring).
+    ///
+    /// # Errors
+    /// See [`PostReceiveError`]; nothing was posted.
+    #[inline]
+    pub fn post(&mut self, buffers: &[Sge], user: u64) -> Result<(), PostReceiveError> {
+        if self.free == 0 {
+            return Err(PostReceiveError::QueueFull { depth: self.depth() });
+        }
+        let index = self.head;
+        // SAFETY: the WQE is free (the device does not read it) and holds `stride / 16` segments; the first is the link.
+        unsafe { self.scatter.write(self.wqe(index).add(SEGMENT), buffers) }?;
+        self.head = self.next(index);
+        self.receives[usize::from(index)] = Receive { free_in: self.round - 1, user };
+        self.filled_with = None;
+        self.free -= 1;
+        self.counter = self.counter.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Posts receives without buffers until the queue is full. [`complete_receive`](Self::complete_receive) returns `user` for each. The device
+    /// sees them at the next [`ring`](Self::ring). Its cost does not depend on their number if all receives before, from those of an unused
+    /// queue on, were posted by fills with this value.
+    #[inline]
+    pub fn fill(&mut self, user: u64) {
+        if self.filled_with != Some(user) {
+            self.fill_anew(user);
+        }
+        self.counter = self.counter.wrapping_add(self.free as u16);
+        self.free = 0;
+        self.head = self.tail;
+        self.round += 1;
+        self.receives[usize::from(self.tail)].free_in = self.round;
+    }
+
+    /// Writes the free WQEs for a fill.
+    #[cold]
+    #[inline(never)]
+    fn fill_anew(&mut self, user: u64) {
+        let mut index = self.head;
+        // With the last of the list, which a later fill posts.
+        for _ in 0..=self.free {
+            // SAFETY: as in `post`; the free WQEs, and the one after them, are the driver's.
+            unsafe { self.scatter.write_none(self.wqe(index).add(SEGMENT)) };
+            self.receives[usize::from(index)].user = user;
+            index = self.next(index);
+        }
+        self.filled_with = (self.free == self.depth()).then_some(user);
+    }
+
+    /// Makes the receives posted so far visible to the device (its doorbell record; there is no register to write).
+    #[inline]
+    pub fn ring(&mut self) {
+        // SAFETY: the record lives as long as `object`.
+        mmio::ring_record(unsafe { self.record.as_ref() }, queue_record(self.counter));
+    }
+
+    /// Takes a completion of a receive of this queue, whichever queue pair's message consumed it: returns the entry to the queue, and
+    /// returns the receive's `user` value. Returns `None`, and changes nothing, for the completion of a send, or if no such receive is
+    /// posted. A CQE does not say which shared queue its receive is from: pass only completions of queue pairs on this queue.
+    #[inline]
+    pub fn complete_receive(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
+        if cqe.is_receive() { self.complete(cqe.wqe_counter()) } else { None }
+    }
+
+    /// Returns the entry of receive `wqe_counter` to the queue, and returns its `user` value.
+    #[inline(always)]
+    pub(crate) fn complete(&mut self, wqe_counter: u16) -> Option<u64> {
+        let receive = self.receives.get_mut(usize::from(wqe_counter))?;
+        if receive.free_in == self.round {
+            return None;
+        }
+        receive.free_in = self.round;
+        let user = receive.user;
+        self.link(self.tail, wqe_counter);
+        self.tail = wqe_counter;
+        self.free += 1;
+        Some(user)
+    }
+}
