@@ -42,14 +42,12 @@ impl QpAddress {
     }
 
     /// Names the user of a software HCA.
-    #[cfg(feature = "soft")]
     pub(crate) fn of_user(mut self, user: u32) -> Self {
         self.gid[12..].copy_from_slice(&user.wrapping_add(1).to_le_bytes());
         self
     }
 
     /// Returns the user of a software HCA, if the address names it.
-    #[cfg(feature = "soft")]
     pub(crate) fn user(&self) -> Option<u32> {
         self.gid.last_chunk().and_then(|user| u32::from_le_bytes(*user).checked_sub(1))
     }

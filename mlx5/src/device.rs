@@ -5,23 +5,18 @@ use std::rc::Rc;
 use std::task::Waker;
 use std::time::Duration;
 
-#[cfg(feature = "soft")]
 use mlx5_hca::{Hca, Simulated, Simulation, SoftOptions};
 use shm::sleep::{Sleeper, Watch};
 
 use crate::completions::cq::Cq;
 use crate::completions::cq_object::CqObject;
 use crate::completions::mono_cq::MonoCq;
-#[cfg(feature = "soft")]
-use crate::config::NullOptions;
-use crate::config::{CqConfig, DeviceInfo, QpConfig};
+use crate::config::{CqConfig, DeviceInfo, NullOptions, QpConfig};
 use crate::error::{CreateError, OpenError, RegisterError};
 use crate::mr::Mr;
 use crate::pd::PdObject;
 use crate::provider::control::Control;
-#[cfg(feature = "soft")]
 use crate::provider::null::{Null, NullDevice};
-#[cfg(feature = "soft")]
 use crate::provider::soft::Soft;
 use crate::queues::qp::{Connected, Datagram, Qp, QpParents, ReceiveSource};
 use crate::queues::rc_qp::RcQp;
@@ -40,13 +35,11 @@ use crate::wire::{Access, AsyncEvent};
 #[allow(clippy::large_enum_variant, reason = "one for each device")]
 pub enum DeviceSpec {
     /// The software HCA.
-    #[cfg(feature = "soft")]
     Soft(SoftOptions),
     /// Hardware: an mlx5 device that libibverbs finds. Its peers are queue pairs of such devices on any machine.
     Verbs(VerbsOptions),
     /// A device that executes nothing: its queues, records and registers exist, but no device reads them. For measuring the driver alone,
     /// and for tests that play the device through [`Device::null`]. Its queue pairs connect to any address.
-    #[cfg(feature = "soft")]
     Null(NullOptions),
 }
 
@@ -60,9 +53,8 @@ impl From<&DeviceSpec> for DeviceSpec {
 /// follows after a colon, `mlx5_0:2`; the default is the first active one.
 impl From<&str> for DeviceSpec {
     fn from(name: &str) -> Self {
-        #[cfg(feature = "soft")]
         match name {
-            "soft" => return Self::Soft(SoftOptions::default()),
+            "soft" => return Self::default(),
             "null" => return Self::Null(NullOptions::default()),
             _ => {}
         }
@@ -72,7 +64,6 @@ impl From<&str> for DeviceSpec {
     }
 }
 
-#[cfg(feature = "soft")]
 impl Default for DeviceSpec {
     fn default() -> Self {
         Self::Soft(SoftOptions::default())
@@ -94,7 +85,6 @@ impl Default for DeviceSpec {
 #[derive(Clone)]
 pub struct Device {
     control: Control,
-    #[cfg(feature = "soft")]
     null: Option<Rc<Null>>,
 }
 
@@ -113,7 +103,6 @@ impl Sleeper for &Device {
     }
 }
 
-#[cfg(feature = "soft")]
 impl Simulated for Device {
     fn hca(&self) -> Option<&Rc<Hca>> {
         self.soft()
@@ -127,22 +116,16 @@ impl Device {
     /// See [`OpenError`]; nothing stays allocated.
     pub fn open(spec: impl Into<DeviceSpec>) -> Result<Self, OpenError> {
         match &spec.into() {
-            #[cfg(feature = "soft")]
             DeviceSpec::Soft(options) => {
                 let soft = Soft::open(options)?;
                 let hook = Rc::clone(soft.hca());
                 Ok(Self { control: Control::new(Rc::new(soft), Some(hook)), null: None })
             }
-            #[cfg(feature = "soft")]
             DeviceSpec::Null(options) => {
                 let null = Rc::new(Null::new(*options));
                 Ok(Self { control: Control::new(Rc::clone(&null) as _, None), null: Some(null) })
             }
-            DeviceSpec::Verbs(options) => Ok(Self {
-                control: Control::new(Rc::new(Context::open(options)?), None),
-                #[cfg(feature = "soft")]
-                null: None,
-            }),
+            DeviceSpec::Verbs(options) => Ok(Self { control: Control::new(Rc::new(Context::open(options)?), None), null: None }),
         }
     }
 
@@ -150,7 +133,6 @@ impl Device {
     ///
     /// # Errors
     /// See [`OpenError`].
-    #[cfg(feature = "soft")]
     pub fn simulated(simulation: &mut Simulation<'_>) -> Result<Self, OpenError> {
         let device = Self::open(DeviceSpec::Soft(simulation.options()))?;
         // Opened with the simulation's options, it belongs to its network.
@@ -159,7 +141,6 @@ impl Device {
     }
 
     /// Returns the device's side of a [`DeviceSpec::Null`] device; `None` for all other devices.
-    #[cfg(feature = "soft")]
     #[must_use]
     pub fn null(&self) -> Option<NullDevice> {
         self.null.as_ref().map(|null| NullDevice::new(Rc::clone(null)))
@@ -167,7 +148,6 @@ impl Device {
 
     /// Returns the software HCA of this device; `None` on hardware and on a null device. It answers the questions that only a software HCA
     /// can: the rules broken, the hash of its trace, the time of its next event.
-    #[cfg(feature = "soft")]
     #[must_use]
     pub fn soft(&self) -> Option<&Rc<Hca>> {
         self.control.hook()

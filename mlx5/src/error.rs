@@ -222,7 +222,6 @@ pub(crate) fn check_options(options: &ConnectOptions) -> Result<(), ConnectError
     }
 }
 
-#[cfg(feature = "soft")]
 mod soft {
     use mlx5_hca as hca;
 

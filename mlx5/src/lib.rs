@@ -335,9 +335,7 @@ pub use config::{CqConfig, DeviceInfo, NullOptions, Pages, QpConfig, QpState};
 pub use device::{CompletionQueue, CqRef, Device, DeviceSpec, Pd};
 pub use endpoint::{Endpoint, EndpointAddress, EndpointConfig, EndpointError};
 pub use error::{ConnectError, CreateError, OpenError, RegisterError};
-#[cfg(feature = "soft")]
 pub use mlx5_hca as hca;
-#[cfg(feature = "soft")]
 #[doc(no_inline)]
 pub use mlx5_hca::{
     Actor, ActorId, Bell, Clock, ContextUses, Did, FabricSpec, Faults, ForeignDevice, LocalFabric, NicModel, NicParameters, Queue, Rule,
@@ -350,7 +348,6 @@ pub use ops::{
     CompareSwap, Destination, FetchAdd, Inline, Operation, Payload, PostError, RcOperation, Read, Segments, Send, SendImm, Sge,
     UdOperation, UdSend, UdSendImm, Write, WriteImm,
 };
-#[cfg(feature = "soft")]
 pub use provider::null::NullDevice;
 pub use queues::batch::BlueflameBatch;
 pub use queues::qp::{Connected, Datagram, Qp, ReceiveSource, Transport};

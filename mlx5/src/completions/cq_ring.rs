@@ -13,7 +13,7 @@ use crate::config::CqConfig;
 use crate::error::CreateError;
 use crate::mmio::udma_from_device_barrier;
 use crate::provider::control::Control;
-use crate::provider::hook::Hook;
+use crate::provider::control::Hook;
 use crate::wire::{
     CQ_DBREC_ARM, CQE_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MINI_CQES_PER_ARRAY, MiniCqe, OP_OWN_OFFSET, OP_OWN_UNTOUCHED,
     ResponderCqe, TitleCqe, cq_consumer_record, is_solicited, mini_array_offset,

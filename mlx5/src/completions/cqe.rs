@@ -50,7 +50,6 @@ impl CompletionError {
     #[must_use]
     pub fn vendor_text(&self) -> Option<&'static str> {
         match self.kind {
-            #[cfg(feature = "soft")]
             DeviceKind::Soft => mlx5_hca::vendor_text(self.vendor),
             _ => None,
         }

@@ -10,39 +10,73 @@
 //! | control, remote address, atomic, result | [`CompareSwap`], [`FetchAdd`] |
 //! | control, datagram (3), payload | [`UdSend`], [`UdSendImm`] |
 
-mod atomic;
 mod error;
 mod payload;
-mod rdma;
-mod send;
+mod rc;
 mod ud;
 
 use std::ptr;
 
-use crate::wire::{InlineHeader, Opcode, SEGMENT};
+use crate::wire::{DataSegment, InlineHeader, Opcode, SEGMENT};
 
-pub use atomic::{CompareSwap, FetchAdd};
 pub use error::PostError;
 pub use payload::{Inline, Sge};
-pub use rdma::{Read, Write, WriteImm};
-pub use send::{Send, SendImm};
+pub use rc::{CompareSwap, FetchAdd, Read, Send, SendImm, Write, WriteImm};
 pub use ud::{Destination, UdSend, UdSendImm};
 
 mod sealed {
     pub trait Sealed {}
 }
 
-/// The content of a message. Sealed: the send queue trusts `segments` to bound the bytes that `emit` writes.
+/// The content of a message: bytes that travel inside the WQE, then a buffer that the device gathers. Sealed: the send queue trusts
+/// `segments` to bound the bytes that `emit` writes.
 pub trait Payload: sealed::Sealed {
-    /// Returns the number of 16-byte segments in the WQE.
-    fn segments(&self) -> usize;
-    /// Returns the length of the message in bytes.
-    fn bytes(&self) -> u64;
+    /// Returns the bytes inside the WQE, in two parts.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn inline(&self) -> [&[u8]; 2] {
+        [&[]; 2]
+    }
+
+    /// Returns the buffer; one of 0 bytes is none.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn gathered(&self) -> Sge {
+        Sge::NONE
+    }
+
     /// Returns the number of the message's bytes that travel inside the WQE.
-    fn inline_bytes(&self) -> usize;
+    #[inline(always)]
+    fn inline_bytes(&self) -> usize {
+        let [first, second] = self.inline();
+        first.len() + second.len()
+    }
+
+    /// Returns the length of the message in bytes.
+    #[inline(always)]
+    fn bytes(&self) -> u64 {
+        self.inline_bytes() as u64 + u64::from(self.gathered().len)
+    }
+
+    /// Returns the number of 16-byte segments in the WQE.
+    #[inline(always)]
+    fn segments(&self) -> usize {
+        let inline = if self.inline_bytes() == 0 { 0 } else { InlineHeader::segments(self.inline_bytes()) };
+        inline + usize::from(self.gathered().len != 0)
+    }
+
     /// Writes exactly `segments` segments.
     #[doc(hidden)]
-    fn emit(&self, out: &mut Segments);
+    #[inline(always)]
+    fn emit(&self, out: &mut Segments) {
+        if self.inline_bytes() != 0 {
+            out.put_inline(&self.inline());
+        }
+        let Sge { addr, len, lkey } = self.gathered();
+        if len != 0 {
+            out.put(&DataSegment { byte_count: len, lkey, addr }.emit());
+        }
+    }
 }
 
 /// A verb with its payload. Sealed, like [`Payload`].
@@ -72,6 +106,45 @@ pub trait Operation: sealed::Sealed {
     #[doc(hidden)]
     fn header(&self) -> Self::Header;
 }
+
+/// Implements an operation: its type and the kind of queue pair that takes it, its opcode, the field with the payload, the segments between
+/// the control segment and the payload, the immediate, and the check for mistakes.
+macro_rules! operation {
+    (
+        [$($generics:tt)*] $name:ty: $kind:ident = $opcode:ident,
+        |$op:ident| payload: $payload:ty = $field:expr, header: $header:ty = $segments:expr $(, imm: $imm:expr)? $(, check: $check:expr)?
+    ) => {
+        impl<$($generics)*> sealed::Sealed for $name {}
+        impl<$($generics)*> $kind for $name {}
+        impl<$($generics)*> Operation for $name {
+            const OPCODE: Opcode = Opcode::$opcode;
+            type Payload = $payload;
+            type Header = $header;
+            #[inline(always)]
+            fn payload(&self) -> &$payload {
+                let $op = self;
+                &$field
+            }
+            #[inline(always)]
+            fn header(&self) -> $header {
+                #[allow(unused_variables, reason = "SEND has no such segments")]
+                let $op = self;
+                $segments
+            }
+            $(#[inline(always)]
+            fn imm(&self) -> u32 {
+                let $op = self;
+                $imm
+            })?
+            $(#[inline(always)]
+            fn check(&self) -> Result<(), PostError> {
+                let $op = self;
+                $check
+            })?
+        }
+    };
+}
+use operation;
 
 /// An operation of a reliable-connected queue pair.
 ///
@@ -135,7 +208,7 @@ impl Segments {
     }
 
     #[inline(always)]
-    fn put_inline<const PARTS: usize>(&mut self, parts: &[&[u8]; PARTS]) {
+    fn put_inline(&mut self, parts: &[&[u8]; 2]) {
         let len = parts.iter().map(|part| part.len()).sum();
         let header = InlineHeader { byte_count: len as u32 }.emit();
         let padded = InlineHeader::segments(len) * SEGMENT;

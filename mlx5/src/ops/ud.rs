@@ -1,7 +1,7 @@
 //! SEND on an unreliable-datagram queue pair: every message names its destination. A message that the network or the peer cannot take is
 //! dropped.
 
-use super::{Operation, Payload, UdOperation, sealed};
+use super::{Operation, Payload, UdOperation, operation, sealed};
 use crate::wire::{AddressVector, DatagramSegment, Opcode};
 
 /// The destination of a datagram: the path to the port of a queue pair, its number and its Q_Key. Stored as the bytes that go into the WQE.
@@ -50,39 +50,7 @@ pub struct UdSendImm<'a, P> {
     pub payload: P,
 }
 
-impl<P> sealed::Sealed for UdSend<'_, P> {}
-impl<P> sealed::Sealed for UdSendImm<'_, P> {}
-impl<P: Payload> UdOperation for UdSend<'_, P> {}
-impl<P: Payload> UdOperation for UdSendImm<'_, P> {}
+type Datagram = [u8; DatagramSegment::LEN];
 
-impl<P: Payload> Operation for UdSend<'_, P> {
-    const OPCODE: Opcode = Opcode::Send;
-    type Payload = P;
-    type Header = [u8; DatagramSegment::LEN];
-    #[inline(always)]
-    fn payload(&self) -> &P {
-        &self.payload
-    }
-    #[inline(always)]
-    fn header(&self) -> Self::Header {
-        self.to.segment
-    }
-}
-
-impl<P: Payload> Operation for UdSendImm<'_, P> {
-    const OPCODE: Opcode = Opcode::SendImm;
-    type Payload = P;
-    type Header = [u8; DatagramSegment::LEN];
-    #[inline(always)]
-    fn payload(&self) -> &P {
-        &self.payload
-    }
-    #[inline(always)]
-    fn imm(&self) -> u32 {
-        self.imm
-    }
-    #[inline(always)]
-    fn header(&self) -> Self::Header {
-        self.to.segment
-    }
-}
+operation!([P: Payload] UdSend<'_, P>: UdOperation = Send, |op| payload: P = op.payload, header: Datagram = op.to.segment);
+operation!([P: Payload] UdSendImm<'_, P>: UdOperation = SendImm, |op| payload: P = op.payload, header: Datagram = op.to.segment, imm: op.imm);

@@ -3,11 +3,15 @@
 use core::ops::Deref;
 use std::rc::Rc;
 
+use mlx5_hca::Hca;
 use shm::clock;
 use shm::sleep::{Due, POLL_SLICE, Watch};
 
 use crate::provider::Provider;
-use crate::provider::hook::Hook;
+
+/// The direct calls to a device without hardware: a doorbell was rung, a completion queue was found empty. Hardware sees the stores itself,
+/// and needs no calls.
+pub(crate) type Hook = Rc<Hca>;
 
 /// The provider and the hook of an object's device. Clones refer to the same device, which closes with the last of them.
 #[derive(Clone)]

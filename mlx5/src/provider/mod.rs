@@ -2,13 +2,9 @@
 
 pub(crate) mod alarm;
 pub(crate) mod control;
-pub(crate) mod hook;
-#[cfg(feature = "soft")]
 pub(crate) mod null;
 pub(crate) mod parts;
-#[cfg(feature = "soft")]
 pub(crate) mod private;
-#[cfg(feature = "soft")]
 pub(crate) mod soft;
 
 use core::ptr::NonNull;
@@ -17,11 +13,11 @@ use std::task::Waker;
 use crate::address::{DeviceKind, QpAddress};
 use crate::config::{CqConfig, DeviceInfo};
 use crate::error::{ConnectError, CreateError, RegisterError};
-use crate::provider::parts::{ConnectParts, CqParts, MrParts, QpParts, QpRequest, SrqParts};
-use crate::wire::{Access, AddressVector, AsyncEvent, CqArm};
+use crate::provider::parts::{CqParts, MrParts, QpParts, QpRequest, SrqParts};
+use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions, CqArm};
 
-/// A maker of a device's objects, which it identifies by their numbers.
-pub(crate) trait Provider {
+/// A maker of a device's objects, which it identifies by their numbers; and the device's events.
+pub(crate) trait Provider: Regions + Queues + Connections {
     fn kind(&self) -> DeviceKind;
 
     fn info(&self) -> DeviceInfo;
@@ -35,25 +31,6 @@ pub(crate) trait Provider {
     /// Takes the oldest asynchronous event.
     fn take_async_event(&self) -> Option<AsyncEvent>;
 
-    fn alloc_pd(&self) -> Result<u32, CreateError>;
-
-    /// Frees the domain. No object of it exists any more.
-    fn dealloc_pd(&self, pdn: u32);
-
-    fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<MrParts, RegisterError>;
-
-    /// # Safety
-    /// The range stays mapped until [`try_deregister`](Self::try_deregister) returned `true`.
-    unsafe fn register(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<MrParts, RegisterError>;
-
-    /// Deregisters the region. Returns `false`, and changes nothing, if a peer is using the region; then the call may be repeated.
-    fn try_deregister(&self, key: u32) -> bool;
-
-    /// Deregisters the region for good.
-    fn deregister(&self, key: u32);
-
-    fn create_cq(&self, config: &CqConfig) -> Result<CqParts, CreateError>;
-
     /// Returns the number of events of this CQ that were taken, modulo 4. The next command to arm the CQ must carry it.
     fn events_taken(&self, _cqn: u32) -> u8 {
         0
@@ -65,6 +42,37 @@ pub(crate) trait Provider {
     /// Reports that an armed CQ holds a CQE that it was armed for: the next wait ends at once, even if the device gives no event for it.
     fn holds_what_was_armed_for(&self) {}
 
+    /// Refuses the address of another kind of device.
+    fn check_kind(&self, remote: &QpAddress) -> Result<(), ConnectError> {
+        let (local, remote) = (self.kind(), remote.kind);
+        if local == remote { Ok(()) } else { Err(ConnectError::DifferentKinds { local, remote }) }
+    }
+}
+
+/// Memory regions.
+pub(crate) trait Regions {
+    fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<MrParts, RegisterError>;
+
+    /// # Safety
+    /// The range stays mapped until [`try_deregister`](Self::try_deregister) returned `true`.
+    unsafe fn register(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<MrParts, RegisterError>;
+
+    /// Deregisters the region. Returns `false`, and changes nothing, if a peer is using the region; then the call may be repeated.
+    fn try_deregister(&self, key: u32) -> bool;
+
+    /// Deregisters the region for good.
+    fn deregister(&self, key: u32);
+}
+
+/// Protection domains and queues.
+pub(crate) trait Queues {
+    fn alloc_pd(&self) -> Result<u32, CreateError>;
+
+    /// Frees the domain. No object of it exists any more.
+    fn dealloc_pd(&self, pdn: u32);
+
+    fn create_cq(&self, config: &CqConfig) -> Result<CqParts, CreateError>;
+
     fn destroy_cq(&self, cqn: u32);
 
     fn create_srq(&self, pd: u32, depth: u32, max_sge: usize) -> Result<SrqParts, CreateError>;
@@ -73,6 +81,11 @@ pub(crate) trait Provider {
 
     fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError>;
 
+    fn destroy_qp(&self, qpn: u32);
+}
+
+/// Addresses and transitions of queue pairs. An address that is given is of the device's own kind.
+pub(crate) trait Connections {
     /// Returns the address that peers need to reach the queue pair.
     fn address(&self, qpn: u32) -> QpAddress;
 
@@ -82,7 +95,7 @@ pub(crate) trait Provider {
     }
 
     /// Moves a reliable connection from INIT to RTR.
-    fn connect(&self, parts: &ConnectParts) -> Result<(), ConnectError>;
+    fn connect(&self, qpn: u32, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError>;
 
     /// Moves a reliable connection from RTR to RTS, with the options that [`connect`](Self::connect) was given.
     fn ready_to_send(&self, _qpn: u32) -> Result<(), ConnectError> {
@@ -95,14 +108,6 @@ pub(crate) trait Provider {
     /// Moves the queue pair to the error state.
     fn fail_qp(&self, qpn: u32);
 
-    fn destroy_qp(&self, qpn: u32);
-
     /// Returns the path of datagrams to the port of `remote`.
     fn address_vector(&self, pd: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError>;
-
-    /// Refuses the address of another kind of device.
-    fn check_kind(&self, remote: &QpAddress) -> Result<(), ConnectError> {
-        let (local, remote) = (self.kind(), remote.kind);
-        if local == remote { Ok(()) } else { Err(ConnectError::DifferentKinds { local, remote }) }
-    }
 }

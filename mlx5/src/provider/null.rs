@@ -18,13 +18,13 @@ use shm::sleep::{self, Sleeper};
 use crate::address::{DeviceKind, QpAddress};
 use crate::config::{CqConfig, DeviceInfo, NullOptions, Pages};
 use crate::error::{ConnectError, CreateError, RegisterError, check, check_region};
-use crate::provider::Provider;
 use crate::provider::alarm::Alarm;
-use crate::provider::parts::{ConnectParts, CqParts, MrParts, QpParts, QpRequest, Receives, RqParts, SrqParts};
+use crate::provider::parts::{CqParts, MrParts, QpParts, QpRequest, Receives, RqParts, SrqParts};
 use crate::provider::private::{COMP_VECTORS, CqPlace, PrivateMemory, SqPlace};
+use crate::provider::{Connections, Provider, Queues, Regions};
 use crate::wire::{
-    Access, AddressVector, AsyncEvent, BLUEFLAME_BYTES, CQE_BYTES, CqeOpcode, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR,
-    MiniCqe, ResponderCqe, SEGMENT, WQEBB, queue_record_index,
+    Access, AddressVector, AsyncEvent, BLUEFLAME_BYTES, CQE_BYTES, ConnectOptions, CqeOpcode, MAX_CQE, MAX_INLINE, MAX_RECV_SGE,
+    MAX_RECV_WR, MAX_SEND_WR, MiniCqe, ResponderCqe, SEGMENT, WQEBB, queue_record_index,
 };
 
 /// Both halves of a BlueFlame register.
@@ -173,13 +173,9 @@ impl Provider for Null {
     fn take_async_event(&self) -> Option<AsyncEvent> {
         None
     }
+}
 
-    fn alloc_pd(&self) -> Result<u32, CreateError> {
-        Ok(self.objects.borrow_mut().next())
-    }
-
-    fn dealloc_pd(&self, _pdn: u32) {}
-
+impl Regions for Null {
     fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, _huge: bool) -> Result<MrParts, RegisterError> {
         check_region(bytes, access)?;
         let no_memory = |_| RegisterError::Memory { bytes, source: std::io::ErrorKind::OutOfMemory.into() };
@@ -205,6 +201,14 @@ impl Provider for Null {
     fn deregister(&self, key: u32) {
         self.try_deregister(key);
     }
+}
+
+impl Queues for Null {
+    fn alloc_pd(&self) -> Result<u32, CreateError> {
+        Ok(self.objects.borrow_mut().next())
+    }
+
+    fn dealloc_pd(&self, _pdn: u32) {}
 
     fn create_cq(&self, config: &CqConfig) -> Result<CqParts, CreateError> {
         let place = CqPlace::new(config)?;
@@ -246,12 +250,21 @@ impl Provider for Null {
         Ok(QpParts { sq, rq })
     }
 
+    fn destroy_qp(&self, qpn: u32) {
+        let objects = &mut *self.objects.borrow_mut();
+        if let Some(NullQp { rqn, owns_rq: true, .. }) = objects.qps.remove(&qpn) {
+            objects.rqs.remove(&rqn);
+        }
+    }
+}
+
+impl Connections for Null {
     fn address(&self, qpn: u32) -> QpAddress {
         QpAddress::soft(1, qpn, 0)
     }
 
     // Connects to any address.
-    fn connect(&self, _parts: &ConnectParts) -> Result<(), ConnectError> {
+    fn connect(&self, _qpn: u32, _remote: &QpAddress, _options: &ConnectOptions) -> Result<(), ConnectError> {
         Ok(())
     }
 
@@ -261,15 +274,7 @@ impl Provider for Null {
 
     fn fail_qp(&self, _qpn: u32) {}
 
-    fn destroy_qp(&self, qpn: u32) {
-        let objects = &mut *self.objects.borrow_mut();
-        if let Some(NullQp { rqn, owns_rq: true, .. }) = objects.qps.remove(&qpn) {
-            objects.rqs.remove(&rqn);
-        }
-    }
-
     fn address_vector(&self, _pd: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
-        self.check_kind(remote)?;
         Ok(AddressVector::local(remote.lid, 0))
     }
 }

@@ -6,10 +6,9 @@ use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use std::rc::Rc;
 
-use crate::address::QpAddress;
 use crate::config::{Pages, QpConfig};
 use crate::mmio::RegisterKind;
-use crate::wire::{ConnectOptions, Service};
+use crate::wire::Service;
 
 /// A BlueFlame register: two halves of 256 bytes.
 #[derive(Clone)]
@@ -84,13 +83,6 @@ pub(crate) struct QpParts {
     pub(crate) sq: SqParts,
     /// `None` with a shared receive queue.
     pub(crate) rq: Option<RqParts>,
-}
-
-/// The peer and the path of a connection, for INIT to RTR and RTR to RTS.
-pub(crate) struct ConnectParts {
-    pub(crate) qpn: u32,
-    pub(crate) remote: QpAddress,
-    pub(crate) options: ConnectOptions,
 }
 
 /// The source of a queue pair's receives.

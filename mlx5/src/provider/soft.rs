@@ -13,11 +13,11 @@ use crate::address::{DeviceKind, QpAddress};
 use crate::config::{CqConfig, DeviceInfo, Pages};
 use crate::error::{ConnectError, CreateError, OpenError, RegisterError, check, check_region};
 use crate::mmio::RegisterKind;
-use crate::provider::Provider;
 use crate::provider::alarm::Alarm;
-use crate::provider::parts::{ConnectParts, CqParts, MrParts, QpParts, QpRequest, Receives, RqParts, SrqParts};
+use crate::provider::parts::{CqParts, MrParts, QpParts, QpRequest, Receives, RqParts, SrqParts};
 use crate::provider::private::{COMP_VECTORS, CqPlace, PrivateMemory, SqPlace};
-use crate::wire::{Access, AddressVector, AsyncEvent, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR};
+use crate::provider::{Connections, Provider, Queues, Regions};
+use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR};
 
 /// Returns the user whose processes this one shares memory with.
 fn own_user() -> u32 {
@@ -99,14 +99,9 @@ impl Provider for Soft {
     fn take_async_event(&self) -> Option<AsyncEvent> {
         self.hca.take_async_event()
     }
+}
 
-    fn alloc_pd(&self) -> Result<u32, CreateError> {
-        Ok(self.hca.alloc_pd())
-    }
-
-    // A domain is only a number, which is never reused.
-    fn dealloc_pd(&self, _pdn: u32) {}
-
+impl Regions for Soft {
     fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<MrParts, RegisterError> {
         let region = self.hca.alloc_registered(pd, bytes, access, huge)?;
         let pages = if huge { region.not_huge.map_or(Pages::Huge, Pages::NotHuge) } else { Pages::Base };
@@ -129,6 +124,15 @@ impl Provider for Soft {
     fn deregister(&self, key: u32) {
         self.hca.deregister(key);
     }
+}
+
+impl Queues for Soft {
+    fn alloc_pd(&self) -> Result<u32, CreateError> {
+        Ok(self.hca.alloc_pd())
+    }
+
+    // A domain is only a number, which is never reused.
+    fn dealloc_pd(&self, _pdn: u32) {}
 
     fn create_cq(&self, config: &CqConfig) -> Result<CqParts, CreateError> {
         let CqPlace { memory, buffer, entries, record } = CqPlace::new(config)?;
@@ -183,20 +187,25 @@ impl Provider for Soft {
         Ok(QpParts { sq, rq: rq.map(|(_, parts)| parts) })
     }
 
+    fn destroy_qp(&self, qpn: u32) {
+        self.hca.destroy_qp(qpn);
+        self.sqs.borrow_mut().remove(&qpn);
+    }
+}
+
+impl Connections for Soft {
     fn address(&self, qpn: u32) -> QpAddress {
         let Address { lid, qpn, epoch } = self.hca.address(qpn);
         QpAddress::soft(lid, qpn, epoch).of_user(own_user())
     }
 
-    fn connect(&self, parts: &ConnectParts) -> Result<(), ConnectError> {
-        let ConnectParts { qpn, remote, options } = parts;
-        self.check_kind(remote)?;
+    fn connect(&self, qpn: u32, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError> {
         use mlx5_hca::ConnectError::{NoSuchDevice, StaleDevice};
 
         let (theirs, own) = (remote.user().unwrap_or(own_user()), own_user());
         let remote = Address { lid: remote.lid, qpn: remote.qpn, epoch: remote.epoch };
         // A queue pair of this crate allows all access that regions allow. The queue pair itself prevents sends before RTS.
-        match self.hca.connect(*qpn, &remote, options, Access::REMOTE) {
+        match self.hca.connect(qpn, &remote, options, Access::REMOTE) {
             // Each user has a directory of devices: what the LID names in this one is another device.
             Err(NoSuchDevice { .. } | StaleDevice { .. }) if theirs != own => Err(ConnectError::OtherUser { theirs, own }),
             connected => Ok(connected?),
@@ -212,13 +221,7 @@ impl Provider for Soft {
         self.hca.fail_qp(qpn);
     }
 
-    fn destroy_qp(&self, qpn: u32) {
-        self.hca.destroy_qp(qpn);
-        self.sqs.borrow_mut().remove(&qpn);
-    }
-
     fn address_vector(&self, _pd: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
-        self.check_kind(remote)?;
         Ok(AddressVector::local(remote.lid, 0))
     }
 }

@@ -19,7 +19,7 @@ use core::sync::atomic::AtomicU32;
 use std::rc::Rc;
 
 use crate::mmio::{self, Mmio, Ordinary, RegisterKind, Streaming};
-use crate::provider::hook::Hook;
+use crate::provider::control::Hook;
 use crate::provider::parts::UarParts;
 use crate::wire::{BLUEFLAME_BYTES, queue_record};
 

@@ -4,7 +4,6 @@ use crate::address::QpAddress;
 use crate::config::QpState;
 use crate::error::{ConnectError, check_options};
 use crate::ops::{PostError, RcOperation};
-use crate::provider::parts::ConnectParts;
 use crate::queues::qp::{Connected, Qp};
 use crate::queues::sq::Flags;
 use crate::wire::ConnectOptions;
@@ -30,8 +29,8 @@ impl RcQp {
     pub fn ready_to_receive(&mut self, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError> {
         check_options(options)?;
         self.transition(QpState::Init, QpState::ReadyToReceive)?;
-        let parts = ConnectParts { qpn: self.qpn(), remote: *remote, options: *options };
-        self.control().connect(&parts).inspect_err(|_| self.set_state(QpState::Init))
+        let (control, qpn) = (self.control(), self.qpn());
+        control.check_kind(remote).and_then(|()| control.connect(qpn, remote, options)).inspect_err(|_| self.set_state(QpState::Init))
     }
 
     /// Moves the queue pair from RTR to RTS: operations may be posted.

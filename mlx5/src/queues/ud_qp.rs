@@ -38,6 +38,7 @@ impl UdQp {
     /// # Errors
     /// The other's device is of another kind, or its port is not reachable, which libibverbs detects on RoCE.
     pub fn destination_of(&self, other: &QpAddress, qkey: u32) -> Result<Destination, ConnectError> {
+        self.control().check_kind(other)?;
         let vector = self.control().address_vector(self.pdn(), other)?;
         Ok(Destination::new(vector, other.qpn, qkey))
     }

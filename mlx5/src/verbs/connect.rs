@@ -12,8 +12,8 @@ use super::tables::foreign;
 use super::{LinkLayer, VerbsOptions};
 use crate::address::{DeviceKind, QpAddress};
 use crate::error::ConnectError;
-use crate::provider::parts::ConnectParts;
-use crate::wire::{Access, AddressVector, DatagramSegment, rnr_timer_code};
+use crate::provider::Connections;
+use crate::wire::{Access, AddressVector, ConnectOptions, DatagramSegment, rnr_timer_code};
 
 /// Returns the remote access that queue pairs allow: all that regions may allow. The kernel refuses access that the device does not
 /// support.
@@ -23,7 +23,24 @@ fn remote_access(has_atomics: bool) -> Access {
 }
 
 impl Context {
-    pub(super) fn address(&self, qpn: u32) -> QpAddress {
+    fn modify(&self, qpn: u32, what: &'static str, attr: ibv_qp_attr, mask: c_int) -> Result<(), ConnectError> {
+        let objects = self.objects.borrow();
+        let object = objects.qps.get(&qpn).ok_or_else(foreign)?;
+        let mut attr = attr;
+        // SAFETY: a queue pair of this device, and attributes that live through the call.
+        let result = unsafe { (self.device.api.verbs.ibv_modify_qp)(object.qp.as_ptr(), &raw mut attr, mask) };
+        CallError::check(what, result).map_err(|error| advise(error).into())
+    }
+
+    /// Returns the maximum number of READs and atomics in flight.
+    fn rd_atomic(&self) -> u8 {
+        let most = self.attr.max_qp_rd_atom.min(self.attr.max_qp_init_rd_atom).clamp(0, 255) as u8;
+        self.options.max_rd_atomic.min(most)
+    }
+}
+
+impl Connections for Context {
+    fn address(&self, qpn: u32) -> QpAddress {
         QpAddress {
             kind: DeviceKind::Hardware,
             mtu: self.port.mtu,
@@ -35,16 +52,7 @@ impl Context {
         }
     }
 
-    fn modify(&self, qpn: u32, what: &'static str, attr: ibv_qp_attr, mask: c_int) -> Result<(), ConnectError> {
-        let objects = self.objects.borrow();
-        let object = objects.qps.get(&qpn).ok_or_else(foreign)?;
-        let mut attr = attr;
-        // SAFETY: a queue pair of this device, and attributes that live through the call.
-        let result = unsafe { (self.device.api.verbs.ibv_modify_qp)(object.qp.as_ptr(), &raw mut attr, mask) };
-        CallError::check(what, result).map_err(|error| advise(error).into())
-    }
-
-    pub(super) fn initialize(&self, qpn: u32) -> Result<(), ConnectError> {
+    fn initialize(&self, qpn: u32) -> Result<(), ConnectError> {
         let attr = ibv_qp_attr {
             qp_state: IBV_QPS_INIT,
             pkey_index: self.options.pkey_index,
@@ -55,24 +63,18 @@ impl Context {
         self.modify(qpn, "ibv_modify_qp (to INIT)", attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
     }
 
-    /// Returns the maximum number of READs and atomics in flight.
-    fn rd_atomic(&self) -> u8 {
-        let most = self.attr.max_qp_rd_atom.min(self.attr.max_qp_init_rd_atom).clamp(0, 255) as u8;
-        self.options.max_rd_atomic.min(most)
-    }
-
-    pub(super) fn connect(&self, parts: &ConnectParts) -> Result<(), ConnectError> {
-        let attr = ready_to_receive(&self.port, &self.options, self.rd_atomic(), parts)?;
+    fn connect(&self, qpn: u32, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError> {
+        let attr = ready_to_receive(&self.port, &self.options, self.rd_atomic(), remote, options)?;
         let mask =
             IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
-        self.modify(parts.qpn, "ibv_modify_qp (to RTR)", attr, mask)?;
-        if let Some(object) = self.objects.borrow_mut().qps.get_mut(&parts.qpn) {
-            object.options = parts.options;
+        self.modify(qpn, "ibv_modify_qp (to RTR)", attr, mask)?;
+        if let Some(object) = self.objects.borrow_mut().qps.get_mut(&qpn) {
+            object.options = *options;
         }
         Ok(())
     }
 
-    pub(super) fn ready_to_send(&self, qpn: u32) -> Result<(), ConnectError> {
+    fn ready_to_send(&self, qpn: u32) -> Result<(), ConnectError> {
         let found = self.objects.borrow().qps.get(&qpn).map(|object| (object.psn, object.options));
         let (sq_psn, options) = found.unwrap_or_default();
         let attr = ibv_qp_attr {
@@ -88,7 +90,7 @@ impl Context {
         self.modify(qpn, "ibv_modify_qp (to RTS)", attr, mask)
     }
 
-    pub(super) fn activate_datagrams(&self, qpn: u32, qkey: u32) -> Result<(), ConnectError> {
+    fn activate_datagrams(&self, qpn: u32, qkey: u32) -> Result<(), ConnectError> {
         let attr = ibv_qp_attr {
             qp_state: IBV_QPS_INIT,
             pkey_index: self.options.pkey_index,
@@ -106,13 +108,13 @@ impl Context {
 
     /// Moves the queue pair to the error state. A queue pair that the kernel does not move is already in it, or will be when it is
     /// destroyed.
-    pub(super) fn fail_qp(&self, qpn: u32) {
+    fn fail_qp(&self, qpn: u32) {
         let attr = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..ibv_qp_attr::default() };
         drop(self.modify(qpn, "ibv_modify_qp (to ERR)", attr, IBV_QP_STATE));
     }
 
     /// Returns the path of datagrams to the port of `remote`.
-    pub(super) fn address_vector(&self, pdn: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
+    fn address_vector(&self, pdn: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
         let mut route = route(&self.port, &self.options, remote)?;
         let pd = self.objects.borrow().pd(pdn)?;
         let verbs = &self.device.api.verbs;
@@ -161,9 +163,9 @@ fn ready_to_receive(
     port: &Port,
     options: &VerbsOptions,
     max_dest_rd_atomic: u8,
-    parts: &ConnectParts,
+    remote: &QpAddress,
+    connection: &ConnectOptions,
 ) -> Result<ibv_qp_attr, ConnectError> {
-    let remote = &parts.remote;
     Ok(ibv_qp_attr {
         qp_state: IBV_QPS_RTR,
         path_mtu: mtu_code(port.mtu.min(remote.mtu)),
@@ -171,7 +173,7 @@ fn ready_to_receive(
         dest_qp_num: remote.qpn,
         ah_attr: route(port, options, remote)?,
         max_dest_rd_atomic,
-        min_rnr_timer: rnr_timer_code(parts.options.rnr_timer_ns),
+        min_rnr_timer: rnr_timer_code(connection.rnr_timer_ns),
         ..ibv_qp_attr::default()
     })
 }
@@ -190,7 +192,6 @@ fn advise(error: CallError) -> CallError {
 mod tests {
     use super::super::device::{Gid, bytes_of};
     use super::*;
-    use crate::wire::ConnectOptions;
 
     const GID: [u8; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];
 
@@ -199,19 +200,20 @@ mod tests {
         Port { number: 2, link_layer, lid: 5, mtu: 2048, gid, has_grh }
     }
 
-    fn parts(gid: [u8; 16], mtu: u16) -> ConnectParts {
+    fn attributes(port: &Port, max_dest_rd_atomic: u8, gid: [u8; 16], mtu: u16) -> Result<ibv_qp_attr, ConnectError> {
         let remote = QpAddress { kind: DeviceKind::Hardware, mtu, lid: 0x77, qpn: 0x1234, psn: 0xabcdef, epoch: 0, gid };
-        ConnectParts { qpn: 1, remote, options: ConnectOptions { rnr_timer_ns: 640_000, ..ConnectOptions::default() } }
+        let options = VerbsOptions { service_level: 6, traffic_class: 96, hop_limit: 12, ..VerbsOptions::default() };
+        let connection = ConnectOptions { rnr_timer_ns: 640_000, ..ConnectOptions::default() };
+        ready_to_receive(port, &options, max_dest_rd_atomic, &remote, &connection)
     }
 
     // The software HCA has neither packets nor paths, so a run on it does not test this.
     #[test]
     fn a_peer_is_named_by_its_lid_on_infiniband_and_by_its_gid_on_roce() {
-        let options = VerbsOptions { service_level: 6, traffic_class: 96, hop_limit: 12, ..VerbsOptions::default() };
         for (link_layer, has_grh, dlid) in
             [(LinkLayer::InfiniBand, false, 0x77), (LinkLayer::InfiniBand, true, 0x77), (LinkLayer::Ethernet, true, 0)]
         {
-            let attr = ready_to_receive(&port(link_layer, has_grh), &options, 9, &parts(GID, 1024)).unwrap();
+            let attr = attributes(&port(link_layer, has_grh), 9, GID, 1024).unwrap();
             assert_eq!((attr.qp_state, attr.path_mtu, attr.rq_psn, attr.dest_qp_num), (2, 3, 0xabcdef, 0x1234));
             assert_eq!((attr.max_dest_rd_atomic, attr.min_rnr_timer), (9, 12));
             let ibv_ah_attr { dlid: to, sl, port_num, is_global, grh, .. } = attr.ah_attr;
@@ -219,9 +221,9 @@ mod tests {
             let global = (bytes_of(grh.dgid), grh.sgid_index, grh.hop_limit, grh.traffic_class);
             assert_eq!(global, if has_grh { (GID, 3, 12, 96) } else { ([0; 16], 0, 0, 0) });
         }
-        let larger = ready_to_receive(&port(LinkLayer::InfiniBand, false), &options, 1, &parts([0; 16], 4096)).unwrap();
+        let larger = attributes(&port(LinkLayer::InfiniBand, false), 1, [0; 16], 4096).unwrap();
         assert_eq!(larger.path_mtu, 4, "the smaller of both ends'");
-        let nameless = ready_to_receive(&port(LinkLayer::Ethernet, true), &options, 1, &parts([0; 16], 4096));
+        let nameless = attributes(&port(LinkLayer::Ethernet, true), 1, [0; 16], 4096);
         assert!(matches!(nameless, Err(ConnectError::NoGid)));
     }
 }

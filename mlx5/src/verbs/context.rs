@@ -5,6 +5,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::VerbsOptions;
@@ -14,8 +15,10 @@ use super::error::{CallError, VerbsError};
 use super::library::Api;
 use super::numbers::*;
 use super::tables::Objects;
+use crate::address::DeviceKind;
 use crate::config::DeviceInfo;
 use crate::mmio;
+use crate::provider::Provider;
 use crate::provider::alarm::Alarm;
 use crate::wire::{AsyncEvent, CQ_DOORBELL_OFFSET, ConnectOptions, CqArm, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR};
 
@@ -82,7 +85,47 @@ impl Context {
         self.attr.atomic_cap != 0
     }
 
-    pub(super) fn info(&self) -> DeviceInfo {
+    /// Waits for the channel to become readable. It may return early, and does so at a ring of the alarm.
+    fn has_event(&self, left: Option<Duration>) -> bool {
+        // SAFETY: the channel is alive.
+        let fd = unsafe { self.channel.as_ref() }.fd;
+        // poll(2) ignores negative descriptors.
+        let mut polled = [fd, self.alarm.descriptor().unwrap_or(-1)].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+        // Rounded up, so that a remainder below 1 ms does not become a busy loop.
+        let ms = left.map_or(-1, |left| left.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i32::MAX));
+        // SAFETY: two entries of a local array.
+        unsafe { libc::poll(polled.as_mut_ptr(), 2, ms) > 0 && polled[0].revents != 0 }
+    }
+
+    /// Takes one event. The channel must have one.
+    fn take_event(&self) -> bool {
+        let (mut cq, mut context) = (core::ptr::null_mut::<ibv_cq>(), core::ptr::null_mut::<c_void>());
+        let verbs = &self.device.api.verbs;
+        // SAFETY: the channel is alive, and both pointers are to local variables.
+        if unsafe { (verbs.ibv_get_cq_event)(self.channel(), &raw mut cq, &raw mut context) } != 0 {
+            return false;
+        }
+        // Every event of a queue must be acknowledged before the queue is destroyed; there is no reason to do it later.
+        // SAFETY: a queue of this device: destroying a queue takes its events out of the channel.
+        unsafe { (verbs.ibv_ack_cq_events)(cq, 1) };
+        if let Some(object) = self.objects.borrow_mut().cqs.values_mut().find(|object| object.cq.as_ptr() == cq) {
+            object.events = (object.events + 1) & 3;
+        }
+        true
+    }
+
+    /// Returns the address of word `index` of a doorbell record.
+    pub(crate) fn record(dbrec: *mut u32, index: usize) -> Option<NonNull<AtomicU32>> {
+        NonNull::new(dbrec.wrapping_add(index)).map(NonNull::cast).filter(|_| !dbrec.is_null())
+    }
+}
+
+impl Provider for Context {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Hardware
+    }
+
+    fn info(&self) -> DeviceInfo {
         let at_most = |limit: u32, theirs: i32| limit.min(u32::try_from(theirs).unwrap_or(0));
         let firmware = self.attr.fw_ver.iter().take_while(|&&c| c != 0).map(|&c| char::from(c as u8)).collect::<String>();
         let at = |node| format!(", NUMA node {node}");
@@ -113,22 +156,9 @@ impl Context {
         }
     }
 
-    /// Returns the number of events of that queue so far, modulo 4.
-    pub(super) fn events_taken(&self, cqn: u32) -> u8 {
-        self.objects.borrow().cqs.get(&cqn).map_or(0, |cq| cq.events)
-    }
-
-    /// Tells the device to read the command in that queue's record.
-    pub(super) fn armed(&self, cqn: u32, command: &CqArm) {
-        if let Some(cq) = self.objects.borrow().cqs.get(&cqn) {
-            // SAFETY: the doorbell of the queue's UAR page, which is mapped as long as the device is open; 8-aligned.
-            unsafe { mmio::repeat_to_register(cq.uar.as_ptr().add(CQ_DOORBELL_OFFSET), command.doorbell(cqn)) };
-        }
-    }
-
     /// Sleeps until a queue has an event, the alarm is rung, or `timeout_ns` have passed. Does not sleep if a queue was armed that already
     /// held a completion it was armed for. Takes all events.
-    pub(super) fn wait(&self, timeout_ns: Option<u64>) -> bool {
+    fn wait(&self, timeout_ns: Option<u64>) -> bool {
         let end = timeout_ns.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
         loop {
             let is_due = self.is_due.take();
@@ -143,37 +173,8 @@ impl Context {
         }
     }
 
-    /// Waits for the channel to become readable. It may return early, and does so at a ring of the alarm.
-    fn has_event(&self, left: Option<Duration>) -> bool {
-        // SAFETY: the channel is alive.
-        let fd = unsafe { self.channel.as_ref() }.fd;
-        // poll(2) ignores negative descriptors.
-        let mut polled = [fd, self.alarm.descriptor().unwrap_or(-1)].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
-        // Rounded up, so that a remainder below 1 ms does not become a busy loop.
-        let ms = left.map_or(-1, |left| left.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i32::MAX));
-        // SAFETY: two entries of a local array.
-        unsafe { libc::poll(polled.as_mut_ptr(), 2, ms) > 0 && polled[0].revents != 0 }
-    }
-
-    /// Takes one event. The channel must have one.
-    fn take_event(&self) -> bool {
-        let (mut cq, mut context) = (core::ptr::null_mut::<ibv_cq>(), core::ptr::null_mut::<c_void>());
-        let verbs = &self.device.api.verbs;
-        // SAFETY: the channel is alive, and both pointers are to local variables.
-        if unsafe { (verbs.ibv_get_cq_event)(self.channel(), &raw mut cq, &raw mut context) } != 0 {
-            return false;
-        }
-        // Every event of a queue must be acknowledged before the queue is destroyed; there is no reason to do it later.
-        // SAFETY: a queue of this device: destroying a queue takes its events out of the channel.
-        unsafe { (verbs.ibv_ack_cq_events)(cq, 1) };
-        if let Some(object) = self.objects.borrow_mut().cqs.values_mut().find(|object| object.cq.as_ptr() == cq) {
-            object.events = (object.events + 1) & 3;
-        }
-        true
-    }
-
     /// Takes an asynchronous event, if there is one.
-    pub(super) fn take_async_event(&self) -> Option<AsyncEvent> {
+    fn take_async_event(&self) -> Option<AsyncEvent> {
         let verbs = &self.device.api.verbs;
         // SAFETY: a number and a pointer, for which zero is a valid value.
         let mut event: ibv_async_event = unsafe { core::mem::zeroed() };
@@ -201,8 +202,24 @@ impl Context {
         Some(typed.unwrap_or(AsyncEvent::Other { event_type: event.event_type as u32 }))
     }
 
-    /// Returns the address of word `index` of a doorbell record.
-    pub(crate) fn record(dbrec: *mut u32, index: usize) -> Option<NonNull<AtomicU32>> {
-        NonNull::new(dbrec.wrapping_add(index)).map(NonNull::cast).filter(|_| !dbrec.is_null())
+    /// Returns the number of events of that queue so far, modulo 4.
+    fn events_taken(&self, cqn: u32) -> u8 {
+        self.objects.borrow().cqs.get(&cqn).map_or(0, |cq| cq.events)
+    }
+
+    /// Tells the device to read the command in that queue's record.
+    fn armed(&self, cqn: u32, command: &CqArm) {
+        if let Some(cq) = self.objects.borrow().cqs.get(&cqn) {
+            // SAFETY: the doorbell of the queue's UAR page, which is mapped as long as the device is open; 8-aligned.
+            unsafe { mmio::repeat_to_register(cq.uar.as_ptr().add(CQ_DOORBELL_OFFSET), command.doorbell(cqn)) };
+        }
+    }
+
+    fn waker(&self) -> Waker {
+        self.alarm.waker()
+    }
+
+    fn holds_what_was_armed_for(&self) {
+        self.is_due.set(true);
     }
 }

@@ -8,25 +8,14 @@ use super::pages::Memory;
 use super::tables::Region;
 use crate::config::Pages;
 use crate::error::{RegisterError, check_region};
+use crate::provider::Regions;
 use crate::provider::parts::MrParts;
 use crate::wire::Access;
 
 impl Context {
-    pub(super) fn alloc_registered(&self, pdn: u32, bytes: usize, access: Access, huge: bool) -> Result<MrParts, RegisterError> {
-        self.check(bytes, access)?;
-        let (mut memory, pages) = Memory::new(bytes, huge).map_err(|source| RegisterError::Memory { bytes, source })?;
-        let parts = self.register_memory(pdn, memory.base(), bytes, access, Some(memory))?;
-        Ok(MrParts { pages, ..parts })
-    }
-
     fn check(&self, bytes: usize, access: Access) -> Result<(), RegisterError> {
         check_region(bytes, access)?;
         if access.contains(Access::REMOTE_ATOMIC) && !self.has_atomics() { Err(RegisterError::NoAtomics) } else { Ok(()) }
-    }
-
-    pub(super) fn register_foreign(&self, pdn: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<MrParts, RegisterError> {
-        self.check(bytes, access)?;
-        self.register_memory(pdn, addr, bytes, access, None)
     }
 
     fn register_memory(
@@ -49,10 +38,24 @@ impl Context {
         objects.mrs.insert(key, Region { mr, memory });
         Ok(MrParts { key, addr, len, pages: Pages::Base })
     }
+}
+
+impl Regions for Context {
+    fn alloc_registered(&self, pdn: u32, bytes: usize, access: Access, huge: bool) -> Result<MrParts, RegisterError> {
+        self.check(bytes, access)?;
+        let (mut memory, pages) = Memory::new(bytes, huge).map_err(|source| RegisterError::Memory { bytes, source })?;
+        let parts = self.register_memory(pdn, memory.base(), bytes, access, Some(memory))?;
+        Ok(MrParts { pages, ..parts })
+    }
+
+    unsafe fn register(&self, pdn: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<MrParts, RegisterError> {
+        self.check(bytes, access)?;
+        self.register_memory(pdn, addr, bytes, access, None)
+    }
 
     /// Deregisters the region. Returns `true` once the device does not use the memory any more; `false` if the kernel refused and the
     /// region is unchanged.
-    pub(super) fn try_deregister(&self, key: u32) -> bool {
+    fn try_deregister(&self, key: u32) -> bool {
         let mrs = &mut self.objects.borrow_mut().mrs;
         let Some(region) = mrs.get(&key) else { return true };
         // SAFETY: registered; removed from the table if this succeeds.
@@ -64,7 +67,7 @@ impl Context {
     }
 
     /// Deregisters the region for good. Memory that the kernel refuses to release stays mapped.
-    pub(super) fn deregister(&self, key: u32) {
+    fn deregister(&self, key: u32) {
         if !self.try_deregister(key) {
             if let Some(region) = self.objects.borrow_mut().mrs.remove(&key) {
                 core::mem::forget(region.memory);

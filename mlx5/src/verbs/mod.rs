@@ -17,7 +17,6 @@ mod memory;
 mod numbers;
 mod objects;
 mod pages;
-mod provider;
 mod tables;
 
 use std::fmt;

@@ -11,6 +11,7 @@ use crate::config::CqConfig;
 use crate::error::{CreateError, check};
 use crate::mmio::RegisterKind;
 use crate::provider::parts::{CqParts, QpParts, QpRequest, Receives, RqParts, SqParts, SrqParts, UarParts};
+use crate::provider::{Provider, Queues};
 use crate::wire::{BLUEFLAME_BYTES, CQ_DBREC_SET_CI, CQE_BYTES, CQE128_BYTES, MAX_INLINE, QP_DBREC_RECEIVE, QP_DBREC_SEND, Service};
 
 /// WQEBBs of the smallest send queue: the longest WQE takes 5, and may need 9 with the NOPs before the ring's end.
@@ -56,75 +57,11 @@ impl Context {
         CallError::check("mlx5dv_init_obj", unsafe { (self.device.api.mlx5.mlx5dv_init_obj)(&raw mut object, kind) })
     }
 
-    pub(super) fn alloc_pd(&self) -> Result<u32, CreateError> {
-        let verbs = &self.device.api.verbs;
-        // SAFETY: an open device.
-        let pd = NonNull::new(unsafe { (verbs.ibv_alloc_pd)(self.device.context()) }).ok_or_else(|| CallError::last("ibv_alloc_pd"))?;
-        let mut dv = mlx5dv_pd { pdn: 0, comp_mask: 0 };
-        let object = mlx5dv_obj { pd: Pair { from: pd.as_ptr(), to: &raw mut dv }, ..mlx5dv_obj::NONE };
-        // SAFETY: just created, and room for the answer.
-        if let Err(error) = unsafe { self.init_obj(object, MLX5DV_OBJ_PD) } {
-            // SAFETY: no object was made in it.
-            unsafe { (verbs.ibv_dealloc_pd)(pd.as_ptr()) };
-            return Err(error.into());
-        }
-        self.objects.borrow_mut().pds.insert(dv.pdn, pd);
-        Ok(dv.pdn)
-    }
-
-    /// Frees the domain. Every object made in it kept it alive, and is gone.
-    pub(super) fn dealloc_pd(&self, pdn: u32) {
-        if let Some(pd) = self.objects.borrow_mut().pds.remove(&pdn) {
-            // SAFETY: out of the table, so this is the last use. If the kernel refuses, it frees the domain with the device.
-            unsafe { (self.device.api.verbs.ibv_dealloc_pd)(pd.as_ptr()) };
-        }
-    }
-
     /// Returns whether the device compresses CQEs of that size.
     fn compresses(&self, cqe_bytes: usize) -> bool {
         let caps = self.dv.cqe_comp_caps;
         let fits = cqe_bytes == CQE_BYTES || self.dv.flags & MLX5DV_CONTEXT_FLAGS_CQE_128B_COMP != 0;
         caps.max_num > 0 && caps.supported_format & MLX5DV_CQE_RES_FORMAT_HASH != 0 && fits
-    }
-
-    pub(super) fn create_cq(&self, config: &CqConfig) -> Result<CqParts, CreateError> {
-        let info = self.info();
-        check("the number of CQ entries", config.entries.into(), 1, info.max_cqe.into())?;
-        check("the completion vector", config.comp_vector.into(), 0, u64::from(info.comp_vectors) - 1)?;
-        let bytes = config.cqe_bytes as usize;
-        if ![CQE_BYTES, CQE128_BYTES].contains(&bytes) {
-            return Err(CreateError::Illegal { what: "the size of a CQE", value: bytes as u64, legal: "64 or 128" });
-        }
-        let mut mlx5 =
-            mlx5dv_cq_init_attr { comp_mask: MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE, cqe_comp_res_format: 0, flags: 0, cqe_size: bytes as u16 };
-        if config.compression {
-            if !self.compresses(bytes) {
-                return Err(CreateError::Unsupported { what: "compression of CQEs of that size" });
-            }
-            mlx5.comp_mask |= MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE;
-            mlx5.cqe_comp_res_format = MLX5DV_CQE_RES_FORMAT_HASH as u8;
-        }
-        // The library makes room for one entry more than requested, and does not accept zero.
-        let cqe = (config.entries.next_power_of_two() - 1).max(1);
-        let mut attr = ibv_cq_init_attr_ex {
-            cqe,
-            cq_context: null_mut(),
-            channel: self.channel(),
-            comp_vector: config.comp_vector,
-            wc_flags: 0,
-            comp_mask: 0,
-            flags: 0,
-            parent_domain: null_mut(),
-        };
-        // SAFETY: an open mlx5 device, and attributes that live through the call.
-        let cq = unsafe { (self.device.api.mlx5.mlx5dv_create_cq)(self.device.context(), &raw mut attr, &raw mut mlx5) };
-        let cq = NonNull::new(cq).ok_or_else(|| CallError::last("mlx5dv_create_cq"))?;
-        let parts = self.open_cq(cq);
-        if parts.is_err() {
-            // SAFETY: just created, and in no table.
-            unsafe { (self.device.api.verbs.ibv_destroy_cq)(cq.as_ptr()) };
-        }
-        parts
     }
 
     /// Takes over a new completion queue for the data path. From now on libmlx5 does not touch its CQEs and its record. libmlx5 has filled
@@ -144,34 +81,6 @@ impl Context {
         Ok(CqParts { cqn: dv.cqn, buffer, entries: dv.cqe_cnt, stride: dv.cqe_size as usize, record })
     }
 
-    pub(super) fn destroy_cq(&self, cqn: u32) {
-        let object = self.objects.borrow_mut().cqs.remove(&cqn);
-        if let Some(object) = object {
-            // SAFETY: out of the table, so this is the last use, and all its events are acknowledged. Its queue pairs, which kept it alive,
-            // are gone.
-            unsafe { (self.device.api.verbs.ibv_destroy_cq)(object.cq.as_ptr()) };
-        }
-    }
-
-    pub(super) fn create_srq(&self, pdn: u32, depth: u32, max_sge: usize) -> Result<SrqParts, CreateError> {
-        let info = self.info();
-        check("the depth of a receive queue", depth.into(), 1, info.max_srq_wr.into())?;
-        check("the number of buffers of a receive", max_sge as u64, 0, info.max_recv_sge.into())?;
-        let pd = self.objects.borrow().pd(pdn)?;
-        // The library does not accept receives without buffers.
-        let attr = ibv_srq_attr { max_wr: depth, max_sge: (max_sge as u32).max(1), srq_limit: 0 };
-        let mut attr = ibv_srq_init_attr { srq_context: null_mut(), attr };
-        // SAFETY: a domain of this device, and attributes that live through the call.
-        let srq = unsafe { (self.device.api.verbs.ibv_create_srq)(pd, &raw mut attr) };
-        let srq = NonNull::new(srq).ok_or_else(|| CallError::last("ibv_create_srq"))?;
-        let parts = self.open_srq(srq);
-        if parts.is_err() {
-            // SAFETY: just created, and in no table.
-            unsafe { (self.device.api.verbs.ibv_destroy_srq)(srq.as_ptr()) };
-        }
-        parts
-    }
-
     /// Takes over a new shared receive queue for the data path. The device begins with WQE 0, and so does this crate. The library has
     /// linked each WQE to the next, up to the tail. It may have allocated more WQEs after the tail for its own purposes; this crate does
     /// not use them.
@@ -189,39 +98,6 @@ impl Context {
         let record = Self::record(dv.dbrec, 0).ok_or_else(|| nonsense("the record of a shared receive queue", 0))?;
         self.objects.borrow_mut().srqs.insert(dv.srqn, srq);
         Ok(SrqParts { srqn: dv.srqn, buffer, wqe_cnt, stride: dv.stride as usize, record })
-    }
-
-    pub(super) fn destroy_srq(&self, srqn: u32) {
-        if let Some(srq) = self.objects.borrow_mut().srqs.remove(&srqn) {
-            // SAFETY: out of the table, so this is the last use. Its queue pairs, which kept it alive, are gone.
-            unsafe { (self.device.api.verbs.ibv_destroy_srq)(srq.as_ptr()) };
-        }
-    }
-
-    pub(super) fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
-        let (config, info) = (request.config, self.info());
-        check("max_send_wr", config.max_send_wr.into(), 1, info.max_send_wr.into())?;
-        check("max_inline_data", config.max_inline_data as u64, 0, MAX_INLINE as u64)?;
-        if let Receives::Own { depth, max_sge } = request.receives {
-            check("the depth of a receive queue", depth.into(), 1, info.max_recv_wr.into())?;
-            check("the number of buffers of a receive", max_sge as u64, 0, info.max_recv_sge.into())?;
-        }
-        let wanted = config.max_send_wr.next_power_of_two().max(MIN_SEND_WQEBBS);
-        // The library is asked for work requests and returns WQEBBs: as many as the longest WQE may take by its own estimate. That depends
-        // on its release and the kind of queue pair, and is at least one, often four.
-        let mut work_requests = wanted / 4;
-        loop {
-            let (qp, dv) = self.try_create_qp(request, work_requests)?;
-            if dv.sq.wqe_cnt >= wanted || work_requests >= wanted {
-                let parts = self.open_qp(qp, &dv, request);
-                if parts.is_err() {
-                    self.destroy(qp);
-                }
-                return parts;
-            }
-            self.destroy(qp);
-            work_requests *= 2;
-        }
     }
 
     fn destroy(&self, qp: NonNull<ibv_qp>) {
@@ -296,8 +172,135 @@ impl Context {
         self.objects.borrow_mut().qps.insert(qpn, QpObject::new(qp));
         Ok(QpParts { sq, rq })
     }
+}
 
-    pub(super) fn destroy_qp(&self, qpn: u32) {
+impl Queues for Context {
+    fn alloc_pd(&self) -> Result<u32, CreateError> {
+        let verbs = &self.device.api.verbs;
+        // SAFETY: an open device.
+        let pd = NonNull::new(unsafe { (verbs.ibv_alloc_pd)(self.device.context()) }).ok_or_else(|| CallError::last("ibv_alloc_pd"))?;
+        let mut dv = mlx5dv_pd { pdn: 0, comp_mask: 0 };
+        let object = mlx5dv_obj { pd: Pair { from: pd.as_ptr(), to: &raw mut dv }, ..mlx5dv_obj::NONE };
+        // SAFETY: just created, and room for the answer.
+        if let Err(error) = unsafe { self.init_obj(object, MLX5DV_OBJ_PD) } {
+            // SAFETY: no object was made in it.
+            unsafe { (verbs.ibv_dealloc_pd)(pd.as_ptr()) };
+            return Err(error.into());
+        }
+        self.objects.borrow_mut().pds.insert(dv.pdn, pd);
+        Ok(dv.pdn)
+    }
+
+    /// Frees the domain. Every object made in it kept it alive, and is gone.
+    fn dealloc_pd(&self, pdn: u32) {
+        if let Some(pd) = self.objects.borrow_mut().pds.remove(&pdn) {
+            // SAFETY: out of the table, so this is the last use. If the kernel refuses, it frees the domain with the device.
+            unsafe { (self.device.api.verbs.ibv_dealloc_pd)(pd.as_ptr()) };
+        }
+    }
+
+    fn create_cq(&self, config: &CqConfig) -> Result<CqParts, CreateError> {
+        let info = self.info();
+        check("the number of CQ entries", config.entries.into(), 1, info.max_cqe.into())?;
+        check("the completion vector", config.comp_vector.into(), 0, u64::from(info.comp_vectors) - 1)?;
+        let bytes = config.cqe_bytes as usize;
+        if ![CQE_BYTES, CQE128_BYTES].contains(&bytes) {
+            return Err(CreateError::Illegal { what: "the size of a CQE", value: bytes as u64, legal: "64 or 128" });
+        }
+        let mut mlx5 =
+            mlx5dv_cq_init_attr { comp_mask: MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE, cqe_comp_res_format: 0, flags: 0, cqe_size: bytes as u16 };
+        if config.compression {
+            if !self.compresses(bytes) {
+                return Err(CreateError::Unsupported { what: "compression of CQEs of that size" });
+            }
+            mlx5.comp_mask |= MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE;
+            mlx5.cqe_comp_res_format = MLX5DV_CQE_RES_FORMAT_HASH as u8;
+        }
+        // The library makes room for one entry more than requested, and does not accept zero.
+        let cqe = (config.entries.next_power_of_two() - 1).max(1);
+        let mut attr = ibv_cq_init_attr_ex {
+            cqe,
+            cq_context: null_mut(),
+            channel: self.channel(),
+            comp_vector: config.comp_vector,
+            wc_flags: 0,
+            comp_mask: 0,
+            flags: 0,
+            parent_domain: null_mut(),
+        };
+        // SAFETY: an open mlx5 device, and attributes that live through the call.
+        let cq = unsafe { (self.device.api.mlx5.mlx5dv_create_cq)(self.device.context(), &raw mut attr, &raw mut mlx5) };
+        let cq = NonNull::new(cq).ok_or_else(|| CallError::last("mlx5dv_create_cq"))?;
+        let parts = self.open_cq(cq);
+        if parts.is_err() {
+            // SAFETY: just created, and in no table.
+            unsafe { (self.device.api.verbs.ibv_destroy_cq)(cq.as_ptr()) };
+        }
+        parts
+    }
+
+    fn destroy_cq(&self, cqn: u32) {
+        let object = self.objects.borrow_mut().cqs.remove(&cqn);
+        if let Some(object) = object {
+            // SAFETY: out of the table, so this is the last use, and all its events are acknowledged. Its queue pairs, which kept it alive,
+            // are gone.
+            unsafe { (self.device.api.verbs.ibv_destroy_cq)(object.cq.as_ptr()) };
+        }
+    }
+
+    fn create_srq(&self, pdn: u32, depth: u32, max_sge: usize) -> Result<SrqParts, CreateError> {
+        let info = self.info();
+        check("the depth of a receive queue", depth.into(), 1, info.max_srq_wr.into())?;
+        check("the number of buffers of a receive", max_sge as u64, 0, info.max_recv_sge.into())?;
+        let pd = self.objects.borrow().pd(pdn)?;
+        // The library does not accept receives without buffers.
+        let attr = ibv_srq_attr { max_wr: depth, max_sge: (max_sge as u32).max(1), srq_limit: 0 };
+        let mut attr = ibv_srq_init_attr { srq_context: null_mut(), attr };
+        // SAFETY: a domain of this device, and attributes that live through the call.
+        let srq = unsafe { (self.device.api.verbs.ibv_create_srq)(pd, &raw mut attr) };
+        let srq = NonNull::new(srq).ok_or_else(|| CallError::last("ibv_create_srq"))?;
+        let parts = self.open_srq(srq);
+        if parts.is_err() {
+            // SAFETY: just created, and in no table.
+            unsafe { (self.device.api.verbs.ibv_destroy_srq)(srq.as_ptr()) };
+        }
+        parts
+    }
+
+    fn destroy_srq(&self, srqn: u32) {
+        if let Some(srq) = self.objects.borrow_mut().srqs.remove(&srqn) {
+            // SAFETY: out of the table, so this is the last use. Its queue pairs, which kept it alive, are gone.
+            unsafe { (self.device.api.verbs.ibv_destroy_srq)(srq.as_ptr()) };
+        }
+    }
+
+    fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
+        let (config, info) = (request.config, self.info());
+        check("max_send_wr", config.max_send_wr.into(), 1, info.max_send_wr.into())?;
+        check("max_inline_data", config.max_inline_data as u64, 0, MAX_INLINE as u64)?;
+        if let Receives::Own { depth, max_sge } = request.receives {
+            check("the depth of a receive queue", depth.into(), 1, info.max_recv_wr.into())?;
+            check("the number of buffers of a receive", max_sge as u64, 0, info.max_recv_sge.into())?;
+        }
+        let wanted = config.max_send_wr.next_power_of_two().max(MIN_SEND_WQEBBS);
+        // The library is asked for work requests and returns WQEBBs: as many as the longest WQE may take by its own estimate. That depends
+        // on its release and the kind of queue pair, and is at least one, often four.
+        let mut work_requests = wanted / 4;
+        loop {
+            let (qp, dv) = self.try_create_qp(request, work_requests)?;
+            if dv.sq.wqe_cnt >= wanted || work_requests >= wanted {
+                let parts = self.open_qp(qp, &dv, request);
+                if parts.is_err() {
+                    self.destroy(qp);
+                }
+                return parts;
+            }
+            self.destroy(qp);
+            work_requests *= 2;
+        }
+    }
+
+    fn destroy_qp(&self, qpn: u32) {
         let object = self.objects.borrow_mut().qps.remove(&qpn);
         if let Some(object) = object {
             self.destroy(object.qp);
