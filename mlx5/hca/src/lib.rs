@@ -22,25 +22,14 @@
 //! ```
 
 // In the order data flows:
-// - `layout`: the bytes devices share, and who writes what.
-// - `memory`: a device's segments, and the check of every access by key.
-// - `fabric`: finding and mapping another device; knowing that it died. `links`: the devices that this one knows.
-// - `queues`, `receive`, `cq`: the device's side of queue pairs, of receive queues and of completion queues.
-// - `plain`: the WQEs of an RPC, which use the checks of the ones before them; `reach`: a region that was checked.
-// - `execute`: WQEs off a send queue, in order. `requester`: what each verb does; `atomics`: the locked ones. `gather`: where the
-//   bytes are. `complete`: what is left.
-// - `arrive`: the owner: lane messages become CQEs; `compact`: fewer or fuller ones. `datagram`: the unreliable kind. `flush`: what
-//   an error leaves.
-// - `events`: sleeping and waking. `asynchronous`: what no completion tells.
-// - `timing`, `nic`, `contexts`: when things happen, and what a NIC costs. `faults`: what goes wrong on purpose.
-// - `strict`: what a driver must not do (`rule`). `local`: what neither it nor the program may do to buffers under way. `trace`: what
-//   a run was. `vendor`: what the details of failures mean.
-// - `objects`, `request`, `regions`, `quiesce`: creating and destroying. `repair`: what the dead took.
-// - `look`: doorbells that nobody announces; `mirror`: receive queues in memory that peers do not reach.
-// - `simulation`: a network of devices in one thread and in virtual time.
-// - `arena`, `deferred`, `clock`, `random`: pages, what happens later, when that is, and chance.
-//
-// Nothing in here calls out to its user, so its state is borrowed once per entry.
+// - `hca`: the device, its doorbell and its poll; `sleep`: sleeping until a poll has something to do; `options`, `error`.
+// - `requester`: takes WQEs off a send queue and executes them on the peer's memory.
+// - `responder`: turns what peers did into CQEs, and returns what dead peers took.
+// - `queues`: the device's side of send, receive and completion queues.
+// - `shared`: the memory that devices share. No other module touches a peer's memory.
+// - `objects`: creating, connecting, resetting and destroying.
+// - `debug`: strict mode, faults, traces, texts.
+// - `clock`, `deferred`, `random`: time, timers, random numbers. `sim`: a network of devices and NICs in virtual time.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("mlx5-hca needs 64-bit Linux: its memfds and membarrier(2) exist nowhere else");
@@ -49,455 +38,42 @@ compile_error!("mlx5-hca needs 64-bit Linux: its memfds and membarrier(2) exist 
 #[cfg(test)]
 extern crate self as mlx5_hca;
 
-mod arena;
-mod arrive;
-mod asynchronous;
-mod atomics;
 mod clock;
-mod compact;
-mod complete;
-mod contexts;
-pub mod cq;
-mod datagram;
+mod debug;
 mod deferred;
-mod deliver;
 mod error;
-mod events;
-mod execute;
-mod fabric;
-mod faults;
-mod flush;
-mod gather;
-mod layout;
-mod links;
-mod local;
-mod look;
-mod memory;
-mod mirror;
-mod nic;
-mod numbered;
+mod hca;
 mod objects;
 mod options;
-mod outcome;
-mod plain;
 mod queues;
-mod quiesce;
 mod random;
-mod reach;
-mod receive;
-mod regions;
-mod repair;
-mod request;
 mod requester;
-mod rqs;
-mod rule;
-mod simulation;
-mod strict;
-#[doc(hidden)]
-pub mod testing;
-mod timing;
-mod trace;
-mod under_way;
-mod vendor;
-mod watch;
-
-use core::sync::atomic::Ordering;
-use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
-use std::rc::Rc;
-
-use mlx5_wire::AddressVector;
-use shm::ready::{HotSet, ReadyWords};
-use shm::sync::LightBarrier;
+mod responder;
+mod shared;
+mod sim;
+mod sleep;
 
 pub use clock::Clock;
+pub use debug::faults::Faults;
+pub use debug::rule::{Queue, Rule, Violation};
+#[doc(hidden)]
+pub use debug::testing;
+pub use debug::vendor::text as vendor_text;
 pub use error::{ConnectError, CreateError, OpenError, RegisterError};
-pub use fabric::{LocalFabric, MAX_SEAT};
-pub use faults::Faults;
+pub use hca::{Hca, Info, MAX_LANE_SLOTS, MAX_MR, MAX_QP};
 pub use mlx5_wire as wire;
 pub use mlx5_wire::{Access, AsyncEvent, ConnectOptions, Service};
-pub use nic::{ContextUses, NicModel, NicParameters};
+pub use objects::request::{Address, CqMemory, QpMemory, Receives, Region, RqMemory, SqMemory};
 pub use options::{FabricSpec, Gid, GidKind, Port, SoftOptions};
-pub use queues::REGISTER_BYTES;
-pub use request::{Address, CqMemory, QpMemory, Receives, Region, RqMemory, SqMemory};
-pub use rule::{Queue, Rule, Violation};
-pub use simulation::{Actor, ActorId, Bell, Did, ForeignDevice, Simulated, Simulation};
-pub use timing::Timing;
-pub use vendor::text as vendor_text;
+pub use queues::cq;
+pub use queues::qp::REGISTER_BYTES;
+pub use requester::timing::Timing;
+pub use shared::fabric::{LocalFabric, MAX_SEAT};
+pub use sim::nic::{ContextUses, NicModel, NicParameters};
+pub use sim::simulation::{Actor, ActorId, Bell, Did, ForeignDevice, Simulated, Simulation};
 
-use self::arena::Arena;
-use self::cq::SoftCq;
-use self::deferred::Deferred;
-use self::fabric::Membership;
-use self::faults::Injector;
-use self::layout::{ALL_LANE_SLOTS, MAX_QPS, QUEUE_BYTES};
-use self::links::Links;
-use self::memory::DeviceMemory;
-use self::objects::LANE_SLOT_BYTES;
-use self::queues::{Mode, SoftQp};
-use self::random::Random;
-use self::trace::Trace;
-
-/// Empty polls between two looks at whether a peer has died with a receive of this device.
-const POLLS_PER_PATROL: u32 = 1024;
-
-/// Cold lanes that a patrol looks into, in turn (R4): the producer of another process may have missed that its lane went cold.
-const LANES_PER_PATROL: usize = 8;
-
-/// Maximum number of queue pairs of a device.
-pub const MAX_QP: u32 = MAX_QPS as u32;
-/// The maximum number of memory regions of a device.
-pub const MAX_MR: u32 = layout::MAX_MRS as u32;
-/// The maximum number of messages that may wait in a queue pair's lane.
-pub const MAX_LANE_SLOTS: u32 = layout::LANE_SLOTS as u32;
-
-/// A device's description and counters.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Info {
-    /// Name for people, for example `soft:lid=3`.
-    pub name: String,
-    /// How peers are reached.
-    pub transport: String,
-    /// When it executes, by which clock, whether it is strict, and which faults it makes.
-    pub modes: String,
-    /// Time for which operations towards a dead peer are retried before they fail, in ns.
-    pub dead_peer_timeout_ns: u64,
-    /// Queue pair places and memory regions that were not given back so far, because a peer was stopped in the middle of using them.
-    pub quarantined: u64,
-    /// Rules broken since [`Hca::take_violations`] was last called.
-    pub violations: u64,
-    /// Times that an operation of this device found no receive posted at its target (RNR NAK) and was put off, or failed.
-    pub rnr_naks: u64,
-}
-
-/// A software HCA. It belongs to the thread that opened it: that thread must live as long as the HCA, for its end is what tells peers that the HCA is
-/// dead.
-///
-/// ```compile_fail,E0277
-/// fn send<T: Send>() {}
-/// send::<mlx5_hca::Hca>();
-/// ```
-pub struct Hca {
-    /// Withdrawn first: peers stop finding the device before its memory goes.
-    membership: Membership,
-    memory: DeviceMemory,
-    dead_peer_timeout_ns: u64,
-    clock: Clock,
-    timing: Timing,
-    strict: bool,
-    barrier: LightBarrier,
-    /// The mode of a queue pair without faults.
-    mode: Mode,
-    trace: Option<Trace>,
-    /// Not immediate, or traced: the results of a WQE that succeeded are recorded.
-    is_watched: bool,
-    /// Lanes are visited when their ready bits say so and never otherwise, so that what arrives when is exact, and the same in every run.
-    has_exact_lanes: bool,
-    /// The port that it is one seat of.
-    port: Option<Port>,
-    /// A look at the peers is due, or `failed` is not empty.
-    has_chores: Cell<bool>,
-    /// Queue pairs that failed since the last flush, or have failed and flush a receive queue of their own: index and generation.
-    failed: RefCell<Vec<(usize, u32)>>,
-    is_port_up: Cell<bool>,
-    /// Asynchronous ones that nobody took yet.
-    events: RefCell<VecDeque<AsyncEvent>>,
-    /// Times that a WQE found no receive at its target.
-    rnr_naks: Cell<u64>,
-    /// WRITEs and SENDs announced, counted with a model of NICs only.
-    sends: Cell<u64>,
-    /// Regions registered so far, modulo 2^32.
-    registrations: Cell<u32>,
-    state: RefCell<State>,
-}
-
-/// Everything that changes, all of it private to the process.
-struct State {
-    queues: Queues,
-    /// By index, so that a destroyed queue pair's number names nothing.
-    qp_places: Vec<objects::QpPlace>,
-    /// Tag of the first queue pair in each place.
-    first_tag: u16,
-    mrs: regions::Regions,
-    rqs: Vec<Option<rqs::RqSlot>>,
-    links: Links,
-    repair: repair::Repair,
-    /// Peers that did not finish a doorbell when something was taken away from under them.
-    stuck: Vec<quiesce::Stuck>,
-    /// Places and regions that are never used again because of such peers.
-    quarantined: u64,
-    hot: HotSet,
-    /// Where peers tell of the lanes that are not hot.
-    ready: ReadyWords,
-    deferred: Deferred,
-    violations: Vec<Violation>,
-    /// CQEs of queues that were destroyed.
-    produced: u32,
-    /// Devices that this one's operations changed since a stepper asked, by LID, each once. Kept with exact lanes only.
-    touched: Vec<u16>,
-    /// Polls until the next look at the peers.
-    polls_to_patrol: u32,
-    arena: Arena,
-    queue_area: Arena,
-    /// In bytes of the slots of all lanes.
-    lane_area: Arena,
-    next_pd: u32,
-}
-
-/// The part of the state that an arriving message can change: not the set of hot lanes, which is in use then.
-struct Queues {
-    qps: Vec<Option<Box<SoftQp>>>,
-    cqs: Vec<Option<SoftCq>>,
-    injector: Option<Box<Injector>>,
-}
-
-impl State {
-    fn new(arena_bytes: usize, faults: &Faults, ready: ReadyWords, random: &mut Random) -> Self {
-        Self {
-            queues: Queues { qps: Vec::new(), cqs: Vec::new(), injector: Injector::new(faults) },
-            qp_places: Vec::new(),
-            first_tag: random.below(objects::QPN_TAGS.into()) as u16,
-            mrs: regions::Regions::new(random),
-            rqs: Vec::new(),
-            links: Links::default(),
-            repair: repair::Repair::default(),
-            stuck: Vec::new(),
-            quarantined: 0,
-            hot: HotSet::new(MAX_QPS),
-            ready,
-            deferred: Deferred::default(),
-            violations: Vec::new(),
-            produced: 0,
-            touched: Vec::new(),
-            polls_to_patrol: POLLS_PER_PATROL,
-            arena: Arena::new(arena_bytes),
-            queue_area: Arena::new(QUEUE_BYTES),
-            lane_area: Arena::new(ALL_LANE_SLOTS * LANE_SLOT_BYTES),
-            next_pd: 1,
-        }
-    }
-}
-
-/// Returns the device of a port's queue pair.
-fn seat_of(qpn: u32) -> u16 {
-    (qpn >> layout::QP_INDEX_BITS) as u16
-}
-
-impl Hca {
-    /// Returns the index of a queue pair's BlueFlame register among those of the device, for [`ring`](Self::ring).
-    #[must_use]
-    pub fn register_offset(qpn: u32) -> usize {
-        layout::qp_index(qpn) * REGISTER_BYTES
-    }
-
-    /// A store to the BlueFlame register at `offset` ([`register_offset`](Self::register_offset), plus 256 for its second half) just happened.
-    /// Executes that queue pair's new WQEs.
-    pub fn ring(&self, offset: usize) {
-        self.executing(|| execute::doorbell(self, offset));
-    }
-
-    /// A completion queue was found empty. Runs what is due and turns arrived messages into CQEs; returns whether there may be CQEs now that
-    /// were not there before.
-    pub fn empty_poll(&self) -> bool {
-        let mut state = self.state.borrow_mut();
-        let has_more = state.deferred.any();
-        let arrived = !has_more && arrive::pass::<true>(self, &mut state) > 0;
-        drop(state);
-        let progress = if has_more { self.progress_with_extras() } else { arrived };
-        // Last: what came before may have failed a queue pair, and nobody promises another poll.
-        if self.has_chores.get() { self.do_chores() || progress } else { progress }
-    }
-
-    /// Does the same where there is more to do than to take in messages.
-    #[cold]
-    #[inline(never)]
-    fn progress_with_extras(&self) -> bool {
-        let state = &mut *self.state.borrow_mut();
-        self.clock.polled();
-        let mut progress = false;
-        if !state.deferred.is_empty() {
-            progress = self.executing(|| execute::run_deferred(self, state));
-        }
-        if state.links.has_datagrams {
-            progress |= datagram::receive(self, state) > 0;
-        }
-        if self.strict {
-            self.check_strictly(state);
-        }
-        let taken = if self.has_exact_lanes { arrive::exact_pass(self, state) } else { arrive::pass::<false>(self, state) };
-        progress | (taken > 0)
-    }
-
-    /// Flushes what failed, and looks at the peers if that is due. Returns whether there may be CQEs.
-    #[cold]
-    #[inline(never)]
-    fn do_chores(&self) -> bool {
-        let state = &mut *self.state.borrow_mut();
-        let is_due = state.polls_to_patrol == 0;
-        if is_due {
-            self.patrol(state);
-        }
-        flush::flush_failed(self, state) || is_due
-    }
-
-    /// Counts empty polls since the last look at the peers.
-    fn count_to_patrol(&self, polls_to_patrol: &mut u32, polls: u32) {
-        *polls_to_patrol = polls_to_patrol.saturating_sub(polls);
-        if *polls_to_patrol == 0 {
-            self.has_chores.set(true);
-        }
-    }
-
-    /// Reports WQEs that were not announced, and mistakes in other queues.
-    fn check_strictly(&self, state: &mut State) {
-        for index in 0..state.queues.qps.len() {
-            if strict::finds_unannounced(self, state, index) {
-                execute::announce_all(self, state, index);
-            }
-        }
-        strict::check_queues(state);
-    }
-
-    /// Takes the list of rules broken.
-    #[must_use]
-    pub fn take_violations(&self) -> Vec<Violation> {
-        let state = &mut *self.state.borrow_mut();
-        if self.strict {
-            self.check_strictly(state);
-        }
-        core::mem::take(&mut state.violations)
-    }
-
-    /// For a stepper: does what is due, and adds to `touched` the LIDs of the devices that were changed by this one since the last call;
-    /// [`EVERY_LID`] stands for any. Returns [`produced`](Self::produced).
-    pub(crate) fn advance(&self, touched: &mut Vec<u16>) -> u32 {
-        self.empty_poll();
-        touched.append(&mut self.state.borrow_mut().touched);
-        self.produced()
-    }
-
-    /// A number that changes with every CQE the device writes.
-    pub(crate) fn produced(&self) -> u32 {
-        let state = self.state.borrow();
-        state.queues.cqs.iter().flatten().fold(state.produced, |sum, cq| sum.wrapping_add(cq.produced()))
-    }
-
-    /// WRITEs and SENDs that its doorbells have announced so far. 0 but in a [`Simulation`], whose models of CPUs ask.
-    #[must_use]
-    pub fn sends(&self) -> u64 {
-        self.sends.get()
-    }
-
-    /// For a simulation: peers find this device gone from now on.
-    pub(crate) fn leave(&self) {
-        self.membership.leave();
-    }
-
-    /// Returns the time on its clock, in ns since an arbitrary moment.
-    #[must_use]
-    #[inline]
-    pub fn now_ns(&self) -> u64 {
-        self.clock.now_ns()
-    }
-
-    /// Like [`now_ns`](Self::now_ns), cheaper and behind.
-    #[must_use]
-    pub fn coarse_now_ns(&self) -> u64 {
-        self.clock.coarse_now_ns()
-    }
-
-    /// Returns whether it is a device of `fabric`.
-    pub(crate) fn is_of(&self, fabric: &LocalFabric) -> bool {
-        self.membership.is_of(fabric)
-    }
-
-    /// Returns its LID, or its seat of a port.
-    #[must_use]
-    pub fn lid(&self) -> u16 {
-        self.membership.lid()
-    }
-
-    /// Returns the device that has queue pair `qpn` of the port that `vector` leads to, if there is such a port and the own one is up.
-    fn lid_of(&self, qpn: u32, vector: &AddressVector) -> Option<u16> {
-        match &self.port {
-            _ if !self.is_port_up.get() => None,
-            None => Some(vector.rlid),
-            Some(port) => port.is_at(vector).then(|| seat_of(qpn)),
-        }
-    }
-
-    /// Returns the GID that datagrams with this vector go out from: link-local, from the LID, unless the port was given others.
-    fn source_gid(&self, vector: &AddressVector) -> Gid {
-        let own = u128::from(self.lid()) | 0xfe80 << 112;
-        let given = self.port.and_then(|port| port.source(vector));
-        given.copied().unwrap_or(Gid { bytes: own.to_be_bytes(), kind: GidKind::InfiniBand })
-    }
-
-    /// Looks whether a peer has died: takes what it left in the lanes, where it may not have come to say so, and gives back the receives it
-    /// was taking.
-    #[cold]
-    fn patrol(&self, state: &mut State) {
-        state.polls_to_patrol = POLLS_PER_PATROL;
-        let State { queues: Queues { qps, cqs, .. }, repair, links, .. } = state;
-        for peer in links.newly_gone() {
-            for qp in qps.iter_mut().flatten().filter(|qp| qp.remote().is_some_and(|r| Rc::ptr_eq(&r.peer, &peer))) {
-                arrive::drain(self, qp, cqs);
-                repair.peer_died(&self.memory, qp.index, qp.rqn);
-            }
-        }
-        self.repair(state);
-        self.mend(state, LANES_PER_PATROL);
-    }
-
-    /// R4: looks into so many lanes that are not polled, in turn, and polls those with messages.
-    fn mend(&self, state: &mut State, looks: usize) {
-        let State { queues, hot, .. } = state;
-        let count = queues.qps.len();
-        if !self.has_exact_lanes {
-            hot.mend(&*queues, count, 0, looks);
-        }
-    }
-
-    /// Marks this device as executing while `f` runs, for peers that want to take memory away (H3).
-    #[inline(always)]
-    fn executing<R>(&self, f: impl FnOnce() -> R) -> R {
-        let _executing = Executing::begin(&self.memory);
-        // H3: the owner of the memory either sees the odd word, or has invalidated the key or identity that is read from here on.
-        self.barrier.execute();
-        f()
-    }
-}
-
-/// The device is marked as executing. When that ends, also by a panic, so does the mark.
-struct Executing<'a>(&'a DeviceMemory);
-
-impl<'a> Executing<'a> {
-    #[inline(always)]
-    fn begin(memory: &'a DeviceMemory) -> Self {
-        Self::advance(memory);
-        Self(memory)
-    }
-
-    /// The word has one writer. Release: a peer that sees the end of a doorbell sees its effects.
-    #[inline(always)]
-    fn advance(memory: &DeviceMemory) {
-        let word = &memory.control().header.executing;
-        word.store(word.load(Ordering::Relaxed) + 1, Ordering::Release);
-    }
-}
-
-impl Drop for Executing<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        Self::advance(self.0);
-    }
-}
-
-impl core::fmt::Debug for Hca {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Hca").field("lid", &self.lid()).finish_non_exhaustive()
-    }
-}
+use self::hca::{Queues, State, seat_of};
+use self::shared::links::Links;
 
 #[cfg(test)]
 mod tests;

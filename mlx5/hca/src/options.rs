@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use mlx5_wire::AddressVector;
 
-use super::{Clock, Faults, LocalFabric, Timing};
+use crate::{Clock, Faults, LocalFabric, Timing};
 
 /// The place where a software HCA meets its peers.
 #[derive(Clone, Debug)]

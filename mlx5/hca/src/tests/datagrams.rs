@@ -2,8 +2,8 @@
 
 use super::hand::{Hand, SEND};
 use crate::LocalFabric;
-use crate::datagram::ready_lids;
-use crate::layout::MAX_DATAGRAM_LANES;
+use crate::shared::datagrams::ready_lids;
+use crate::shared::layout::MAX_DATAGRAM_LANES;
 
 const QKEY: u32 = 7;
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 use shm::sleep::{self, Due, Sleeper};
 
 use super::hand::{Hand, SEND};
-use crate::POLLS_PER_PATROL;
-use crate::events::Idle;
-use crate::memory::ready_words;
-use crate::testing::sleep_without_end;
+use crate::debug::testing::sleep_without_end;
+use crate::hca::POLLS_PER_PATROL;
+use crate::shared::memory::ready_words;
+use crate::sleep::Idle;
 
 /// Nothing here takes long.
 const WATCHDOG: Duration = Duration::from_secs(120);

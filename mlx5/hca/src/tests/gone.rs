@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering;
 use mlx5_wire::{CtrlWords, Syndrome};
 
 use super::hand::{Hand, WRITE, WRITE_IMM};
-use crate::layout::qp_index;
-use crate::outcome::{Outcome, WaitFor};
-use crate::{Queues, State, requester};
+use crate::requester::operations;
+use crate::requester::outcome::{Outcome, WaitFor};
+use crate::shared::layout::qp_index;
+use crate::{Queues, State};
 
 #[test]
 fn a_queue_pair_that_is_gone_does_not_answer_even_where_its_memory_is_seen_to_be_gone_first() {
@@ -21,10 +22,10 @@ fn a_queue_pair_that_is_gone_does_not_answer_even_where_its_memory_is_seen_to_be
         // What the doorbell began with.
         let granted = qp.remote().unwrap().granted();
         hca.memory.mr(hand.mr.key).stamp.store(0, Ordering::Release);
-        let refused = requester::execute(hca, links, qp, ctrl, &wqe, granted);
+        let refused = operations::execute(hca, links, qp, ctrl, &wqe, granted);
         assert!(matches!(refused, Outcome::Fail(Syndrome::RemoteAccess, _)), "the region alone is gone");
         hca.memory.qp(index).identity.store(0, Ordering::Release);
-        let unanswered = requester::execute(hca, links, qp, ctrl, &wqe, granted);
+        let unanswered = operations::execute(hca, links, qp, ctrl, &wqe, granted);
         assert!(matches!(unanswered, Outcome::Wait(WaitFor::Peer)));
     }
 }

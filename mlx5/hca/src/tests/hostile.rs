@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering;
 use mlx5_wire::*;
 
 use super::driver::{ALL, BYTES, ENTRIES, End, World};
-use crate::layout::{ATOMIC, Message, Taking, qp_index};
-use crate::memory::ready_words;
 use crate::random::Random;
+use crate::shared::layout::{ATOMIC, Message, Taking, qp_index};
+use crate::shared::memory::ready_words;
 use crate::{FabricSpec, Hca, LocalFabric, Service, SoftOptions};
 
 /// The registered memory is between two parts that are not.
@@ -134,7 +134,7 @@ fn post(from: &mut End, to: &End, service: Service, random: &mut Random) {
 
 /// A sender writes nonsense into the lane of its datagrams.
 fn spoil_datagrams(from: &End, to: &End, random: &mut Random) {
-    use crate::layout::DatagramHeader;
+    use crate::shared::layout::DatagramHeader;
     let header = DatagramHeader {
         qpn: if random.below(4) == 0 { nonsense(random) as u32 } else { to.qpn },
         qkey: 5,
@@ -149,7 +149,7 @@ fn spoil_datagrams(from: &End, to: &End, random: &mut Random) {
         let lane = device.memory.datagram_lane(0);
         match random.below(8) {
             0 => lane.consumed.store(nonsense(random), Ordering::Relaxed),
-            _ if out.is_room(lane) => out.forge(header),
+            _ if out.next_payload(lane).is_some() => out.tx.publish(header),
             _ => {}
         }
     }
@@ -233,7 +233,7 @@ fn an_atomic_is_executed_only_where_its_key_allows() {
         request.swap.store(1, Ordering::Relaxed);
         publish(hca, index, Message { op_own: ATOMIC, imm: number, ..Message::default() });
         end.hca.poll();
-        crate::layout::Told::unpack(hca.memory.qp(index).told.answered.load(Ordering::Acquire))
+        crate::shared::layout::Told::unpack(hca.memory.qp(index).told.answered.load(Ordering::Acquire))
     };
     let (add, key) = (1 << 32, u64::from(end.key));
     assert_eq!(ask(end.addr(OUTSIDE), add | key, 1), (1, 0));
@@ -258,7 +258,7 @@ fn an_owner_that_tells_nonsense_of_an_atomic_ends_it() {
         a.ring();
         a.hca.poll();
         let told = &b.hca.memory.qp(qp_index(b.qpn)).told;
-        told.answered.store(crate::layout::Told::pack(1, fault), Ordering::Release);
+        told.answered.store(crate::shared::layout::Told::pack(1, fault), Ordering::Release);
         a.hca.poll();
         let (opcode, syndrome) = (CqeOpcode::RequesterError, Syndrome::RemoteAccess);
         assert_eq!(a.poll(), [super::driver::Done::Failed { opcode, wqe: 0, syndrome }], "{fault}");

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mlx5_wire::Syndrome;
 
 use super::hand::{Hand, READ, REGION, RQ, SQ, WRITE, WRITE_IMM, counter, opcode, pointer, raddr, syndrome};
-use crate::layout::{Pop, Taking, qp_index};
-use crate::plain::{self, Ran};
 use crate::random::Random;
-use crate::reach::Looks;
+use crate::requester::plain::{self, Ran};
+use crate::shared::layout::{Pop, Taking, qp_index};
+use crate::shared::mr_cache::Looks;
 use crate::{Access, ConnectOptions, LocalFabric, Region};
 
 const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE);

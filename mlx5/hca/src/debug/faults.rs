@@ -1,0 +1,101 @@
+//! Faults on purpose, from one seed.
+
+use mlx5_wire::Syndrome;
+
+use crate::random::Random;
+use crate::{Clock, Hca, Timing};
+
+/// Faults that a software HCA makes; the default makes none. [`Info::modes`](crate::Info::modes) says so when there are some.
+///
+/// Operations are counted from 0 over all queue pairs of the device, in the order in which they are tried first; a WQE that only fills the end
+/// of a send queue is none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Seed of the random numbers: the same seed gives the same faults for the same operations.
+    pub seed: u64,
+    /// Operations in a thousand that start this much later.
+    pub delay_permille: u16,
+    /// How much, in ns of the device's clock.
+    pub delay_ns: u64,
+    /// Messages in a thousand that find no receive at the first try, posted or not.
+    pub rnr_permille: u16,
+    /// Lanes in a thousand that are passed over when messages are taken: CQEs of different queue pairs change places, never those of one.
+    pub reorder_permille: u16,
+    /// The operation with this number fails so.
+    pub fail: Option<(u64, Syndrome)>,
+    /// From the operation with this number on, no peer answers. Datagrams need no answer.
+    pub drop_peers_after: Option<u64>,
+}
+
+/// The fate of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Normal,
+    Delayed,
+    NotReady,
+    Fails(Syndrome),
+}
+
+/// The faults of one device, under way.
+pub(crate) struct Injector {
+    faults: Faults,
+    random: Random,
+    /// Operations started.
+    count: u64,
+}
+
+impl Injector {
+    /// `None` if there are no faults to make.
+    pub(crate) fn new(faults: &Faults) -> Option<Box<Self>> {
+        let is_quiet = *faults == Faults { seed: faults.seed, ..Faults::default() };
+        (!is_quiet).then(|| Box::new(Self { faults: faults.clone(), random: Random::new(faults.seed), count: 0 }))
+    }
+
+    pub(crate) fn delay_ns(&self) -> u64 {
+        self.faults.delay_ns
+    }
+
+    /// Returns the fate of the next operation, decided when it is tried first.
+    pub(crate) fn fate(&mut self, takes_receive: bool) -> Fate {
+        let number = self.count;
+        self.count += 1;
+        if let Some((_, syndrome)) = self.faults.fail.filter(|&(n, _)| n == number) {
+            return Fate::Fails(syndrome);
+        }
+        if takes_receive && self.random.happens(self.faults.rnr_permille) {
+            return Fate::NotReady;
+        }
+        if self.random.happens(self.faults.delay_permille) { Fate::Delayed } else { Fate::Normal }
+    }
+
+    /// Returns whether peers have stopped answering.
+    pub(crate) fn dropped_peers(&self) -> bool {
+        self.faults.drop_peers_after.is_some_and(|n| self.count > n)
+    }
+
+    /// Returns whether a lane is passed over.
+    pub(crate) fn passes_over(&mut self) -> bool {
+        self.random.happens(self.faults.reorder_permille)
+    }
+}
+
+/// Describes, for people, the timing, the clock, and what is on of strict mode and faults.
+pub(crate) fn modes(hca: &Hca, injector: Option<&Injector>) -> String {
+    let mut modes = match &hca.timing {
+        Timing::Immediate => "immediate".to_owned(),
+        Timing::Delay { ns } => format!("delay {ns} ns"),
+        Timing::Model(_) => "NIC model".to_owned(),
+    };
+    modes += match &hca.clock {
+        Clock::System => ", system clock",
+        Clock::Manual(_) => ", manual clock",
+        Clock::Stepping { .. } => ", stepping clock",
+    };
+    if hca.strict {
+        modes += ", strict";
+    }
+    if let Some(Injector { faults, .. }) = injector {
+        modes += &format!(", {faults:?}");
+    }
+    modes
+}

@@ -1,0 +1,255 @@
+//! Strict mode: detects mistakes of a driver that a NIC would punish silently, by doing nothing or the wrong thing.
+//!
+//! A doorbell's hook says only that *a* register was written; what, and whether the record and the WQEs fit it, is read here. Then the
+//! register is poisoned, so that the next store to it is seen for what it is. What nobody announces is found at the next progress.
+//! A missing barrier cannot be found here: the stores of a thread are seen by itself in order.
+
+use mlx5_wire::{
+    AtomicSegment, BLUEFLAME_BYTES, CtrlSegment, CtrlWords, DataSegment, DatagramSegment, InlineHeader, Opcode, RaddrSegment, SEGMENT,
+    WQEBB,
+};
+
+use crate::debug::rule::{Queue, Rule, Violation};
+use crate::debug::watch::QpWatch;
+use crate::objects::rqs::RqSlot;
+use crate::queues::cq::SoftCq;
+use crate::queues::qp::{Mode, REGISTER_BYTES, SoftQp, blocks, bytes_of, head};
+use crate::{Hca, Queues, State};
+
+/// Byte that fills a register half after it was looked at.
+const POISON: u8 = 0xdb;
+/// Poisons a new register.
+pub(crate) fn poison_register(qp: &SoftQp) {
+    if let Some(register) = qp.sq.register {
+        // SAFETY: both halves of the register, which only the storing thread (this one) accesses.
+        unsafe { register.cast().write([POISON; REGISTER_BYTES]) };
+    }
+}
+
+/// The register of queue pair `index` was written at `offset`. Whether everything is as it must be; else the queue pair's next WQE fails.
+#[cold]
+pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize, offset: usize) -> bool {
+    let State { queues: Queues { qps, .. }, violations, .. } = state;
+    let Some(Some(qp)) = qps.get_mut(index) else { return false };
+    let Some(register) = qp.sq.register else { return false };
+    let half = offset / BLUEFLAME_BYTES * BLUEFLAME_BYTES;
+    // SAFETY: half a register, which only the storing thread (this one) accesses.
+    let register = unsafe {
+        let at = register.add(half).cast::<[u8; BLUEFLAME_BYTES]>();
+        let bytes = at.read();
+        at.write([POISON; BLUEFLAME_BYTES]);
+        bytes
+    };
+    let producer = qp.sq_producer();
+    // In the error state everything is flushed, whatever it is.
+    let result = if qp.failed {
+        Ok(())
+    } else {
+        // The WQEs first: a register that repeats a wrong one is not what is wrong.
+        check_room(qp, producer).and_then(|()| check_wqes(qp, producer)).and_then(|()| check_register(qp, half, &register, producer))
+    };
+    qp.watch.half = Some(half);
+    qp.watch.notified = producer;
+    let Err(violation) = result else { return true };
+    break_rule(hca, qp, violations, violation);
+    false
+}
+
+fn break_rule(hca: &Hca, qp: &mut SoftQp, violations: &mut Vec<Violation>, violation: Violation) {
+    violations.push(violation);
+    qp.watch.broken = Some(violation.rule);
+    qp.mode = Mode::Odd;
+    if qp.sq_producer() == qp.sq_limit {
+        // Nothing is posted that could fail.
+        qp.break_down(hca);
+    }
+}
+
+fn check_register(qp: &SoftQp, half: usize, register: &[u8; BLUEFLAME_BYTES], producer: u16) -> Result<(), Violation> {
+    let ctrl = CtrlWords::parse(&head(register));
+    let broken = |rule| Violation { queue: Queue::Send(qp.qpn), index: ctrl.wqe_index().into(), bytes: head(register), rule };
+    if register[..8] == [POISON; 8] {
+        return Err(broken(Rule::RegisterNotWritten));
+    }
+    if ctrl.qpn() != qp.qpn {
+        return Err(broken(Rule::RegisterQueue));
+    }
+    if qp.watch.half == Some(half) {
+        return Err(broken(Rule::RegisterHalf));
+    }
+    let end = ctrl.wqe_index().wrapping_add(blocks(ctrl.ds()).max(1));
+    if producer == qp.watch.notified || (producer.wrapping_sub(end) as i16) < 0 {
+        return Err(broken(Rule::RecordBehindRegister));
+    }
+    // 8 bytes, or the whole WQE: then nothing of it is poison; or all new ones, as a batch.
+    let whole = usize::from(ctrl.ds()) * SEGMENT;
+    let is_whole = register[8..SEGMENT] != [POISON; 8];
+    let compared = if producer != end {
+        let all = usize::from(producer.wrapping_sub(ctrl.wqe_index())) * WQEBB;
+        if ctrl.wqe_index() != qp.watch.notified || all > BLUEFLAME_BYTES || register[all - WQEBB..][..8] == [POISON; 8] {
+            return Err(broken(Rule::RegisterNotLast));
+        }
+        all
+    } else if is_whole && whole <= BLUEFLAME_BYTES {
+        whole.max(8)
+    } else {
+        8
+    };
+    let queue = bytes_of(qp, ctrl.wqe_index(), compared);
+    if register[..compared] != queue[..compared] {
+        return Err(broken(Rule::RegisterBytes));
+    }
+    Ok(())
+}
+
+/// Returns whether the WQEs up to `producer` are in places that the driver could know to be free.
+fn check_room(qp: &SoftQp, producer: u16) -> Result<(), Violation> {
+    let QpWatch { notified, reported, signaled, .. } = qp.watch;
+    let capacity = qp.sq.capacity();
+    if u32::from(producer.wrapping_sub(reported)) <= capacity {
+        return Ok(());
+    }
+    // Without a CQE to come, what is missing is the one that would have made room.
+    let is_silent = signaled == reported && u32::from(producer.wrapping_sub(notified)) <= capacity;
+    let rule = if is_silent { Rule::NoCompletion } else { Rule::RecordBeyondRoom };
+    Err(of_send(qp, producer, &bytes_of(qp, notified, SEGMENT), rule))
+}
+
+fn of_send(qp: &SoftQp, index: u16, bytes: &[u8], rule: Rule) -> Violation {
+    Violation { queue: Queue::Send(qp.qpn), index: index.into(), bytes: head(bytes), rule }
+}
+
+fn check_wqes(qp: &mut SoftQp, producer: u16) -> Result<(), Violation> {
+    let mut counter = qp.watch.notified;
+    while counter != producer {
+        let bytes = bytes_of(qp, counter, 16 * WQEBB);
+        let ctrl = CtrlWords::parse(&head(&bytes));
+        let outstanding = producer.wrapping_sub(counter);
+        check_wqe(qp, counter, outstanding, ctrl, &bytes).map_err(|rule| of_send(qp, counter, &bytes, rule))?;
+        counter = counter.wrapping_add(blocks(ctrl.ds()).max(1));
+        if ctrl.signaled() {
+            qp.watch.signaled = counter;
+        }
+    }
+    if u32::from(producer.wrapping_sub(qp.watch.signaled)) >= qp.sq.capacity() {
+        return Err(of_send(qp, producer, &bytes_of(qp, qp.watch.notified, SEGMENT), Rule::NoCompletion));
+    }
+    Ok(())
+}
+
+fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes: &[u8; 16 * WQEBB]) -> Result<(), Rule> {
+    if ctrl.wqe_index() != counter {
+        return Err(Rule::WqeIndex);
+    }
+    if ctrl.qpn() != qp.qpn {
+        return Err(Rule::WqeQueue);
+    }
+    let len = usize::from(ctrl.ds()) * SEGMENT;
+    if ctrl.ds() == 0 || blocks(ctrl.ds()) > outstanding || len > bytes.len() {
+        return Err(Rule::WqeLength);
+    }
+    // These opcodes have no modifier; signature and DCI stream are not used; of byte 11, bit 0 and bit 4 mean nothing.
+    if bytes[0] != 0 || bytes[8..11] != [0; 3] || bytes[11] & 0b0001_0001 != 0 || bytes[7] & 0b1100_0000 != 0 {
+        return Err(Rule::WqeReserved);
+    }
+    let opcode = Opcode::from_wire(ctrl.opcode()).ok_or(Rule::WqeOpcode)?;
+    let header = CtrlSegment::LEN
+        + match opcode {
+            // A NOP may have any length, and what is behind its control segment means nothing.
+            Opcode::Nop => return Ok(()),
+            Opcode::Send | Opcode::SendImm if qp.is_datagram() => DatagramSegment::LEN,
+            Opcode::Send | Opcode::SendImm => 0,
+            Opcode::RdmaWrite | Opcode::RdmaWriteImm | Opcode::RdmaRead => RaddrSegment::LEN,
+            Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => RaddrSegment::LEN + AtomicSegment::LEN,
+        };
+    let mut data = bytes[..len].get(header..).ok_or(Rule::WqeLength)?;
+    // An atomic has one result.
+    if matches!(opcode, Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) && data.len() != SEGMENT {
+        return Err(Rule::WqeLength);
+    }
+    while let Some((segment, behind)) = data.split_first_chunk::<SEGMENT>() {
+        data = match InlineHeader::parse(&[segment[0], segment[1], segment[2], segment[3]]) {
+            Some(inline) => data.get(InlineHeader::segments(inline.byte_count as usize) * SEGMENT..).ok_or(Rule::InlineLength)?,
+            None if DataSegment::parse(segment).byte_count == 0 => return Err(Rule::ZeroLength),
+            None => behind,
+        };
+    }
+    Ok(())
+}
+
+/// Returns whether queue pair `index` has posted WQEs that were not announced. It fails then, so that nobody waits forever.
+#[cold]
+pub(crate) fn finds_unannounced(hca: &Hca, state: &mut State, index: usize) -> bool {
+    let State { queues: Queues { qps, .. }, violations, .. } = state;
+    let Some(Some(qp)) = qps.get_mut(index) else { return false };
+    let Some(violation) = unannounced(qp) else { return false };
+    qp.watch.notified = qp.sq_producer();
+    if !qp.failed {
+        break_rule(hca, qp, violations, violation);
+    }
+    true
+}
+
+/// Reports mistakes in completion queues and receive queues.
+#[cold]
+pub(crate) fn check_queues(state: &mut State) {
+    let State { queues: Queues { cqs, .. }, rqs, violations, .. } = state;
+    for (cqn, cq) in (0..).zip(cqs.iter_mut()) {
+        if let Some((counter, rule)) = cq.as_mut().and_then(SoftCq::broken_rule) {
+            let mut bytes = [0; SEGMENT];
+            bytes[..4].copy_from_slice(&counter.to_be_bytes());
+            violations.push(Violation { queue: Queue::Completion(cqn), index: counter, bytes, rule });
+        }
+    }
+    for (rqn, rq) in (0..).zip(rqs.iter_mut()) {
+        let Some(rq) = rq else { continue };
+        if let Err(violation) = check_receives(rqn, rq) {
+            rq.watch.broken = true;
+            violations.push(violation);
+        }
+    }
+}
+
+fn unannounced(qp: &SoftQp) -> Option<Violation> {
+    let notified = qp.watch.notified;
+    (qp.sq_producer() != notified).then(|| of_send(qp, notified, &bytes_of(qp, notified, SEGMENT), Rule::RegisterNotWritten))
+}
+
+/// A queue pair goes away.
+pub(crate) fn destroyed(violations: &mut Vec<Violation>, qp: &SoftQp) {
+    violations.extend(unannounced(qp).filter(|_| !qp.failed));
+}
+
+fn check_receives(rqn: u32, rq: &mut RqSlot) -> Result<(), Violation> {
+    let RqSlot { watch, taken, receives, .. } = rq;
+    let posted = receives.posted();
+    if watch.broken || posted == watch.checked {
+        return Ok(());
+    }
+    let found = |index: u16, rule| {
+        let bytes = receives.first_bytes(index);
+        Err(Violation { queue: Queue::Receive(rqn), index: index.into(), bytes, rule })
+    };
+    watch.posted.resize(taken.wqes(), 0);
+    let new = posted.wrapping_sub(watch.checked);
+    if usize::from(new) > taken.wqes() || receives.available() > receives.capacity() {
+        return found(watch.next, Rule::ReceiveBeyondRoom);
+    }
+    for _ in 0..new {
+        let index = watch.next;
+        watch.count += 1;
+        watch.posted[usize::from(index)] = watch.count;
+        if receives.segments(index).any(|segment| segment.byte_count == 0) {
+            return found(index, Rule::ReceiveZeroLength);
+        }
+        let next = receives.successor(index);
+        // One that was posted before, and is not yet taken.
+        let is_posted = |number: &u64| *number > 0 && !taken.is_accounted(next, (*number - 1) as u32);
+        if receives.is_list() && (next == index || watch.posted.get(usize::from(next)).is_none_or(is_posted)) {
+            return found(index, Rule::ReceiveLink);
+        }
+        watch.next = next;
+    }
+    watch.checked = posted;
+    Ok(())
+}

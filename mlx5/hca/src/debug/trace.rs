@@ -1,0 +1,56 @@
+//! A hash over everything a device did, to tell whether two runs are the same. No address, no key, no process is in it.
+
+use std::cell::Cell;
+
+use crate::Clock;
+
+/// The kind of a recorded event.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+pub(crate) enum What {
+    /// A send had its effect.
+    Executed,
+    /// Its CQE became visible.
+    Completed,
+    /// A receive was filled.
+    Arrived,
+    /// A receive was flushed.
+    Flushed,
+}
+
+/// FNV-1a over the events, in order, each with its time.
+pub(crate) struct Trace {
+    hash: Cell<u64>,
+    clock: Clock,
+}
+
+/// Start value and prime of 64-bit FNV-1a (draft-eastlake-fnv).
+const START: u64 = 0xcbf2_9ce4_8422_2325;
+const PRIME: u64 = 0x0100_0000_01b3;
+
+/// Goes on with the hash of earlier bytes.
+fn fnv1a(hash: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(hash, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME))
+}
+
+/// Returns the hash of numbers, in order.
+pub(crate) fn hash_of(numbers: impl IntoIterator<Item = u64>) -> u64 {
+    numbers.into_iter().fold(START, |hash, number| fnv1a(hash, &number.to_le_bytes()))
+}
+
+impl Trace {
+    pub(crate) fn new(clock: Clock) -> Self {
+        Self { hash: Cell::new(START), clock }
+    }
+
+    pub(crate) fn hash(&self) -> u64 {
+        self.hash.get()
+    }
+
+    /// WQE `wqe_index` of `qpn` did `what`; `code` and `data` are its details.
+    pub(crate) fn record(&self, what: What, qpn: u32, wqe_index: u16, code: u64, data: u64) {
+        let where_ = u64::from(qpn) << 32 | u64::from(wqe_index) << 8 | what as u64;
+        let numbers = [self.clock.now_ns(), where_, code, data];
+        self.hash.set(numbers.into_iter().fold(self.hash.get(), |hash, number| fnv1a(hash, &number.to_le_bytes())));
+    }
+}

@@ -1,0 +1,180 @@
+//! Below a driver whose doorbells nobody announces: they are found by looking. And what such a driver's kernel half asks for.
+
+use core::sync::atomic::Ordering;
+use std::rc::Rc;
+
+use mlx5_wire::{Access, ConnectOptions};
+
+use crate::error::ConnectError;
+use crate::objects::request::Address;
+use crate::queues::cq::SoftCq;
+use crate::queues::in_flight::UnderWay;
+use crate::queues::mirror::Mirror;
+use crate::queues::qp::{SoftQp, Transport};
+use crate::requester::execute;
+use crate::shared::layout::{QpEntry, qp_index};
+use crate::shared::remote::Remote;
+use crate::{Hca, Queues, State, seat_of};
+
+impl Hca {
+    /// Looks at everything that a driver may have posted, executes it, takes in what arrived, retries what is due. Returns whether anything was
+    /// done, or is to be looked at again soon.
+    pub fn poll(&self) -> bool {
+        let mut state = self.state.borrow_mut();
+        let mut any = false;
+        for rq in state.rqs.iter_mut().flatten() {
+            any |= rq.refresh();
+        }
+        for index in 0..state.queues.qps.len() {
+            any |= self.look_at(&mut state, index);
+        }
+        drop(state);
+        any | self.empty_poll() | !self.state.borrow().deferred.is_empty()
+    }
+
+    /// Returns whether queue pair `index` has rung.
+    fn look_at(&self, state: &mut State, index: usize) -> bool {
+        let Some(Some(qp)) = state.queues.qps.get_mut(index) else { return false };
+        if qp.sq_consumer == 0 && qp.lane.position() == 0 {
+            self.follow(qp);
+        }
+        let told = qp.under_way.announced.back().map_or(qp.sq_limit, |last| last.end);
+        let producer = qp.sq_producer();
+        if !qp.is_watched || producer == told {
+            return false;
+        }
+        if u32::from(producer.wrapping_sub(qp.sq_consumer)) > qp.sq.capacity() {
+            // No driver posts more than there is room for; what is there is not to be read.
+            qp.is_watched = false;
+            qp.break_down(self);
+            return true;
+        }
+        self.executing(|| execute::rung(self, state, index));
+        true
+    }
+
+    /// Two ends that are both reset and connected again may do so in any order: the first finds the other as it was before. As long as nothing
+    /// was sent or received its connection is to whatever the other end becomes, as that of a NIC, which knows its peer by its number alone.
+    fn follow(&self, qp: &mut SoftQp) {
+        let own = QpEntry::pack_peer(qp.qpn, qp.generation);
+        let Transport::Connected(remote) = &mut qp.transport else { return };
+        // An atomic that was asked for is still the WQE at the head, and may have been executed.
+        if remote.lane.position() != 0 || !remote.was_reset() {
+            return;
+        }
+        let (peer, qpn) = (Rc::clone(&remote.peer), remote.qpn());
+        let Some(new) = Remote::of(&peer, qpn, own, self.membership.epoch()) else { return };
+        **remote = new;
+        qp.version = qp.version.wrapping_add(1);
+        let (entry, generation) = (self.memory.qp(qp.index), remote.generation());
+        entry.peer.store(QpEntry::pack_peer(qpn, generation), Ordering::Relaxed);
+        if self.memory.receives(qp.index) {
+            // H1
+            entry.identity.store(qp.connected_identity(), Ordering::Release);
+        }
+    }
+
+    /// Does `f` to queue pair `qpn`, if there is one.
+    fn with_qp<R>(&self, qpn: u32, f: impl FnOnce(&mut SoftQp) -> R) -> Option<R> {
+        let qps = &mut self.state.borrow_mut().queues.qps;
+        qps.get_mut(qp_index(qpn)).and_then(Option::as_deref_mut).filter(|qp| qp.qpn == qpn).map(f)
+    }
+
+    /// RESET to INIT: its own receive queue is looked at from now on.
+    pub fn initialize(&self, qpn: u32) {
+        let Some((rqn, true)) = self.with_qp(qpn, |qp| (qp.rqn, qp.owns_rq)) else { return };
+        if let Some(Some(rq)) = self.state.borrow_mut().rqs.get_mut(rqn as usize) {
+            rq.mirror.iter_mut().for_each(Mirror::start);
+        }
+    }
+
+    /// RTR to RTS, or new options in RTS: its send queue is looked at from now on. A `timeout` of 0 waits forever. The RNR timer is that of
+    /// this end, where a NIC's requester obeys that of the other.
+    pub fn start_sending(&self, qpn: u32, options: &ConnectOptions) {
+        self.with_qp(qpn, |qp| {
+            qp.options = *options;
+            qp.is_watched = qp.has_sq;
+        });
+    }
+
+    /// INIT to RTR of a connected queue pair of a port: as [`connect`](Self::connect), to the holder of the number. One that does not exist, or
+    /// cannot be reached, never answers.
+    ///
+    /// # Errors
+    /// See [`ConnectError`]; the transition was made.
+    pub fn connect_by_number(&self, qpn: u32, remote_qpn: u32, access: Access) -> Result<(), ConnectError> {
+        let lid = seat_of(remote_qpn);
+        let peer = self.state.borrow_mut().links.peer_of_lid(&self.membership, lid);
+        let remote = peer.map(|peer| Address { lid, qpn: remote_qpn, epoch: peer.epoch });
+        let connected = remote.and_then(|remote| self.connect(qpn, &remote, &ConnectOptions::default(), access));
+        if connected.is_err() {
+            self.with_qp(qpn, |qp| qp.transport = Transport::Nowhere);
+        }
+        connected
+    }
+
+    /// Changes what a connected queue pair in RTR or RTS lets its peer do of WRITE, READ and atomics: from the peer's next doorbell on. In other
+    /// states nothing happens.
+    pub fn allow(&self, qpn: u32, access: Access) {
+        self.with_qp(qpn, |qp| {
+            qp.access = access;
+            if self.memory.receives(qp.index) {
+                // H1
+                qp.entry().identity.store(qp.connected_identity(), Ordering::Release);
+            }
+        });
+    }
+
+    /// Returns whether the queue pair is in the error state.
+    #[must_use]
+    pub fn has_failed(&self, qpn: u32) -> bool {
+        self.with_qp(qpn, |qp| qp.failed).unwrap_or(false)
+    }
+
+    /// Back to RESET, as after [`create_qp`](Self::create_qp), under the same number: neither queue is looked at, so the driver may set its
+    /// records to 0 and remove the queue pair's CQEs afterwards. `false` if the peer does not finish within 50 ms what it is doing there; the
+    /// queue pair is in the error state then.
+    pub fn reset_qp(&self, qpn: u32) -> bool {
+        let state = &mut *self.state.borrow_mut();
+        let State { queues: Queues { qps, .. }, rqs, stuck, hot, .. } = state;
+        let index = qp_index(qpn);
+        let Some(qp) = qps.get_mut(index).and_then(Option::as_mut).filter(|qp| qp.qpn == qpn) else { return true };
+        self.memory.qp(index).identity.store(0, Ordering::Release);
+        let peer = qp.remote().map(|r| r.peer.clone());
+        if !self.quiesce(stuck, peer.iter()) {
+            qp.fail(self);
+            return false;
+        }
+        hot.remove(index);
+        // What is in the lane took receives of a shared queue; they are given back as those of a destroyed queue pair are.
+        crate::responder::arrive::drain(self, qp, &mut state.queues.cqs);
+        // SAFETY: committed when it was made; the peer was waited for.
+        qp.lane = unsafe { self.clear_lane(index, qp.lane_place) };
+        (qp.sq_consumer, qp.sq_limit, qp.flushed, qp.answered) = (0, 0, 0, 0);
+        (qp.failed, qp.mode, qp.is_watched) = (false, self.first_mode(state.queues.injector.as_deref()), false);
+        qp.waiting = None;
+        qp.under_way = UnderWay::with_capacity(0, false);
+        qp.transport = if qp.is_datagram() { Transport::Datagram { qkey: 0 } } else { Transport::Unconnected };
+        if let (true, Some(Some(rq))) = (qp.owns_rq, rqs.get_mut(qp.rqn as usize)) {
+            rq.receives.reset();
+            rq.taken.reset();
+            rq.mirror.iter_mut().for_each(Mirror::reset);
+        }
+        crate::objects::create::publish_reset(qp);
+        state.links.forget_unused();
+        true
+    }
+
+    /// Returns whether the queue had no room for a CQE: it gets no more, and the queue pairs on it fail.
+    #[must_use]
+    pub fn has_overrun(&self, cqn: u32) -> bool {
+        self.state.borrow().queues.cqs.get(cqn as usize).and_then(Option::as_ref).is_some_and(SoftCq::has_overrun)
+    }
+
+    /// Returns whether the driver armed the queue and it has the completion that it was armed for. Disarms it then. A completion gives
+    /// one event: one that was there at the last event gives none when the driver arms the queue again before it polls.
+    #[must_use]
+    pub fn take_event(&self, cqn: u32) -> bool {
+        self.state.borrow_mut().queues.cqs.get_mut(cqn as usize).and_then(Option::as_mut).is_some_and(SoftCq::announce)
+    }
+}

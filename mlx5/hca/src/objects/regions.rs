@@ -1,0 +1,264 @@
+//! Memory regions: registering, deregistering, and what peers see of them.
+
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+use std::collections::VecDeque;
+use std::io;
+
+use mlx5_wire::Access;
+use shm::memfd::HUGE_PAGE;
+
+use crate::error::RegisterError;
+use crate::objects::request::Region;
+use crate::random::Random;
+use crate::shared::arena::PAGE;
+use crate::shared::layout::{FOREIGN, MAX_MRS};
+use crate::shared::memory::{commit, foreign_memory_reachable};
+use crate::{Hca, State};
+
+/// Entries below it have no region: keys 0 and 0x100 (`INVALID_LKEY`) would be theirs.
+const FIRST_MR: usize = 2;
+/// Entries that have regions.
+const ENTRIES: usize = MAX_MRS - FIRST_MR;
+/// Entries that are free before one is used again. So a key returns after 256 times as many registrations.
+const REUSE_DELAY: usize = 1024;
+
+/// The memory regions of a device.
+pub(crate) struct Regions {
+    slots: Vec<MrSlot>,
+    /// Slots that had a region, the one that is free for the longest time first.
+    free: VecDeque<usize>,
+    /// [`REUSE_DELAY`].
+    pub(crate) reuse_delay: usize,
+    /// Entry of the first slot, less [`FIRST_MR`]: the keys of an earlier device are others, nearly always.
+    first: usize,
+}
+
+/// A region, or the tag of the next key of its entry.
+#[derive(Clone, Copy)]
+struct MrSlot {
+    tag: u8,
+    state: MrState,
+}
+
+#[derive(Clone, Copy)]
+enum MrState {
+    Free,
+    Arena { offset: usize, bytes: usize },
+    Foreign,
+}
+
+impl Regions {
+    pub(crate) fn new(random: &mut Random) -> Self {
+        let first = random.below(ENTRIES as u64) as usize;
+        Self { slots: Vec::new(), free: VecDeque::new(), reuse_delay: REUSE_DELAY, first }
+    }
+
+    /// Takes a slot, and returns the key of its region. To be given back if none is made.
+    fn take(&mut self) -> Result<(usize, u32), RegisterError> {
+        let may_grow = self.slots.len() < ENTRIES;
+        let oldest = if self.free.len() > self.reuse_delay || !may_grow { self.free.pop_front() } else { None };
+        let slot = match oldest {
+            Some(slot) => slot,
+            None if may_grow => {
+                self.slots.push(MrSlot { tag: 0, state: MrState::Free });
+                self.slots.len() - 1
+            }
+            None => return Err(RegisterError::Exhausted { max: ENTRIES }),
+        };
+        let entry = FIRST_MR + (self.first + slot) % ENTRIES;
+        Ok((slot, (entry as u32) << 8 | u32::from(self.slots[slot].tag)))
+    }
+
+    /// Returns the slot of the region with `key`; `None` if there is none.
+    fn find(&self, key: u32) -> Option<usize> {
+        let slot = ((key >> 8) as usize + 2 * ENTRIES - FIRST_MR - self.first) % ENTRIES;
+        let is_there = |found: &MrSlot| found.tag == key as u8 && !matches!(found.state, MrState::Free);
+        self.slots.get(slot).is_some_and(is_there).then_some(slot)
+    }
+
+    /// Gives a slot back, under another key.
+    fn give(&mut self, slot: usize) {
+        self.slots[slot] = MrSlot { tag: self.slots[slot].tag.wrapping_add(1), state: MrState::Free };
+        self.free.push_back(slot);
+    }
+}
+
+/// Refuses what no device registers.
+fn check(bytes: usize, access: Access) -> Result<(), RegisterError> {
+    match (bytes, access.is_legal()) {
+        (0, _) => Err(RegisterError::Empty),
+        (_, false) => Err(RegisterError::RemoteWithoutLocalWrite),
+        (_, true) => Ok(()),
+    }
+}
+
+impl Hca {
+    /// Allocates a region of zeroed memory that peers access at memory speed, on huge pages if requested and available.
+    ///
+    /// # Errors
+    /// See [`RegisterError`].
+    pub fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<Region, RegisterError> {
+        let state = &mut *self.state.borrow_mut();
+        check(bytes, access)?;
+        let no_memory = |source| RegisterError::Memory { bytes, source };
+        let full = || no_memory(io::Error::other("the device's arena is full; raise arena_bytes"));
+        let page = if huge { HUGE_PAGE } else { PAGE };
+        let size = bytes.checked_next_multiple_of(page).ok_or_else(full)?;
+        let offset = state.arena.take_aligned(size, page).ok_or_else(full)?;
+        let taken = state.mrs.take().inspect_err(|_| state.arena.give(offset, size));
+        let (slot, key) = taken?;
+        // SAFETY: inside the arena.
+        let addr = unsafe { self.memory.arena().base().add(offset) };
+        let (arena, range) = (self.memory.arena(), offset..offset + size);
+        let committed = if huge { arena.commit_huge(range) } else { arena.commit(range).map(|()| None) };
+        let published = committed.map_err(|e| no_memory(io::Error::other(e))).and_then(|not_huge| {
+            let region = self.publish_mr(key, pd, addr, bytes, offset as u64, access)?;
+            Ok(Region { not_huge, ..region })
+        });
+        match published {
+            Ok(_) => state.mrs.slots[slot].state = MrState::Arena { offset, bytes: size },
+            Err(_) => {
+                state.mrs.give(slot);
+                state.arena.give(offset, size);
+            }
+        }
+        published
+    }
+
+    /// Registers memory of this process, which peers reach by the kernel's cross-process copy. Atomics are executed by this device.
+    ///
+    /// # Errors
+    /// See [`RegisterError`].
+    ///
+    /// # Safety
+    /// `addr..addr + bytes` stays mapped until [`try_deregister`](Self::try_deregister) returned `true`.
+    pub unsafe fn register(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<Region, RegisterError> {
+        check(bytes, access)?;
+        // Of a port's queue pairs all memory is such, and so is that which their peers send into.
+        if self.port.is_some() || access.intersects(Access::REMOTE_READ | Access::REMOTE_WRITE) {
+            foreign_memory_reachable().map_err(|reason| RegisterError::Unreachable { reason })?;
+        }
+        let state = &mut *self.state.borrow_mut();
+        let (slot, key) = state.mrs.take()?;
+        let published = self.publish_mr(key, pd, addr, bytes, FOREIGN, access);
+        match published {
+            Ok(_) => state.mrs.slots[slot].state = MrState::Foreign,
+            Err(_) => state.mrs.give(slot),
+        }
+        published
+    }
+
+    fn publish_mr(&self, key: u32, pd: u32, addr: NonNull<u8>, len: usize, offset: u64, access: Access) -> Result<Region, RegisterError> {
+        let entry = self.memory.mr(key);
+        commit(self.memory.control_memfd(), entry).map_err(|e| RegisterError::Memory { bytes: len, source: io::Error::other(e) })?;
+        entry.addr.store(addr.as_ptr() as u64, Ordering::Relaxed);
+        entry.len.store(len as u64, Ordering::Relaxed);
+        entry.offset.store(offset, Ordering::Relaxed);
+        entry.access.store(access.bits(), Ordering::Relaxed);
+        entry.pd.store(pd, Ordering::Relaxed);
+        // H2
+        entry.stamp.store(self.stamp(key), Ordering::Release);
+        Ok(Region { key, addr, len, not_huge: None })
+    }
+
+    /// Returns a new stamp for the entry of `key`, whose fields have changed.
+    fn stamp(&self, key: u32) -> u64 {
+        let registration = self.registrations.get().wrapping_add(1);
+        self.registrations.set(registration);
+        u64::from(registration) << 32 | u64::from(key)
+    }
+
+    /// Invalidates the key, waits for peers that may be copying under it, and gives the memory back. `false` if one of them does not finish
+    /// in time (it may be stopped, and resume): then the region's place stays taken, and calling this again looks again. A key that names no region
+    /// is given back already.
+    pub fn try_deregister(&self, key: u32) -> bool {
+        let State { mrs, arena, links, stuck, .. } = &mut *self.state.borrow_mut();
+        let Some(slot) = mrs.find(key) else { return true };
+        self.memory.mr(key).stamp.store(0, Ordering::Release);
+        if !self.quiesce(stuck, links.peers()) {
+            return false;
+        }
+        if let MrState::Arena { offset, bytes } = mrs.slots[slot].state {
+            // Zero for the next region; pages that cannot be zeroed are not used again.
+            if self.memory.arena().release(offset..offset + bytes).is_ok() {
+                arena.give(offset, bytes);
+            }
+        }
+        mrs.give(slot);
+        true
+    }
+
+    /// Changes the domain and the access of a region in place: the key stays. `false` if a peer that may have looked before does not finish in
+    /// time (50 ms); calling this again looks again.
+    ///
+    /// # Errors
+    /// [`RegisterError::RemoteWithoutLocalWrite`].
+    pub fn try_reregister(&self, key: u32, pd: u32, access: Access) -> Result<bool, RegisterError> {
+        let State { links, stuck, .. } = &mut *self.state.borrow_mut();
+        let entry = self.memory.mr(key);
+        check(entry.len.load(Ordering::Relaxed) as usize, access)?;
+        // Of both at once a peer may see one, as long as this goes on and no longer.
+        entry.pd.store(pd, Ordering::Relaxed);
+        entry.access.store(access.bits(), Ordering::Relaxed);
+        // H2
+        entry.stamp.store(self.stamp(key), Ordering::Release);
+        Ok(self.quiesce(stuck, links.peers()))
+    }
+
+    /// Deregisters for good: what cannot be given back is never used again by this device.
+    pub fn deregister(&self, key: u32) {
+        if !self.try_deregister(key) {
+            self.state.borrow_mut().quarantined += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    fn regions() -> Regions {
+        Regions::new(&mut Random::new(7))
+    }
+
+    /// Takes a slot for a region.
+    fn take(regions: &mut Regions) -> Option<u32> {
+        let (slot, key) = regions.take().ok()?;
+        regions.slots[slot].state = MrState::Foreign;
+        Some(key)
+    }
+
+    #[test]
+    fn a_key_returns_after_256_registrations_of_as_many_entries_as_are_free_first() {
+        let mut regions = regions();
+        let held = take(&mut regions).unwrap();
+        let mut last = HashMap::new();
+        let mut soonest = usize::MAX;
+        for number in 0..600_000 {
+            let key = take(&mut regions).unwrap();
+            soonest = last.insert(key, number).map_or(soonest, |before| soonest.min(number - before));
+            let slot = regions.find(key).unwrap();
+            regions.give(slot);
+            assert!(regions.find(key).is_none() && key != held);
+        }
+        assert_eq!(soonest, 256 * (REUSE_DELAY + 1));
+    }
+
+    #[test]
+    fn all_entries_are_used_but_those_of_the_reserved_keys() {
+        let mut regions = regions();
+        let mut keys: Vec<u32> = core::iter::from_fn(|| take(&mut regions)).collect();
+        let first = keys[0];
+        keys.sort_unstable();
+        assert!(keys.iter().map(|key| (key >> 8) as usize).eq(FIRST_MR..MAX_MRS));
+        assert!(keys.iter().all(|&key| regions.find(key).is_some()));
+        // Full: the entry that is given back is used at once, under another key.
+        let slot = regions.find(first).unwrap();
+        regions.give(slot);
+        assert_eq!(take(&mut regions), Some(first + 1));
+        assert_eq!(take(&mut regions), None);
+    }
+}

@@ -1,0 +1,89 @@
+//! Receive queues of this device: making and destroying them.
+
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+
+use crate::debug::watch::RqWatch;
+use crate::error::CreateError;
+use crate::objects::request::RqMemory;
+use crate::queues::mirror::Mirror;
+use crate::shared::arena::{PAGE, free_index};
+use crate::shared::layout::{LINKED, MAX_RQS, QUEUE_BYTES};
+use crate::shared::memory::{commit, memory_error};
+use crate::shared::receives::{Receives, Taken};
+use crate::{Hca, State};
+
+/// A receive queue of this device.
+pub(crate) struct RqSlot {
+    pub(crate) offset: usize,
+    pub(crate) bytes: usize,
+    pub(crate) receives: Receives,
+    pub(crate) taken: Taken,
+    /// State of strict mode.
+    pub(crate) watch: RqWatch,
+    /// Posted receives are copied from there.
+    pub(crate) mirror: Option<Mirror>,
+    /// A peer may still pop from it: never used again.
+    pub(crate) is_quarantined: bool,
+}
+
+impl RqSlot {
+    /// Copies what another driver has posted since the last time, if the queue is one of its. Returns whether there was something.
+    pub(crate) fn refresh(&mut self) -> bool {
+        self.mirror.as_mut().is_some_and(|mirror| mirror.copy(&self.receives))
+    }
+}
+
+impl Hca {
+    /// A receive queue of `wqe_cnt` WQEs of `stride` bytes, both powers of two and within the limits.
+    pub(crate) fn place_rq(
+        &self,
+        state: &mut State,
+        pd: u32,
+        (wqe_cnt, stride): (u32, u32),
+        is_linked: bool,
+        mirror: Option<Mirror>,
+    ) -> Result<(u32, RqMemory), CreateError> {
+        let bytes = (wqe_cnt as usize * stride as usize).next_multiple_of(PAGE);
+        let State { rqs, queue_area, .. } = state;
+        let exhausted = |what, max| CreateError::Exhausted { what, max };
+        let index = free_index(rqs, MAX_RQS, Option::is_none, || None).ok_or(exhausted("receive queue", MAX_RQS as u64))?;
+        let (entry, pop) = (&self.memory.control().rqs[index], &self.memory.lanes().pops[index]);
+        commit(self.memory.control_memfd(), entry).map_err(memory_error("a receive queue"))?;
+        commit(self.memory.lanes_memfd(), pop).map_err(memory_error("a receive queue"))?;
+        let offset = queue_area.take(bytes).ok_or(exhausted("bytes for queues", QUEUE_BYTES as u64))?;
+        let ring = &self.memory.control().queues[offset / 8..(offset + bytes) / 8];
+        commit(self.memory.control_memfd(), ring).map_err(|e| {
+            queue_area.give(offset, bytes);
+            memory_error("a receive queue")(e)
+        })?;
+        for word in ring {
+            word.store(0, Ordering::Relaxed);
+        }
+        entry.record.store(0, Ordering::Relaxed);
+        entry.returned.store(0, Ordering::Relaxed);
+        entry.stride.store(stride, Ordering::Relaxed);
+        entry.ring.store(offset as u64, Ordering::Relaxed);
+        entry.kind.store(if is_linked { LINKED } else { 0 }, Ordering::Relaxed);
+        entry.pd.store(pd, Ordering::Relaxed);
+        pop.word.store(0, Ordering::Relaxed);
+        entry.wqe_cnt.store(wqe_cnt, Ordering::Release);
+        let Some(receives) = Receives::of(&self.memory, index as u32) else { return Err(exhausted("receive queue", MAX_RQS as u64)) };
+        let (taken, watch) = (Taken::new(wqe_cnt as u16), RqWatch::default());
+        rqs[index] = Some(RqSlot { offset, bytes, receives, taken, watch, mirror, is_quarantined: false });
+        let (buffer, record) = (NonNull::from(ring).cast(), NonNull::from(&entry.record));
+        Ok((index as u32, RqMemory { buffer, wqe_cnt, stride, record }))
+    }
+
+    /// Frees a receive queue whose queue pairs are all gone (they keep it alive). If a peer of one of them may still pop, its place and
+    /// its ring stay as they are.
+    pub(crate) fn give_rq(&self, state: &mut State, rqn: u32) {
+        let State { rqs, queue_area, repair, .. } = state;
+        repair.forget(rqn);
+        let Some(slot) = rqs.get_mut(rqn as usize) else { return };
+        if let Some(rq) = slot.take_if(|rq| !rq.is_quarantined) {
+            self.memory.control().rqs[rqn as usize].wqe_cnt.store(0, Ordering::Release);
+            queue_area.give(rq.offset, rq.bytes);
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Events that the device reports beside completions, and their causes.
+
+use mlx5_wire::AsyncEvent;
+
+use crate::queues::cq::Overrun;
+use crate::queues::qp::{Mode, SoftQp};
+use crate::{Hca, Queues};
+
+/// The only port.
+const PORT: u8 = 1;
+
+impl Hca {
+    fn report(&self, event: AsyncEvent) {
+        self.events.borrow_mut().push_back(event);
+    }
+
+    /// Takes the oldest asynchronous event. Those of a destroyed object are gone with it.
+    #[must_use]
+    pub fn take_async_event(&self) -> Option<AsyncEvent> {
+        self.events.borrow_mut().pop_front()
+    }
+
+    /// An object is gone.
+    pub(crate) fn forget_events(&self, of: impl Fn(AsyncEvent) -> bool) {
+        self.events.borrow_mut().retain(|event| !of(*event));
+    }
+
+    /// Takes the port down or up, and reports it. While it is down, nobody answers this device: its connections try again until their retries are
+    /// used up, and its datagrams are lost. What peers send to it, whose ports are up, still arrives: memory has no cable.
+    pub fn set_port_up(&self, is_up: bool) {
+        if self.is_port_up.replace(is_up) == is_up {
+            return;
+        }
+        self.state.borrow_mut().queues.qps.iter_mut().flatten().for_each(|qp| qp.mode = Mode::Odd);
+        self.report(if is_up { AsyncEvent::PortActive { port: PORT } } else { AsyncEvent::PortError { port: PORT } });
+    }
+
+    /// Returns whether the port is up, as [`set_port_up`](Self::set_port_up) last set it. At first it is up.
+    #[must_use]
+    pub fn is_port_up(&self) -> bool {
+        self.is_port_up.get()
+    }
+
+    /// Lets the device break down, and reports it: its queue pairs go to the error state, and as on hardware no completion tells of it, nor of
+    /// anything else.
+    pub fn break_down(&self) {
+        let Queues { qps, cqs, .. } = &mut self.state.borrow_mut().queues;
+        cqs.iter_mut().flatten().for_each(|cq| cq.end());
+        qps.iter_mut().flatten().for_each(|qp| qp.fail(self));
+        self.report(AsyncEvent::DeviceFatal);
+    }
+}
+
+impl SoftQp {
+    /// Goes to the error state for a reason that no completion tells.
+    #[cold]
+    pub(crate) fn break_down(&mut self, hca: &Hca) {
+        if !self.failed {
+            hca.report(AsyncEvent::QpFatal { qpn: self.qpn });
+        }
+        self.fail(hca);
+    }
+
+    /// A completion of it found no room in `cqn`.
+    #[cold]
+    pub(crate) fn overran(&mut self, hca: &Hca, cqn: u32, overrun: Overrun) {
+        if overrun.is_first {
+            hca.report(AsyncEvent::CqError { cqn });
+        }
+        self.break_down(hca);
+    }
+}

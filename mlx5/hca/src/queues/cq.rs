@@ -1,0 +1,490 @@
+//! The device's side of a completion queue.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use mlx5_wire::{
+    CQ_DBREC_ARM, CQE_BYTES, CQE128_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MAX_CQE, MINI_CQES_PER_ARRAY, MiniCqe,
+    OP_OWN_OFFSET, ResponderCqe, TitleCqe, is_solicited, mini_array_offset, op_own_with,
+};
+
+use crate::debug::rule::Rule;
+use crate::objects::request::CqMemory;
+
+/// A completion queue, as the device sees it.
+///
+/// The CQEs given to it say in op_own only whether they are solicited; opcode, format and owner bit are filled in here.
+#[derive(Debug)]
+pub struct SoftCq {
+    /// The first entry's CQE: its last 64 bytes.
+    first: NonNull<u8>,
+    /// The two words of the doorbell record: consumer, arm.
+    record: NonNull<AtomicU32>,
+    /// Entries - 1; they are a power of two.
+    mask: u32,
+    /// Bytes of an entry, 64 or 128.
+    stride: u32,
+    compression: bool,
+    /// Producer, which counts CQEs, behind the entries that are known to be free, and how many these are. They are on one lap, and none once the
+    /// queue has overrun.
+    limit: u32,
+    room: u32,
+    /// The CQE at the producer, and the owner bit of its lap, if there is room.
+    next: *mut u8,
+    owner: bool,
+    /// Counter behind the last CQE that was solicited or an error; or 2^22 less than the producer, on whose 24 bits all comparisons are made.
+    solicited: u32,
+    /// Counter behind the CQE that gave the last event to another driver; or as above.
+    announced: u32,
+    /// A CQE was due while the queue was full; nothing is written any more.
+    overrun: bool,
+    /// Strict mode has said so.
+    is_reported: bool,
+}
+
+/// The CQ is full, or was: on hardware that is fatal to it.
+#[derive(Clone, Copy, Debug)]
+pub struct Overrun {
+    /// It was not before.
+    pub(crate) is_first: bool,
+}
+
+/// An arm word that no driver writes: the first command, sequence 0 at consumer 0, is all zeros.
+const NOT_ARMED: u32 = u32::MAX;
+
+impl SoftCq {
+    /// The queue in `memory`, whose sizes the caller has checked.
+    ///
+    /// # Safety
+    /// It is valid as long as the queue.
+    pub unsafe fn new(memory: &CqMemory) -> Self {
+        let cq = Self {
+            // SAFETY: inside the first entry.
+            first: unsafe { memory.buffer.add(memory.cqe_bytes as usize - CQE_BYTES) },
+            record: memory.record.cast(),
+            mask: memory.entries - 1,
+            stride: memory.cqe_bytes,
+            compression: memory.compression,
+            limit: 0,
+            room: 0,
+            next: core::ptr::null_mut(),
+            owner: false,
+            solicited: 0,
+            announced: 0,
+            overrun: false,
+            is_reported: false,
+        };
+        cq.arm_word().store(NOT_ARMED, Ordering::Relaxed);
+        cq
+    }
+
+    /// For tests: makes it as if `counter` CQEs had been written already.
+    #[doc(hidden)]
+    pub fn start_at(&mut self, counter: u32) {
+        (self.limit, self.solicited, self.announced, self.room) = (counter, counter, counter, 0);
+    }
+
+    /// It gets no more CQEs, as after an overrun, but by no fault of its driver.
+    pub(crate) fn end(&mut self) {
+        self.is_reported = true;
+        self.stop();
+    }
+
+    /// Returns whether it had no room for a CQE. It gets no more then.
+    pub(crate) fn has_overrun(&self) -> bool {
+        self.overrun
+    }
+
+    /// CQEs written so far, modulo 2^32.
+    #[inline(always)]
+    pub(crate) fn produced(&self) -> u32 {
+        self.limit.wrapping_sub(self.room)
+    }
+
+    /// Returns the number of bytes of an entry.
+    #[inline(always)]
+    pub(crate) fn stride(&self) -> usize {
+        self.stride as usize
+    }
+
+    /// Returns whether sessions may be written.
+    pub fn compresses(&self) -> bool {
+        self.compression
+    }
+
+    /// Received bytes that an entry can carry.
+    pub fn scatter_room(&self) -> usize {
+        if self.stride() == CQE128_BYTES { CQE128_OFFSET } else { CQE_BYTES / 2 }
+    }
+
+    /// Returns the CQE of an entry: its last 64 bytes.
+    #[inline(always)]
+    fn cqe(&self, counter: u32) -> NonNull<u8> {
+        let index = (counter & self.mask) as usize;
+        // SAFETY: inside the buffer, which holds that many entries.
+        unsafe { self.first.add(index * self.stride()) }
+    }
+
+    /// CQEs written and not consumed, as the record says, which has 24 bits: more than there are entries if it claims more than was written.
+    fn unconsumed(&self) -> u32 {
+        // SAFETY: valid as long as the queue; a driver of this crate accesses it through the same atomic type.
+        let record = unsafe { self.record.as_ref() };
+        // Acquire: the driver has finished reading what it passed.
+        let consumed = u32::from_be(record.load(Ordering::Acquire));
+        self.produced().wrapping_sub(consumed) & 0xff_ffff
+    }
+
+    /// Finds `count` free entries at the producer; if there are fewer, this was the last attempt.
+    #[inline(always)]
+    fn reserve(&mut self, count: u32) -> Result<(), Overrun> {
+        if self.room < count { self.find_room(count) } else { Ok(()) }
+    }
+
+    /// Looks how many entries are free by now.
+    #[cold]
+    #[inline(never)]
+    fn find_room(&mut self, count: u32) -> Result<(), Overrun> {
+        let free = (self.mask + 1).checked_sub(self.unconsumed()).filter(|free| *free >= count && !self.overrun);
+        let Some(free) = free else {
+            let is_first = !self.overrun;
+            self.stop();
+            return Err(Overrun { is_first });
+        };
+        let producer = self.produced();
+        self.room = free.min(self.mask + 1 - (producer & self.mask));
+        self.limit = producer.wrapping_add(self.room);
+        self.next = self.cqe(producer).as_ptr();
+        self.owner = producer & (self.mask + 1) != 0;
+        // Neither falls behind so far that it seems to be ahead.
+        let near = |mark: u32| producer.wrapping_sub(producer.wrapping_sub(mark).min(MAX_CQE));
+        (self.solicited, self.announced) = (near(self.solicited), near(self.announced));
+        Ok(())
+    }
+
+    /// Writes no more.
+    fn stop(&mut self) {
+        (self.overrun, self.limit, self.room) = (true, self.produced(), 0);
+    }
+
+    /// Stores the eight words of the CQE at the producer, which is free ([`reserve`](Self::reserve)): the one with the owner bit is last.
+    #[inline(always)]
+    fn store(&mut self, word: impl Fn(usize) -> u64) {
+        let at = self.next.cast::<u64>();
+        // SAFETY: the CQE is inside the buffer, 64-aligned, and the driver is done with it.
+        unsafe {
+            for i in 0..7 {
+                at.add(i).write(word(i));
+            }
+            (*at.add(7).cast::<AtomicU64>()).store(word(7), Ordering::Release);
+        }
+    }
+
+    /// Goes on to the next entry.
+    #[inline(always)]
+    fn advance(&mut self) {
+        self.room -= 1;
+        self.next = self.next.wrapping_add(self.stride());
+    }
+
+    /// Notes that the last CQE was solicited or an error.
+    #[cold]
+    #[inline(never)]
+    fn note_solicited(&mut self) {
+        self.solicited = self.produced();
+    }
+
+    /// Writes the CQE at the producer: body first, then the 8 bytes that end with the owner bit.
+    #[inline(always)]
+    fn put(&mut self, mut bytes: [u8; CQE_BYTES], opcode: CqeOpcode, format: CqeFormat, entries: u32) {
+        bytes[OP_OWN_OFFSET] = op_own_with(opcode, format, is_solicited(bytes[OP_OWN_OFFSET]), self.owner);
+        let words = bytes.as_ptr().cast::<u64>();
+        // SAFETY: `bytes` has eight words.
+        self.store(|i| unsafe { words.add(i).read_unaligned() });
+        if entries == 1 {
+            self.advance();
+        } else {
+            let producer = self.produced().wrapping_add(entries);
+            self.next = self.cqe(producer).as_ptr();
+            // A session may end on the next lap.
+            self.room = self.room.saturating_sub(entries);
+            self.limit = producer.wrapping_add(self.room);
+        }
+        if is_solicited(bytes[OP_OWN_OFFSET]) || matches!(opcode, CqeOpcode::RequesterError | CqeOpcode::ResponderError) {
+            self.note_solicited();
+        }
+    }
+
+    /// Strict mode: the rule broken here, once, and the counter to blame: a consumer record that claims CQEs which were never written, or the
+    /// producer of a queue that overran.
+    pub(crate) fn broken_rule(&mut self) -> Option<(u32, Rule)> {
+        if self.is_reported {
+            return None;
+        }
+        let unconsumed = self.unconsumed();
+        let consumed = self.produced().wrapping_sub(unconsumed) & 0xff_ffff;
+        let is_ahead = unconsumed > self.mask + 1;
+        let broken = match (is_ahead, self.overrun) {
+            (true, _) => Some((consumed, Rule::ConsumerAhead)),
+            (false, true) => Some((self.produced() & 0xff_ffff, Rule::CompletionOverrun)),
+            (false, false) => None,
+        };
+        self.is_reported = broken.is_some();
+        if is_ahead {
+            self.stop();
+        }
+        broken
+    }
+
+    fn arm_word(&self) -> &AtomicU32 {
+        // SAFETY: valid as long as the queue; a driver of this crate accesses it through the same atomic type.
+        unsafe { self.record.add(CQ_DBREC_ARM).as_ref() }
+    }
+
+    /// Returns whether the driver armed the queue and it holds a CQE that it was armed for. Disarms it then.
+    pub fn take_event(&mut self) -> bool {
+        self.take_due(None).is_some()
+    }
+
+    /// Like [`take_event`](Self::take_event), but each CQE gives one event, and each event is for one CQE: the first that the queue is armed for, after
+    /// the consumer and after the CQE of the last event. A NIC writes the event when it writes that CQE, whatever follows, and remembers it as
+    /// `last_notified_index` of the CQ context.
+    pub(crate) fn announce(&mut self) -> bool {
+        let due = self.take_due(Some(self.announced));
+        self.announced = due.unwrap_or(self.announced);
+        due.is_some()
+    }
+
+    /// Takes the arm command if there is a CQE that it is for, after that before `announced`. Returns the counter behind the first one.
+    fn take_due(&self, announced: Option<u32>) -> Option<u32> {
+        let word = self.arm_word().load(Ordering::Acquire);
+        if word == NOT_ARMED {
+            return None;
+        }
+        let armed = CqArm::from_record(word);
+        let producer = self.produced();
+        // A 24-bit difference, signed: CQEs after the consumer, of those after the last event.
+        let unconsumed = ((producer.wrapping_sub(armed.consumed) << 8) as i32 >> 8).max(0) as u32;
+        let new = announced.map_or(unconsumed, |announced| unconsumed.min(producer.wrapping_sub(announced)));
+        let newest = if armed.solicited_only { self.solicited } else { producer };
+        if producer.wrapping_sub(newest) >= new {
+            return None;
+        }
+        let is_for = |at: &u32| !armed.solicited_only || self.is_solicited(*at);
+        let in_queue = new.min(self.mask + 1);
+        let due = (1..=in_queue).rev().map(|back| producer.wrapping_sub(back)).find(is_for).map_or(newest, |at| at.wrapping_add(1));
+        // A driver of another thread may have armed it again, for what it has not seen yet.
+        self.arm_word().compare_exchange(word, NOT_ARMED, Ordering::AcqRel, Ordering::Relaxed).ok().map(|_| due)
+    }
+
+    /// Returns whether CQE `counter`, which is in the queue, is solicited or an error.
+    fn is_solicited(&self, counter: u32) -> bool {
+        // SAFETY: inside the CQE, which is valid as long as the queue. The driver may write there at the same time, which makes one byte or another.
+        let op_own = unsafe { self.cqe(counter).add(OP_OWN_OFFSET).read_volatile() };
+        let is_error = matches!(CqeOpcode::from_op_own(op_own), Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError));
+        is_solicited(op_own) || is_error
+    }
+
+    /// Writes the CQE of a receive; `op_own` lacks the owner bit only.
+    #[inline(always)]
+    pub(crate) fn write_receive(&mut self, cqe: &ResponderCqe, op_own: u8) -> Result<(), Overrun> {
+        self.reserve(1)?;
+        let words = cqe.emit_words(op_own | u8::from(self.owner));
+        self.store(|i| words[i]);
+        self.advance();
+        if is_solicited(op_own) {
+            self.note_solicited();
+        }
+        Ok(())
+    }
+
+    /// Writes a CQE.
+    #[inline(always)]
+    pub fn write(&mut self, bytes: [u8; CQE_BYTES], opcode: CqeOpcode) -> Result<(), Overrun> {
+        self.reserve(1)?;
+        self.put(bytes, opcode, CqeFormat::Plain, 1);
+        Ok(())
+    }
+
+    /// Writes a CQE that carries `data`, at most [`scatter_room`](Self::scatter_room) bytes; its byte count is theirs.
+    pub fn write_scattered(&mut self, mut bytes: [u8; CQE_BYTES], opcode: CqeOpcode, data: &[u8]) -> Result<(), Overrun> {
+        debug_assert!(data.len() <= self.scatter_room() && ResponderCqe::parse(&bytes).byte_count as usize == data.len());
+        self.reserve(1)?;
+        let format = match bytes.get_mut(..data.len()) {
+            Some(place) if data.len() <= CQE_BYTES / 2 => {
+                place.copy_from_slice(data);
+                CqeFormat::Inline32
+            }
+            _ => {
+                let half = data.len().min(self.stride() - CQE128_OFFSET);
+                // SAFETY: the entry, not its CQE, starts `stride - 64` bytes before the CQE; free as in `put`.
+                unsafe {
+                    self.cqe(self.produced()).sub(self.stride() - CQE_BYTES).copy_from_nonoverlapping(NonNull::from(data).cast(), half)
+                };
+                CqeFormat::Inline64
+            }
+        };
+        self.put(bytes, opcode, format, 1);
+        Ok(())
+    }
+
+    /// Writes the completions of `minis` as a compressed session; what they have in common is `title`'s, and so is the WQE counter of the
+    /// first. A single one is no session on any device and becomes a plain CQE.
+    pub fn write_session(&mut self, mut title: [u8; CQE_BYTES], opcode: CqeOpcode, minis: &[MiniCqe]) -> Result<(), Overrun> {
+        let wqe_counter = ResponderCqe::parse(&title).wqe_counter;
+        match minis {
+            [] => return Ok(()),
+            [only] if opcode == CqeOpcode::Requester => only.expand_send(&mut title),
+            [only] => only.expand_receive(&mut title, wqe_counter),
+            _ => {}
+        }
+        let count = u32::try_from(minis.len()).unwrap_or(u32::MAX >> 1);
+        self.reserve(count)?;
+        if count == 1 {
+            self.put(title, opcode, CqeFormat::Plain, 1);
+            return Ok(());
+        }
+        for (i, minis) in (0..).step_by(MINI_CQES_PER_ARRAY).zip(minis.chunks(MINI_CQES_PER_ARRAY)) {
+            let mut array = self.cqe(self.produced().wrapping_add(mini_array_offset(i))).cast::<[u8; MiniCqe::LEN]>();
+            for mini in minis {
+                // SAFETY: 8 of these fill a CQE of an entry that is free (above); the title's owner bit, written last, publishes them.
+                unsafe {
+                    array.write(mini.emit());
+                    array = array.add(1);
+                }
+            }
+        }
+        TitleCqe { count, wqe_counter }.emit_into(&mut title);
+        self.put(title, opcode, CqeFormat::Compressed, count);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    const ENTRIES: u32 = 8;
+    const ARMED: CqArm = CqArm { sequence: 0, solicited_only: false, consumed: 0 };
+
+    /// A queue with its memory, and what is known of its CQEs: by counter, whether it is solicited.
+    struct Model {
+        cq: SoftCq,
+        record: Box<[AtomicU32; 2]>,
+        _buffer: Box<[[u64; 8]]>,
+        written: Vec<bool>,
+        first: u32,
+        consumed: usize,
+        announced: usize,
+    }
+
+    impl Model {
+        /// As if `first` CQEs had been written and consumed.
+        fn new(first: u32) -> Self {
+            let mut buffer = vec![[u64::MAX; 8]; ENTRIES as usize].into_boxed_slice();
+            let record = Box::new([AtomicU32::new(0), AtomicU32::new(0)]);
+            let memory = CqMemory {
+                buffer: NonNull::from(&mut buffer[..]).cast(),
+                entries: ENTRIES,
+                cqe_bytes: CQE_BYTES as u32,
+                compression: false,
+                record: NonNull::from(&*record).cast(),
+            };
+            // SAFETY: the memory lives as long as the queue.
+            let mut cq = unsafe { SoftCq::new(&memory) };
+            cq.start_at(first);
+            let mut model = Self { cq, record, _buffer: buffer, written: vec![], first, consumed: 0, announced: 0 };
+            model.consume(0);
+            model
+        }
+
+        fn write(&mut self, solicited: bool) {
+            let mut cqe = [0; CQE_BYTES];
+            cqe[OP_OWN_OFFSET] = op_own_with(CqeOpcode::ResponderSend, CqeFormat::Plain, solicited, false);
+            self.cq.write(cqe, CqeOpcode::ResponderSend).unwrap();
+            self.written.push(solicited);
+        }
+
+        fn consume(&mut self, count: usize) {
+            self.consumed += count;
+            let consumed = self.first.wrapping_add(self.consumed as u32);
+            self.record[0].store((consumed & 0xff_ffff).to_be(), Ordering::Relaxed);
+        }
+
+        fn arm(&self, solicited_only: bool) {
+            let consumed = self.first.wrapping_add(self.consumed as u32);
+            self.record[CQ_DBREC_ARM].store(CqArm { solicited_only, consumed, ..ARMED }.record(), Ordering::Relaxed);
+        }
+
+        /// The CQE that an event is due for, of those that were neither consumed nor had one.
+        fn due(&self, solicited_only: bool) -> Option<usize> {
+            (self.consumed.max(self.announced)..self.written.len()).find(|&at| !solicited_only || self.written[at])
+        }
+    }
+
+    /// Events are those of a NIC that looks when the model does; at all places where a counter begins again.
+    #[test]
+    fn each_event_is_for_the_first_completion_that_was_armed_for_and_had_none() {
+        for first in [0, (1 << 23) - 20, (1 << 24) - 20, u32::MAX - 20] {
+            for seed in 0..50 {
+                let (mut model, random) = (Model::new(first), &mut Random::new(seed));
+                let (mut events, mut behind) = (0, 0);
+                for step in 0..200 {
+                    let unconsumed = model.written.len() - model.consumed;
+                    match random.below(3) {
+                        0 if unconsumed < ENTRIES as usize => model.write(random.below(3) == 0),
+                        1 => model.consume(random.below(unconsumed as u64 + 1) as usize),
+                        _ => {
+                            let solicited_only = random.below(2) == 0;
+                            model.arm(solicited_only);
+                            let due = model.due(solicited_only);
+                            assert_eq!(model.cq.announce(), due.is_some(), "{first:#x}, seed {seed}, step {step}");
+                            model.announced = due.map_or(model.announced, |at| at + 1);
+                            events += u32::from(due.is_some());
+                            behind += u32::from(due.is_some_and(|at| at + 1 < model.written.len()));
+                            assert!(!model.cq.announce() || due.is_none(), "one event per arm");
+                        }
+                    }
+                }
+                assert!(events > 0 && behind > 0, "seed {seed}: {events} events, {behind} of them for others than the newest");
+            }
+        }
+    }
+
+    #[test]
+    fn an_event_comes_for_a_completion_that_was_written_since_the_queue_was_armed_however_many_followed() {
+        let mut model = Model::new(u32::MAX - 50);
+        model.arm(false);
+        for _ in 0..1000 {
+            model.write(false);
+            model.consume(1);
+        }
+        assert!(model.cq.take_event() && !model.cq.take_event());
+    }
+
+    #[test]
+    fn a_solicited_completion_is_remembered_over_no_turn_of_the_counter() {
+        let mut model = Model::new(0);
+        model.write(true);
+        model.arm(true);
+        assert!(model.cq.announce());
+        model.consume(1);
+        // One lap after the other, of which only the first CQE is written.
+        let lap = 1 << 20;
+        (model.cq.mask, model.first) = (lap - 1, 0);
+        for counter in (0..=u32::MAX / lap + 1).map(|n| n.wrapping_mul(lap)).skip(1) {
+            (model.cq.limit, model.cq.room, model.first) = (counter, 0, counter);
+            model.consumed = 0;
+            model.consume(0);
+            // The first entry is inside the buffer.
+            model.write(false);
+            for is_new_only in [true, false] {
+                model.arm(true);
+                let has_event = if is_new_only { model.cq.announce() } else { model.cq.take_event() };
+                assert!(!has_event, "after {counter}");
+            }
+        }
+        model.arm(false);
+        assert!(model.cq.announce());
+    }
+}

@@ -1,0 +1,85 @@
+//! Receive queues that another driver keeps in its own memory. What it posts is copied, WQE by WQE, into the queue that peers see, so that
+//! they take receives with no help from this process. A WQE is the device's from its posting to its completion, so it does not change
+//! meanwhile, and its copy is not overwritten while a peer may read it.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use mlx5_wire::{NextSegment, SEGMENT, queue_record_index};
+
+use crate::shared::receives::Receives;
+
+/// Another driver's receive queue.
+pub(crate) struct Mirror {
+    buffer: NonNull<u8>,
+    stride: usize,
+    record: NonNull<AtomicU32>,
+    /// Receives copied.
+    copied: u16,
+    /// The next WQE to be posted.
+    next: u16,
+    /// The queue is looked at.
+    is_on: bool,
+}
+
+impl Mirror {
+    /// The queue at `buffer`, in WQEs of `stride` bytes, counted in `record`.
+    ///
+    /// # Safety
+    /// Both are valid as long as the result, `buffer` for as many WQEs as the queue has that they are copied to, and 8-aligned.
+    pub(crate) unsafe fn new(buffer: NonNull<u8>, stride: usize, record: NonNull<AtomicU32>, is_on: bool) -> Self {
+        Self { buffer, stride, record, copied: 0, next: 0, is_on }
+    }
+
+    /// Looks at the queue from now on.
+    pub(crate) fn start(&mut self) {
+        self.is_on = true;
+    }
+
+    /// Makes it as new, and not looked at.
+    pub(crate) fn reset(&mut self) {
+        *self = Self { copied: 0, next: 0, is_on: false, ..*self };
+    }
+
+    /// Copies what was posted since the last call. Returns whether there was something.
+    pub(crate) fn copy(&mut self, to: &Receives) -> bool {
+        if !self.is_on {
+            return false;
+        }
+        // SAFETY: valid as long as this value. Acquire: the WQEs below the record.
+        let posted = queue_record_index(unsafe { self.record.as_ref() }.load(Ordering::Acquire));
+        let new = posted.wrapping_sub(self.copied);
+        // More than there are WQEs: nothing that a driver posts.
+        if new == 0 || new > to.wqes() {
+            return false;
+        }
+        for _ in 0..new {
+            let index = self.next & (to.wqes() - 1);
+            let from = usize::from(index) * self.stride;
+            for (word, to) in to.wqe_words(index).iter().enumerate() {
+                // SAFETY: inside WQE `index` of the driver's buffer, which it wrote before the record and does not touch now.
+                to.store(unsafe { self.buffer.add(from).cast::<u64>().add(word).read() }, Ordering::Relaxed);
+            }
+            self.next = if to.is_linked { self.link(index) } else { index.wrapping_add(1) };
+        }
+        self.copied = posted;
+        to.set_posted(posted);
+        true
+    }
+
+    /// Returns the link in WQE `index`, which is below the number of WQEs.
+    fn link(&self, index: u16) -> u16 {
+        // SAFETY: the first segment of that WQE.
+        let segment = unsafe { self.buffer.add(usize::from(index) * self.stride).cast::<[u8; SEGMENT]>().read() };
+        NextSegment::parse(&segment).next_wqe_index
+    }
+}
+
+impl Receives {
+    /// Returns the words of WQE `index`, for its owner to write.
+    fn wqe_words(&self, index: u16) -> &[AtomicU64] {
+        let at = self.wqe(index).cast::<AtomicU64>();
+        // SAFETY: a WQE of the ring, 16-aligned; its owner and its peers access it as words that may change.
+        unsafe { core::slice::from_raw_parts(at.as_ptr(), self.stride() / size_of::<u64>()) }
+    }
+}

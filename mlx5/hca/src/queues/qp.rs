@@ -1,0 +1,245 @@
+//! The device's side of a queue pair.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use mlx5_wire::{Access, BLUEFLAME_BYTES, ConnectOptions, SEGMENT, WQEBB, Writes, queue_record_index};
+use shm::lane::LaneRx;
+
+use crate::Hca;
+use crate::debug::watch::QpWatch;
+use crate::objects::request::SqMemory;
+use crate::queues::in_flight::UnderWay;
+use crate::requester::outcome::WaitFor;
+use crate::shared::layout::{LanePlace, Message, QpEntry, RECEIVES, RIGHTS};
+use crate::shared::mr_cache::{Looks, Reach};
+use crate::shared::receives::{Receives, Taken};
+use crate::shared::remote::Remote;
+
+/// A BlueFlame register: two halves.
+pub const REGISTER_BYTES: usize = 2 * BLUEFLAME_BYTES;
+
+/// The place of a send queue.
+pub(crate) struct SqPlace {
+    buffer: NonNull<u8>,
+    record: NonNull<AtomicU32>,
+    /// Bytes, less those of the last WQEBB.
+    mask: usize,
+    /// The BlueFlame register, where it can be read.
+    pub(crate) register: Option<NonNull<u8>>,
+}
+
+impl SqPlace {
+    /// The queue in `memory`; its WQEBBs are a power of two.
+    ///
+    /// # Safety
+    /// All of it is valid as long as the result.
+    pub(crate) unsafe fn new(memory: &SqMemory) -> Self {
+        let SqMemory { buffer, wqe_cnt, record, register } = *memory;
+        Self { buffer, record, mask: (wqe_cnt as usize - 1) * WQEBB, register }
+    }
+
+    /// The producer counter in the doorbell record.
+    #[inline(always)]
+    pub(crate) fn producer(&self) -> u16 {
+        // SAFETY: valid as long as the queue pair; a driver of this crate accesses it through the same atomic type.
+        let record = unsafe { self.record.as_ref() };
+        queue_record_index(record.load(Ordering::Acquire))
+    }
+
+    /// The WQEBB of a counter.
+    #[inline(always)]
+    pub(crate) fn wqebb(&self, counter: u16) -> NonNull<u8> {
+        // SAFETY: inside the buffer, where a WQEBB begins.
+        unsafe { self.buffer.add((usize::from(counter) * WQEBB) & self.mask) }
+    }
+
+    /// WQEBBs from that of `counter` to the end of the buffer.
+    #[inline(always)]
+    pub(crate) fn to_end(&self, counter: u16) -> u16 {
+        ((!(usize::from(counter) * WQEBB) & self.mask) / WQEBB) as u16 + 1
+    }
+
+    /// WQEBBs.
+    pub(crate) fn capacity(&self) -> u32 {
+        (self.mask / WQEBB) as u32 + 1
+    }
+}
+
+/// A queue pair, as the device sees it.
+pub(crate) struct SoftQp {
+    pub(crate) qpn: u32,
+    /// Its WRITEs.
+    pub(crate) writes: Writes,
+    pub(crate) index: usize,
+    /// The part that its peer reads, in the memory of its device.
+    pub(crate) entry: NonNull<QpEntry>,
+    /// [`QpEntry::generation`].
+    pub(crate) generation: u32,
+    /// Number of changes of its place, modulo 2^32.
+    pub(crate) version: u32,
+    pub(crate) pd: u32,
+    pub(crate) send_cq: u32,
+    pub(crate) recv_cq: u32,
+    pub(crate) rqn: u32,
+    /// Whether the receive queue is this queue pair's alone, and is flushed with it.
+    pub(crate) owns_rq: bool,
+    /// Receives flushed by an error.
+    pub(crate) flushed: u32,
+    /// Messages of its lane that took no receive: atomics.
+    pub(crate) answered: u32,
+    /// Short received data goes into the CQE.
+    pub(crate) scatters: bool,
+    /// It does, or its receive CQ has compressed sessions.
+    pub(crate) is_compact: bool,
+    pub(crate) receives: Receives,
+    pub(crate) taken: Taken,
+    pub(crate) sq: SqPlace,
+    /// The region that its last plain WRITE read from.
+    pub(crate) source: Reach,
+    pub(crate) looks: Looks,
+    /// User index of its CQEs. The number of its receive queue unless a driver gave another.
+    pub(crate) user_index: u32,
+    /// WQEBBs executed.
+    pub(crate) sq_consumer: u16,
+    /// WQEBBs that may be executed by now: those of the doorbells whose time has come.
+    pub(crate) sq_limit: u16,
+    pub(crate) failed: bool,
+    pub(crate) mode: Mode,
+    pub(crate) waiting: Option<Waiting>,
+    pub(crate) lane: LaneRx<Message>,
+    pub(crate) lane_place: LanePlace,
+    /// The requester is told how far the lane is consumed where none of these bits is set in the position: a power of two, less one.
+    pub(crate) told_every: u64,
+    /// Behind the last payload, where the next one goes if they go to a ring. For prefetching only.
+    pub(crate) next_payload: u64,
+    pub(crate) transport: Transport,
+    /// Rights of its connected peer, whatever regions allow.
+    pub(crate) access: Access,
+    pub(crate) options: ConnectOptions,
+    /// Its doorbells are found by looking at the record: another driver's, which may send.
+    pub(crate) is_watched: bool,
+    /// The send queue has WQEBBs.
+    pub(crate) has_sq: bool,
+    /// Work that its timing delays.
+    pub(crate) under_way: UnderWay,
+    /// State of strict mode.
+    pub(crate) watch: QpWatch,
+}
+
+/// How the WQEs of a send queue are run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// In immediate time, neither strict nor traced: those that are [`plain`](crate::requester::plain) as such.
+    Plain,
+    /// All in the same way.
+    Ordinary,
+    /// It failed, broke a rule, or there are faults to make.
+    Odd,
+}
+
+/// The target of a queue pair's messages.
+pub(crate) enum Transport {
+    /// Reliable connection.
+    Connected(Box<Remote>),
+    /// The same, before it is connected.
+    Unconnected,
+    /// Connected to a queue pair that does not exist.
+    Nowhere,
+    /// Unreliable datagrams; receives those that bring this Q_Key.
+    Datagram { qkey: u32 },
+}
+
+/// A stopped SQ.
+pub(crate) struct Waiting {
+    pub(crate) reason: WaitFor,
+    pub(crate) since_ns: u64,
+    /// When it is tried again.
+    pub(crate) again_ns: u64,
+    /// RNR retries left; 7 is without end.
+    pub(crate) rnr_left: u8,
+}
+
+impl SoftQp {
+    /// Returns the part that its peer reads.
+    #[inline(always)]
+    pub(crate) fn entry(&self) -> &QpEntry {
+        // SAFETY: in the memory of its device, where it is as long as that; it is made of atomics.
+        unsafe { self.entry.as_ref() }
+    }
+
+    /// Returns its identity word once it is connected and receives.
+    pub(crate) fn connected_identity(&self) -> u64 {
+        self.identity(RECEIVES | u64::from(self.access.bits()) & RIGHTS)
+    }
+
+    /// Returns its identity word with `flags`.
+    pub(crate) fn identity(&self, flags: u64) -> u64 {
+        QpEntry::pack_identity(self.version, self.qpn, flags)
+    }
+
+    pub(crate) fn is_datagram(&self) -> bool {
+        matches!(self.transport, Transport::Datagram { .. })
+    }
+
+    /// Returns the connected peer.
+    #[inline(always)]
+    pub(crate) fn remote(&self) -> Option<&Remote> {
+        match &self.transport {
+            Transport::Connected(remote) => Some(remote),
+            Transport::Unconnected | Transport::Datagram { .. } | Transport::Nowhere => None,
+        }
+    }
+
+    /// Returns the connected peer.
+    #[inline(always)]
+    pub(crate) fn remote_mut(&mut self) -> Option<&mut Remote> {
+        match &mut self.transport {
+            Transport::Connected(remote) => Some(remote),
+            Transport::Unconnected | Transport::Datagram { .. } | Transport::Nowhere => None,
+        }
+    }
+
+    /// Returns the producer counter in the doorbell record.
+    pub(crate) fn sq_producer(&self) -> u16 {
+        self.sq.producer()
+    }
+
+    /// Returns the WQEBB of a counter.
+    #[inline(always)]
+    pub(crate) fn wqebb(&self, counter: u16) -> NonNull<u8> {
+        self.sq.wqebb(counter)
+    }
+
+    /// The queue pair goes to the error state: its own operations are flushed, and its peer's are not answered any more.
+    #[cold]
+    pub(crate) fn fail(&mut self, hca: &Hca) {
+        if !core::mem::replace(&mut self.failed, true) {
+            hca.failed.borrow_mut().push((self.index, self.generation));
+        }
+        self.mode = Mode::Odd;
+        hca.has_chores.set(true);
+        self.entry().identity.store(self.identity(0), Ordering::Release);
+    }
+}
+
+/// Returns the start of a WQE.
+pub(crate) fn head(bytes: &[u8]) -> [u8; SEGMENT] {
+    bytes.first_chunk().copied().unwrap_or([0; SEGMENT])
+}
+
+/// WQEBBs of a WQE of `ds` segments; none of one that is malformed. Who passes over it takes one.
+#[inline(always)]
+pub(crate) fn blocks(ds: u8) -> u16 {
+    (u16::from(ds) + 3) >> 2
+}
+
+/// Returns the first `len` bytes of the WQE at `counter`, 1,024 at most; it may wrap.
+pub(crate) fn bytes_of(qp: &SoftQp, counter: u16, len: usize) -> [u8; 16 * WQEBB] {
+    let mut bytes = [0; 16 * WQEBB];
+    for (block, out) in bytes.chunks_mut(WQEBB).take(len.div_ceil(WQEBB)).enumerate() {
+        // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
+        out.copy_from_slice(&unsafe { qp.wqebb(counter.wrapping_add(block as u16)).cast::<[u8; WQEBB]>().read() });
+    }
+    bytes
+}

@@ -1,0 +1,122 @@
+//! The local buffers of WQEs under way, in any time but the immediate. They belong to the device until a CQE of their WQE, or of a later one,
+//! is visible.
+//!
+//! - Sources, in strict mode: whether one stayed as it was from the doorbell to the completion. Until then it may be read for the first time,
+//!   or again for a retransmission. A WQE behind a fence is left out: it may send what the READ before it brings.
+//! - Results: what a READ or an atomic brings is in its buffer when the response would be here, and not before. Meanwhile the buffer
+//!   holds [`NOT_HERE`].
+
+use mlx5_wire::{Access, AtomicSegment, CtrlSegment, DatagramSegment, FenceMode, Opcode, RaddrSegment, SEGMENT, WQEBB};
+
+use crate::Hca;
+use crate::debug::rule::{Queue, Rule, Violation};
+use crate::debug::trace::hash_of;
+use crate::queues::in_flight::{Landing, Source};
+use crate::queues::qp::{SoftQp, blocks, bytes_of, head};
+use crate::requester::data::{Data, Piece};
+use crate::shared::memory::Fault;
+
+/// Byte that fills a result's buffer between the effect and the response.
+const NOT_HERE: u8 = 0xda;
+
+/// Remembers what the WQEBBs from `from` to `to`, just announced, are to send.
+#[cold]
+pub(crate) fn remember(hca: &Hca, qp: &mut SoftQp, from: u16, to: u16) {
+    let mut counter = from;
+    while counter != to {
+        let wqe = bytes_of(qp, counter, 16 * WQEBB);
+        let ctrl = CtrlSegment::parse(&head(&wqe));
+        if let Some(hash) = source_hash(hca, qp, &wqe).filter(|_| ctrl.fence == FenceMode::None) {
+            qp.under_way.sources.push_back(Source { counter, hash });
+        }
+        counter = counter.wrapping_add(blocks(CtrlSegment::ds_in(&head(&wqe))).max(1).min(to.wrapping_sub(counter)));
+    }
+}
+
+/// A CQE of WQE `completed` is about to be visible; `has_succeeded` says which. The buffers of that WQE and of all before it go back to the
+/// program.
+#[cold]
+pub(crate) fn release(hca: &Hca, qp: &mut SoftQp, completed: u16, has_succeeded: bool, violations: &mut Vec<Violation>) {
+    while let Some(&Source { counter, hash }) = qp.under_way.sources.front() {
+        if completed.wrapping_sub(counter) > u16::MAX / 2 {
+            break;
+        }
+        qp.under_way.sources.pop_front();
+        let wqe = bytes_of(qp, counter, 16 * WQEBB);
+        if has_succeeded && source_hash(hca, qp, &wqe) != Some(hash) {
+            let queue = Queue::Send(qp.qpn);
+            violations.push(Violation { queue, index: counter.into(), bytes: head(&wqe), rule: Rule::SourceChanged });
+        }
+    }
+}
+
+/// Takes away what the WQE at `counter`, just executed, brought. `None` if it brings nothing.
+pub(crate) fn hold(hca: &Hca, qp: &SoftQp, counter: u16) -> Option<Landing> {
+    let mut bytes = Vec::new();
+    each_result(hca, qp, counter, |piece| {
+        let start = bytes.len();
+        bytes.resize(start + piece.len, 0);
+        // SAFETY: the piece was just checked against a locally writable region; both have its length.
+        unsafe {
+            piece.at.copy_to(bytes[start..].as_mut_ptr(), piece.len);
+            piece.at.cast_mut().write_bytes(NOT_HERE, piece.len);
+        }
+    })?;
+    Some(Landing { counter, bytes })
+}
+
+/// Puts it where it belongs; not where the program has taken the memory away.
+pub(crate) fn land(hca: &Hca, qp: &SoftQp, landing: &Landing) {
+    let mut left = &landing.bytes[..];
+    each_result(hca, qp, landing.counter, |piece| {
+        let (here, behind) = left.split_at(piece.len.min(left.len()));
+        // SAFETY: the piece was just checked against a locally writable region, and is not shorter.
+        unsafe { piece.at.cast_mut().copy_from(here.as_ptr(), here.len()) };
+        left = behind;
+    });
+}
+
+/// Hash of all that a WQE gathers from memory. `None`: nothing, or what it may not.
+fn source_hash(hca: &Hca, qp: &SoftQp, wqe: &[u8; 16 * WQEBB]) -> Option<u64> {
+    let header = match Opcode::from_wire(CtrlSegment::parse(&head(wqe)).opcode)? {
+        Opcode::Send | Opcode::SendImm if qp.is_datagram() => DatagramSegment::LEN,
+        Opcode::Send | Opcode::SendImm => 0,
+        Opcode::RdmaWrite | Opcode::RdmaWriteImm => RaddrSegment::LEN,
+        Opcode::Nop | Opcode::RdmaRead | Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => return None,
+    };
+    let mut hashes = Vec::new();
+    each_piece(hca, qp, wqe, header, Access::empty(), |piece| {
+        hashes.push(hash_of((0..piece.len).step_by(8).map(|at| {
+            let mut word = [0u8; 8];
+            // SAFETY: inside the piece, which was just checked against its region. Others may write it, which changes the hash only.
+            unsafe { word.as_mut_ptr().copy_from(piece.at.add(at), (piece.len - at).min(8)) };
+            u64::from_le_bytes(word)
+        })));
+    })?;
+    (!hashes.is_empty()).then(|| hash_of(hashes))
+}
+
+/// Calls `f` with the buffers of a WQE that brings something.
+fn each_result(hca: &Hca, qp: &SoftQp, counter: u16, f: impl FnMut(&Piece)) -> Option<()> {
+    let wqe = bytes_of(qp, counter, 16 * WQEBB);
+    let header = match Opcode::from_wire(CtrlSegment::parse(&head(&wqe)).opcode)? {
+        Opcode::RdmaRead => RaddrSegment::LEN,
+        Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => RaddrSegment::LEN + AtomicSegment::LEN,
+        _ => return None,
+    };
+    each_piece(hca, qp, &wqe, header, Access::LOCAL_WRITE, f)
+}
+
+/// Calls `f` with the buffers of a WQE, behind `header` bytes of other segments, each checked. `None` once one may not be accessed.
+fn each_piece(hca: &Hca, qp: &SoftQp, wqe: &[u8; 16 * WQEBB], header: usize, access: Access, mut f: impl FnMut(&Piece)) -> Option<()> {
+    let ds = usize::from(CtrlSegment::parse(&head(wqe)).ds);
+    let data = Data::parse(wqe.get(CtrlSegment::LEN + header..ds * SEGMENT)?)?;
+    let checked = data.each(|piece| {
+        if let Some(key) = piece.key {
+            hca.memory.resolve(key, piece.at as u64, piece.len as u64, access, qp.pd)?;
+            f(piece);
+        }
+        Ok::<(), Fault>(())
+    });
+    checked.ok()
+}

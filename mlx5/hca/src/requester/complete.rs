@@ -1,0 +1,137 @@
+//! Completion of a WQE: a CQE, at once or when the acknowledgement would be here.
+
+use mlx5_wire::{CQE_BYTES, CqeOpcode, CtrlWords, ErrorCqe, Opcode, RequesterCqe, Syndrome};
+
+use crate::Hca;
+use crate::debug::rule::Violation;
+use crate::debug::trace::What;
+use crate::deferred::Deferred;
+use crate::queues::cq::{Overrun, SoftCq};
+use crate::queues::in_flight::{Acknowledged, UnderWay};
+use crate::queues::qp::{SoftQp, blocks};
+use crate::requester::buffers;
+
+/// No LID: a datagram went somewhere.
+pub(crate) const EVERY_LID: u16 = 0;
+
+fn success(user_index: u32, ctrl: CtrlWords, byte_count: u32) -> [u8; CQE_BYTES] {
+    RequesterCqe { wqe_opcode: ctrl.opcode(), qpn: ctrl.qpn(), wqe_counter: ctrl.wqe_index(), byte_count, user_index }.emit()
+}
+
+/// A signaled WQE succeeded, in immediate time and with nobody watching.
+#[inline(always)]
+pub(crate) fn succeed(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], ctrl: CtrlWords, byte_count: u32) {
+    if let Err(overrun) = write_success(cqs, qp.send_cq, qp.user_index, ctrl, byte_count) {
+        qp.overran(hca, qp.send_cq, overrun);
+    }
+}
+
+/// Writes the CQE of [`succeed`].
+#[inline(always)]
+pub(crate) fn write_success(
+    cqs: &mut [Option<SoftCq>],
+    send_cq: u32,
+    user_index: u32,
+    ctrl: CtrlWords,
+    byte_count: u32,
+) -> Result<(), Overrun> {
+    let Some(Some(cq)) = cqs.get_mut(send_cq as usize) else { return Ok(()) };
+    cq.write(success(user_index, ctrl, byte_count), CqeOpcode::Requester)
+}
+
+/// The parts of a device that a send queue's completions need unless they are simply written.
+pub(crate) struct Completions<'a> {
+    pub(crate) hca: &'a Hca,
+    pub(crate) cqs: &'a mut [Option<SoftCq>],
+    pub(crate) deferred: &'a mut Deferred,
+    pub(crate) violations: &'a mut Vec<Violation>,
+    pub(crate) touched: &'a mut Vec<u16>,
+}
+
+impl Completions<'_> {
+    /// A WQE succeeded: a CQE if it asked for one.
+    #[cold]
+    pub(crate) fn succeed(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, byte_count: u32) {
+        let cqe = ctrl.signaled().then(|| success(qp.user_index, ctrl, byte_count));
+        self.executed(qp, ctrl, cqe, CqeOpcode::Requester);
+    }
+
+    /// A WQE failed: always a CQE, and the queue pair goes to the error state, in which it neither sends nor receives.
+    #[cold]
+    pub(crate) fn fail(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, syndrome: Syndrome, vendor_syndrome: u8) {
+        qp.waiting = None;
+        qp.fail(self.hca);
+        let raw_syndrome = syndrome as u8;
+        let cqe = ErrorCqe {
+            raw_syndrome,
+            vendor_syndrome,
+            wqe_opcode: ctrl.opcode(),
+            qpn: qp.qpn,
+            wqe_counter: ctrl.wqe_index(),
+            user_index: qp.user_index,
+        };
+        self.executed(qp, ctrl, Some(cqe.emit()), CqeOpcode::RequesterError);
+        // A malformed WQE may claim to be longer than what was posted.
+        let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
+        qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl.ds()).max(1).min(outstanding));
+    }
+
+    /// A WQE is done; its CQE, if it gives one, is visible when the peer's acknowledgement would be here, and in order.
+    fn executed(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, cqe: Option<[u8; CQE_BYTES]>, opcode: CqeOpcode) {
+        if let Some(trace) = &self.hca.trace {
+            trace.record(What::Executed, qp.qpn, ctrl.wqe_index(), ctrl.opcode().into(), opcode as u64);
+        }
+        if self.hca.has_exact_lanes {
+            touch(self.touched, qp, ctrl);
+        }
+        let is_held = self.hca.timing.is_model() && opcode == CqeOpcode::Requester;
+        let landing = if is_held { buffers::hold(self.hca, qp, ctrl.wqe_index()) } else { None };
+        if cqe.is_none() && landing.is_none() {
+            return;
+        }
+        let UnderWay { acknowledge_ns, acknowledged, .. } = &mut qp.under_way;
+        // One whose time is earlier than that of the one before it waits for that one: only the front is looked at.
+        let at_ns = self.hca.clock.now_ns().saturating_add(*acknowledge_ns);
+        let is_now = *acknowledge_ns == 0 && acknowledged.is_empty();
+        let new = Acknowledged { at_ns, cqe: cqe.map(|cqe| (cqe, opcode)), landing };
+        if is_now {
+            return show(self.hca, qp, self.cqs, self.violations, &new);
+        }
+        acknowledged.push_back(new);
+        self.deferred.schedule(at_ns, qp.qpn);
+    }
+}
+
+/// Remembers, for a stepper, whose memory or queues a WQE changed.
+fn touch(touched: &mut Vec<u16>, qp: &SoftQp, ctrl: CtrlWords) {
+    let lid = match Opcode::from_wire(ctrl.opcode()) {
+        None | Some(Opcode::Nop | Opcode::RdmaRead) => return,
+        Some(_) if qp.is_datagram() => EVERY_LID,
+        Some(_) => qp.remote().map_or(EVERY_LID, |r| r.peer.lid),
+    };
+    if !touched.contains(&lid) {
+        touched.push(lid);
+    }
+}
+
+/// A result is in its buffer, and a CQE of a send queue visible.
+#[cold]
+pub(crate) fn show(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], violations: &mut Vec<Violation>, what: &Acknowledged) {
+    if let Some(landing) = &what.landing {
+        buffers::land(hca, qp, landing);
+    }
+    let Some((cqe, opcode)) = what.cqe else { return };
+    let RequesterCqe { wqe_counter, byte_count, .. } = RequesterCqe::parse(&cqe);
+    if let Some(trace) = &hca.trace {
+        let status = if opcode == CqeOpcode::Requester { byte_count } else { ErrorCqe::parse(&cqe).raw_syndrome.into() };
+        trace.record(What::Completed, qp.qpn, wqe_counter, opcode as u64, status.into());
+    }
+    if !qp.under_way.sources.is_empty() {
+        buffers::release(hca, qp, wqe_counter, opcode == CqeOpcode::Requester, violations);
+    }
+    if let Some(Some(cq)) = cqs.get_mut(qp.send_cq as usize) {
+        if let Err(overrun) = cq.write(cqe, opcode) {
+            qp.overran(hca, qp.send_cq, overrun);
+        }
+    }
+}

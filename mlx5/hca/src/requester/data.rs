@@ -1,0 +1,150 @@
+//! The bytes of a message: where a WQE says they are, and putting them where a receive says.
+
+use mlx5_wire::{Access, DataSegment, InlineHeader, MAX_MESSAGE_BYTES, SEGMENT, Syndrome};
+
+use crate::Hca;
+use crate::requester::outcome::{Limit, Malformed, Outcome};
+use crate::shared::memory::{DeviceMemory, Fault};
+use crate::shared::receives::Receives;
+
+/// One contiguous part of a message.
+pub(crate) struct Piece {
+    pub(crate) at: *const u8,
+    pub(crate) len: usize,
+    /// lkey; `None` for inline data.
+    pub(crate) key: Option<u32>,
+}
+
+/// The data segments of a WQE. Nearly all have one part at most, which is parsed once.
+pub(crate) enum Data<'a> {
+    None,
+    One(Piece),
+    Many(&'a [u8]),
+}
+
+impl<'a> Data<'a> {
+    /// Parses the bytes behind the header segments, a multiple of 16. `None` if an inline part is longer than the WQE.
+    #[inline(always)]
+    pub(crate) fn parse(bytes: &'a [u8]) -> Option<Self> {
+        match Piece::parse(bytes)? {
+            None => Some(Self::None),
+            Some((piece, [])) => Some(Self::One(piece)),
+            Some((_, mut rest)) => {
+                while let Some((_, behind)) = Piece::parse(rest)? {
+                    rest = behind;
+                }
+                Some(Self::Many(bytes))
+            }
+        }
+    }
+
+    /// `len` bytes at `at`, as one part.
+    pub(crate) fn of_memory(at: *const u8, len: usize) -> Data<'static> {
+        if len == 0 { Data::None } else { Data::One(Piece { at, len, key: None }) }
+    }
+
+    /// Calls `f` for each part, in order.
+    #[inline(always)]
+    pub(crate) fn each<E>(&self, mut f: impl FnMut(&Piece) -> Result<(), E>) -> Result<(), E> {
+        match self {
+            Self::None => Ok(()),
+            Self::One(piece) => f(piece),
+            Self::Many(bytes) => {
+                let mut rest = *bytes;
+                while let Some(Some((piece, behind))) = Piece::parse(rest) {
+                    f(&piece)?;
+                    rest = behind;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Piece {
+    /// Returns the first part of `bytes`, and what is behind it; `None` if it does not fit.
+    #[inline(always)]
+    #[expect(clippy::option_option, reason = "malformed, at the end, or a part")]
+    fn parse(bytes: &[u8]) -> Option<Option<(Self, &[u8])>> {
+        let Some((segment, behind)) = bytes.split_first_chunk::<SEGMENT>() else { return Some(None) };
+        let Some(inline) = InlineHeader::parse(&[segment[0], segment[1], segment[2], segment[3]]) else {
+            let pointer = DataSegment::parse(segment);
+            return Some(Some((Self { at: pointer.addr as *const u8, len: pointer_bytes(&pointer), key: Some(pointer.lkey) }, behind)));
+        };
+        let len = inline.byte_count as usize;
+        let behind = bytes.get(InlineHeader::segments(len) * SEGMENT..)?;
+        Some(Some((Self { at: bytes[InlineHeader::LEN..].as_ptr(), len, key: None }, behind)))
+    }
+}
+
+/// Returns the number of bytes of a segment by pointer: 0 means 2^31 on the wire.
+fn pointer_bytes(segment: &DataSegment) -> usize {
+    if segment.byte_count == 0 { 1 << 31 } else { segment.byte_count as usize }
+}
+
+/// Puts the parts of a message into the buffers of receive `index` of the device that owns `memory`, the first at byte `offset` of them.
+/// Fails as the responder does.
+///
+/// # Safety
+/// Every part is readable: it was checked against its region, or lies in the WQE.
+pub(crate) unsafe fn scatter(
+    memory: &DeviceMemory,
+    receives: &Receives,
+    index: u16,
+    offset: usize,
+    data: &Data<'_>,
+) -> Result<(), (Syndrome, u8)> {
+    let mut segments = receives.segments(index);
+    // What is left of the current buffer.
+    let (mut key, mut addr, mut room) = (0, 0, 0);
+    let mut skip = offset;
+    let too_short = (Syndrome::LocalLength, Limit::ReceiveTooShort as u8);
+    data.each(|piece| {
+        let (mut from, mut left) = (piece.at, piece.len);
+        while left > 0 {
+            if room == 0 {
+                let Some(segment) = segments.next() else { return Err(too_short) };
+                (key, addr, room) = (segment.lkey, segment.addr, pointer_bytes(&segment));
+                let skipped = skip.min(room);
+                (addr, room, skip) = (addr.wrapping_add(skipped as u64), room - skipped, skip - skipped);
+                continue;
+            }
+            let n = left.min(room);
+            let local = |fault: Fault| (Syndrome::LocalProtection, fault as u8);
+            let span = memory.resolve(key, addr, n as u64, Access::LOCAL_WRITE, receives.pd).map_err(local)?;
+            // SAFETY: the part is readable (caller), the span was resolved for `n` bytes.
+            unsafe { span.write(0, from, n) }.map_err(local)?;
+            (addr, room, left) = (addr.wrapping_add(n as u64), room - n, left - n);
+            // SAFETY: inside the part.
+            from = unsafe { from.add(n) };
+        }
+        Ok(())
+    })?;
+    // The bytes before the data need room even where there are no data.
+    while skip > 0 {
+        let Some(segment) = segments.next() else { return Err(too_short) };
+        skip -= skip.min(pointer_bytes(&segment));
+    }
+    Ok(())
+}
+
+/// Checks the local side of a message, and returns its length in bytes.
+pub(crate) fn check_local(hca: &Hca, pd: u32, data: &Data<'_>, is_result: bool) -> Result<u64, Outcome> {
+    let access = if is_result { Access::LOCAL_WRITE } else { Access::empty() };
+    let mut length = 0u64;
+    data.each(|piece| {
+        length += piece.len as u64;
+        match piece.key {
+            None if is_result => Err(Malformed::InlineResult.into()),
+            None => Ok(()),
+            Some(key) => match hca.memory.check(key, piece.at as u64, piece.len as u64, access, pd) {
+                Ok(_) => Ok(()),
+                Err(fault) => Err(Outcome::Fail(Syndrome::LocalProtection, fault as u8)),
+            },
+        }
+    })?;
+    if length > MAX_MESSAGE_BYTES {
+        return Err(Limit::MessageTooLong.fails(Syndrome::LocalLength));
+    }
+    Ok(length)
+}

@@ -1,0 +1,16 @@
+//! The requester: takes WQEs off a send queue, in order, executes them on the peer's memory, and completes them.
+//!
+//! - `execute`: the doorbell, the order of WQEs, retries. `timing`: when a WQE is executed.
+//! - `plain`: the fast path: WRITEs, with immediate or not, that use the checks of earlier ones.
+//! - `operations`: each verb; `datagrams`: unreliable ones. `data`: gathering and scattering. `outcome`: the results.
+//! - `complete`: writes CQEs to the send CQ. `buffers`: checks that buffers in flight are not touched.
+
+pub(crate) mod buffers;
+pub(crate) mod complete;
+pub(crate) mod data;
+pub(crate) mod datagrams;
+pub(crate) mod execute;
+pub(crate) mod operations;
+pub(crate) mod outcome;
+pub(crate) mod plain;
+pub(crate) mod timing;

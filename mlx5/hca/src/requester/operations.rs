@@ -1,0 +1,217 @@
+//! The requester: what one WQE does, verb by verb, to memory and to the peer's lane.
+
+use std::sync::atomic::{Ordering, fence};
+
+use mlx5_wire::{Access, AtomicSegment, CqeOpcode, CtrlWords, Opcode, RaddrSegment, SEGMENT, Syndrome};
+
+use crate::queues::qp::{SoftQp, Transport};
+use crate::requester::data::{Data, check_local, scatter};
+use crate::requester::datagrams;
+use crate::requester::outcome::{Limit, Malformed, Outcome, WaitFor};
+use crate::responder::atomics;
+use crate::shared::layout::{Message, RECEIVES, allows};
+use crate::shared::memory::{Fault, Span};
+use crate::shared::remote::Remote;
+use crate::{Hca, Links};
+
+/// Executes one WQE, as far as the connected peer `granted` it ([`Remote::granted`]). A queue pair that is gone refuses nothing, even if its
+/// regions are seen to be gone before it is: it does not answer.
+pub(crate) fn execute(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: &[u8], granted: u64) -> Outcome {
+    let outcome = attempt(hca, links, qp, ctrl, wqe, granted);
+    let is_refused = matches!(outcome, Outcome::Fail(Syndrome::RemoteAccess, _));
+    if is_refused && qp.remote().is_some_and(|remote| remote.granted() & RECEIVES == 0) {
+        return Outcome::Wait(WaitFor::Peer);
+    }
+    outcome
+}
+
+fn attempt(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: &[u8], granted: u64) -> Outcome {
+    let Some(opcode) = Opcode::from_wire(ctrl.opcode()) else { return Malformed::Opcode.into() };
+    if opcode == Opcode::Nop {
+        return Outcome::Done(0);
+    }
+    let remote = match &mut qp.transport {
+        Transport::Connected(remote) => remote.as_mut(),
+        Transport::Unconnected => return Malformed::NotConnected.into(),
+        Transport::Nowhere => return Outcome::Wait(WaitFor::Peer),
+        Transport::Datagram { qkey } => {
+            let since_ns = qp.waiting.as_ref().map(|waiting| waiting.since_ns);
+            let from = datagrams::Sender { qpn: qp.qpn, pd: qp.pd, qkey: *qkey, since_ns };
+            return datagrams::send(hca, links, &from, opcode, ctrl, wqe);
+        }
+    };
+    let header = match opcode {
+        Opcode::Send | Opcode::SendImm => SEGMENT,
+        Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => 3 * SEGMENT,
+        _ => 2 * SEGMENT,
+    };
+    let Some(body) = wqe.get(header..) else { return Malformed::Header.into() };
+    let Some(data) = Data::parse(body) else { return Malformed::InlineLength.into() };
+    let is_result = matches!(opcode, Opcode::RdmaRead | Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd);
+    let length = match check_local(hca, qp.pd, &data, is_result) {
+        Ok(length) => length,
+        Err(outcome) => return outcome,
+    };
+    if granted & RECEIVES == 0 {
+        return Outcome::Wait(WaitFor::Peer);
+    }
+    if header == SEGMENT {
+        return done(send(remote, &data, length as u32, opcode, ctrl));
+    }
+    let needed = match opcode {
+        Opcode::RdmaRead => Access::REMOTE_READ,
+        Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => Access::REMOTE_ATOMIC,
+        _ => Access::REMOTE_WRITE,
+    };
+    // The responder looks at its queue pair before it looks at the key.
+    if !allows(granted, needed) {
+        return Fault::QueuePair.into();
+    }
+    let Some(raddr) = wqe[SEGMENT..].first_chunk() else { return Malformed::Header.into() };
+    let raddr = RaddrSegment::parse(raddr);
+    if header == 3 * SEGMENT {
+        return atomic(remote, &raddr, &wqe[2 * SEGMENT..], opcode, &data, length);
+    }
+    let span = if length == 0 {
+        // Nothing is accessed, so the key is not looked at.
+        None
+    } else {
+        match remote.peer.memory.resolve(raddr.rkey, raddr.addr, length, needed, remote.pd) {
+            Ok(span) => Some(span),
+            Err(fault) => return fault.into(),
+        }
+    };
+    match opcode {
+        Opcode::RdmaRead => read(span, &data, length),
+        Opcode::RdmaWrite => done(write(span, &data)),
+        _ => write_imm(remote, span, &data, raddr.addr, length as u32, ctrl),
+    }
+}
+
+fn done(result: Result<(), Outcome>) -> Outcome {
+    match result {
+        Ok(()) => Outcome::Done(0),
+        Err(outcome) => outcome,
+    }
+}
+
+fn write(span: Option<Span>, data: &Data<'_>) -> Result<(), Outcome> {
+    let Some(span) = span else { return Ok(()) };
+    let mut offset = 0;
+    data.each(|piece| {
+        // SAFETY: the piece was checked against its region (or lies in the WQE), the span for the sum of the pieces.
+        unsafe { span.write(offset, piece.at, piece.len) }?;
+        offset += piece.len as u64;
+        Ok(())
+    })
+}
+
+fn read(span: Option<Span>, data: &Data<'_>, length: u64) -> Outcome {
+    let Some(span) = span else { return Outcome::Done(0) };
+    // The effects of the operations before it are visible to the peer before anything is read, as the bus of a NIC keeps them in order.
+    fence(Ordering::SeqCst);
+    let mut offset = 0;
+    let result = data.each(|piece| {
+        // SAFETY: the piece was checked against a locally writable region, the span for the sum of the pieces.
+        unsafe { span.read(offset, piece.at.cast_mut(), piece.len) }?;
+        offset += piece.len as u64;
+        Ok(())
+    });
+    match result {
+        Ok(()) => Outcome::Done(length as u32),
+        Err(outcome) => outcome,
+    }
+}
+
+/// WRITE with immediate: room in the lane, the payload, a receive, the message; in this order if the copy can fail, so that nothing is undone and
+/// a receive is taken only for a message that will be delivered. Without a receive such a payload is written again at the retry, as by a NIC,
+/// which finds out with the last packet. If the copy cannot fail, the receive comes first, so that without one nothing is written.
+fn write_imm(remote: &mut Remote, span: Option<Span>, data: &Data<'_>, addr: u64, byte_count: u32, ctrl: CtrlWords) -> Outcome {
+    if !remote.has_room() {
+        return Outcome::Wait(WaitFor::Room);
+    }
+    let is_sure = matches!(span, None | Some(Span::Mapped(_))) && matches!(data, Data::None | Data::One(_));
+    if !is_sure {
+        if let Err(outcome) = write(span, data) {
+            return outcome;
+        }
+    }
+    let Some(taking) = remote.take_receive() else { return Outcome::Wait(WaitFor::Receive) };
+    if is_sure {
+        // Of one part, to mapped memory or of no bytes: this cannot fail.
+        let placed = write(span, data);
+        debug_assert!(placed.is_ok());
+    }
+    remote.publish(Message {
+        payload: addr,
+        byte_count,
+        imm: ctrl.imm(),
+        taking,
+        op_own: Message::op_own(CqeOpcode::ResponderWriteImm, ctrl.solicited()),
+    });
+    Outcome::Done(0)
+}
+
+/// SEND: takes a receive and fills its buffers. A message that does not fit, or buffers that cannot be written, fail at both ends: the
+/// responder is told by an error message in its lane.
+fn send(remote: &mut Remote, data: &Data<'_>, byte_count: u32, opcode: Opcode, ctrl: CtrlWords) -> Result<(), Outcome> {
+    if !remote.has_room() {
+        return Err(Outcome::Wait(WaitFor::Room));
+    }
+    let Some(taking) = remote.take_receive() else { return Err(Outcome::Wait(WaitFor::Receive)) };
+    // SAFETY: the parts were checked against their regions, or lie in the WQE.
+    let result = unsafe { scatter(&remote.peer.memory, &remote.receives, taking.index(), 0, data) };
+    if result == Err((Syndrome::LocalProtection, Fault::Gone as u8)) {
+        return Err(Outcome::Wait(WaitFor::Peer));
+    }
+    let payload = remote.receives.segments(taking.index()).next().map_or(0, |segment| segment.addr);
+    let has_imm = opcode == Opcode::SendImm;
+    let arrived = if has_imm { CqeOpcode::ResponderSendImm } else { CqeOpcode::ResponderSend };
+    let (opcode, imm, solicited) = match result {
+        Ok(()) => (arrived, if has_imm { ctrl.imm() } else { 0 }, ctrl.solicited()),
+        Err((syndrome, vendor)) => (CqeOpcode::ResponderError, Message::error(syndrome, vendor), false),
+    };
+    remote.publish(Message { payload, byte_count, imm, taking, op_own: Message::op_own(opcode, solicited) });
+    match result {
+        Ok(()) => Ok(()),
+        // InfiniBand specification, "Responder error behavior": NAK invalid request, NAK remote operational error.
+        Err((Syndrome::LocalLength, vendor)) => Err(Outcome::Fail(Syndrome::RemoteInvalidRequest, vendor)),
+        Err((_, vendor)) => Err(Outcome::Fail(Syndrome::RemoteOperation, vendor)),
+    }
+}
+
+/// Compare and swap, fetch and add: one locked operation on the peer's word, which is more than `IBV_ATOMIC_HCA` promises: it is atomic
+/// also towards its CPU. The old value goes to the pieces, 8 bytes together. On memory that is not mapped here, the peer's owner does it.
+fn atomic(remote: &mut Remote, raddr: &RaddrSegment, segment: &[u8], opcode: Opcode, data: &Data<'_>, length: u64) -> Outcome {
+    let Some(segment) = segment.first_chunk() else { return Malformed::Header.into() };
+    let segment = AtomicSegment::parse(segment);
+    let is_add = opcode == Opcode::AtomicFetchAdd;
+    if length != 8 {
+        return Malformed::AtomicLength.into();
+    }
+    if raddr.addr % 8 != 0 {
+        // "Remote Invalid Request Error": an atomic on an address that is not naturally aligned.
+        return Limit::AtomicAlignment.fails(Syndrome::RemoteInvalidRequest);
+    }
+    let span = match remote.peer.memory.resolve(raddr.rkey, raddr.addr, 8, Access::REMOTE_ATOMIC, remote.pd) {
+        Ok(span) => span,
+        Err(fault) => return fault.into(),
+    };
+    let old = match span {
+        Span::Mapped(at) if at.addr().get() % 8 != 0 => return Fault::Bounds.into(),
+        // SAFETY: 8 bytes of the mapping, aligned.
+        Span::Mapped(at) => atomics::execute(unsafe { at.cast().as_ref() }, is_add, &segment),
+        Span::Foreign { .. } => match atomics::ask(remote, raddr, is_add, &segment) {
+            Ok(old) => old,
+            Err(outcome) => return outcome,
+        },
+    };
+    let (old, mut offset) = (old.to_ne_bytes(), 0);
+    let placed = data.each(|piece| {
+        // SAFETY: the piece was checked against a locally writable region, and the pieces have 8 bytes together.
+        unsafe { piece.at.cast_mut().copy_from_nonoverlapping(old[offset..].as_ptr(), piece.len) };
+        offset += piece.len;
+        Ok(())
+    });
+    placed.map_or_else(|outcome| outcome, |()| Outcome::Done(8))
+}

@@ -1,0 +1,157 @@
+//! Plain WQEs: a WRITE, with immediate or not, of one contiguous part, in immediate time, to a peer that answers. Nearly every WQE of an RPC
+//! is one.
+//!
+//! A plain WQE uses the results of the checks of earlier ones on its queue pair: the peer's queue pair is connected to this one
+//! ([`Remote::granted`]), the places of both regions ([`Reach`]), the receives that are posted
+//! ([`Receives::next_known`](crate::shared::receives::Receives::next_known)), the room in the lane. One word tells of each whether the result still holds;
+//! if not, the check is made again. [`execute`](crate::requester::execute) executes every other WQE, and a plain one that cannot run now, or loses its
+//! receive to another requester.
+
+use core::ptr::NonNull;
+
+use mlx5_wire::{CqeOpcode, CtrlSegment, CtrlWords, DataSegment, DataWords, InlineHeader, MAX_MESSAGE_BYTES, RaddrSegment, SEGMENT};
+
+use crate::queues::cq::{Overrun, SoftCq};
+use crate::queues::qp::{Mode, SqPlace, Transport, blocks};
+use crate::requester::complete;
+use crate::shared::layout::Message;
+use crate::shared::memory::place;
+use crate::shared::mr_cache::{Looks, Reach};
+use crate::{Hca, Queues, State};
+
+/// Where the remote address is in a WQE, and where its data.
+const RADDR: usize = SEGMENT;
+const DATA: usize = 2 * SEGMENT;
+
+/// The new WQEs of a queue pair that were executed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ran {
+    All,
+    /// The ones before one that is not plain, of the queue pair with this index.
+    Some(usize),
+    /// None: the queue pair executes none as plain, or is none.
+    None,
+}
+
+/// Executes the new WQEs of queue pair `index` up to the first that is not plain. To be called while the device
+/// is marked as executing (H3), so that all results hold until the end of the doorbell.
+#[inline(always)]
+pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Ran {
+    let Queues { qps, cqs, .. } = &mut state.queues;
+    let Some(Some(qp)) = qps.get_mut(index) else { return Ran::None };
+    let qp = &mut **qp;
+    if qp.mode != Mode::Plain || qp.waiting.is_some() {
+        return Ran::None;
+    }
+    let Transport::Connected(remote) = &mut qp.transport else { return Ran::None };
+    let remote = &mut **remote;
+    if !remote.grants_writes() {
+        return Ran::None;
+    }
+    let producer = qp.sq.producer();
+    while qp.sq_consumer != producer {
+        let (at, wqe) = (qp.sq_consumer, qp.sq.wqebb(qp.sq_consumer));
+        // SAFETY: inside a WQEBB of the SQ, which the driver does not touch between the doorbell and the completion.
+        let segment = |at: usize| unsafe { wqe.add(at).cast::<[u8; SEGMENT]>().read() };
+        let (ctrl, data) = (CtrlWords::parse(&segment(0)), DataWords::parse(&segment(DATA)));
+        if !ctrl.is_one_of(qp.writes, at) {
+            return Ran::Some(qp.index);
+        }
+        // The length is decoded in both cases, because that of a pointer has no bit to be taken out.
+        let (from, len) = if data.is_inline() {
+            let len = u64::from(data.byte_count());
+            if !carries(&qp.sq, at, producer, ctrl, len) {
+                return Ran::Some(qp.index);
+            }
+            // SAFETY: inside the WQE.
+            (unsafe { wqe.add(DATA + InlineHeader::LEN) }, len)
+        } else {
+            let len = u64::from(data.byte_count());
+            if usize::from(ctrl.ds()) * SEGMENT != DATA + SEGMENT || len.wrapping_sub(1) >= MAX_MESSAGE_BYTES {
+                return Ran::Some(qp.index);
+            }
+            let Some(from) = qp.source.find(data.lkey(), data.addr(), len) else {
+                // The WQE is read again, so that nothing of it has to be kept over the call.
+                if look_for_source(hca, &mut qp.source, &mut qp.looks, wqe, qp.pd) {
+                    continue;
+                }
+                return Ran::Some(qp.index);
+            };
+            (from, len)
+        };
+        let RaddrSegment { addr, rkey } = RaddrSegment::parse(&segment(RADDR));
+        let Some(to) = remote.find_target(rkey, addr, len) else {
+            if remote.look_for_target(&mut qp.looks, rkey, addr, len) {
+                continue;
+            }
+            return Ran::Some(qp.index);
+        };
+        if ctrl.has_imm() {
+            if !remote.has_room() {
+                return Ran::Some(qp.index);
+            }
+            let Some(taking) = remote.take_known_receive() else {
+                remote.takes_no_receive();
+                return Ran::Some(qp.index);
+            };
+            // Nothing can fail from here on. The exchange that takes a receive waits for all earlier stores, so it comes before the copy: the
+            // lines of payload and message, both last used by the peer, are then fetched at the same time. What is needed of the WQE is read
+            // again: that costs less than to keep it.
+            let ctrl = CtrlWords::parse(&segment(0));
+            let message = Message {
+                payload: addr,
+                byte_count: len as u32,
+                imm: ctrl.imm(),
+                taking,
+                op_own: Message::op_own(CqeOpcode::ResponderWriteImm, ctrl.solicited()),
+            };
+            let filled = remote.lane.fill(message);
+            // SAFETY: both were found to be `len` bytes, or the source lies in the WQE; as in `Span::write`.
+            unsafe { place(to.as_ptr(), from.as_ptr(), len as usize) };
+            filled.publish();
+            remote.note_published();
+        } else {
+            // SAFETY: as above.
+            unsafe { place(to.as_ptr(), from.as_ptr(), len as usize) };
+        }
+        qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(CtrlSegment::ds_in(&segment(0))));
+        if CtrlSegment::is_signaled_in(&segment(0)) {
+            if let Err(overrun) = complete_signaled(cqs, qp.send_cq, qp.user_index, wqe) {
+                qp.overran(hca, qp.send_cq, overrun);
+                return Ran::Some(qp.index);
+            }
+        }
+    }
+    qp.sq_limit = producer;
+    remote.announce(hca.barrier);
+    Ran::All
+}
+
+/// Writes the CQE of the WQE at `wqe`. A call: with the one copy of the control segment that this needs, every WQE would decode all of it.
+#[inline(never)]
+fn complete_signaled(cqs: &mut [Option<SoftCq>], send_cq: u32, user_index: u32, wqe: NonNull<u8>) -> Result<(), Overrun> {
+    // SAFETY: inside a WQEBB of the SQ, as in `rung`.
+    let ctrl = CtrlWords::parse(&unsafe { wqe.cast::<[u8; SEGMENT]>().read() });
+    complete::write_success(cqs, send_cq, user_index, ctrl, 0)
+}
+
+/// Whether the WQE at `at` consists of `len` inline bytes, at least one, does not wrap, and ends before `end`.
+#[inline(always)]
+fn carries(sq: &SqPlace, at: u16, end: u16, ctrl: CtrlWords, len: u64) -> bool {
+    let segments = DATA / SEGMENT + InlineHeader::segments(len as usize);
+    let room = sq.to_end(at).min(end.wrapping_sub(at));
+    segments == usize::from(ctrl.ds()) && len > 0 && blocks(ctrl.ds()) <= room
+}
+
+/// Looks up the region that the WQE at `wqe` reads from. Returns `false` if it may not, or this was the last of the `looks`.
+#[cold]
+#[inline(never)]
+fn look_for_source(hca: &Hca, source: &mut Reach, looks: &mut Looks, wqe: NonNull<u8>, pd: u32) -> bool {
+    if !looks.may_look() {
+        return false;
+    }
+    // SAFETY: inside a WQEBB of the SQ, as in `rung`.
+    let data = DataSegment::parse(&unsafe { wqe.add(DATA).cast::<[u8; SEGMENT]>().read() });
+    let found = Reach::of_own(&hca.memory, data.lkey, data.addr, data.byte_count.into(), pd).ok();
+    found.map(|found| *source = found).is_some()
+}

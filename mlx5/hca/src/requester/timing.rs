@@ -1,0 +1,144 @@
+//! When things happen: at once, later by a constant, or as a model of a NIC says. Whatever is later is gathered later, so a source buffer
+//! that is reused too early is sent wrongly, as it would be by a NIC.
+
+use mlx5_wire::{CtrlSegment, DataSegment, FenceMode, InlineHeader, Opcode, SEGMENT, WQEBB};
+
+use crate::deferred::Deferred;
+use crate::queues::in_flight::{Announced, UnderWay};
+use crate::queues::qp::SoftQp;
+use crate::sim::nic::{NicModel, Request, Times};
+
+/// When a software HCA executes what a doorbell announced. The times are those of the device's [`Clock`](crate::Clock).
+///
+/// In every kind but the first a WQE is gathered, executed and delivered by the requester's device, in a poll of one of its empty CQs or in
+/// [`Hca::empty_poll`](crate::Hca::empty_poll), and the receiver's CQE is made in a poll of its own: both ends must be polled.
+#[derive(Clone, Debug, Default)]
+pub enum Timing {
+    /// In the doorbell.
+    #[default]
+    Immediate,
+    /// This many ns after the doorbell, in the first progress of the device from then on: a fabric of 2 to 6 us on one host.
+    Delay {
+        /// Nanoseconds.
+        ns: u64,
+    },
+    /// As a model of a network of NICs says; for virtual time, in one thread.
+    Model(NicModel),
+}
+
+impl Timing {
+    pub(crate) fn is_immediate(&self) -> bool {
+        matches!(self, Self::Immediate)
+    }
+
+    pub(crate) fn is_model(&self) -> bool {
+        matches!(self, Self::Model(_))
+    }
+
+    /// The doorbell of `qp` rang: says when what it announced is to be executed. `lid` is this device's. Returns how many WRITEs and SENDs a model
+    /// has counted in it.
+    #[cold]
+    pub(crate) fn announce(&self, qp: &mut SoftQp, lid: u16, now_ns: u64, deferred: &mut Deferred) -> u64 {
+        let mut sends = 0;
+        let producer = qp.sq_producer();
+        let mut counter = qp.under_way.announced.back().map_or(qp.sq_limit, |last| last.end);
+        match self {
+            Self::Immediate => {}
+            Self::Delay { ns } => {
+                let at_ns = now_ns.saturating_add(*ns);
+                qp.under_way.announced.push_back(Announced { at_ns, end: producer, acknowledge_ns: 0 });
+                deferred.schedule(at_ns, qp.qpn);
+            }
+            Self::Model(model) => {
+                while counter != producer {
+                    let load = Load::of(qp, counter, producer.wrapping_sub(counter));
+                    counter = counter.wrapping_add(load.blocks);
+                    sends += u64::from(!load.is_nop && load.response.is_none());
+                    let Times { effect_ns, acknowledged_ns } = if load.is_nop {
+                        let ns = qp.under_way.last_effect_ns.max(now_ns);
+                        Times { effect_ns: ns, acknowledged_ns: ns }
+                    } else {
+                        model.times(&load.request(qp, lid, now_ns))
+                    };
+                    qp.under_way.last_effect_ns = effect_ns;
+                    if load.response.is_some() {
+                        qp.under_way.last_response_ns = acknowledged_ns;
+                    }
+                    qp.under_way.announced.push_back(Announced {
+                        at_ns: effect_ns,
+                        end: counter,
+                        acknowledge_ns: acknowledged_ns - effect_ns,
+                    });
+                    deferred.schedule(effect_ns, qp.qpn);
+                }
+            }
+        }
+        sends
+    }
+}
+
+/// The weight of one WQE.
+struct Load {
+    blocks: u16,
+    /// Bytes sent.
+    bytes: u64,
+    /// Bytes that come back.
+    response: Option<u64>,
+    takes_receive: bool,
+    is_fenced: bool,
+    /// Never leaves the NIC.
+    is_nop: bool,
+}
+
+impl Load {
+    /// Makes the load of the WQE at `counter`, which has at most `outstanding` WQEBBs.
+    fn of(qp: &SoftQp, counter: u16, outstanding: u16) -> Self {
+        // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
+        let block = |at: u16| unsafe { qp.wqebb(counter.wrapping_add(at)).cast::<[u8; WQEBB]>().read() };
+        let first = block(0);
+        let ctrl = CtrlSegment::parse(first.first_chunk().unwrap_or(&[0; SEGMENT]));
+        let blocks = usize::from(ctrl.ds).div_ceil(WQEBB / SEGMENT).clamp(1, usize::from(outstanding).max(1));
+        let opcode = Opcode::from_wire(ctrl.opcode);
+        let (header, takes_receive, has_response) = match opcode {
+            Some(Opcode::Send | Opcode::SendImm) if qp.is_datagram() => (4, false, false),
+            Some(Opcode::Send | Opcode::SendImm) => (1, true, false),
+            Some(Opcode::RdmaWriteImm) => (2, true, false),
+            Some(Opcode::RdmaWrite) => (2, false, false),
+            Some(Opcode::RdmaRead) => (2, false, true),
+            Some(Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) => (3, false, true),
+            // Nothing is sent.
+            Some(Opcode::Nop) | None => (usize::MAX, false, false),
+        };
+        let mut bytes = 0;
+        let mut segment = header;
+        while segment < usize::from(ctrl.ds) && segment < blocks * (WQEBB / SEGMENT) {
+            let block = block((segment * SEGMENT / WQEBB) as u16);
+            let Some(data) = block[segment * SEGMENT % WQEBB..].first_chunk::<SEGMENT>() else { break };
+            let inline = InlineHeader::parse(&[data[0], data[1], data[2], data[3]]);
+            bytes += u64::from(inline.map_or_else(|| DataSegment::parse(data).byte_count, |header| header.byte_count));
+            segment += inline.map_or(1, |header| InlineHeader::segments(header.byte_count as usize));
+        }
+        Self {
+            blocks: blocks as u16,
+            bytes: if has_response { 0 } else { bytes },
+            response: has_response.then_some(bytes),
+            takes_receive,
+            is_fenced: ctrl.fence != FenceMode::None,
+            is_nop: opcode == Some(Opcode::Nop),
+        }
+    }
+
+    fn request<'a>(&self, qp: &'a SoftQp, lid: u16, now_ns: u64) -> Request<'a> {
+        let UnderWay { last_effect_ns, last_response_ns, .. } = qp.under_way;
+        let remote = qp.remote();
+        Request {
+            posted_ns: if self.is_fenced { now_ns.max(last_response_ns) } else { now_ns },
+            after_ns: last_effect_ns,
+            own: (lid, qp.qpn),
+            peer: remote.map(|r| (r.peer.lid, r.qpn())),
+            bytes: self.bytes,
+            response: self.response,
+            receives: remote.filter(|_| self.takes_receive).map(|r| (r.rqn, &r.receives)),
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Delivery of a message, or a datagram, as a CQE.
+
+use mlx5_wire::{CqeOpcode, ErrorCqe, ResponderCqe};
+use shm::cache::prefetch;
+
+use crate::Hca;
+use crate::debug::trace::What;
+use crate::queues::cq::SoftCq;
+use crate::queues::qp::SoftQp;
+use crate::responder::atomics;
+use crate::shared::layout::{ATOMIC, Message};
+
+/// Records an arrival.
+pub(crate) fn trace(hca: &Hca, qp: &SoftQp, message: &Message) {
+    if let Some(trace) = &hca.trace {
+        let Message { byte_count, imm, taking, op_own, .. } = *message;
+        let data = u64::from(imm) << 32 | u64::from(byte_count);
+        trace.record(What::Arrived, qp.qpn, taking.index(), op_own, data);
+    }
+}
+
+/// The sender of a message.
+#[derive(Clone, Copy)]
+pub(crate) enum Sender {
+    /// The peer that the queue pair is connected to.
+    Connected,
+    /// The sending queue pair of a datagram, whose payload may begin with a GRH.
+    Datagram { qpn: u32, grh: bool },
+}
+
+/// A message becomes a CQE.
+#[inline(always)]
+pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Message, sender: Sender) {
+    prefetch(message.payload as usize);
+    let Some(op_own) = arrived(&message) else {
+        // A copy, so that the message itself need not be in memory.
+        let copy = message;
+        return deliver_other(hca, qp, cq, &copy);
+    };
+    // The peer wrote this. A wrong opcode or index makes no CQE: the connection ends instead.
+    if !qp.taken.account(message.taking) {
+        return qp.break_down(hca);
+    }
+    let (source_qpn, grh) = match sender {
+        Sender::Connected => (0, false),
+        Sender::Datagram { qpn, grh } => (qpn, grh),
+    };
+    let cqe = ResponderCqe {
+        qpn: qp.qpn,
+        srqn: qp.user_index,
+        imm: message.imm,
+        byte_count: message.byte_count,
+        wqe_counter: qp.receives.wqe_counter(message.taking),
+        source_qpn,
+        grh,
+    };
+    if let Err(overrun) = cq.write_receive(&cqe, op_own) {
+        qp.overran(hca, qp.recv_cq, overrun);
+    }
+}
+
+/// Returns op_own of a message that arrived well.
+#[inline(always)]
+pub(crate) fn arrived(message: &Message) -> Option<u8> {
+    // They are 1, 2 and 3: two bits, of which one at least is set.
+    const WRITE_IMM: u64 = Message::op_own(CqeOpcode::ResponderWriteImm, false);
+    const SEND: u64 = Message::op_own(CqeOpcode::ResponderSend, false);
+    const ALL: u64 = Message::op_own(CqeOpcode::ResponderSendImm, true);
+    const {
+        assert!(
+            WRITE_IMM.count_ones() == 1 && SEND.count_ones() == 1 && ALL == WRITE_IMM | SEND | Message::op_own(CqeOpcode::Requester, true)
+        )
+    };
+    let is_one = message.op_own & !ALL == 0 && message.op_own & (WRITE_IMM | SEND) != 0;
+    is_one.then_some(message.op_own as u8)
+}
+
+/// An atomic that is to be done here; or the receive failed, and the queue pair with it; or the peer wrote what is no message.
+#[cold]
+#[inline(never)]
+fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
+    if message.op_own == ATOMIC {
+        qp.answered = qp.answered.wrapping_add(1);
+        return atomics::answer(hca, qp, message.imm);
+    }
+    if message.op_own != Message::op_own(CqeOpcode::ResponderError, false) || !qp.taken.account(message.taking) {
+        return qp.break_down(hca);
+    }
+    let [raw_syndrome, vendor_syndrome, ..] = message.imm.to_le_bytes();
+    let wqe_counter = qp.receives.wqe_counter(message.taking);
+    let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: 0, qpn: qp.qpn, wqe_counter, user_index: qp.user_index };
+    if let Err(overrun) = cq.write(cqe.emit(), CqeOpcode::ResponderError) {
+        qp.overran(hca, qp.recv_cq, overrun);
+    }
+    qp.fail(hca);
+}

@@ -1,0 +1,84 @@
+//! Flushes the work of a queue pair that goes to the error state: a send that waits stops waiting; receives of its own queue are flushed,
+//! those of a shared one stay.
+
+use mlx5_wire::{CqeOpcode, ErrorCqe, Syndrome};
+
+use crate::debug::trace::What;
+use crate::queues::cq::SoftCq;
+use crate::queues::qp::SoftQp;
+use crate::requester::execute;
+use crate::responder::arrive;
+use crate::shared::layout::Taking;
+use crate::{Hca, Queues, State};
+
+/// Flushes the sends of failed queue pairs that were waiting for something, and what is posted in their own receive queues, now and from then
+/// on. Returns whether there was something.
+#[cold]
+pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
+    let mut flushed = false;
+    let mut failed = hca.failed.take();
+    failed.retain(|&(index, generation)| {
+        let is_same = |qp: &&mut Box<SoftQp>| qp.failed && qp.generation == generation;
+        let Some(qp) = state.queues.qps.get_mut(index).and_then(Option::as_mut).filter(is_same) else { return false };
+        let owns_rq = qp.owns_rq;
+        if qp.waiting.take().is_some() {
+            flushed = true;
+            execute::run_due(hca, state, index, hca.clock.now_ns());
+        }
+        let Queues { qps, cqs, .. } = &mut state.queues;
+        if let Some(Some(qp)) = qps.get_mut(index).filter(|_| owns_rq) {
+            flushed |= flush_receives(hca, qp, cqs);
+        }
+        owns_rq
+    });
+    // Others may have failed meanwhile.
+    let others = hca.failed.replace(failed);
+    let mut all = hca.failed.borrow_mut();
+    all.extend(others);
+    hca.has_chores.set(!all.is_empty());
+    flushed
+}
+
+/// Receives complete in the order in which they are taken. So a receive that the peer took comes first, even if it has not told of it yet: it
+/// will soon, or is dead, and then that receive is flushed too.
+fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> bool {
+    // Before the lane is looked at: the dead publish no more.
+    let is_peer_gone = qp.remote().is_some_and(|r| r.peer.is_gone());
+    let before = qp.lane.position();
+    arrive::drain(hca, qp, cqs);
+    let mut flushed = qp.lane.position() != before;
+    loop {
+        // Datagrams take their receives here, and complete them at once.
+        let told = (qp.lane.position() as u32).wrapping_sub(qp.answered);
+        let next = if qp.is_datagram() { qp.receives.popped() } else { told.wrapping_add(qp.flushed) };
+        if qp.receives.popped() == next {
+            if !qp.receives.take(next) {
+                return flushed;
+            }
+        } else if !is_peer_gone || qp.receives.popped().wrapping_sub(next) as usize > qp.taken.wqes() {
+            // Not told of yet; or a word that no requester wrote, and no count of receives.
+            return flushed;
+        }
+        flushed = true;
+        qp.flushed = qp.flushed.wrapping_add(1);
+        let index = next as u16 & (qp.taken.wqes() as u16).wrapping_sub(1);
+        let taking = Taking::new(next, index);
+        qp.taken.account(taking);
+        if let Some(trace) = &hca.trace {
+            trace.record(What::Flushed, qp.qpn, index, 0, 0);
+        }
+        let cqe = ErrorCqe {
+            raw_syndrome: Syndrome::WorkRequestFlushed as u8,
+            vendor_syndrome: 0,
+            wqe_opcode: 0,
+            qpn: qp.qpn,
+            wqe_counter: qp.receives.wqe_counter(taking),
+            user_index: qp.user_index,
+        };
+        if let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) {
+            if let Err(overrun) = cq.write(cqe.emit(), CqeOpcode::ResponderError) {
+                qp.overran(hca, qp.recv_cq, overrun);
+            }
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! The responder: the owner of the memory that peers write turns their messages into CQEs.
+//!
+//! - `arrive`: takes messages out of lanes. `deliver`: writes the CQE of a message. `compact`: compressed sessions and data inside CQEs.
+//! - `datagrams`: takes datagrams out of the lanes of their senders.
+//! - `atomics`: executes atomics on memory that only its owner reaches.
+//! - `flush`: flushes the work of a failed queue pair. `repair`: returns receives that a dead requester had popped.
+
+pub(crate) mod arrive;
+pub(crate) mod atomics;
+pub(crate) mod compact;
+pub(crate) mod datagrams;
+pub(crate) mod deliver;
+pub(crate) mod flush;
+pub(crate) mod repair;

@@ -1,0 +1,170 @@
+//! Receives that a process took and never tells of, because it died or because its queue pair was destroyed under it: they are given back
+//! to the linked list they came from. (A queue pair's own ring serves one connection, and is flushed with it.)
+//!
+//! A requester names the pop word it is about to exchange in its lane's intent, and clears that after its message is published. So a dead
+//! requester's intent says of at most one receive that it *may* have taken it. It did, exactly if the pop word moved on and nobody else
+//! accounts for that receive under that count; the order in which the owner looks is what makes this sure:
+//!
+//! 1. the pop word: if it did not move on, the dead one did not take it, and never will;
+//! 2. the intents of the living: the peer that moved the word on had its intent set before (H4, H5), and still has, or has published its message;
+//! 3. the lanes: a published message accounts for its receive ([`Taken`](crate::shared::receives::Taken));
+//! 4. only now, whether the receive is accounted for.
+
+use core::sync::atomic::Ordering;
+use std::rc::Rc;
+
+use shm::lane::LaneRx;
+
+use crate::objects::rqs::RqSlot;
+use crate::queues::qp::SoftQp;
+use crate::responder::arrive;
+use crate::shared::fabric::Peer;
+use crate::shared::layout::{ATOMIC, LANE_SLOTS, Message, Pop, Taking};
+use crate::shared::memory::DeviceMemory;
+use crate::{Hca, Queues, State};
+
+/// A receive that a process may have taken when it died.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Orphan {
+    rqn: u32,
+    /// The dead process' intent word.
+    intent: u64,
+}
+
+/// A queue pair that was destroyed while its peer was in the middle of a doorbell. It may still take receives and publish messages, of
+/// which nobody makes CQEs. Its place is never used again.
+struct Leaver {
+    index: usize,
+    rqn: u32,
+    peer: Rc<Peer>,
+    /// The peer's `executing` word then.
+    executing: u64,
+    lane: LaneRx<Message>,
+}
+
+impl Leaver {
+    fn intent(&self, memory: &DeviceMemory) -> u64 {
+        // H5
+        memory.lane(self.index).intent.load(Ordering::Acquire)
+    }
+
+    /// Takes the messages published since then. Their receives are free again: their takers are done with them.
+    fn drain(&mut self, rqs: &[Option<RqSlot>]) {
+        for _ in 0..LANE_SLOTS {
+            let Some(message) = self.lane.pop() else { break };
+            let rq = slot(rqs, self.rqn).filter(|_| message.op_own != ATOMIC);
+            let (count, index) = (message.taking.count(), message.taking.index());
+            if let Some(rq) = rq.filter(|rq| is_past(rq.receives.popped(), count)) {
+                give_back(rq, count, index);
+            }
+        }
+    }
+}
+
+/// Receives and queue pairs to be given back.
+#[derive(Default)]
+pub(crate) struct Repair {
+    orphans: Vec<Orphan>,
+    leavers: Vec<Leaver>,
+}
+
+impl Repair {
+    /// The peer of queue pair `index` is gone: remembers what it was taking.
+    pub(crate) fn peer_died(&mut self, memory: &DeviceMemory, index: usize, rqn: u32) {
+        // H5
+        let orphan = Orphan { rqn, intent: memory.lane(index).intent.load(Ordering::Acquire) };
+        if orphan.intent != 0 && !self.orphans.contains(&orphan) {
+            self.orphans.push(orphan);
+        }
+    }
+
+    /// `qp` is destroyed, and its peer does not finish.
+    pub(crate) fn leaves(&mut self, qp: SoftQp, peer: Rc<Peer>) {
+        let SoftQp { index, rqn, lane, receives, .. } = qp;
+        if receives.is_linked {
+            let executing = peer.executing();
+            self.leavers.push(Leaver { index, rqn, peer, executing, lane });
+        }
+    }
+
+    /// Receive queue `rqn` is destroyed.
+    pub(crate) fn forget(&mut self, rqn: u32) {
+        self.orphans.retain(|orphan| orphan.rqn != rqn);
+        self.leavers.retain(|leaver| leaver.rqn != rqn);
+    }
+
+    /// Looks after the leavers that are done, or dead.
+    fn follow(&mut self, memory: &DeviceMemory, rqs: &[Option<RqSlot>]) {
+        let Self { orphans, leavers } = self;
+        leavers.retain_mut(|leaver| {
+            let is_gone = leaver.peer.is_gone();
+            let is_done = leaver.peer.executing() != leaver.executing && leaver.intent(memory) == 0;
+            leaver.drain(rqs);
+            let intent = leaver.intent(memory);
+            if is_gone && intent != 0 {
+                orphans.push(Orphan { rqn: leaver.rqn, intent });
+            }
+            !is_gone && !is_done
+        });
+    }
+}
+
+fn slot(rqs: &[Option<RqSlot>], rqn: u32) -> Option<&RqSlot> {
+    rqs.get(rqn as usize).and_then(Option::as_ref)
+}
+
+/// Returns whether receive number `count` is among `popped`.
+fn is_past(popped: u32, count: u32) -> bool {
+    popped.wrapping_sub(count) as i32 > 0
+}
+
+/// Gives back receive `index`, taken as number `count`, unless somebody accounted for it.
+fn give_back(rq: &RqSlot, count: u32, index: u16) {
+    if rq.receives.is_linked && !rq.taken.is_accounted(index, count) && rq.taken.account(Taking::new(count, index)) {
+        rq.receives.give_back(index, &rq.taken);
+    }
+}
+
+impl Hca {
+    /// Gives back what can be given back now.
+    #[cold]
+    pub(crate) fn repair(&self, state: &mut State) {
+        let State { queues: Queues { qps, cqs, .. }, repair, rqs, .. } = state;
+        let memory = &self.memory;
+        repair.follow(memory, rqs);
+        // 1
+        repair.orphans.retain(|orphan| {
+            let (count, _) = Pop::unpack(orphan.intent.wrapping_sub(Pop::ONE));
+            slot(rqs, orphan.rqn).is_some_and(|rq| is_past(rq.receives.popped(), count))
+        });
+        if repair.orphans.is_empty() {
+            return;
+        }
+        // 2. A living requester that names the same receive may have taken it, and not have said so yet: look again later.
+        let Repair { orphans, leavers } = repair;
+        let (later, now): (Vec<_>, Vec<_>) = orphans.iter().partition(|orphan| {
+            let is_named = |index: usize| memory.lane(index).intent.load(Ordering::Acquire) == orphan.intent;
+            let by_peer = |qp: &SoftQp| qp.rqn == orphan.rqn && is_named(qp.index) && qp.remote().is_some_and(|r| !r.peer.is_gone());
+            let by_leaver = |leaver: &Leaver| leaver.rqn == orphan.rqn && is_named(leaver.index) && !leaver.peer.is_gone();
+            qps.iter().flatten().any(|qp| by_peer(qp)) || leavers.iter().any(by_leaver)
+        });
+        *orphans = later;
+        // 3
+        for qp in qps.iter_mut().flatten().filter(|qp| now.iter().any(|orphan: &Orphan| orphan.rqn == qp.rqn)) {
+            arrive::drain(self, qp, cqs);
+        }
+        for leaver in leavers {
+            leaver.drain(rqs);
+        }
+        // 4
+        for orphan in now {
+            let (count, index) = Pop::unpack(orphan.intent.wrapping_sub(Pop::ONE));
+            if let Some(rq) = slot(rqs, orphan.rqn) {
+                give_back(rq, count, index);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod model;

@@ -1,0 +1,94 @@
+//! Lanes of datagrams. Each is in the memory of the sender, and leads to one device.
+
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+use std::rc::Rc;
+
+use mlx5_wire::GRH_BYTES;
+use shm::lane::{LaneRx, LaneTx};
+use shm::ready::ReadyWords;
+
+use crate::shared::fabric::Peer;
+use crate::shared::layout::{DATAGRAM_SLOTS, DatagramHeader, DatagramLane, MAX_DATAGRAM_LANES, MAX_LIDS, MAX_MTU};
+use crate::shared::memory::DeviceMemory;
+
+/// Returns the words in which other devices announce datagrams for the owner of `memory`, by their LIDs.
+pub(crate) fn ready_lids(memory: &DeviceMemory) -> ReadyWords {
+    // SAFETY: the lanes segment holds the words for MAX_LIDS; views do not outlive the memory they are made from.
+    unsafe { ReadyWords::new(NonNull::from(&memory.lanes().datagram_ready).cast(), MAX_LIDS) }
+}
+
+/// A lane of this device, towards one other.
+pub(crate) struct Outgoing {
+    pub(crate) peer: Rc<Peer>,
+    pub(crate) tx: LaneTx<DatagramHeader>,
+    /// Number of the last datagram that was sent there.
+    pub(crate) last: u64,
+}
+
+impl Outgoing {
+    /// Returns the place of the next datagram's payload in `lane`, which is this one: room for a GRH and [`MAX_MTU`] bytes. `None` if the lane is full.
+    pub(crate) fn next_payload(&mut self, lane: &DatagramLane) -> Option<NonNull<u8>> {
+        let slot = self.tx.position() as usize % DATAGRAM_SLOTS;
+        let payloads = NonNull::from(&lane.payloads).cast::<[u8; GRH_BYTES + MAX_MTU]>();
+        // SAFETY: one of the lane's payloads.
+        self.tx.has_room(&lane.consumed).then(|| unsafe { payloads.add(slot).cast() })
+    }
+
+    /// Publishes a datagram of the device with this LID; there is room, and its payload is in place.
+    pub(crate) fn publish(&mut self, header: DatagramHeader, own_lid: u16) {
+        self.tx.publish(header);
+        ready_lids(&self.peer.memory).notify(usize::from(own_lid));
+        self.peer.memory.wake();
+    }
+}
+
+/// A lane of another device, towards this one.
+pub(crate) struct Incoming {
+    pub(crate) peer: Rc<Peer>,
+    /// Number of the lane.
+    number: usize,
+    /// The lane's `target` when it was found.
+    target: u64,
+    rx: LaneRx<DatagramHeader>,
+    /// Datagrams taken, those lost with earlier receivers included.
+    taken: u64,
+}
+
+impl Incoming {
+    /// Returns the lane of `peer` that leads to the device with this LID and epoch.
+    pub(crate) fn find(peer: Rc<Peer>, own: (u16, u64)) -> Option<Self> {
+        let lanes = (0..MAX_DATAGRAM_LANES).map(|number| (number, peer.memory.datagram_lane(number)));
+        let mut used = lanes.map(|(number, lane)| (number, lane, lane.target.load(Ordering::Acquire))).take_while(|lane| lane.2 != 0);
+        let (number, lane, target) = used.find(|(_, lane, target)| (*target as u16, lane.target_epoch.load(Ordering::Relaxed)) == own)?;
+        let (slots, taken) = (NonNull::from(&lane.slots).cast(), lane.consumed.load(Ordering::Acquire));
+        // SAFETY: the slots live as long as `peer`; this device, the lane's target, is its only consumer. Any bytes are a valid header.
+        let rx = unsafe { LaneRx::new(slots, DATAGRAM_SLOTS as u64, taken) };
+        drop(used);
+        Some(Self { peer, number, target, rx, taken })
+    }
+
+    fn lane(&self) -> &DatagramLane {
+        self.peer.memory.datagram_lane(self.number)
+    }
+
+    /// Returns whether the lane is still for this device.
+    pub(crate) fn is_own(&self) -> bool {
+        self.lane().target.load(Ordering::Acquire) == self.target
+    }
+
+    /// Takes the next datagram: its header, and the place of its payload, which the sender may overwrite. `None` if there is none, or the lane is
+    /// another device's now.
+    pub(crate) fn pop(&mut self) -> Option<(DatagramHeader, NonNull<u8>)> {
+        let slot = self.rx.position() as usize % DATAGRAM_SLOTS;
+        let header = self.rx.pop().filter(|_| self.is_own())?;
+        self.taken = self.rx.position();
+        Some((header, NonNull::from(&self.lane().payloads[slot]).cast()))
+    }
+
+    /// Gives the sender the room of the datagrams taken.
+    pub(crate) fn give_room(&self) {
+        // L2
+        self.lane().consumed.store(self.taken, Ordering::Release);
+    }
+}

@@ -1,0 +1,367 @@
+//! How devices find each other: a directory of control files, or a table in this process.
+
+use core::ptr::NonNull;
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use shm::dir::Dir;
+use shm::memfd::pid_namespace;
+use shm::region::{CreateError, OwnerState, Region, owner_may_be_gone};
+
+use crate::error::{ConnectError, OpenError};
+use crate::options::FabricSpec;
+use crate::shared::layout::{Publication, REGION_KIND};
+use crate::shared::memory::DeviceMemory;
+
+/// Unicast LIDs are 1..=0xbfff (InfiniBand specification, "Local Identifiers").
+pub(crate) const MAX_LID: u16 = 0xbfff;
+/// Largest seat of a port: 10 bits of a QPN, all ones excepted.
+pub const MAX_SEAT: u16 = (1 << 10) - 2;
+
+/// A fabric of devices in this process, for tests and simulation. Clones are the same fabric.
+#[derive(Clone, Debug, Default)]
+pub struct LocalFabric {
+    devices: Arc<Mutex<LocalDevices>>,
+}
+
+#[derive(Debug, Default)]
+struct LocalDevices {
+    by_lid: HashMap<u16, LocalDevice>,
+    /// Devices that have joined so far.
+    joined: u64,
+}
+
+#[derive(Debug)]
+struct LocalDevice {
+    epoch: u64,
+    memory: DeviceMemory,
+    life: Arc<AtomicU32>,
+}
+
+/// The word of a living device of a local fabric, as [`owner_may_be_gone`] reads it.
+const LIVES: u32 = 1;
+
+/// A device's own entry in its fabric; dropping it withdraws the device.
+pub(crate) enum Membership {
+    Shared { dir: Dir, region: Region, lid: u16 },
+    Local { fabric: LocalFabric, device: LocalDeviceRef },
+}
+
+/// A local device's entry, by value.
+pub(crate) struct LocalDeviceRef {
+    lid: u16,
+    epoch: u64,
+    seed: u64,
+    life: Arc<AtomicU32>,
+}
+
+impl Membership {
+    /// Publishes `memory` under the first free LID; or under a free seat, which begins all queue pair numbers of the device and therefore is chosen at
+    /// random in a directory.
+    pub(crate) fn join(spec: &FabricSpec, memory: &DeviceMemory, is_seat: bool) -> Result<Self, OpenError> {
+        let max_lid = if is_seat { MAX_SEAT } else { MAX_LID };
+        match spec {
+            FabricSpec::Shared { dir } => {
+                let dir = Dir::open(dir.as_deref())?;
+                dir.sweep()?;
+                let first = if is_seat { (memory.ids()[0].token % u64::from(max_lid)) as u16 } else { 0 };
+                for lid in (first..max_lid).chain(0..first).map(|n| n + 1) {
+                    let publication = Publication { lid: u64::from(lid), pid_namespace: pid_namespace(), segments: memory.ids() };
+                    let created = Region::create(&dir, &file_name(lid), REGION_KIND, size_of::<Publication>(), |view| {
+                        if let Some(at) = view.at::<Publication>(0) {
+                            // SAFETY: the place is valid, aligned and not shared yet.
+                            unsafe { at.write(publication) };
+                        }
+                    });
+                    match created {
+                        Ok(region) => return Ok(Self::Shared { dir, region, lid }),
+                        Err(CreateError::Exists { .. }) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Err(OpenError::NoFreeLid(max_lid))
+            }
+            FabricSpec::Local(fabric) => fabric.join(memory, max_lid),
+        }
+    }
+
+    pub(crate) fn lid(&self) -> u16 {
+        match self {
+            Self::Shared { lid, .. } => *lid,
+            Self::Local { device, .. } => device.lid,
+        }
+    }
+
+    /// Returns a number for choices that another device of this LID is to make otherwise: at random in a directory, and in the order of joining, which a
+    /// simulation repeats, in a local fabric.
+    pub(crate) fn seed(&self) -> u64 {
+        match self {
+            Self::Shared { region, .. } => region.epoch(),
+            Self::Local { device, .. } => device.seed,
+        }
+    }
+
+    /// Returns whether it was joined to this local fabric.
+    pub(crate) fn is_of(&self, fabric: &LocalFabric) -> bool {
+        matches!(self, Self::Local { fabric: own, .. } if Arc::ptr_eq(&own.devices, &fabric.devices))
+    }
+
+    /// Which incarnation of the LID this device is.
+    pub(crate) fn epoch(&self) -> u64 {
+        match self {
+            Self::Shared { region, .. } => region.epoch(),
+            Self::Local { device, .. } => device.epoch,
+        }
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        match self {
+            Self::Shared { dir, .. } => format!("sealed memfds, control files in {}", dir.path().display()),
+            Self::Local { .. } => "sealed memfds, local to the process".to_owned(),
+        }
+    }
+
+    /// Maps the device with `lid`, if it is the incarnation asked for.
+    pub(crate) fn attach(&self, lid: u16, epoch: Option<u64>) -> Result<Peer, ConnectError> {
+        let missing = |reason: String| ConnectError::NoSuchDevice { lid, reason };
+        match self {
+            Self::Shared { dir, .. } => {
+                let region =
+                    Region::open(dir, &file_name(lid), REGION_KIND, size_of::<Publication>()).map_err(|e| missing(e.to_string()))?;
+                if epoch.is_some_and(|epoch| region.epoch() != epoch) {
+                    return Err(ConnectError::StaleDevice { lid });
+                }
+                let at = region.view().at::<Publication>(0).ok_or_else(|| missing("its control file is too short".to_owned()))?;
+                // SAFETY: valid and aligned; written once before the file got its name. Any bytes are a valid `Publication`.
+                let publication = unsafe { at.read() };
+                if publication.pid_namespace != pid_namespace() {
+                    let why = "its process is in another pid namespace: containers need a common one (docker run --pid)";
+                    return Err(missing(why.to_owned()));
+                }
+                let memory = DeviceMemory::attach(&publication.segments).map_err(|e| missing(e.to_string()))?;
+                let word = region.owner_word();
+                Ok(Peer { lid, epoch: region.epoch(), memory, word, life: Life::Shared(region), noticed: Cell::new(false) })
+            }
+            Self::Local { fabric, .. } => {
+                let devices = fabric.devices();
+                let device = devices.by_lid.get(&lid).ok_or_else(|| missing("it is not in this local fabric".to_owned()))?;
+                if epoch.is_some_and(|epoch| device.epoch != epoch) {
+                    return Err(ConnectError::StaleDevice { lid });
+                }
+                let (memory, life) = (device.memory.share(), Arc::clone(&device.life));
+                let word = NonNull::from(&*life);
+                Ok(Peer { lid, epoch: device.epoch, memory, word, life: Life::Local(life), noticed: Cell::new(false) })
+            }
+        }
+    }
+}
+
+fn file_name(lid: u16) -> String {
+    format!("dev-{lid}")
+}
+
+impl LocalFabric {
+    /// An empty fabric.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn join(&self, memory: &DeviceMemory, max_lid: u16) -> Result<Membership, OpenError> {
+        let mut devices = self.devices();
+        for lid in 1..=max_lid {
+            if let Entry::Vacant(slot) = devices.by_lid.entry(lid) {
+                let life = Arc::new(AtomicU32::new(LIVES));
+                let epoch = memory.ids()[0].token;
+                slot.insert(LocalDevice { epoch, memory: memory.share(), life: Arc::clone(&life) });
+                devices.joined += 1;
+                let device = LocalDeviceRef { lid, epoch, seed: devices.joined, life };
+                return Ok(Membership::Local { fabric: self.clone(), device });
+            }
+        }
+        Err(OpenError::NoFreeLid(max_lid))
+    }
+
+    fn devices(&self) -> MutexGuard<'_, LocalDevices> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Membership {
+    /// Withdraws a device of a local fabric, for good; another one may have its LID then.
+    pub(crate) fn leave(&self) {
+        if let Self::Local { fabric, device } = self {
+            if device.life.swap(0, Ordering::AcqRel) == LIVES {
+                fabric.devices().by_lid.remove(&device.lid);
+            }
+        }
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+enum Life {
+    Shared(Region),
+    Local(Arc<AtomicU32>),
+}
+
+/// Another device (or this one, for loopback), mapped.
+pub(crate) struct Peer {
+    pub(crate) lid: u16,
+    pub(crate) epoch: u64,
+    pub(crate) memory: DeviceMemory,
+    /// [`owner_may_be_gone`] of its value: whether to look. In what `life` holds.
+    word: NonNull<AtomicU32>,
+    life: Life,
+    /// The receives that it took with it have been looked for.
+    noticed: Cell<bool>,
+}
+
+impl Peer {
+    pub(crate) fn was_noticed(&self) -> bool {
+        self.noticed.get()
+    }
+
+    /// Marks it as noticed.
+    pub(crate) fn notice(&self) -> bool {
+        self.noticed.set(true);
+        true
+    }
+
+    pub(crate) fn may_be_of_another_process(&self) -> bool {
+        matches!(self.life, Life::Shared(_))
+    }
+
+    /// Returns its `executing` word: odd while it executes a doorbell, another value for each.
+    pub(crate) fn executing(&self) -> u64 {
+        self.memory.control().header.executing.load(Ordering::Acquire)
+    }
+
+    /// Returns whether its process executes a full fence behind its `executing` word, so that a fence here orders the two (H3).
+    pub(crate) fn has_fences(&self) -> bool {
+        self.memory.control().header.has_fences.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns the word that says whether it may be gone ([`owner_may_be_gone`]). Valid as long as this value.
+    pub(crate) fn life_word(&self) -> NonNull<AtomicU32> {
+        self.word
+    }
+
+    /// Returns whether its process is proven to be gone, or closed the device. One load while it is well.
+    #[inline(always)]
+    pub(crate) fn is_gone(&self) -> bool {
+        // SAFETY: an atomic that `life` keeps.
+        let word = unsafe { self.word.as_ref() }.load(Ordering::Acquire);
+        owner_may_be_gone(word) && self.is_proven_to_be_gone()
+    }
+
+    #[cold]
+    fn is_proven_to_be_gone(&self) -> bool {
+        match &self.life {
+            Life::Shared(region) => region.owner_state() != OwnerState::Alive,
+            Life::Local(life) => life.load(Ordering::Acquire) != LIVES,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{DirBuilder, metadata, read_dir};
+    use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+
+    use shm::memfd::MemfdId;
+
+    use super::*;
+
+    const DEVICES: usize = 48;
+
+    /// Descriptors of this process that are this memfd.
+    fn descriptors(memfd: &MemfdId) -> usize {
+        let inode = |path: &std::path::Path| metadata(path).ok().map(|file| (file.dev(), file.ino()));
+        let own = inode(format!("/proc/self/fd/{}", memfd.fd).as_ref());
+        assert!(own.is_some(), "{memfd:?}");
+        read_dir("/proc/self/fd").unwrap().filter(|entry| inode(&entry.as_ref().unwrap().path()) == own).count()
+    }
+
+    fn is_mapped(memfd: &MemfdId) -> bool {
+        std::fs::read_to_string("/proc/self/maps").unwrap().contains(&format!("{:016x}", memfd.token))
+    }
+
+    /// All devices of a simulation reach all others, so what each pair needs must be nothing.
+    #[test]
+    fn a_device_of_a_local_fabric_takes_three_descriptors_however_many_peers_map_it() {
+        let fabric = FabricSpec::Local(LocalFabric::new());
+        let open = |_| {
+            let memory = DeviceMemory::create(1 << 20).unwrap();
+            let membership = Membership::join(&fabric, &memory, false).unwrap();
+            (memory, membership)
+        };
+        let mut devices: Vec<_> = (0..DEVICES).map(open).collect();
+        let attach = |(_, to): &(_, Membership), (_, from): &(_, Membership)| to.attach(from.lid(), Some(from.epoch())).unwrap();
+        let peers: Vec<Peer> = devices.iter().flat_map(|to| devices.iter().map(move |from| attach(to, from))).collect();
+        let counts = |memory: &DeviceMemory| memory.ids().map(|id| descriptors(&id));
+        assert!(devices.iter().all(|(memory, _)| counts(memory) == [1; 3]), "{:?}", counts(&devices[0].0));
+
+        // A device that is gone is noticed, and its memory stays until its peers have let go of it.
+        let (memory, membership) = devices.swap_remove(0);
+        let segments = memory.ids();
+        drop((memory, membership));
+        let (gone, there): (Vec<_>, Vec<_>) = peers.into_iter().partition(Peer::is_gone);
+        assert_eq!((gone.len(), there.len()), (DEVICES, DEVICES * (DEVICES - 1)));
+        assert!(gone.iter().all(|peer| peer.lid == 1 && peer.executing() == 0));
+        assert!(segments.iter().all(is_mapped));
+        drop(gone);
+        assert!(!segments.iter().any(is_mapped));
+        assert!(devices[0].1.attach(1, None).is_err());
+    }
+
+    /// The next process is not to get the messages for one that is gone.
+    #[test]
+    fn a_device_in_the_place_of_one_that_is_gone_begins_elsewhere() {
+        let dir = std::env::temp_dir().join(format!("copyrpc-fabric-places-{}", std::process::id()));
+        DirBuilder::new().mode(0o700).create(&dir).unwrap();
+        let memory = || DeviceMemory::create(1 << 20).unwrap();
+        let joined = |fabric: &FabricSpec, is_seat| {
+            let membership = Membership::join(fabric, &memory(), is_seat).unwrap();
+            (membership.lid(), membership.seed())
+        };
+        for fabric in [FabricSpec::Shared { dir: Some(dir.clone()) }, FabricSpec::Local(LocalFabric::new())] {
+            let [first, second] = [(); 2].map(|()| joined(&fabric, false));
+            assert!(first.0 == 1 && second.0 == 1 && first.1 != second.1, "{first:?} {second:?}");
+        }
+        let seats = [(); 8].map(|()| joined(&FabricSpec::Shared { dir: Some(dir.clone()) }, true).0);
+        assert!(seats.iter().any(|&seat| seat != seats[0]) && seats.iter().all(|seat| (1..=MAX_SEAT).contains(seat)), "{seats:?}");
+        std::fs::remove_dir_all(dir).unwrap();
+        // In a simulation they are the same in every run.
+        let of_a_new_one = |_| joined(&FabricSpec::Local(LocalFabric::new()), true);
+        assert_eq!(of_a_new_one(1), of_a_new_one(2));
+    }
+
+    #[test]
+    fn a_device_in_another_pid_namespace_is_refused_with_that_reason() {
+        let dir = std::env::temp_dir().join(format!("copyrpc-fabric-namespace-{}", std::process::id()));
+        DirBuilder::new().mode(0o700).create(&dir).unwrap();
+        let fabric = FabricSpec::Shared { dir: Some(dir.clone()) };
+        let open = || {
+            let memory = DeviceMemory::create(1 << 20).unwrap();
+            Membership::join(&fabric, &memory, false).map(|membership| (memory, membership)).unwrap()
+        };
+        let ((_memory, here), (_its_memory, there)) = (open(), open());
+        let attach = || here.attach(there.lid(), Some(there.epoch()));
+        assert!(attach().is_ok());
+        let Membership::Shared { region, .. } = &there else { panic!("joined to a directory") };
+        // SAFETY: valid and aligned, and read by this thread alone.
+        unsafe { (*region.view().at::<Publication>(0).unwrap().as_ptr()).pid_namespace += 1 };
+        let refused = attach().err().unwrap().to_string();
+        assert!(refused.contains("another pid namespace"), "{refused}");
+        drop((here, there));
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}

@@ -1,0 +1,101 @@
+//! The devices that this one knows.
+
+use core::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+use shm::lane::LaneTx;
+
+use crate::error::ConnectError;
+use crate::objects::request::Address;
+use crate::shared::datagrams::{Incoming, Outgoing};
+use crate::shared::fabric::{Membership, Peer};
+use crate::shared::layout::{DATAGRAM_SLOTS, LID_BITS, MAX_DATAGRAM_LANES};
+use crate::shared::memory::{DeviceMemory, commit};
+
+/// Other devices, mapped, and the exchanges beside the lanes of connections.
+#[derive(Default)]
+pub(crate) struct Links {
+    peers: Vec<Rc<Peer>>,
+    /// Datagram queue pairs of this device exist or existed.
+    pub(crate) has_datagrams: bool,
+    /// By number of the lane.
+    pub(crate) outgoing: Vec<Outgoing>,
+    /// Datagrams sent.
+    pub(crate) sent: u64,
+    pub(crate) incoming: Vec<Incoming>,
+    /// LIDs to be looked at; empty in between.
+    pub(crate) ready: Vec<u16>,
+}
+
+impl Links {
+    /// Returns all peers.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = &Rc<Peer>> {
+        self.peers.iter()
+    }
+
+    /// Returns the device that gave `address`.
+    pub(crate) fn peer(&mut self, membership: &Membership, address: &Address) -> Result<Rc<Peer>, ConnectError> {
+        if let Some(peer) = self.peers.iter().find(|p| p.lid == address.lid && p.epoch == address.epoch) {
+            return Ok(Rc::clone(peer));
+        }
+        let peer = Rc::new(membership.attach(address.lid, Some(address.epoch))?);
+        self.peers.push(Rc::clone(&peer));
+        Ok(peer)
+    }
+
+    /// Returns the device that has `lid` now.
+    pub(crate) fn peer_of_lid(&mut self, membership: &Membership, lid: u16) -> Result<Rc<Peer>, ConnectError> {
+        if let Some(peer) = self.peers.iter().find(|p| p.lid == lid && !p.is_gone()) {
+            return Ok(Rc::clone(peer));
+        }
+        let peer = Rc::new(membership.attach(lid, None)?);
+        self.peers.push(Rc::clone(&peer));
+        Ok(peer)
+    }
+
+    /// Forgets the devices that nothing refers to.
+    pub(crate) fn forget_unused(&mut self) {
+        self.peers.retain(|p| Rc::strong_count(p) > 1);
+    }
+
+    /// Returns the peers that are gone, each once.
+    pub(crate) fn newly_gone(&self) -> Vec<Rc<Peer>> {
+        self.peers.iter().filter(|p| !p.was_noticed() && p.is_gone() && p.notice()).cloned().collect()
+    }
+
+    /// Returns the number of the lane towards `peer` in `memory`, which is this device's. `None` if all lanes are those of other devices, which have
+    /// not taken all that is there.
+    pub(crate) fn lane_to(&mut self, memory: &DeviceMemory, peer: &Rc<Peer>) -> Option<usize> {
+        if let Some(index) = self.outgoing.iter().position(|out| Rc::ptr_eq(&out.peer, peer)) {
+            return Some(index);
+        }
+        let is_full = self.outgoing.len() == MAX_DATAGRAM_LANES;
+        let is_empty = |index, out: &Outgoing| {
+            // L2
+            is_full && memory.datagram_lane(index).consumed.load(Ordering::Acquire) == out.tx.position()
+        };
+        // The lane of a device that is gone, or a new one, or that of the device that was not sent to for the longest time.
+        let lanes = self.outgoing.iter().enumerate().filter(|&(index, out)| out.peer.is_gone() || is_empty(index, out));
+        let index = lanes.min_by_key(|(_, out)| out.last).map_or(self.outgoing.len(), |(index, _)| index);
+        if index == MAX_DATAGRAM_LANES {
+            return None;
+        }
+        let lane = memory.datagram_lane(index);
+        commit(memory.lanes_memfd(), lane).ok()?;
+        match self.outgoing.get_mut(index) {
+            Some(out) => out.peer = Rc::clone(peer),
+            None => {
+                // SAFETY: the slots live as long as the device; this is the only producing end, and they were never used.
+                let tx = unsafe { LaneTx::new(NonNull::from(&lane.slots).cast(), DATAGRAM_SLOTS as u64, 0) };
+                self.outgoing.push(Outgoing { peer: Rc::clone(peer), tx, last: 0 });
+            }
+        }
+        lane.consumed.store(self.outgoing[index].tx.position(), Ordering::Relaxed);
+        lane.target_epoch.store(peer.epoch, Ordering::Relaxed);
+        let number = (lane.target.load(Ordering::Relaxed) >> LID_BITS) + 1;
+        lane.target.store(number << LID_BITS | u64::from(peer.lid), Ordering::Release);
+        self.forget_unused();
+        Some(index)
+    }
+}

@@ -1,0 +1,405 @@
+//! A device's memory as its owner and its peers see it: the three segments, and the check every access by key goes through.
+
+#[cfg(target_arch = "x86_64")]
+use core::arch::asm;
+use core::ptr::NonNull;
+use std::io;
+use std::sync::atomic::{Ordering, fence};
+
+use mlx5_wire::Access;
+use shm::lane::Slot;
+use shm::memfd::{Memfd, MemfdAttachError, MemfdCreateError, MemfdId, MemfdRangeError};
+use shm::ready::ReadyWords;
+
+use crate::error::CreateError;
+use crate::shared::arena::PAGE;
+use crate::shared::layout::{
+    ControlSegment, DatagramLane, FOREIGN, Lane, LanePlace, LanesSegment, MAX_QPS, Message, MrEntry, Pop, QpEntry, RECEIVES, RqEntry,
+};
+
+/// Why a remote access, or one by key, is refused; also the vendor syndrome of the completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Fault {
+    /// No such key, or a region since deregistered.
+    Key = 1,
+    /// Not inside the region.
+    Bounds = 2,
+    /// The region does not allow it.
+    Access = 3,
+    /// The region is of another protection domain.
+    Domain = 4,
+    /// The kernel refused the cross-process copy.
+    Copy = 5,
+    /// The process is ending: it has no memory any more, but may not be proven dead yet.
+    Gone = 6,
+    /// The queue pair does not allow it.
+    QueuePair = 7,
+}
+
+impl Fault {
+    /// Returns the fault that another process tells; `None` for 0. A process that tells something is not gone.
+    pub(crate) fn from_wire(byte: u8) -> Option<Self> {
+        match byte {
+            0 => None,
+            2 => Some(Self::Bounds),
+            3 => Some(Self::Access),
+            4 => Some(Self::Domain),
+            5 => Some(Self::Copy),
+            7 => Some(Self::QueuePair),
+            _ => Some(Self::Key),
+        }
+    }
+}
+
+/// Checked memory of a device.
+#[derive(Clone, Copy)]
+pub(crate) enum Span {
+    /// Mapped here.
+    Mapped(NonNull<u8>),
+    /// Memory of another allocator, at this address in its process.
+    Foreign { pid: libc::pid_t, addr: u64 },
+}
+
+/// The segments of one device.
+#[derive(Debug)]
+pub(crate) struct DeviceMemory {
+    control: Memfd,
+    lanes: Memfd,
+    arena: Memfd,
+}
+
+impl DeviceMemory {
+    /// Makes the segments of a new device. The first pages of the tables are committed here, the rest as objects are made.
+    pub(crate) fn create(arena_bytes: usize) -> Result<Self, (&'static str, MemfdCreateError)> {
+        Ok(Self {
+            control: Memfd::create("mlx5-control", size_of::<ControlSegment>()).map_err(|e| ("the control segment", e))?,
+            lanes: Memfd::create("mlx5-lanes", size_of::<LanesSegment>()).map_err(|e| ("the lanes segment", e))?,
+            arena: Memfd::create("mlx5-arena", arena_bytes).map_err(|e| ("the arena", e))?,
+        })
+    }
+
+    /// A peer's segments.
+    pub(crate) fn attach(ids: &[MemfdId; 3]) -> Result<Self, MemfdAttachError> {
+        let size_is = |id: &MemfdId, bytes: usize| {
+            if id.bytes == bytes as u64 { Ok(()) } else { Err(MemfdAttachError::Stale(*id)) }
+        };
+        size_is(&ids[0], size_of::<ControlSegment>())?;
+        size_is(&ids[1], size_of::<LanesSegment>())?;
+        Ok(Self { control: Memfd::attach(&ids[0], false)?, lanes: Memfd::attach(&ids[1], true)?, arena: Memfd::attach(&ids[2], true)? })
+    }
+
+    /// Makes another handle of the same mappings, for a peer in this process.
+    pub(crate) fn share(&self) -> Self {
+        Self { control: self.control.share(), lanes: self.lanes.share(), arena: self.arena.share() }
+    }
+
+    pub(crate) fn ids(&self) -> [MemfdId; 3] {
+        [self.control.id(), self.lanes.id(), self.arena.id()]
+    }
+
+    pub(crate) fn arena(&self) -> &Memfd {
+        &self.arena
+    }
+
+    pub(crate) fn control_memfd(&self) -> &Memfd {
+        &self.control
+    }
+
+    pub(crate) fn lanes_memfd(&self) -> &Memfd {
+        &self.lanes
+    }
+
+    /// Returns the control segment. Peers may load, nothing else; other processes have it read-only.
+    #[inline(always)]
+    pub(crate) fn control(&self) -> &ControlSegment {
+        // SAFETY: the mapping has this size and page alignment, and the segment is made of atomics only.
+        unsafe { self.control.base().cast().as_ref() }
+    }
+
+    #[inline(always)]
+    pub(crate) fn lanes(&self) -> &LanesSegment {
+        // SAFETY: the mapping has this size and page alignment, and the segment is made of atomics and `UnsafeCell`s only.
+        unsafe { self.lanes.base().cast().as_ref() }
+    }
+
+    #[inline(always)]
+    pub(crate) fn qp(&self, index: usize) -> &QpEntry {
+        &self.control().qps[index]
+    }
+
+    #[inline(always)]
+    pub(crate) fn lane(&self, index: usize) -> &Lane {
+        &self.lanes().lanes[index]
+    }
+
+    #[inline(always)]
+    /// Returns the slots of a lane at a place that [`LanePlace::unpack`] took.
+    pub(crate) fn lane_slots(&self, place: LanePlace) -> NonNull<Slot<Message>> {
+        NonNull::from(&self.lanes().slots[place.range()]).cast()
+    }
+
+    pub(crate) fn datagram_lane(&self, index: usize) -> &DatagramLane {
+        &self.lanes().datagrams[index]
+    }
+
+    /// Returns whether queue pair `index` of this device receives.
+    pub(crate) fn receives(&self, index: usize) -> bool {
+        self.qp(index).identity.load(Ordering::Relaxed) & RECEIVES != 0
+    }
+
+    /// Zeroes `len` bytes of the lanes segment at `at`.
+    ///
+    /// # Safety
+    /// They are committed, inside the segment, and no peer accesses them now.
+    pub(crate) unsafe fn clear_lanes(&self, at: NonNull<u8>, len: usize) {
+        let offset = at.addr().get() - self.lanes.base().addr().get();
+        // SAFETY: by the contract; reached through the mapping because slots have padding that no reference may write.
+        unsafe { self.lanes.base().add(offset).write_bytes(0, len) };
+    }
+
+    /// Wakes the owner if it sleeps; after a ready bit was set.
+    pub(crate) fn wake(&self) {
+        // H7
+        self.lanes().sleep.0.wake();
+    }
+
+    #[inline(always)]
+    pub(crate) fn mr(&self, key: u32) -> &MrEntry {
+        &self.control().mrs[(key >> 8) as usize & (crate::shared::layout::MAX_MRS - 1)]
+    }
+
+    pub(crate) fn rq(&self, rqn: u32) -> Option<(&RqEntry, &Pop)> {
+        Some((self.control().rqs.get(rqn as usize)?, &self.lanes().pops[rqn as usize]))
+    }
+
+    /// Checks an access of `len` bytes at `addr` (an address of the owner) under `key`: where it starts in the region, and the region.
+    #[inline(always)]
+    pub(crate) fn check(&self, key: u32, addr: u64, len: u64, access: Access, pd: u32) -> Result<(&MrEntry, u64), Fault> {
+        let entry = self.mr(key);
+        // H2
+        if entry.stamp.load(Ordering::Acquire) as u32 != key {
+            return Err(Fault::Key);
+        }
+        if entry.pd.load(Ordering::Relaxed) != pd {
+            return Err(Fault::Domain);
+        }
+        if !access.is_empty() && entry.access.load(Ordering::Relaxed) & access.bits() != access.bits() {
+            return Err(Fault::Access);
+        }
+        let offset = addr.wrapping_sub(entry.addr.load(Ordering::Relaxed));
+        let region = entry.len.load(Ordering::Relaxed);
+        if offset > region || len > region - offset {
+            return Err(Fault::Bounds);
+        }
+        Ok((entry, offset))
+    }
+
+    /// Checks the same, and returns the span of the bytes. The entry was written by the device's owner; its range is checked against the
+    /// arena once more, so that a wrong one faults here and not in the copy.
+    #[inline(always)]
+    pub(crate) fn resolve(&self, key: u32, addr: u64, len: u64, access: Access, pd: u32) -> Result<Span, Fault> {
+        let (entry, offset) = self.check(key, addr, len, access, pd)?;
+        let base = entry.offset.load(Ordering::Relaxed);
+        let start = base.wrapping_add(offset);
+        let arena = self.arena.len() as u64;
+        if start <= arena && len <= arena - start {
+            // SAFETY: inside the arena's mapping.
+            return Ok(Span::Mapped(unsafe { self.arena.base().add(start as usize) }));
+        }
+        if base == FOREIGN { Ok(Span::Foreign { pid: self.arena.id().pid as libc::pid_t, addr }) } else { Err(Fault::Bounds) }
+    }
+}
+
+/// Bytes that [`place`] places last.
+const LAST: usize = size_of::<u64>();
+
+/// Places a part of a WRITE, with immediate or not: its last eight bytes become visible after all others and after all earlier parts, as NICs place
+/// a message in the order of its addresses. A reader that polls the end of a message, and not a CQE, relies on it. If the eight bytes are aligned,
+/// they become visible at once, and such a reader is to read them atomically, with Acquire.
+///
+/// # Safety
+/// Like [`copy`](shm::cache::copy).
+#[inline(always)]
+pub(crate) unsafe fn place(to: *mut u8, from: *const u8, len: usize) {
+    /// Places all but the last eight bytes, and reads those: two pieces from the start, one that ends 16 bytes before the end, and the eight bytes
+    /// after it. The first two end before the last eight bytes, and reach the third.
+    #[inline(always)]
+    unsafe fn most<T: Copy>(to: *mut u8, from: *const u8, len: usize) -> u64 {
+        let (second, third, fourth, last) = (size_of::<T>(), len - 2 * LAST - size_of::<T>(), len - 2 * LAST, len - LAST);
+        // SAFETY: the caller's; all parts are inside the `len` bytes.
+        unsafe {
+            let a = from.cast::<T>().read_unaligned();
+            let b = from.add(second).cast::<T>().read_unaligned();
+            let c = from.add(third).cast::<T>().read_unaligned();
+            let d = from.add(fourth).cast::<u64>().read_unaligned();
+            let e = from.add(last).cast::<u64>().read_unaligned();
+            to.cast::<T>().write_unaligned(a);
+            to.add(second).cast::<T>().write_unaligned(b);
+            to.add(third).cast::<T>().write_unaligned(c);
+            to.add(fourth).cast::<u64>().write_unaligned(d);
+            e
+        }
+    }
+    // SAFETY: guaranteed by the caller. The last bytes are read first because the two may overlap.
+    unsafe {
+        let last = match len {
+            40..=64 => most::<u128>(to, from, len),
+            72..=112 => most::<[u128; 2]>(to, from, len),
+            24..=39 => most::<u64>(to, from, len),
+            _ => return place_other(to, from, len),
+        };
+        place_last(to, len, last);
+    }
+}
+
+/// Places the last eight of `len` bytes at `to`, behind all bytes that were placed before.
+///
+/// # Safety
+/// The bytes are writable, and eight at least.
+#[inline(always)]
+unsafe fn place_last(to: *mut u8, len: usize, last: u64) {
+    fence(Ordering::Release);
+    // SAFETY: the caller's; an atomic is aligned. On x86-64 this is one store at any address, which needs no question, and atomic if aligned.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        asm!("mov qword ptr [{to} + {len} - 8], {last}", to = in(reg) to, len = in(reg) len, last = in(reg) last, options(nostack, preserves_flags));
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            let at = to.add(len - LAST).cast::<u64>();
+            if at.is_aligned() {
+                std::sync::atomic::AtomicU64::from_ptr(at).store(last, Ordering::Relaxed);
+            } else {
+                at.write_unaligned(last);
+            }
+        }
+    }
+}
+
+/// Places few bytes, or many, or a number of them for which [`place`] has no pieces.
+///
+/// # Safety
+/// Like [`place`].
+#[inline(never)]
+unsafe fn place_other(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: the caller's; the last bytes are inside, and are read first because the two may overlap.
+    unsafe {
+        if len < LAST {
+            // They are the last ones, perhaps of several parts.
+            fence(Ordering::Release);
+            return from.copy_to(to, len);
+        }
+        let rest = len - LAST;
+        let last = from.add(rest).cast::<u64>().read_unaligned();
+        from.copy_to(to, rest);
+        place_last(to, len, last);
+    }
+}
+
+impl Span {
+    /// Copies `len` bytes from `from` to byte `offset` of the span.
+    ///
+    /// # Safety
+    /// `from` is readable for `len` bytes, and the span was resolved for at least `offset + len`.
+    #[inline(always)]
+    pub(crate) unsafe fn write(self, offset: u64, from: *const u8, len: usize) -> Result<(), Fault> {
+        match self {
+            // SAFETY: resolved by the caller; source and target may overlap (a loopback WRITE), which `place` allows. Other processes may
+            // access the target at the same time, as with any DMA: nothing here reads it back.
+            Self::Mapped(to) => unsafe { place(to.as_ptr().add(offset as usize), from, len) },
+            Self::Foreign { pid, addr } => cross_process(Direction::Write, pid, addr + offset, from.cast_mut(), len)?,
+        }
+        Ok(())
+    }
+
+    /// Copies `len` bytes at `offset` of the span to `to`.
+    ///
+    /// # Safety
+    /// `to` is writable for `len` bytes, and the span was resolved for at least `offset + len`.
+    #[inline(always)]
+    pub(crate) unsafe fn read(self, offset: u64, to: *mut u8, len: usize) -> Result<(), Fault> {
+        match self {
+            // SAFETY: as in `write`.
+            Self::Mapped(from) => unsafe { from.as_ptr().add(offset as usize).copy_to(to, len) },
+            Self::Foreign { pid, addr } => cross_process(Direction::Read, pid, addr + offset, to, len)?,
+        }
+        Ok(())
+    }
+}
+
+#[inline(always)]
+pub(crate) fn ready_words(memory: &DeviceMemory) -> ReadyWords {
+    // SAFETY: the lanes segment holds the words for MAX_QPS lanes; views are not used once the memory they are made from is gone.
+    unsafe { ReadyWords::new(NonNull::from(&memory.lanes().ready).cast(), MAX_QPS) }
+}
+
+/// Allocates the pages that `object`, a part of `segment`, lies on.
+pub(crate) fn commit<T: ?Sized>(segment: &Memfd, object: &T) -> Result<(), MemfdRangeError> {
+    let start = core::ptr::from_ref(object).cast::<u8>() as usize - segment.base().as_ptr() as usize;
+    let end = start + size_of_val(object);
+    segment.commit(start / PAGE * PAGE..end.next_multiple_of(PAGE))
+}
+
+pub(crate) fn memory_error(what: &'static str) -> impl Fn(MemfdRangeError) -> CreateError {
+    move |e| CreateError::Memory { what, source: io::Error::other(e) }
+}
+
+enum Direction {
+    Read,
+    Write,
+}
+
+/// Copies with the kernel's cross-process copy: needs nothing of the other process, stopped or not.
+#[cold]
+fn cross_process(direction: Direction, pid: libc::pid_t, remote: u64, local: *mut u8, len: usize) -> Result<(), Fault> {
+    let local = libc::iovec { iov_base: local.cast(), iov_len: len };
+    let remote = libc::iovec { iov_base: remote as *mut libc::c_void, iov_len: len };
+    // SAFETY: both vectors are valid; the local range is the caller's (contract of `read` and `write`), the remote one is checked by the
+    // kernel against the other process.
+    let copied = unsafe {
+        match direction {
+            Direction::Read => libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0),
+            Direction::Write => libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0),
+        }
+    };
+    match usize::try_from(copied) {
+        Ok(copied) if copied == len => Ok(()),
+        Err(_) if io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH) => Err(Fault::Gone),
+        _ => Err(Fault::Copy),
+    }
+}
+
+/// Returns whether peers will be able to reach memory of other allocators in this process.
+pub(crate) fn foreign_memory_reachable() -> Result<(), &'static str> {
+    match std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope") {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Ok(scope) if scope.trim() == "0" => Ok(()),
+        Ok(scope) if scope.trim() == "1" => {
+            // SAFETY: prctl with integer arguments only.
+            unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
+            Ok(())
+        }
+        Ok(_) => Err("kernel.yama.ptrace_scope is 2 or more, so processes may not copy from one another"),
+        Err(_) => Err("kernel.yama.ptrace_scope cannot be read"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_placed_whole_at_any_address_also_onto_itself() {
+        for len in 0..=200_usize {
+            for (from, to) in [(0, 0), (0, 8), (3, 16), (16, 1), (0, 211)] {
+                let mut bytes: Vec<u8> = (0..=255).chain(0..=200).collect();
+                let mut expected = bytes.clone();
+                expected.copy_within(from..from + len, to);
+                let at = bytes.as_mut_ptr();
+                // SAFETY: 216 and 411 bytes at most, of 457.
+                unsafe { place(at.add(to), at.add(from), len) };
+                assert_eq!(bytes, expected, "{len} bytes from {from} to {to}");
+            }
+        }
+    }
+}

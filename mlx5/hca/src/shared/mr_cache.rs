@@ -1,0 +1,100 @@
+//! The place of a region, remembered from one access to the next.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use mlx5_wire::Access;
+
+use crate::shared::memory::{DeviceMemory, Fault};
+
+/// A region as its entry said when an access by its key was last checked. The entry is unchanged while its stamp is (H2), so the next access by
+/// that key reads one word of it. Valid as long as the memory of the region's device is mapped.
+pub(crate) struct Reach {
+    /// [`MrEntry::stamp`](crate::shared::layout::MrEntry::stamp) then.
+    stamp: u64,
+    entry: NonNull<AtomicU64>,
+    /// Address in the owner.
+    start: u64,
+    len: u64,
+    /// The same place in this process.
+    base: NonNull<u8>,
+}
+
+/// Regions that the WRITEs of a queue pair may look up anew in a row. A peer that changes its own without end has a WRITE executed by the path that
+/// needs no look.
+pub(crate) struct Looks(u32);
+
+impl Looks {
+    /// Their number, and one more.
+    pub(crate) const MAX: u32 = 128;
+
+    pub(crate) const fn new() -> Self {
+        Self(Self::MAX)
+    }
+
+    /// Counts a look. Returns `false`, and begins to count again, if there are no more.
+    pub(crate) fn may_look(&mut self) -> bool {
+        self.0 -= 1;
+        let may = self.0 > 0;
+        if !may {
+            *self = Self::new();
+        }
+        may
+    }
+}
+
+/// The stamp of no region.
+static NOWHERE: AtomicU64 = AtomicU64::new(0);
+
+impl Reach {
+    /// No region: nothing is found in it.
+    pub(crate) fn none() -> Self {
+        Self { stamp: 0, entry: NonNull::from(&NOWHERE), start: 0, len: 0, base: NonNull::dangling() }
+    }
+
+    /// Returns the place of `len` bytes, at least one, at `addr` of the owner, if `key` still names this registration and they are inside it.
+    #[inline(always)]
+    pub(crate) fn find(&self, key: u32, addr: u64, len: u64) -> Option<NonNull<u8>> {
+        // SAFETY: an atomic of mapped memory, or the static one.
+        let entry = unsafe { self.entry.as_ref() };
+        // H2
+        if self.stamp as u32 != key || entry.load(Ordering::Acquire) != self.stamp {
+            return None;
+        }
+        let offset = addr.wrapping_sub(self.start);
+        if offset > self.len || len > self.len - offset {
+            return None;
+        }
+        // SAFETY: inside the region, which `of_own` or `of_peer` found to be mapped here.
+        Some(unsafe { self.base.add(offset as usize) })
+    }
+
+    /// Returns the region of this process's own `memory` that `key` names now, if it holds the `len` bytes at `addr` and belongs to domain `pd`.
+    pub(crate) fn of_own(memory: &DeviceMemory, key: u32, addr: u64, len: u64, pd: u32) -> Result<Self, Fault> {
+        let (reach, _) = Self::look(memory, key, addr, len, Access::empty(), pd)?;
+        let base = NonNull::new(reach.start as *mut u8).ok_or(Fault::Bounds)?;
+        Ok(Self { base, ..reach })
+    }
+
+    /// Returns the region of a peer's `memory` that `key` names now, if it allows `access` to `len` bytes at `addr` in domain `pd`, and is mapped
+    /// here as a whole.
+    pub(crate) fn of_peer(memory: &DeviceMemory, key: u32, addr: u64, len: u64, access: Access, pd: u32) -> Result<Self, Fault> {
+        let (reach, offset) = Self::look(memory, key, addr, len, access, pd)?;
+        let arena = memory.arena();
+        if offset > arena.len() as u64 || reach.len > arena.len() as u64 - offset {
+            return Err(Fault::Bounds);
+        }
+        // SAFETY: inside the arena's mapping.
+        Ok(Self { base: unsafe { arena.base().add(offset as usize) }, ..reach })
+    }
+
+    /// Returns the region, without its place in this process, and its offset in the arena.
+    fn look(memory: &DeviceMemory, key: u32, addr: u64, len: u64, access: Access, pd: u32) -> Result<(Self, u64), Fault> {
+        // H2. Read before the fields: if they change meanwhile, the next `find` sees another stamp.
+        let stamp = memory.mr(key).stamp.load(Ordering::Acquire);
+        let (entry, _) = memory.check(key, addr, len, access, pd)?;
+        let [start, len] = [&entry.addr, &entry.len].map(|word| word.load(Ordering::Relaxed));
+        let offset = entry.offset.load(Ordering::Relaxed);
+        Ok((Self { stamp, entry: NonNull::from(&entry.stamp), start, len, base: NonNull::dangling() }, offset))
+    }
+}

@@ -1,0 +1,66 @@
+//! Taking things away from under peers: a peer that was executing a doorbell at that moment is waited for, or remembered.
+
+use std::rc::Rc;
+
+use shm::sync::{heavy_barrier, spin_loop, yield_now};
+
+use crate::shared::fabric::Peer;
+use crate::{Clock, Hca};
+
+/// Time, in ns, that a processor takes at most to make a store visible: for one that runs another process, and that the barrier left out
+/// ([`heavy_barrier`]). No architecture promises any; a store waits for one line at a time, which takes a hundredth.
+const SETTLE_NS: u64 = 10_000;
+
+/// Maximum time that deregistering and destroying wait for a peer in the middle of a copy. In real time, whatever the device's clock is:
+/// they wait for another process.
+const QUIESCE_NS: u64 = 50_000_000;
+
+impl Hca {
+    /// Waits, for a bounded time, until none of `peers` executes a doorbell that began before now (H3).
+    ///
+    /// A peer that does not finish is remembered: what it was doing may touch anything of this device that was valid then, so what only it
+    /// could touch is not given back, and nobody waits for it again, until it has finished that doorbell or is dead.
+    pub(crate) fn quiesce<'a>(&self, stuck: &mut Vec<Stuck>, peers: impl Iterator<Item = &'a Rc<Peer>>) -> bool {
+        stuck.retain(Stuck::is_stuck);
+        let living: Vec<_> = peers.filter(|peer| !peer.is_gone()).collect();
+        if living.is_empty() {
+            return true;
+        }
+        if stuck.iter().any(|known| living.iter().any(|peer| Rc::ptr_eq(peer, &known.peer))) {
+            return false;
+        }
+        // A full fence too, which is enough where the peers execute theirs.
+        if !heavy_barrier() && !living.iter().all(|peer| peer.has_fences()) {
+            return false;
+        }
+        if living.iter().any(|peer| peer.may_be_of_another_process()) {
+            let end_ns = Clock::System.now_ns() + SETTLE_NS;
+            while Clock::System.now_ns() < end_ns {
+                spin_loop();
+            }
+        }
+        let busy = living.into_iter().map(|peer| Stuck { peer: Rc::clone(peer), executing: peer.executing() });
+        let mut busy: Vec<_> = busy.filter(|busy| busy.executing % 2 == 1).collect();
+        let end_ns = Clock::System.now_ns() + QUIESCE_NS;
+        while !busy.is_empty() && Clock::System.now_ns() < end_ns {
+            yield_now();
+            busy.retain(Stuck::is_stuck);
+        }
+        let is_quiet = busy.is_empty();
+        stuck.append(&mut busy);
+        is_quiet
+    }
+}
+
+/// A peer that was executing a doorbell when something was to be taken away.
+pub(crate) struct Stuck {
+    peer: Rc<Peer>,
+    /// The value of its `executing` word then.
+    executing: u64,
+}
+
+impl Stuck {
+    fn is_stuck(&self) -> bool {
+        self.peer.executing() == self.executing && !self.peer.is_gone()
+    }
+}

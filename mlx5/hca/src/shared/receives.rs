@@ -1,0 +1,323 @@
+//! Receive queues: the linked list of an SRQ, and the ring of a queue pair's own RQ. Creating them, and taking receives from them.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::cell::Cell;
+use std::rc::Rc;
+
+use mlx5_wire::{DataSegment, INVALID_LKEY, NextSegment, SEGMENT, queue_record_index};
+
+use crate::shared::layout::{LINKED, Pop, QUEUE_BYTES, RqEntry, Taking};
+use crate::shared::memory::DeviceMemory;
+
+/// By WQE index: the pop count under which that receive was last taken and *accounted for* by a message. What a dead process took
+/// without telling is found by its absence. Counts are compared as 32 bits, signed: a WQE that is left alone for 2^31 receives of its queue may
+/// be taken for accounted, and is not found then.
+#[derive(Clone)]
+pub(crate) struct Taken(Rc<[Cell<u32>]>);
+
+impl Taken {
+    pub(crate) fn new(wqes: u16) -> Self {
+        // One less than the first pop count.
+        Self((0..wqes).map(|_| Cell::new(u32::MAX)).collect())
+    }
+
+    /// Makes it as new.
+    pub(crate) fn reset(&self) {
+        self.0.iter().for_each(|cell| cell.set(u32::MAX));
+    }
+
+    /// WQEs of the queue.
+    pub(crate) fn wqes(&self) -> usize {
+        self.0.len()
+    }
+
+    /// A message accounts for the receive that it took. `false` if there is no such WQE.
+    #[inline(always)]
+    pub(crate) fn account(&self, taking: Taking) -> bool {
+        self.0.get(usize::from(taking.index())).map(|cell| cell.set(taking.count())).is_some()
+    }
+
+    pub(crate) fn is_accounted(&self, index: u16, count: u32) -> bool {
+        self.0.get(usize::from(index)).is_none_or(|cell| cell.get().wrapping_sub(count) as i32 >= 0)
+    }
+}
+
+/// A taker takes none. Nothing may be left of an attempt that came too late: the repair waits for intents of the living.
+#[cold]
+pub(crate) fn gives_up(intent: &AtomicU64) {
+    if intent.load(Ordering::Relaxed) != 0 {
+        intent.store(0, Ordering::Release);
+    }
+}
+
+/// A receive queue as its taker sees it: a requester in another process, or its owner.
+#[derive(Clone, Copy)]
+pub(crate) struct Receives {
+    entry: NonNull<RqEntry>,
+    pop: NonNull<Pop>,
+    /// WQEs of `stride` bytes, checked to lie inside the owner's queue area.
+    ring: NonNull<u8>,
+    /// The bits of a pop word that count: an index is below the number of WQEs, which is a power of two.
+    keeps: u64,
+    /// The distance of two pop words between which all WQEs are taken once.
+    span: u64,
+    stride: u32,
+    pub(crate) pd: u32,
+    pub(crate) is_linked: bool,
+}
+
+impl Receives {
+    /// No receive is known to be posted: no pop word is that high.
+    pub(crate) const NONE_KNOWN: u64 = u64::MAX;
+
+    /// Receive queue `rqn` of the device that owns `memory`; everything is checked here, once. The result is valid as long as `memory`.
+    pub(crate) fn of(memory: &DeviceMemory, rqn: u32) -> Option<Self> {
+        let (entry, pop) = memory.rq(rqn)?;
+        let wqes = u16::try_from(entry.wqe_cnt.load(Ordering::Acquire)).ok().filter(|n| n.is_power_of_two())?;
+        let stride = entry.stride.load(Ordering::Relaxed) as usize;
+        let offset = usize::try_from(entry.ring.load(Ordering::Relaxed)).ok()?;
+        let end = offset.checked_add(stride.checked_mul(wqes.into())?)?;
+        if end > QUEUE_BYTES || offset % SEGMENT != 0 || stride % SEGMENT != 0 || stride == 0 {
+            return None;
+        }
+        Some(Self {
+            entry: NonNull::from(entry),
+            pop: NonNull::from(pop),
+            // SAFETY: the offset is inside the queue area.
+            ring: unsafe { NonNull::from(&memory.control().queues).cast::<u8>().add(offset) },
+            keeps: !0xffff | u64::from(wqes - 1),
+            span: u64::from(wqes) * Pop::ONE,
+            stride: stride as u32,
+            pd: entry.pd.load(Ordering::Relaxed),
+            is_linked: entry.kind.load(Ordering::Relaxed) == LINKED,
+        })
+    }
+
+    #[inline(always)]
+    fn words(&self) -> (&RqEntry, &Pop) {
+        // SAFETY: atomics in a mapping that outlives this value (`of`).
+        unsafe { (self.entry.as_ref(), self.pop.as_ref()) }
+    }
+
+    /// Takes the next receive. `None` if none is posted.
+    ///
+    /// `intent` says meanwhile, and until its owner clears it, which receive is being taken (H5).
+    pub(crate) fn pop(&self, intent: &AtomicU64) -> Option<Taking> {
+        loop {
+            let word = self.words().1.word.load(Ordering::Acquire);
+            if self.is_posted(word, self.posted_to(word)) {
+                if let Some(taking) = self.exchange(word, || intent) {
+                    return Some(taking);
+                }
+            } else if self.words().1.word.load(Ordering::Acquire) == word {
+                // Only of one and the same moment do the words say that nothing is posted.
+                gives_up(intent);
+                return None;
+            }
+        }
+    }
+
+    /// Returns the pop word that names the next receive, for [`exchange`](Self::exchange). `None` if none is posted.
+    ///
+    /// `known` is the taker's alone, and begins as [`NONE_KNOWN`](Self::NONE_KNOWN): the highest pop word of the last receive that was posted when
+    /// the record was last read. Receives stay posted until they are taken, so the record is read again only when those are used up.
+    #[inline(always)]
+    pub(crate) fn next_known(&self, known: &mut u64) -> Option<u64> {
+        let word = self.words().1.word.load(Ordering::Acquire);
+        if !self.is_posted(word, *known) {
+            *known = self.posted_to(word);
+        }
+        self.is_posted(word, *known).then_some(word)
+    }
+
+    /// Takes the receive that pop word `word` names, which is posted, if that is the pop word still. `None` also for no reason; then another attempt
+    /// must follow, or [`gives_up`]. `intent` is called where it is stored to, so that nothing keeps its address before.
+    #[inline(always)]
+    pub(crate) fn exchange<'a>(&self, word: u64, intent: impl FnOnce() -> &'a AtomicU64) -> Option<Taking> {
+        let taking = Taking(word & self.keeps);
+        let next = Pop::taken(taking.0, self.behind(taking.index()));
+        // H5: before the pop, so that a peer that finds the pop without a message knows whose it was.
+        intent().store(taking.0.wrapping_add(Pop::ONE), Ordering::Release);
+        // H4
+        let pop = &self.words().1.word;
+        pop.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Acquire).ok().map(|_| taking)
+    }
+
+    /// Whether the receive that pop word `word` names is posted, given that those up to `known` are.
+    #[inline(always)]
+    fn is_posted(&self, word: u64, known: u64) -> bool {
+        // One at least, and no more than there are WQEs.
+        known.wrapping_sub(word) < self.span
+    }
+
+    /// Returns `known` as of now; `word` is the pop word, or was.
+    #[inline(always)]
+    fn posted_to(&self, word: u64) -> u64 {
+        let (entry, _) = self.words();
+        // Acquire: the WQEs and links below the record.
+        let posted = queue_record_index(entry.record.load(Ordering::Acquire));
+        // H6. What is seen as returned is in the list of a pop word that was there before, so the exchange of an earlier one fails.
+        let returned = entry.returned.load(Ordering::Acquire);
+        let popped = word & !0xffff;
+        // Where a pop word has the lower half of its count, so that its upper half comes to nothing.
+        let available = (u32::from(posted).wrapping_add(returned) << 16).wrapping_sub(popped as u32);
+        popped.wrapping_add(available.into()).wrapping_sub(1)
+    }
+
+    /// Owner: takes receive number `count`. `false` if it is not posted, or not the next one.
+    pub(crate) fn take(&self, count: u32) -> bool {
+        let (entry, pop) = self.words();
+        let word = pop.word.load(Ordering::Acquire);
+        let (popped, index) = Pop::unpack(word);
+        let next = Pop::taken(word, self.behind(index & self.keeps as u16));
+        let is_posted = popped == count && queue_record_index(entry.record.load(Ordering::Acquire)) != count as u16;
+        // H4
+        is_posted && pop.word.compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Returns the WQE that is taken after WQE `index`, which is below `wqes`.
+    #[inline(always)]
+    fn behind(&self, index: u16) -> u16 {
+        let next = if self.is_linked { self.link(index) } else { index + 1 };
+        next & self.keeps as u16
+    }
+
+    /// Returns the link in WQE `index`, which is below `wqes`.
+    #[inline(always)]
+    fn link(&self, index: u16) -> u16 {
+        let head = self.link_word(index).load(Ordering::Relaxed);
+        let mut segment = [0; NextSegment::LEN];
+        segment[..8].copy_from_slice(&head.to_ne_bytes());
+        NextSegment::parse(&segment).next_wqe_index
+    }
+
+    #[inline(always)]
+    fn link_word(&self, index: u16) -> &AtomicU64 {
+        // SAFETY: the WQE is inside the ring, 16-aligned, and starts with its next segment; everybody accesses it through atomics.
+        unsafe { self.ring.add(usize::from(index) * self.stride as usize).cast::<AtomicU64>().as_ref() }
+    }
+
+    /// Returns the data segments of a taken receive, in order.
+    pub(crate) fn segments(&self, index: u16) -> impl Iterator<Item = DataSegment> + use<> {
+        let Self { ring, keeps, is_linked, .. } = *self;
+        let stride = self.stride();
+        let start = usize::from(index & keeps as u16) * stride;
+        (usize::from(is_linked)..stride / SEGMENT)
+            .map(move |i| {
+                // SAFETY: inside the WQE; its owner wrote it before the record that let it be taken, and does not touch it until it is
+                // told. Whatever another process wrote there are bytes.
+                DataSegment::parse(&unsafe { ring.add(start + i * SEGMENT).cast::<[u8; SEGMENT]>().read() })
+            })
+            .take_while(|segment| segment.lkey != INVALID_LKEY)
+    }
+
+    /// Owner: starts again with nothing posted and nothing taken; no requester uses it now.
+    pub(crate) fn reset(&self) {
+        let (entry, pop) = self.words();
+        entry.record.store(0, Ordering::Relaxed);
+        entry.returned.store(0, Ordering::Relaxed);
+        pop.word.store(0, Ordering::Release);
+    }
+
+    /// Receives posted, as the record says.
+    pub(crate) fn posted(&self) -> u16 {
+        queue_record_index(self.words().0.record.load(Ordering::Acquire))
+    }
+
+    /// Owner: the record of a queue that is copied from elsewhere.
+    pub(crate) fn set_posted(&self, posted: u16) {
+        self.words().0.record.store(mlx5_wire::queue_record(posted), Ordering::Release);
+    }
+
+    /// WQEs of the queue, a power of two.
+    #[inline(always)]
+    pub(crate) fn wqes(&self) -> u16 {
+        self.keeps as u16 + 1
+    }
+
+    /// Returns the number of bytes of a WQE.
+    pub(crate) fn stride(&self) -> usize {
+        self.stride as usize
+    }
+
+    /// WQE `index`.
+    pub(crate) fn wqe(&self, index: u16) -> NonNull<u8> {
+        // SAFETY: inside the ring.
+        unsafe { self.ring.add(usize::from(index & self.keeps as u16) * self.stride()) }
+    }
+
+    /// Receives that can be taken.
+    pub(crate) fn available(&self) -> u16 {
+        let (entry, pop) = self.words();
+        let (count, _) = Pop::unpack(pop.word.load(Ordering::Acquire));
+        self.posted().wrapping_add(entry.returned.load(Ordering::Acquire) as u16).wrapping_sub(count as u16)
+    }
+
+    /// Receives that may be posted: one WQE of a list ends it.
+    pub(crate) fn capacity(&self) -> u16 {
+        self.wqes() - u16::from(self.is_linked)
+    }
+
+    /// Returns whether every WQE names its successor.
+    pub(crate) fn is_list(&self) -> bool {
+        self.is_linked
+    }
+
+    /// Returns the next receive to be taken: its pop count and the index of its WQE.
+    pub(crate) fn head(&self) -> (u32, u16) {
+        Pop::unpack(self.words().1.word.load(Ordering::Acquire))
+    }
+
+    /// Returns whether WQE `next` follows WQE `index` in memory, so that a NIC can prefetch it.
+    pub(crate) fn are_neighbours(&self, index: u16, next: u16) -> bool {
+        (next ^ index.wrapping_add(1)) & self.keeps as u16 == 0
+    }
+
+    /// Returns the WQE behind WQE `index`, as its link says; the link is not checked.
+    pub(crate) fn successor(&self, index: u16) -> u16 {
+        let index = index & self.keeps as u16;
+        if self.is_linked { self.link(index) } else { self.behind(index) }
+    }
+
+    /// Returns the `wqe_counter` in the CQE of a receive. A WQE of a list has its index; one of a ring the count, which goes past the end of
+    /// the ring. libmlx5 looks at neither in a ring; UCX requires the count (`uct_ud_mlx5_iface_poll_rx`).
+    #[inline(always)]
+    pub(crate) fn wqe_counter(&self, taking: Taking) -> u16 {
+        if self.is_linked { taking.index() } else { taking.count() as u16 }
+    }
+
+    /// Returns the start of WQE `index`, for people.
+    pub(crate) fn first_bytes(&self, index: u16) -> [u8; SEGMENT] {
+        // SAFETY: a WQE has one segment at least.
+        unsafe { self.wqe(index).cast().read() }
+    }
+
+    /// Receives taken so far.
+    pub(crate) fn popped(&self) -> u32 {
+        Pop::unpack(self.words().1.word.load(Ordering::Acquire)).0
+    }
+
+    /// Owner: puts a receive that nobody will ever use back at the head of a linked list.
+    pub(crate) fn give_back(&self, index: u16, taken: &Taken) {
+        let (entry, pop) = self.words();
+        let mut word = pop.word.load(Ordering::Acquire);
+        loop {
+            let (_, head) = Pop::unpack(word);
+            let mut segment = [0; 8];
+            segment.copy_from_slice(&NextSegment { next_wqe_index: head }.emit()[..8]);
+            self.link_word(index).store(u64::from_ne_bytes(segment), Ordering::Relaxed);
+            // H4. The count stays, so this word was never there before and no stale exchange succeeds.
+            match pop.word.compare_exchange_weak(word, Pop::with_head(word, index), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => {
+                    // A peer that says that it was taking the old head under this count was not: the next pop under it takes `index`.
+                    taken.account(Taking(word & self.keeps));
+                    break;
+                }
+                Err(now) => word = now,
+            }
+        }
+        // H6
+        entry.returned.fetch_add(1, Ordering::Release);
+    }
+}

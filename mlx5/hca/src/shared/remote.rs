@@ -1,0 +1,252 @@
+//! The other end of a connected queue pair, in the memory of its device.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::cell::Cell;
+use std::rc::Rc;
+
+use mlx5_wire::Access;
+use shm::lane::LaneTx;
+use shm::ready::ReadyWords;
+use shm::region::owner_may_be_gone;
+use shm::sync::LightBarrier;
+
+use crate::shared::fabric::Peer;
+use crate::shared::layout::{AtomicRequest, DATAGRAM, LanePlace, Message, QpEntry, RECEIVES, RIGHTS, Taking, Told, allows, qp_index};
+use crate::shared::memory::ready_words;
+use crate::shared::mr_cache::{Looks, Reach};
+use crate::shared::receives::{Receives, gives_up};
+
+/// An identity word that no connected queue pair has: it names one of datagrams. 0 would be that of one that is gone.
+const UNVERIFIED: u64 = u64::MAX;
+
+/// The other end of a connected queue pair. Its pointers go into the memory of `peer`, which it keeps mapped.
+pub(crate) struct Remote {
+    pub(crate) peer: Rc<Peer>,
+    pub(crate) index: usize,
+    pub(crate) rqn: u32,
+    entry: NonNull<QpEntry>,
+    intent: NonNull<AtomicU64>,
+    atomic: NonNull<AtomicRequest>,
+    /// [`Peer::life_word`], at hand.
+    life: NonNull<AtomicU32>,
+    /// Atomics that the peer was asked to execute.
+    pub(crate) atomics: u32,
+    /// The last of them is the WQE at the head of the SQ, and not known to be answered.
+    pub(crate) is_asking: bool,
+    pub(crate) receives: Receives,
+    /// Up to where they are known to be posted ([`Receives::next_known`]).
+    known_receives: u64,
+    /// The region that the last plain WRITE wrote to.
+    target: Reach,
+    /// The identity word under which the words beside it were found to name this queue pair, if it grants WRITEs; before that [`UNVERIFIED`].
+    verified: Cell<u64>,
+    qpn: u32,
+    /// Expected values of the peer's `generation`, `peer` and `peer_epoch` words, while it is connected to this queue pair.
+    generation: u32,
+    own: u64,
+    own_epoch: u64,
+    pub(crate) pd: u32,
+    pub(crate) lane: LaneTx<Message>,
+    ready: ReadyWords,
+    /// Position of the lane when the ready bit was last considered.
+    announced: u64,
+}
+
+impl Remote {
+    /// Reads what a requester must know of queue pair `qpn` of `peer`, which is to be connected to `own`; everything is checked here, once.
+    /// `None` if there is no such queue pair.
+    pub(crate) fn of(peer: &Rc<Peer>, qpn: u32, own: u64, own_epoch: u64) -> Option<Self> {
+        let index = qp_index(qpn);
+        let memory = &peer.memory;
+        let entry = memory.qp(index);
+        // H1
+        let identity = entry.identity.load(Ordering::Acquire);
+        if QpEntry::qpn(identity) != qpn || identity & DATAGRAM != 0 {
+            return None;
+        }
+        let rqn = entry.rqn.load(Ordering::Relaxed);
+        let receives = Receives::of(memory, rqn)?;
+        let lane = memory.lane(index);
+        let place = LanePlace::unpack(entry.lane.load(Ordering::Relaxed))?;
+        Some(Self {
+            index,
+            rqn,
+            entry: NonNull::from(entry),
+            intent: NonNull::from(&lane.intent),
+            receives,
+            known_receives: Receives::NONE_KNOWN,
+            target: Reach::none(),
+            verified: Cell::new(UNVERIFIED),
+            qpn,
+            generation: entry.generation.load(Ordering::Relaxed),
+            atomic: NonNull::from(&lane.atomic),
+            life: peer.life_word(),
+            atomics: 0,
+            is_asking: false,
+            own,
+            own_epoch,
+            pd: entry.pd.load(Ordering::Relaxed),
+            // SAFETY: the slots live as long as `peer`; they are this queue pair's alone once the peer's `peer` word names it, which is
+            // checked before every message, and `has_room` before every publish.
+            lane: unsafe { LaneTx::new(memory.lane_slots(place), place.slots.into(), 0) },
+            ready: ready_words(memory),
+            announced: 0,
+            peer: Rc::clone(peer),
+        })
+    }
+
+    #[inline(always)]
+    fn entry(&self) -> &QpEntry {
+        // SAFETY: in the memory of `peer`; it is made of atomics.
+        unsafe { self.entry.as_ref() }
+    }
+
+    /// Returns its queue pair number.
+    pub(crate) fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
+    /// Returns the generation: which of the queue pairs that have had the number.
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    #[inline(always)]
+    fn intent(&self) -> &AtomicU64 {
+        // SAFETY: an atomic in the memory of `peer`.
+        unsafe { self.intent.as_ref() }
+    }
+
+    /// Returns what the peer's queue pair permits this one: its identity, with [`RECEIVES`] and its [`RIGHTS`]. Returns 0 unless the peer
+    /// lives, and its queue pair is connected to this one and receives. Valid until the end of the present doorbell: a destroyer of a
+    /// queue pair waits for it (H3).
+    #[inline(always)]
+    pub(crate) fn granted(&self) -> u64 {
+        // H1. While this word is the same, so are the words beside it.
+        let identity = self.entry().identity.load(Ordering::Acquire);
+        if self.is_gone() {
+            return 0;
+        }
+        if identity == self.verified.get() { identity } else { self.verify(identity) }
+    }
+
+    /// Returns whether [`granted`](Self::granted) has the right to WRITE.
+    #[inline(always)]
+    pub(crate) fn grants_writes(&self) -> bool {
+        let identity = self.entry().identity.load(Ordering::Acquire);
+        !self.is_gone() && (identity == self.verified.get() || allows(self.verify(identity), Access::REMOTE_WRITE))
+    }
+
+    /// Returns whether the peer is gone.
+    #[inline(always)]
+    fn is_gone(&self) -> bool {
+        // SAFETY: `peer` keeps it.
+        let life = unsafe { self.life.as_ref() }.load(Ordering::Acquire);
+        owner_may_be_gone(life) && self.peer.is_gone()
+    }
+
+    /// Does [`granted`](Self::granted) for an identity word that is new: looks at the words beside it.
+    #[cold]
+    #[inline(never)]
+    fn verify(&self, identity: u64) -> u64 {
+        let entry = self.entry();
+        let is_connected = QpEntry::pack_identity(0, self.qpn, RECEIVES) == identity & (u64::from(u32::MAX) & !RIGHTS)
+            && entry.generation.load(Ordering::Relaxed) == self.generation
+            && entry.peer.load(Ordering::Relaxed) == self.own
+            && entry.peer_epoch.load(Ordering::Relaxed) == self.own_epoch;
+        if !is_connected {
+            return 0;
+        }
+        if allows(identity, Access::REMOTE_WRITE) {
+            self.verified.set(identity);
+        }
+        identity
+    }
+
+    /// Returns whether the peer's queue pair has been reset since it was connected to, and is a queue pair still.
+    pub(crate) fn was_reset(&self) -> bool {
+        let is_there = QpEntry::qpn(self.entry().identity.load(Ordering::Acquire)) == self.qpn;
+        is_there && self.entry().generation.load(Ordering::Relaxed) != self.generation
+    }
+
+    /// Returns whether one more message fits into the lane.
+    #[inline(always)]
+    pub(crate) fn has_room(&mut self) -> bool {
+        // SAFETY: an atomic in the memory of `peer`. L2.
+        let consumed = unsafe { &self.entry.as_ref().told.consumed };
+        self.lane.has_room(consumed)
+    }
+
+    /// Returns the words that the peer's owner writes for this requester.
+    pub(crate) fn told(&self) -> &Told {
+        &self.entry().told
+    }
+
+    /// Returns the place of the atomic that the peer's owner is to execute.
+    pub(crate) fn atomic_request(&self) -> &AtomicRequest {
+        // SAFETY: atomics in the memory of `peer`.
+        unsafe { self.atomic.as_ref() }
+    }
+
+    /// Returns where a WRITE of `len` bytes, at least one, to `addr` under `rkey` goes; `None` unless it is inside the region of the last one.
+    #[inline(always)]
+    pub(crate) fn find_target(&self, rkey: u32, addr: u64, len: u64) -> Option<NonNull<u8>> {
+        self.target.find(rkey, addr, len)
+    }
+
+    /// Looks up another region than that of the last one. Returns `false` if the WRITE is refused, the region is not mapped here, or this was the last
+    /// of the `looks`.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn look_for_target(&mut self, looks: &mut Looks, rkey: u32, addr: u64, len: u64) -> bool {
+        if !looks.may_look() {
+            return false;
+        }
+        let found = Reach::of_peer(&self.peer.memory, rkey, addr, len, Access::REMOTE_WRITE, self.pd).ok();
+        found.map(|found| self.target = found).is_some()
+    }
+
+    /// Takes the next receive of the peer. `None` if none is posted. To be followed by [`publish`](Self::publish).
+    pub(crate) fn take_receive(&self) -> Option<Taking> {
+        self.receives.pop(self.intent())
+    }
+
+    /// Does the same without a look at the peer's record as long as receives are left that the last look found; `None` also if another requester
+    /// took one meanwhile; then [`take_receive`](Self::take_receive) or [`takes_no_receive`](Self::takes_no_receive) must follow.
+    #[inline(always)]
+    pub(crate) fn take_known_receive(&mut self) -> Option<Taking> {
+        let word = self.receives.next_known(&mut self.known_receives)?;
+        self.receives.exchange(word, || self.intent())
+    }
+
+    /// Forgets the last attempt to take a receive.
+    pub(crate) fn takes_no_receive(&self) {
+        gives_up(self.intent());
+    }
+
+    /// Publishes the message that took the last receive; there is room.
+    #[inline(always)]
+    pub(crate) fn publish(&mut self, message: Message) {
+        self.lane.publish(message);
+        self.note_published();
+    }
+
+    /// Notes that the message that took the last receive was published.
+    #[inline(always)]
+    pub(crate) fn note_published(&mut self) {
+        // H5
+        self.intent().store(0, Ordering::Release);
+    }
+
+    /// Tells the peer's owner about this doorbell's messages if it is not polling the lane.
+    #[inline(always)]
+    pub(crate) fn announce(&mut self, barrier: LightBarrier) {
+        if self.lane.position() != self.announced {
+            self.announced = self.lane.position();
+            if self.ready.notify_if_armed_behind(barrier, self.index, &self.entry().armed) {
+                self.peer.memory.wake();
+            }
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Costs of a network of NICs: when each WQE has its effect, and when its poster can know.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::random::Random;
+use crate::shared::receives::Receives;
+use crate::sim::contexts::ContextCache;
+use crate::sim::numbered::ByNumber;
+
+/// Costs of a NIC. All times in ns, of the clock that the devices share.
+///
+/// A message posted to an idle NIC has its effect `doorbell_ns + send_ns + bytes + link_ns + receive_ns` later, and its completion is visible
+/// `link_ns` after that; `receive_ns` only if it takes a receive. Each end adds `context_miss_ns` if it does not hold the queue pair's context. A
+/// READ's or an atomic's response is sent by the target's NIC: `send_ns + bytes + link_ns`. A NIC sends one message at a time, a context that it
+/// has to fetch for it included, and takes one receive at a time, from each queue at its own rate; what is behind waits. Fetching a context for a message that arrives delays
+/// that message only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NicParameters {
+    /// Time from the doorbell to the first WQE read.
+    pub doorbell_ns: u64,
+    /// Per WQE sent.
+    pub send_ns: u64,
+    /// Per byte sent, in ps.
+    pub byte_ps: u64,
+    /// One way through the network. The acknowledgement takes the same.
+    pub link_ns: u64,
+    /// Per receive taken from a ring, or from a list whose next WQE is the neighbour.
+    pub receive_ns: u64,
+    /// Per receive whose successor in the list is not its neighbour, so that it cannot be prefetched.
+    pub unordered_receive_ns: u64,
+    /// Between two receives taken from the same queue, at least; other queues of the NIC give theirs meanwhile. 0: nothing.
+    pub queue_receive_ns: u64,
+    /// Queue pairs whose context the NIC holds; the least recently used goes.
+    pub context_entries: usize,
+    /// For fetching a context it does not hold, at either end.
+    pub context_miss_ns: u64,
+    /// Up to this much more, at random, per message.
+    pub jitter_ns: u64,
+    /// Seed of the random numbers: the same seed gives the same run.
+    pub seed: u64,
+}
+
+impl Default for NicParameters {
+    /// A round trip of about 2 us, 100 Gbit/s, and the receive rates that are public for this family (5.4 and 1.8 million per second).
+    fn default() -> Self {
+        Self {
+            doorbell_ns: 250,
+            send_ns: 10,
+            byte_ps: 80,
+            link_ns: 700,
+            receive_ns: 185,
+            unordered_receive_ns: 555,
+            queue_receive_ns: 0,
+            context_entries: 1024,
+            context_miss_ns: 400,
+            jitter_ns: 0,
+            seed: 1,
+        }
+    }
+}
+
+/// The NICs of one network. Clones are the same network: give one to every device that shares its clock.
+#[derive(Clone)]
+pub struct NicModel {
+    parameters: NicParameters,
+    nics: Arc<Mutex<Nics>>,
+}
+
+impl fmt::Debug for NicModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NicModel").field("parameters", &self.parameters).finish_non_exhaustive()
+    }
+}
+
+struct Nics {
+    /// Asked for one LID at a time, so that its order decides nothing.
+    by_lid: ByNumber<u16, Nic>,
+    random: Random,
+}
+
+/// Counts of a NIC's need for the context of a queue pair, and of the contexts that it did not hold.
+///
+/// Messages it sends, responses to READs and atomics included, are counted apart from those that arrive: it sends one at a time, so that a
+/// context fetched for one of them delays all that are behind it, whereas one fetched for an arrival delays that message only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ContextUses {
+    /// Messages sent.
+    pub sends: u64,
+    /// Sends of these whose context had to be fetched.
+    pub send_misses: u64,
+    /// Messages that arrived.
+    pub arrivals: u64,
+    /// Arrivals of these whose context had to be fetched.
+    pub arrival_misses: u64,
+}
+
+#[derive(Default)]
+struct Nic {
+    send_free_ns: u64,
+    receive_free_ns: u64,
+    contexts: ContextCache,
+    uses: ContextUses,
+    /// By receive queue.
+    receives: ByNumber<u32, NextReceive>,
+}
+
+/// The receive that the next message will find: of those under way, each takes one.
+#[derive(Clone, Copy, Default)]
+struct NextReceive {
+    count: u32,
+    index: u16,
+    /// Time at which the queue can give it.
+    free_ns: u64,
+}
+
+/// One WQE, as the model sees it.
+pub(crate) struct Request<'a> {
+    /// When its doorbell rang, or later: what it has to wait for at its own end.
+    pub(crate) posted_ns: u64,
+    /// No effect before that: of what was posted before it.
+    pub(crate) after_ns: u64,
+    /// LID and QPN of the sender.
+    pub(crate) own: (u16, u32),
+    /// LID and QPN of the queue pair that the sender is connected to.
+    pub(crate) peer: Option<(u16, u32)>,
+    /// Bytes it sends.
+    pub(crate) bytes: u64,
+    /// Bytes that come back.
+    pub(crate) response: Option<u64>,
+    /// The receive queue, if it takes a receive.
+    pub(crate) receives: Option<(u32, &'a Receives)>,
+}
+
+/// The time at which a WQE has its effect, and the time at which its completion can be seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Times {
+    pub(crate) effect_ns: u64,
+    pub(crate) acknowledged_ns: u64,
+}
+
+/// `start_ns` and what is added to it; the end of time is never passed.
+fn sum_ns<const N: usize>(start_ns: u64, costs: [u64; N]) -> u64 {
+    costs.into_iter().fold(start_ns, u64::saturating_add)
+}
+
+impl Nic {
+    /// Looks at a context. Returns 1 if it has to be fetched, or else 0; and what that costs.
+    fn look(&mut self, qpn: u32, parameters: &NicParameters) -> (u64, u64) {
+        if self.contexts.look(qpn, parameters.context_entries) { (0, 0) } else { (1, parameters.context_miss_ns) }
+    }
+
+    /// Returns the cost, in ns, of the context for a message that arrives.
+    fn arrival_context_ns(&mut self, qpn: u32, parameters: &NicParameters) -> u64 {
+        let (misses, ns) = self.look(qpn, parameters);
+        self.uses.arrivals += 1;
+        self.uses.arrival_misses += misses;
+        ns
+    }
+
+    /// Returns the cost, in ns, of the context for a message that is sent.
+    fn send_context_ns(&mut self, qpn: u32, parameters: &NicParameters) -> u64 {
+        let (misses, ns) = self.look(qpn, parameters);
+        self.uses.sends += 1;
+        self.uses.send_misses += misses;
+        ns
+    }
+
+    /// Sends a message from `start_ns` on; returns when its last byte has left.
+    fn send(&mut self, start_ns: u64, bytes: u64, qpn: u32, parameters: &NicParameters) -> u64 {
+        let bytes_ns = bytes.saturating_mul(parameters.byte_ps) / 1000;
+        let costs = [parameters.send_ns, bytes_ns, self.send_context_ns(qpn, parameters)];
+        self.send_free_ns = sum_ns(start_ns.max(self.send_free_ns), costs);
+        self.send_free_ns
+    }
+
+    /// Takes the next receive for a message that came at `came_ns`, not before `at_ns`; returns when it has. A message that waits for what was
+    /// sent before it keeps no other from the NIC.
+    fn receive(&mut self, came_ns: u64, at_ns: u64, rqn: u32, receives: &Receives, parameters: &NicParameters) -> u64 {
+        let next = self.receives.entry(rqn).or_default();
+        let (count, index) = receives.head();
+        let ahead = next.count.wrapping_sub(count);
+        if ahead == 0 || ahead > u32::from(receives.capacity()) {
+            (next.count, next.index) = (count, index);
+        }
+        let index = next.index;
+        (next.count, next.index) = (next.count.wrapping_add(1), receives.successor(index));
+        let is_prefetched = receives.are_neighbours(index, next.index);
+        let receive_ns = if is_prefetched { parameters.receive_ns } else { parameters.unordered_receive_ns };
+        self.receive_free_ns = sum_ns(came_ns.max(self.receive_free_ns), [receive_ns]);
+        let taken_ns = self.receive_free_ns.max(sum_ns(at_ns, [receive_ns])).max(next.free_ns);
+        next.free_ns = sum_ns(taken_ns, [parameters.queue_receive_ns]);
+        taken_ns
+    }
+}
+
+impl NicModel {
+    /// A network of NICs that have just been switched on.
+    #[must_use]
+    pub fn new(parameters: NicParameters) -> Self {
+        let nics = Nics { by_lid: ByNumber::default(), random: Random::new(parameters.seed) };
+        Self { parameters, nics: Arc::new(Mutex::new(nics)) }
+    }
+
+    /// Returns the counts of context uses of a LID's NIC so far.
+    pub(crate) fn context_uses(&self, lid: u16) -> ContextUses {
+        let nics = self.nics.lock().unwrap_or_else(PoisonError::into_inner);
+        nics.by_lid.get(&lid).map_or_else(ContextUses::default, |nic| nic.uses)
+    }
+
+    pub(crate) fn times(&self, request: &Request<'_>) -> Times {
+        let Self { parameters, nics } = self;
+        let Nics { by_lid, random } = &mut *nics.lock().unwrap_or_else(PoisonError::into_inner);
+        let (lid, qpn) = request.own;
+        let left_ns =
+            by_lid.entry(lid).or_default().send(sum_ns(request.posted_ns, [parameters.doorbell_ns]), request.bytes, qpn, parameters);
+        let jitter_ns = if parameters.jitter_ns == 0 { 0 } else { random.below(parameters.jitter_ns.saturating_add(1)) };
+        let came_ns = sum_ns(left_ns, [parameters.link_ns, jitter_ns]);
+        let arrived_ns = came_ns.max(request.after_ns);
+        let Some((lid, qpn)) = request.peer else {
+            return Times { effect_ns: arrived_ns, acknowledged_ns: arrived_ns };
+        };
+        let target = by_lid.entry(lid).or_default();
+        let mut effect_ns = sum_ns(arrived_ns, [target.arrival_context_ns(qpn, parameters)]);
+        if let Some((rqn, receives)) = request.receives {
+            effect_ns = target.receive(came_ns, effect_ns, rqn, receives, parameters);
+        }
+        let answered_ns = request.response.map_or(effect_ns, |bytes| target.send(effect_ns, bytes, qpn, parameters));
+        Times { effect_ns, acknowledged_ns: sum_ns(answered_ns, [parameters.link_ns]) }
+    }
+}

@@ -1,0 +1,487 @@
+//! [`Simulation`]: a network of software HCAs and the programs that drive them, in one thread and in virtual time.
+
+use std::fmt;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Wake, Waker};
+
+mod due;
+
+use self::due::{DueTimes, NEVER};
+use crate::debug::trace::hash_of;
+use crate::options::{FabricSpec, SoftOptions};
+use crate::requester::complete::EVERY_LID;
+use crate::sim::numbered::ByNumber;
+use crate::{Clock, ContextUses, Hca, LocalFabric, NicModel, NicParameters, Timing};
+
+/// A software HCA, or a device that has one, so that a driver's devices can be given to a [`Simulation`].
+pub trait Simulated {
+    /// Returns the HCA; `None` for a device that is not a software HCA.
+    fn hca(&self) -> Option<&Rc<Hca>>;
+}
+
+impl Simulated for Rc<Hca> {
+    fn hca(&self) -> Option<&Rc<Hca>> {
+        Some(self)
+    }
+}
+
+/// The action of an actor in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Did {
+    /// It worked, and that took this many ns (at least 1): it is stepped again then, and not before.
+    Cost(u64),
+    /// It found nothing to do: every queue empty, every memory word it looks at unchanged. It is stepped again when one of its devices
+    /// changes, or at this time if that is earlier.
+    IdleUntil(Option<u64>),
+}
+
+/// A program in a simulation: a client, a server, a daemon. Closures are actors.
+pub trait Actor {
+    /// Does something at `now_ns`. Everything it posts is posted at that moment; how long it worked it says with [`Did::Cost`].
+    ///
+    /// It must not wait: a poll of an empty CQ takes no time here, so that a loop around one never ends.
+    fn step(&mut self, now_ns: u64) -> Did;
+
+    /// Returns whether there is something to do for it, asked while it is idle and one of its devices has changed; `false`: it sleeps on.
+    /// For actors that share a device.
+    fn has_news(&mut self) -> bool {
+        true
+    }
+
+    /// When it takes its turn, if it is idle and woken at `now_ns`: at once, or when a loop that had polled on would have noticed. `is_rung`: by
+    /// a [`Bell`], and not by a device.
+    fn notices_ns(&self, now_ns: u64, is_rung: bool) -> u64 {
+        let _ = is_rung;
+        now_ns
+    }
+}
+
+/// The number of an actor in its [`Simulation`], in the order in which they were added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ActorId(usize);
+
+/// Ends the sleep of actors from inside the steps of others, which have a way to them that is no device: see [`Simulation::bell`].
+#[derive(Clone, Debug, Default)]
+pub struct Bell(Arc<Rung>);
+
+/// Actors it was rung for.
+#[derive(Debug, Default)]
+struct Rung {
+    actors: Mutex<Vec<usize>>,
+    /// There are some: most steps ring for nobody.
+    is_any: AtomicBool,
+}
+
+impl Bell {
+    /// If it is idle, this actor is stepped at the time of the step that is going on, after it. If not, nothing happens.
+    pub fn ring(&self, actor: ActorId) {
+        self.rung().push(actor.0);
+        // After the actor: a thread that sees this sees the actor.
+        self.0.is_any.store(true, Ordering::Release);
+    }
+
+    /// Returns a waker that rings the bell for this actor.
+    #[must_use]
+    pub fn waker(&self, actor: ActorId) -> Waker {
+        Waker::from(Arc::new(Ring { bell: self.clone(), actor }))
+    }
+
+    fn rung(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.0.actors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Ring {
+    bell: Bell,
+    actor: ActorId,
+}
+
+impl Wake for Ring {
+    fn wake(self: Arc<Self>) {
+        self.bell.ring(self.actor);
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.bell.ring(self.actor);
+    }
+}
+
+impl<F: FnMut(u64) -> Did> Actor for F {
+    fn step(&mut self, now_ns: u64) -> Did {
+        self(now_ns)
+    }
+}
+
+/// A device that is not of the simulation's network: it was not opened with [`Simulation::options`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the device was not opened with the options of this simulation")]
+pub struct ForeignDevice;
+
+/// Number of the low bits of a time in `Simulation::turns` that hold the number of the turn.
+const TURN_BITS: u32 = 64;
+
+struct Node {
+    hca: Rc<Hca>,
+    /// CQEs it had written then.
+    produced: u32,
+    /// Bound to it, by number.
+    actors: Vec<usize>,
+}
+
+struct Bound<'a> {
+    actor: Box<dyn Actor + 'a>,
+    /// By LID.
+    devices: Vec<u16>,
+    is_idle: bool,
+}
+
+/// A network of software HCAs and the actors that drive them, in one thread: the simulation owns the clock and the model of the NICs, and
+/// advances from event to event.
+///
+/// The event that is due first happens next. At equal times, a device comes before an actor, devices in the order in which they were added, and
+/// actors by when their turn was decided. Real time, addresses and the order of hash maps decide nothing. So two runs with the same parameters, seed and
+/// actors are the same, and have the same [`trace_hash`](Self::trace_hash).
+///
+/// An actor that is idle is not stepped: it sleeps until a device it is bound to gets a CQE or is written to, or until the time it named.
+///
+/// Devices are opened with its [`options`](Self::options) and then made known with [`add`](Self::add), or by being bound to an actor. They belong
+/// to this thread, as does the simulation.
+///
+/// ```
+/// use std::rc::Rc;
+///
+/// use mlx5_hca::{Did, Hca, NicParameters, Simulation};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let mut steps = 0;
+/// let mut simulation = Simulation::new(NicParameters::default());
+/// let device = Rc::new(Hca::open(&simulation.options())?);
+/// simulation.spawn(&[&device], |now_ns| {
+///     steps += 1;
+///     if now_ns < 1_000 { Did::Cost(100) } else { Did::IdleUntil(None) }
+/// })?;
+/// simulation.run(u64::MAX);
+/// assert_eq!(simulation.now_ns(), 1_000);
+/// drop(simulation);
+/// assert_eq!(steps, 11);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Simulation<'a> {
+    fabric: LocalFabric,
+    now_ns: Arc<AtomicU64>,
+    model: NicModel,
+    /// In the order in which they were added.
+    nodes: Vec<Node>,
+    /// When each of them has something to do, as of its last look.
+    due: DueTimes,
+    /// Index of a LID in `nodes`. Looked up by single keys only.
+    places: ByNumber<u16, usize>,
+    actors: Vec<Bound<'a>>,
+    /// When each of them takes its turn, by number; of turns at the same time, the one that was decided first.
+    turns: DueTimes,
+    last_turn: u64,
+    steps: u64,
+    /// LIDs to be looked at; empty in between.
+    touched: Vec<u16>,
+    bell: Bell,
+}
+
+impl fmt::Debug for Simulation<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Simulation")
+            .field("now_ns", &self.now_ns())
+            .field("devices", &self.nodes.len())
+            .field("actors", &self.actors.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> Simulation<'a> {
+    /// An empty network at time 0, whose NICs cost what `parameters` says.
+    #[must_use]
+    pub fn new(parameters: NicParameters) -> Self {
+        Self {
+            fabric: LocalFabric::new(),
+            now_ns: Arc::default(),
+            model: NicModel::new(parameters),
+            nodes: Vec::new(),
+            due: DueTimes::default(),
+            places: ByNumber::default(),
+            actors: Vec::new(),
+            turns: DueTimes::default(),
+            last_turn: 0,
+            steps: 0,
+            touched: Vec::new(),
+            bell: Bell::default(),
+        }
+    }
+
+    /// Returns the word that has the [time](Self::now_ns): for other things that are to read this clock. The simulation alone writes it.
+    #[must_use]
+    pub fn hands(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.now_ns)
+    }
+
+    /// A bell that ends the sleep of its actors. Rung outside of steps, it is heard with the next [`run`](Self::run) or [`step`](Self::step).
+    #[must_use]
+    pub fn bell(&self) -> Bell {
+        self.bell.clone()
+    }
+
+    /// Returns the time, in ns. It starts at 0.
+    #[must_use]
+    pub fn now_ns(&self) -> u64 {
+        self.now_ns.load(Ordering::Relaxed)
+    }
+
+    /// Options for a device of this network: strict, traced, with 1 GiB of address space. `arena_bytes`, `strict`, `trace`, `faults` and
+    /// `dead_peer_timeout_ns` may be changed.
+    #[must_use]
+    pub fn options(&self) -> SoftOptions {
+        SoftOptions {
+            fabric: FabricSpec::Local(self.fabric.clone()),
+            arena_bytes: 1 << 30,
+            clock: Clock::Manual(Arc::clone(&self.now_ns)),
+            timing: Timing::Model(self.model.clone()),
+            strict: true,
+            trace: true,
+            ..SoftOptions::default()
+        }
+    }
+
+    /// Makes a device known that was opened with the [`options`](Self::options). It is held open until [`remove`](Self::remove). A device that
+    /// is known already stays so.
+    ///
+    /// # Errors
+    /// The device is of another network.
+    pub fn add(&mut self, device: &dyn Simulated) -> Result<(), ForeignDevice> {
+        let hca = self.of_this_network(device)?;
+        self.insert(hca);
+        Ok(())
+    }
+
+    fn of_this_network<'d>(&self, device: &'d dyn Simulated) -> Result<&'d Rc<Hca>, ForeignDevice> {
+        device.hca().filter(|hca| hca.is_of(&self.fabric)).ok_or(ForeignDevice)
+    }
+
+    fn insert(&mut self, hca: &Rc<Hca>) {
+        let lid = hca.lid();
+        if !self.places.contains_key(&lid) {
+            self.places.insert(lid, self.nodes.len());
+            self.nodes.push(Node { hca: Rc::clone(hca), produced: hca.produced(), actors: Vec::new() });
+            self.due.push();
+        }
+    }
+
+    /// Holds `device` open no longer, and does nothing for it any more: with its last handle it closes, which its peers notice as they notice
+    /// a death.
+    pub fn remove(&mut self, device: &dyn Simulated) {
+        let Ok(hca) = self.of_this_network(device) else { return };
+        if let Some(place) = self.places.remove(&hca.lid()) {
+            self.nodes.remove(place);
+            self.due.remove(place);
+            self.places.values_mut().filter(|p| **p > place).for_each(|p| *p -= 1);
+        }
+    }
+
+    /// Lets the host of `device` lose power: peers find it gone, and nothing is done for it any more, by any holder. Its actors are to do nothing
+    /// any more either.
+    pub fn kill(&mut self, device: &dyn Simulated) {
+        if let Ok(hca) = self.of_this_network(device) {
+            hca.leave();
+        }
+        self.remove(device);
+    }
+
+    /// Adds an actor that uses `devices`, and no others; its first step is due now. Returns what a [`Bell`] calls it. Devices that are not known yet are [`add`](Self::add)ed.
+    ///
+    /// # Errors
+    /// A device is of another network; nothing was added.
+    pub fn spawn(&mut self, devices: &[&dyn Simulated], actor: impl Actor + 'a) -> Result<ActorId, ForeignDevice> {
+        let hcas = devices.iter().map(|device| self.of_this_network(*device)).collect::<Result<Vec<_>, _>>()?;
+        let number = self.actors.len();
+        let mut lids = Vec::with_capacity(hcas.len());
+        for hca in hcas {
+            self.insert(hca);
+            let lid = hca.lid();
+            lids.push(lid);
+            if let Some(&place) = self.places.get(&lid) {
+                self.nodes[place].actors.push(number);
+            }
+        }
+        self.actors.push(Bound { actor: Box::new(actor), devices: lids, is_idle: false });
+        self.turns.push();
+        self.decide_turn(number, self.now_ns());
+        Ok(ActorId(number))
+    }
+
+    /// Runs what is due next, after advancing the clock to it. Returns the time; `None` if nothing will ever be due: every actor is idle for
+    /// good, and no device has anything under way.
+    pub fn step(&mut self) -> Option<u64> {
+        self.look_at_all();
+        let at_ns = self.next_ns()?;
+        self.run_at(at_ns);
+        Some(at_ns)
+    }
+
+    /// Returns the time at which something is due next, in ns; `None` if nothing is.
+    #[must_use]
+    pub fn next_event_ns(&mut self) -> Option<u64> {
+        self.look_at_all();
+        self.next_ns()
+    }
+
+    /// Runs everything that is due up to `until_ns`, and then sets the clock to it. Returns whether anything is left to be done later; if not,
+    /// the clock stays at the last event.
+    pub fn run(&mut self, until_ns: u64) -> bool {
+        self.look_at_all();
+        loop {
+            match self.next_ns() {
+                None => return false,
+                Some(at_ns) if at_ns > until_ns => {
+                    self.now_ns.fetch_max(until_ns, Ordering::Relaxed);
+                    return true;
+                }
+                Some(at_ns) => self.run_at(at_ns),
+            }
+        }
+    }
+
+    /// Steps of actors so far.
+    #[must_use]
+    pub fn actor_steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// A hash over everything the devices did, in the order in which they were made known, and over how often actors were stepped. Two runs
+    /// with the same hash were the same. Devices without [`SoftOptions::trace`] are not in it.
+    #[must_use]
+    pub fn trace_hash(&self) -> u64 {
+        let devices = self.nodes.iter().filter_map(|node| node.hca.trace_hash());
+        hash_of([self.now_ns(), self.steps].into_iter().chain(devices))
+    }
+
+    /// Returns how often the NIC of `device` needed the context of a queue pair so far, and how often it did not hold it.
+    ///
+    /// # Errors
+    /// The device is of another network.
+    pub fn context_uses(&self, device: &dyn Simulated) -> Result<ContextUses, ForeignDevice> {
+        Ok(self.model.context_uses(self.of_this_network(device)?.lid()))
+    }
+
+    /// The program may have used its devices outside of its actors.
+    fn look_at_all(&mut self) {
+        for place in 0..self.nodes.len() {
+            self.look(place, None);
+        }
+        self.follow_touched();
+        self.follow_bell();
+    }
+
+    /// Ends the sleep of the actors the bell was rung for, in that order.
+    fn follow_bell(&mut self) {
+        // A ring of another thread that is missed here is heard with the next event.
+        if self.bell.0.is_any.load(Ordering::Acquire) {
+            self.bell.0.is_any.store(false, Ordering::Relaxed);
+            let bell = self.bell.clone();
+            bell.rung().drain(..).for_each(|number| self.end_sleep(number, true));
+        }
+    }
+
+    fn end_sleep(&mut self, number: usize, is_rung: bool) {
+        let now_ns = self.now_ns();
+        if let Some(bound) = self.actors.get_mut(number).filter(|bound| bound.is_idle) {
+            bound.is_idle = false;
+            let at_ns = bound.actor.notices_ns(now_ns, is_rung).max(now_ns);
+            self.decide_turn(number, at_ns);
+        }
+    }
+
+    fn next_ns(&self) -> Option<u64> {
+        // The end of time does not come.
+        let actor = u64::try_from(self.turns.first() >> TURN_BITS).ok().filter(|at_ns| *at_ns < u64::MAX);
+        let device = u64::try_from(self.due.first()).ok();
+        [actor, device].into_iter().flatten().min().map(|at_ns| at_ns.max(self.now_ns()))
+    }
+
+    fn run_at(&mut self, at_ns: u64) {
+        self.now_ns.fetch_max(at_ns, Ordering::Relaxed);
+        match self.due.first_due(at_ns.into()) {
+            Some(place) => self.look(place, None),
+            None => self.step_actor(),
+        }
+        self.follow_touched();
+        self.follow_bell();
+    }
+
+    fn step_actor(&mut self) {
+        let Some(number) = self.turns.first_due(self.turns.first()) else { return };
+        let now_ns = self.now_ns();
+        self.steps += 1;
+        let bound = &mut self.actors[number];
+        bound.is_idle = false;
+        let did = bound.actor.step(now_ns);
+        match did {
+            Did::Cost(ns) => self.decide_turn(number, now_ns.saturating_add(ns.max(1))),
+            Did::IdleUntil(until_ns) => {
+                self.actors[number].is_idle = true;
+                match until_ns {
+                    Some(until_ns) => self.decide_turn(number, until_ns.max(now_ns.saturating_add(1))),
+                    None => self.turns.set(number, NEVER),
+                }
+            }
+        }
+        for i in 0..self.actors[number].devices.len() {
+            if let Some(&place) = self.places.get(&self.actors[number].devices[i]) {
+                self.look(place, Some(number));
+            }
+        }
+    }
+
+    /// Does what is due of a device, and wakes the actors bound to it if that gave CQEs. What `stepped` did in its own step is no news to it.
+    fn look(&mut self, place: usize, stepped: Option<usize>) {
+        let node = &mut self.nodes[place];
+        let before = node.hca.produced();
+        let after = node.hca.advance(&mut self.touched);
+        let (is_news, is_own) = (after != node.produced, after == before);
+        node.produced = after;
+        self.due.set(place, node.hca.next_event_ns().map_or(NEVER, u128::from));
+        if is_news {
+            self.wake(place, stepped.filter(|_| is_own));
+        }
+    }
+
+    /// Takes in what devices did to others, until nothing moves.
+    fn follow_touched(&mut self) {
+        while let Some(lid) = self.touched.pop() {
+            if lid == EVERY_LID {
+                for place in 0..self.nodes.len() {
+                    self.look(place, None);
+                }
+            } else if let Some(&place) = self.places.get(&lid) {
+                self.look(place, None);
+                // Also without a CQE: its memory was written.
+                self.wake(place, None);
+            }
+        }
+    }
+
+    /// Ends the sleep of the actors bound to a device, but for one.
+    fn wake(&mut self, place: usize, but: Option<usize>) {
+        for i in 0..self.nodes[place].actors.len() {
+            let number = self.nodes[place].actors[i];
+            let bound = &mut self.actors[number];
+            if bound.is_idle && Some(number) != but && bound.actor.has_news() {
+                self.end_sleep(number, false);
+            }
+        }
+    }
+
+    fn decide_turn(&mut self, number: usize, at_ns: u64) {
+        self.last_turn += 1;
+        self.turns.set(number, u128::from(at_ns) << TURN_BITS | u128::from(self.last_turn));
+    }
+}

@@ -1,0 +1,119 @@
+//! Sleeping until something happens, and waking who sleeps.
+
+use core::time::Duration;
+
+use shm::ready::HotSet;
+use shm::sleep::{self, Sleeper, Watch, Word};
+
+use crate::shared::datagrams::ready_lids;
+use crate::{Clock, Hca, Queues, State};
+
+/// Time between two looks of a sleeper by itself, in ns: peers that died with one of its receives wake nobody.
+const LOOK_NS: u64 = 100_000_000;
+/// The same time if it cannot know when it has something to do, because its clock is moved elsewhere.
+const SHORT_SLEEP_NS: u64 = 1_000_000;
+/// Shortest sleep, also if something is due sooner: a full lane is tried again at once, and its consumer may be stopped.
+const SHORTEST_SLEEP_NS: u64 = 20_000;
+
+/// For tests: no sleeper of this process looks by itself.
+pub(crate) static SLEEPS_WITHOUT_END: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
+
+/// Returns the longest sleep, in ns.
+fn longest_ns() -> u64 {
+    if SLEEPS_WITHOUT_END.load(core::sync::atomic::Ordering::Relaxed) {
+        return u64::MAX;
+    }
+    LOOK_NS
+}
+
+/// The condition that ends a sleep: anything to be taken from a lane, or announced by a ready bit. Borrows the device for the time of
+/// each question only.
+pub(crate) struct Idle<'a>(pub(crate) &'a Hca);
+
+impl Idle<'_> {
+    fn with_lanes<R>(&self, f: impl FnOnce(&mut HotSet, &Queues) -> R) -> R {
+        let State { queues, hot, .. } = &mut *self.0.state.borrow_mut();
+        f(hot, queues)
+    }
+}
+
+impl Watch for Idle<'_> {
+    fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
+        show(self.0.memory.lanes().sleep.0.word());
+    }
+
+    fn arm(&mut self) {
+        // Somebody may die meanwhile.
+        self.0.state.borrow_mut().polls_to_patrol = 0;
+        self.0.has_chores.set(true);
+        // H7, R1
+        self.with_lanes(|hot, queues| hot.arm(queues));
+    }
+
+    fn look(&mut self, is_told: bool) -> bool {
+        let is_cool = self.with_lanes(|hot, queues| hot.cool(queues, is_told));
+        !is_cool || self.0.state.borrow().ready.any() || ready_lids(&self.0.memory).any()
+    }
+
+    fn slice(&mut self) -> Duration {
+        Duration::from_nanos(self.0.longest_sleep_ns())
+    }
+
+    /// A poll does the due work, and takes what a look at all lanes finds.
+    fn check(&mut self) -> bool {
+        self.0.look_into_all_lanes();
+        true
+    }
+}
+
+impl Hca {
+    /// Makes progress, then calls `then` with what a sleep of this device ends at: what a poll would take in or have to do. It knows nothing of
+    /// completions that are there already.
+    pub fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        self.empty_poll();
+        then(&mut Idle(self));
+    }
+
+    /// Makes progress and sleeps until an armed CQ of this device has a CQE that it was armed for, `alarm` shows something,
+    /// or `timeout_ns` have passed in real time. Returns whether there is a CQE; it disarms those CQs.
+    pub fn wait(&self, timeout_ns: Option<u64>, alarm: &mut impl Watch) -> bool {
+        let end_ns = timeout_ns.map(|ns| Clock::System.now_ns().saturating_add(ns));
+        loop {
+            let (mut has_event, mut left_ns) = (false, 0);
+            let mut sleep_in = |watch: &mut dyn Watch| {
+                has_event = self.take_events();
+                left_ns = end_ns.map_or(u64::MAX, |end_ns| end_ns.saturating_sub(Clock::System.now_ns()));
+                let longest_ns = self.longest_sleep_ns().min(left_ns);
+                if !has_event && longest_ns > 0 && !sleep::sleep_once(watch, Duration::from_nanos(longest_ns)) && !watch.look(false) {
+                    self.look_into_all_lanes();
+                }
+            };
+            self.empty_poll();
+            sleep::join([&mut Idle(self) as &mut dyn Sleeper, &mut *alarm], &mut sleep_in);
+            if has_event || left_ns == 0 || alarm.look(true) {
+                return has_event;
+            }
+        }
+    }
+
+    /// R4: after a sleep that nothing ended.
+    fn look_into_all_lanes(&self) {
+        self.mend(&mut self.state.borrow_mut(), usize::MAX);
+    }
+
+    /// Returns whether an armed CQ has a CQE that it was armed for. Disarms those.
+    fn take_events(&self) -> bool {
+        let cqs = &mut self.state.borrow_mut().queues.cqs;
+        cqs.iter_mut().flatten().filter_map(|cq| cq.take_event().then_some(())).count() > 0
+    }
+
+    /// Returns the time, in ns, that it can sleep before it must look by itself. 0: polls alone bring its clock to the next due event.
+    fn longest_sleep_ns(&self) -> u64 {
+        match (&self.clock, self.state.borrow().deferred.next_ns()) {
+            (Clock::System, None) => longest_ns(),
+            (Clock::System, Some(at_ns)) => at_ns.saturating_sub(Clock::System.now_ns()).clamp(SHORTEST_SLEEP_NS, longest_ns()),
+            (Clock::Manual(_), _) | (Clock::Stepping { .. }, None) => SHORT_SLEEP_NS,
+            (Clock::Stepping { .. }, Some(_)) => 0,
+        }
+    }
+}
