@@ -2,7 +2,6 @@
 
 mod broken;
 mod leaving;
-mod news;
 mod wait;
 
 use std::cell::{Cell, RefCell};
@@ -195,7 +194,6 @@ impl ContextBuilder {
             is_polling: Cell::new(false),
             broken: Cell::new(None),
             retired: Cell::new(Stats::default()),
-            endings: Cell::new(0),
         };
         fill(&mut inner.queues.borrow_mut().srq);
         Ok(Context { inner: Rc::new(inner) })
@@ -242,8 +240,6 @@ pub(crate) struct Inner<U> {
     broken: Cell<Option<AsyncEvent>>,
     /// Counters of closed connections.
     retired: Cell<Stats>,
-    /// Number of closed connections.
-    endings: Cell<u64>,
 }
 
 /// The queues that all connections share.
@@ -472,6 +468,11 @@ impl<U> Inner<U> {
         self.broken.get()
     }
 
+    /// Returns whether there is a request that was not received.
+    pub(crate) fn has_requests(&self) -> bool {
+        self.worklist.has_requests()
+    }
+
     pub(crate) fn worklist(&self) -> Rc<Worklist<Connection<U>>> {
         Rc::clone(&self.worklist)
     }
@@ -652,7 +653,6 @@ impl<U> Inner<U> {
             let mut stats = self.retired.get();
             stats += connection.with_link(|link| link.stats());
             self.retired.set(stats);
-            self.endings.set(self.endings.get() + 1);
         }
         connection.retire();
         self.worklist.forget(connection);
@@ -661,7 +661,7 @@ impl<U> Inner<U> {
 
 impl<U> Drop for Inner<U> {
     fn drop(&mut self) {
-        self.part_all(&mut |_, _: Outcome<'_>| ());
+        self.part_all();
         let connections = self.connections.take();
         connections.iter().for_each(|connection| connection.retire());
         self.worklist.clear();

@@ -106,7 +106,6 @@
 //! | [`typed`] | messages that are structs |
 //! | `raw` | [`Memory`], [`RemoteMemory`]: READs and WRITEs beside the calls |
 //! | `context::wait` | [`Context::wait`]: sleeping until there is something to poll for |
-//! | `future` | calls, requests and one-sided operations as futures |
 //! | [`error`], `stats` | errors, counters |
 //!
 //! `docs/copyrpc-protocol.md` of the repository has the wire format and the numbered invariants that the code cites.
@@ -157,7 +156,7 @@
 //!   endpoints with 2 batches each are what was tried (`tests/many.rs`).
 //! - **Memory.** An endpoint has two rings, 64 bytes of a registered region that 64 endpoints share, a send queue as long as its batches in
 //!   flight need ([`EndpointConfig::send_queue_wqebbs`]), and what calls and requests outstanding need. After warm-up nothing is allocated for a
-//!   call; a future allocates its own state and its reply.
+//!   call.
 //! - **Fork.** A forked child has none of the registered memory and queues: it must not touch a context or anything made from one, nor drop
 //!   it, and should `exec` or `_exit`. The parent is not disturbed, and the child keeps nothing of it alive: peers notice the parent's end.
 //! - **Trust.** A peer's bytes are validated before use. [`RecvBytes`] lie in memory that the peer's NIC can write: copy them out, or vouch
@@ -169,9 +168,6 @@
 //!   sleeps until there is something to poll for, and wakes for deadlines and to watch peers; an idle server that waits does not poll at
 //!   all. A thread that polls other things as well sleeps on the context and on them with `shm::sleep::wait`.
 //! - **Futures.** [`AsyncClient`] and [`AsyncServer`] have a thread that sleeps on the device, so that their futures are of any thread and executor.
-//!   Without that thread, and its hop, `future::AsyncContext` makes a future of each call, request and one-sided operation. There is no
-//!   executor in it: run one future with its `run_until`, which sleeps while there is nothing to do, or spawn its `drive` in the executor of
-//!   your choice. What is refused for lack of room above is awaited there, and dropping a future cancels its call.
 //! - **Types.** [`typed::Call`] binds a request to its reply. [`Client::call_typed`], [`Server::serve_typed`], [`Endpoint::call_typed`],
 //!   [`RecvHandle::read_as`] and [`RecvHandle::reply_typed`] send structs that derive the traits of
 //!   `zerocopy`: the same bytes, with the size checked.
@@ -210,7 +206,6 @@ mod control;
 mod endpoint;
 pub mod error;
 mod exchange;
-pub mod future;
 mod handshake;
 mod link;
 mod pending;
@@ -266,6 +261,5 @@ mod errors {
         check::<crate::RdmaError<()>>();
         check::<crate::RemoteMemoryError>();
         check::<crate::ServerError>();
-        check::<crate::future::AsyncCallError>();
     }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::Inner;
-use crate::connection::{Connection, Receiver};
+use crate::connection::{Connection, Outcome};
 
 /// Maximum time that a context that goes waits for its posted messages. A peer's device takes them without a program, so only a peer that
 /// is gone needs this long.
@@ -33,9 +33,9 @@ impl Patience {
 }
 
 impl<U> Inner<U> {
-    /// Ends all connections; the next drain ends their calls. Their messages have [`LINGER`] to arrive: a queue pair loses everything
+    /// Ends all connections. Their messages have [`LINGER`] to arrive: a queue pair loses everything
     /// under way at its end. Meanwhile it drains as ever: arrivals and completions make room for messages that wait (S2, B1).
-    pub(crate) fn part_all(&self, receiver: &mut impl Receiver<U>) {
+    pub(super) fn part_all(&self) {
         let connections = self.connections.borrow().clone();
         connections.iter().for_each(Connection::part);
         let mut patience = Patience::from(Instant::now());
@@ -45,7 +45,7 @@ impl<U> Inner<U> {
             if leaving == 0 || patience.is_over(Instant::now()) {
                 break;
             }
-            self.drain(receiver);
+            self.drain(&mut |_, _: Outcome<'_>| ());
         }
         connections.iter().for_each(Connection::abort);
     }

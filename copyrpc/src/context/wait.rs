@@ -35,7 +35,7 @@ impl<U> Context<U> {
     /// # Errors
     /// [`PollError::Reentrant`].
     pub fn wait(&self, timeout: Option<Duration>) -> Result<bool, PollError> {
-        self.inner.wait(timeout, || self.inner.worklist.has_requests())
+        self.inner.wait(timeout, || self.inner.has_requests())
     }
 
     /// Posts gathered messages, as [`Context::flush_endpoints`] does. Returns for how long there is nothing to do unless a completion
@@ -108,7 +108,7 @@ impl<U> Inner<U> {
     }
 
     fn has_work(&self) -> bool {
-        self.worklist.has_unfinished() || self.worklist.has_requests() || self.has_completions()
+        self.worklist.has_unfinished() || self.has_requests() || self.has_completions()
     }
 
     fn has_completions(&self) -> bool {

@@ -384,24 +384,6 @@ impl<U> Link<U> {
         self.closed.is_none() && (self.is_watching() || self.is_indebted())
     }
 
-    /// Returns the bytes written and, as far as known, not consumed by the peer.
-    #[must_use]
-    pub(crate) const fn in_flight(&self) -> u64 {
-        self.tx.in_flight()
-    }
-
-    /// Returns the response credit in bytes that calls can spend now.
-    #[must_use]
-    pub(crate) const fn credit_balance(&self) -> u64 {
-        self.credit.balance()
-    }
-
-    /// Returns the response bytes granted to the peer and not written yet: R of the invariants.
-    #[must_use]
-    pub(crate) const fn reserved(&self) -> u64 {
-        self.reservation.outstanding()
-    }
-
     /// Returns the response bytes that calls of this end have paid for, and those that replies of this end have given back.
     #[must_use]
     pub(crate) const fn credit_used(&self) -> (u64, u64) {
@@ -418,5 +400,27 @@ impl<U> Link<U> {
         stats.batches_received = stats.batches_received.wrapping_add(self.rx.batches_received());
         stats.messages_received = self.rx.messages_parsed();
         stats
+    }
+}
+
+/// The numbers that tests compare with the invariants.
+#[cfg(test)]
+impl<U> Link<U> {
+    /// Returns the bytes written and, as far as known, not consumed by the peer.
+    #[must_use]
+    pub(crate) const fn in_flight(&self) -> u64 {
+        self.tx.in_flight()
+    }
+
+    /// Returns the response credit in bytes that calls can spend now.
+    #[must_use]
+    pub(crate) const fn credit_balance(&self) -> u64 {
+        self.credit.balance()
+    }
+
+    /// Returns the response bytes granted to the peer and not written yet: R of the invariants.
+    #[must_use]
+    pub(crate) const fn reserved(&self) -> u64 {
+        self.reservation.outstanding()
     }
 }

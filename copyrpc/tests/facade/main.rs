@@ -1,4 +1,4 @@
-//! The interface besides calls and replies: one-sided operations, waiting, typed messages, futures. On the software HCA, all ends in one
+//! The interface besides calls and replies: one-sided operations, waiting, typed messages. On the software HCA, all ends in one
 //! process.
 #![allow(
     missing_docs,
@@ -10,11 +10,8 @@
 )]
 
 mod channel;
-mod drivers;
 mod fork;
-mod futures;
 mod raw;
-mod task;
 mod typed;
 mod wait;
 

@@ -11,7 +11,7 @@ use mlx5::LocalFabric;
 use super::{WATCHDOG, builder, connect, next_request, small, step_until};
 
 /// Ends a hang in a sleep that nothing ends.
-pub(super) fn watchdog() {
+fn watchdog() {
     std::thread::spawn(|| {
         std::thread::sleep(WATCHDOG);
         eprintln!("watchdog: a sleeper was not woken");
@@ -20,7 +20,7 @@ pub(super) fn watchdog() {
 }
 
 /// Spins for a time that differs from round to round, so that it ends at every step of the other thread's way to sleep.
-pub(super) fn stagger(round: u64) {
+fn stagger(round: u64) {
     for _ in 0..round.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53 {
         std::hint::spin_loop();
     }
@@ -155,6 +155,23 @@ fn a_wait_posts_what_gathered_and_does_not_sleep_over_a_request() {
         nested.is_some()
     });
     assert_eq!(nested, Some(Err(PollError::Reentrant)));
+}
+
+#[test]
+fn a_waker_ends_a_sleep_from_another_thread() {
+    watchdog();
+    let context: Context<u64> = builder(&LocalFabric::new()).build().unwrap();
+    let (waker, is_set) = (context.waker(), Arc::new(AtomicBool::new(false)));
+    let set = Arc::clone(&is_set);
+    let thread = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        set.store(true, Ordering::Release);
+        waker.wake();
+    });
+    while !is_set.load(Ordering::Acquire) {
+        context.wait(None).unwrap();
+    }
+    thread.join().unwrap();
 }
 
 /// No arrival: the completion alone wakes.
