@@ -15,14 +15,14 @@ use crate::config::{CqConfig, DeviceInfo, NullOptions, QpConfig};
 use crate::error::{CreateError, OpenError, RegisterError};
 use crate::mr::Mr;
 use crate::pd::PdObject;
-use crate::provider::control::Control;
+use crate::provider::control::{Control, Hook};
 use crate::provider::null::{Null, NullDevice};
 use crate::provider::soft::Soft;
 use crate::queues::qp::{Connected, Datagram, Qp, QpParents, ReceiveSource};
 use crate::queues::rc_qp::RcQp;
 use crate::queues::srq::Srq;
 use crate::queues::ud_qp::UdQp;
-use crate::verbs::{Context, VerbsOptions};
+use crate::verbs::{Context, Relay, VerbsOptions};
 use crate::wire::{Access, AsyncEvent};
 
 /// The device to open. Plain data: it can be sent to the thread that will own the device.
@@ -58,9 +58,14 @@ impl From<&str> for DeviceSpec {
             "null" => return Self::Null(NullOptions::default()),
             _ => {}
         }
+        let (relay, name) = match name.split_once(':') {
+            Some(("relay", name)) => (true, name),
+            Some(("verbs", name)) => (false, name),
+            _ => (false, name),
+        };
         let with_port = name.rsplit_once(':').and_then(|(device, port)| Some((device, Some(port.parse().ok()?))));
         let (device, port) = with_port.unwrap_or((name, None));
-        Self::Verbs(VerbsOptions { device: Some(device.to_owned()), port, ..VerbsOptions::default() })
+        Self::Verbs(VerbsOptions { device: Some(device.to_owned()), port, relay, ..VerbsOptions::default() })
     }
 }
 
@@ -118,14 +123,21 @@ impl Device {
         match &spec.into() {
             DeviceSpec::Soft(options) => {
                 let soft = Soft::open(options)?;
-                let hook = Rc::clone(soft.hca());
+                let hook = Hook::Soft(Rc::clone(soft.hca()));
                 Ok(Self { control: Control::new(Rc::new(soft), Some(hook)), null: None })
             }
             DeviceSpec::Null(options) => {
                 let null = Rc::new(Null::new(*options));
                 Ok(Self { control: Control::new(Rc::clone(&null) as _, None), null: Some(null) })
             }
-            DeviceSpec::Verbs(options) => Ok(Self { control: Control::new(Rc::new(Context::open(options)?), None), null: None }),
+            DeviceSpec::Verbs(options) => {
+                let context = Context::open(options)?;
+                if context.is_direct {
+                    return Ok(Self { control: Control::new(Rc::new(context), None), null: None });
+                }
+                let relay = Rc::new(Relay::new(context)?);
+                Ok(Self { control: Control::new(Rc::clone(&relay) as _, Some(Hook::Relay(relay))), null: None })
+            }
         }
     }
 
@@ -150,7 +162,7 @@ impl Device {
     /// can: the rules broken, the hash of its trace, the time of its next event.
     #[must_use]
     pub fn soft(&self) -> Option<&Rc<Hca>> {
-        self.control.hook()
+        self.control.soft()
     }
 
     /// Returns name, transport and capabilities.

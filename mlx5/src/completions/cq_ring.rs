@@ -406,7 +406,7 @@ impl CqRing {
         word.store(command.record(), Ordering::Release);
         control.armed(*cqn, &command);
         // After the command: every later CQE gives an event.
-        if self.hook.is_none() && self.holds(solicited_only) {
+        if !matches!(self.hook, Some(Hook::Soft(_))) && self.holds(solicited_only) {
             control.holds_what_was_armed_for();
         }
     }

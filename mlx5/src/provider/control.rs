@@ -8,10 +8,37 @@ use shm::clock;
 use shm::sleep::{Due, POLL_SLICE, Watch};
 
 use crate::provider::Provider;
+use crate::verbs::Relay;
 
 /// The direct calls to a device without hardware: a doorbell was rung, a completion queue was found empty. Hardware sees the stores itself,
 /// and needs no calls.
-pub(crate) type Hook = Rc<Hca>;
+#[derive(Clone)]
+pub(crate) enum Hook {
+    /// The software HCA.
+    Soft(Rc<Hca>),
+    /// A device of libibverbs that knows no formats of mlx5.
+    Relay(Rc<Relay>),
+}
+
+impl Hook {
+    /// A store to the register at `offset` of the device's UAR pages just happened.
+    #[inline(always)]
+    pub(crate) fn ring(&self, offset: usize) {
+        match self {
+            Self::Soft(hca) => hca.ring(offset),
+            Self::Relay(relay) => relay.ring(offset),
+        }
+    }
+
+    /// A completion queue was found empty. Returns whether there may be new CQEs.
+    #[inline(always)]
+    pub(crate) fn empty_poll(&self) -> bool {
+        match self {
+            Self::Soft(hca) => hca.empty_poll(),
+            Self::Relay(relay) => relay.empty_poll(),
+        }
+    }
+}
 
 /// The provider and the hook of an object's device. Clones refer to the same device, which closes with the last of them.
 #[derive(Clone)]
@@ -39,15 +66,24 @@ impl Control {
         self.hook.as_ref()
     }
 
+    /// Returns the software HCA, if this is one.
+    #[inline(always)]
+    pub(crate) fn soft(&self) -> Option<&Rc<Hca>> {
+        match &self.hook {
+            Some(Hook::Soft(hca)) => Some(hca),
+            _ => None,
+        }
+    }
+
     /// Returns the time on the device's clock.
     #[inline]
     pub(crate) fn now_ns(&self) -> u64 {
-        self.hook.as_ref().map_or_else(clock::monotonic_ns, |hook| hook.now_ns())
+        self.soft().map_or_else(clock::monotonic_ns, |hca| hca.now_ns())
     }
 
     /// Returns the same time as [`now_ns`](Self::now_ns), at a lower cost and less recent.
     pub(crate) fn coarse_now_ns(&self) -> u64 {
-        self.hook.as_ref().map_or_else(clock::coarse_ns, |hook| hook.coarse_now_ns())
+        self.soft().map_or_else(clock::coarse_ns, |hca| hca.coarse_now_ns())
     }
 
     /// Lets the device make the progress that it cannot make by itself. Returns whether there may be new CQEs.
@@ -57,8 +93,8 @@ impl Control {
 
     /// Calls `then` with the watch that ends a sleep on the device, alone or beside other watches.
     pub(crate) fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
-        match &self.hook {
-            Some(hook) => hook.with_watch(then),
+        match self.soft() {
+            Some(hca) => hca.with_watch(then),
             // Hardware wakes through a descriptor, which cannot be waited for together with words.
             None => then(&mut Due(POLL_SLICE)),
         }

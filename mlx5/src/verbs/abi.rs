@@ -64,11 +64,27 @@ pub(crate) struct ibv_device {
     pub(crate) ibdev_path: [c_char; 256],
 }
 
+/// The calls of the data path, which the inline functions of the header make through this table.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct ibv_context_ops {
+    _before_poll: [*const c_void; 11],
+    pub(crate) poll_cq: unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int,
+    pub(crate) req_notify_cq: unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int,
+    _before_srq: [*const c_void; 7],
+    /// `None` where a device has no shared receive queues.
+    pub(crate) post_srq_recv: Option<unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
+    _before_send: [*const c_void; 4],
+    pub(crate) post_send: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int,
+    pub(crate) post_recv: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
+    _rest: [*const c_void; 5],
+}
+
 /// An open device, up to the last field read here.
 #[repr(C)]
 pub(crate) struct ibv_context {
     device: *mut ibv_device,
-    ops: [*const c_void; 32],
+    pub(crate) ops: ibv_context_ops,
     cmd_fd: c_int,
     pub(crate) async_fd: c_int,
     pub(crate) num_comp_vectors: c_int,
@@ -270,6 +286,102 @@ pub(crate) struct ibv_cq_init_attr_ex {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct ibv_sge {
+    pub(crate) addr: u64,
+    pub(crate) length: u32,
+    pub(crate) lkey: u32,
+}
+
+/// The operands of a work request: `rdma`, `atomic` or `ud` of the header's union.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) union ibv_send_wr_operands {
+    pub(crate) rdma: ibv_send_rdma,
+    pub(crate) atomic: ibv_send_atomic,
+    pub(crate) ud: ibv_send_ud,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct ibv_send_rdma {
+    pub(crate) remote_addr: u64,
+    pub(crate) rkey: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct ibv_send_atomic {
+    pub(crate) remote_addr: u64,
+    pub(crate) compare_add: u64,
+    pub(crate) swap: u64,
+    pub(crate) rkey: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct ibv_send_ud {
+    pub(crate) ah: *mut ibv_ah,
+    pub(crate) remote_qpn: u32,
+    pub(crate) remote_qkey: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct ibv_send_wr {
+    pub(crate) wr_id: u64,
+    pub(crate) next: *mut ibv_send_wr,
+    pub(crate) sg_list: *mut ibv_sge,
+    pub(crate) num_sge: c_int,
+    pub(crate) opcode: c_int,
+    pub(crate) send_flags: c_uint,
+    /// Big-endian.
+    pub(crate) imm_data: u32,
+    pub(crate) wr: ibv_send_wr_operands,
+    /// `qp_type`, and the union of memory windows and segmentation: not used here.
+    _rest: [u64; 7],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct ibv_recv_wr {
+    pub(crate) wr_id: u64,
+    pub(crate) next: *mut ibv_recv_wr,
+    pub(crate) sg_list: *mut ibv_sge,
+    pub(crate) num_sge: c_int,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct ibv_wc {
+    pub(crate) wr_id: u64,
+    pub(crate) status: c_int,
+    pub(crate) opcode: c_int,
+    pub(crate) vendor_err: u32,
+    pub(crate) byte_len: u32,
+    /// Big-endian.
+    pub(crate) imm_data: u32,
+    pub(crate) qp_num: u32,
+    pub(crate) src_qp: u32,
+    pub(crate) wc_flags: c_uint,
+    pkey_index: u16,
+    slid: u16,
+    sl: u8,
+    dlid_path_bits: u8,
+}
+
+#[repr(C)]
+pub(crate) struct ibv_qp_init_attr {
+    pub(crate) qp_context: *mut c_void,
+    pub(crate) send_cq: *mut ibv_cq,
+    pub(crate) recv_cq: *mut ibv_cq,
+    pub(crate) srq: *mut ibv_srq,
+    pub(crate) cap: ibv_qp_cap,
+    pub(crate) qp_type: c_int,
+    pub(crate) sq_sig_all: c_int,
+}
+
+#[repr(C)]
 pub(crate) struct ibv_srq_attr {
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
@@ -458,6 +570,15 @@ layouts! {
     ibv_cq_init_attr_ex (56) {
         cqe @ 0, cq_context @ 8, channel @ 16, comp_vector @ 24, wc_flags @ 32, comp_mask @ 40, flags @ 44, parent_domain @ 48,
     }
+    ibv_sge (16) { addr @ 0, length @ 8, lkey @ 12 }
+    ibv_send_wr (128) { wr_id @ 0, next @ 8, sg_list @ 16, num_sge @ 24, opcode @ 28, send_flags @ 32, imm_data @ 36, wr @ 40 }
+    ibv_recv_wr (32) { wr_id @ 0, next @ 8, sg_list @ 16, num_sge @ 24 }
+    ibv_wc (48) {
+        wr_id @ 0, status @ 8, opcode @ 12, vendor_err @ 16, byte_len @ 20, imm_data @ 24, qp_num @ 28, src_qp @ 32, wc_flags @ 36,
+        pkey_index @ 40, slid @ 42, sl @ 44, dlid_path_bits @ 45,
+    }
+    ibv_context_ops (256) { poll_cq @ 88, req_notify_cq @ 96, post_srq_recv @ 160, post_send @ 200, post_recv @ 208 }
+    ibv_qp_init_attr (64) { qp_context @ 0, send_cq @ 8, recv_cq @ 16, srq @ 24, cap @ 32, qp_type @ 52, sq_sig_all @ 56 }
     ibv_srq_attr (12) { max_wr @ 0, max_sge @ 4, srq_limit @ 8 }
     ibv_srq_init_attr (24) { srq_context @ 0, attr @ 8 }
     ibv_qp_init_attr_ex (136) {

@@ -39,6 +39,17 @@ impl Context {
     }
 }
 
+impl Context {
+    /// Makes the handle of the path to the port of `remote`. On RoCE the kernel resolves the MAC address.
+    pub(super) fn create_ah(&self, pdn: u32, remote: &QpAddress) -> Result<NonNull<ibv_ah>, ConnectError> {
+        let mut route = route(&self.port, &self.options, remote)?;
+        let pd = self.objects.borrow().pd(pdn)?;
+        // SAFETY: a domain of this device, and attributes that live through the call.
+        let ah = NonNull::new(unsafe { (self.device.api.verbs.ibv_create_ah)(pd, &raw mut route) });
+        Ok(ah.ok_or_else(|| advise(CallError::last("ibv_create_ah")))?)
+    }
+}
+
 impl Connections for Context {
     fn address(&self, qpn: u32) -> QpAddress {
         QpAddress {
@@ -115,13 +126,7 @@ impl Connections for Context {
 
     /// Returns the path of datagrams to the port of `remote`.
     fn address_vector(&self, pdn: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
-        let mut route = route(&self.port, &self.options, remote)?;
-        let pd = self.objects.borrow().pd(pdn)?;
-        let verbs = &self.device.api.verbs;
-        // On RoCE the kernel resolves the MAC address.
-        // SAFETY: a domain of this device, and attributes that live through the call.
-        let ah = NonNull::new(unsafe { (verbs.ibv_create_ah)(pd, &raw mut route) });
-        let ah = ah.ok_or_else(|| advise(CallError::last("ibv_create_ah")))?;
+        let ah = self.create_ah(pdn, remote)?;
         let mut dv = mlx5dv_ah { av: core::ptr::null(), comp_mask: 0 };
         let object = mlx5dv_obj { ah: Pair { from: ah.as_ptr(), to: &raw mut dv }, ..mlx5dv_obj::NONE };
         // SAFETY: just created, and room for the answer.
@@ -130,7 +135,7 @@ impl Connections for Context {
         let bytes = result.map(|()| unsafe { dv.av.as_ref() }.copied());
         // The device knows no address handles: WQEs carry the bytes.
         // SAFETY: just created, and this is the last use.
-        unsafe { (verbs.ibv_destroy_ah)(ah.as_ptr()) };
+        unsafe { (self.device.api.verbs.ibv_destroy_ah)(ah.as_ptr()) };
         let bytes = bytes?.ok_or_else(|| CallError::new("mlx5dv_init_obj", libc::EINVAL))?;
         Ok(DatagramSegment::parse(&bytes).vector)
     }
@@ -179,7 +184,7 @@ fn ready_to_receive(
 }
 
 /// Adds advice to an error of a transition or of an address.
-fn advise(error: CallError) -> CallError {
+pub(super) fn advise(error: CallError) -> CallError {
     let advice = match error.errno {
         libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH => "the peer's GID is not reachable from here: try to ping its address",
         libc::EINVAL => "the kernel takes no such attribute: look at the GID and P_Key index, the service level and the peer's address",

@@ -27,6 +27,9 @@ pub(crate) struct Context {
     pub(crate) port: Port,
     pub(crate) options: VerbsOptions,
     pub(crate) attr: ibv_device_attr,
+    /// Whether this crate drives the device's queues itself: an mlx5 device, unless a relay was asked for.
+    pub(crate) is_direct: bool,
+    /// All zeros where it does not.
     pub(crate) dv: mlx5dv_context,
     channel: NonNull<ibv_comp_channel>,
     pub(crate) objects: RefCell<Objects>,
@@ -50,7 +53,8 @@ impl Context {
         let list = List::get(Api::get()?)?;
         let mut first_error = None;
         for found in list.candidates(options)? {
-            match found.open().and_then(|device| Self::new(device, options)) {
+            let is_direct = found.is_mlx5() && !options.relay;
+            match found.open().and_then(|device| Self::new(device, options, is_direct)) {
                 Ok(context) => return Ok(context),
                 Err(error) => drop(first_error.get_or_insert(error)),
             }
@@ -58,22 +62,16 @@ impl Context {
         Err(first_error.unwrap_or_else(|| VerbsError::NoDevice { hint: "libibverbs lists none of libmlx5".to_owned() }))
     }
 
-    fn new(device: Opened, options: &VerbsOptions) -> Result<Self, VerbsError> {
+    fn new(device: Opened, options: &VerbsOptions, is_direct: bool) -> Result<Self, VerbsError> {
         let port = device.choose_port(options)?;
         let attr = device.attributes()?;
-        let mut dv = mlx5dv_context { comp_mask: MLX5DV_CONTEXT_MASK_CQE_COMPRESION, ..mlx5dv_context::default() };
-        // SAFETY: an open mlx5 device, and room for the fields that the mask asks for.
-        let result = unsafe { (device.api.mlx5.mlx5dv_query_device)(device.context(), &raw mut dv) };
-        CallError::check("mlx5dv_query_device", result)?;
-        if dv.flags & MLX5DV_CONTEXT_FLAGS_CQE_V1 == 0 {
-            return Err(VerbsError::OldCqes { name: device.name.clone() });
-        }
+        let dv = if is_direct { device.query_mlx5()? } else { mlx5dv_context::default() };
         // SAFETY: an open device.
         let channel = NonNull::new(unsafe { (device.api.verbs.ibv_create_comp_channel)(device.context()) });
         let channel = channel.ok_or_else(|| CallError::last("ibv_create_comp_channel"))?;
         device.never_wait_for_async_events()?;
         let alarm = Arc::new(Alarm::with_descriptor().map_err(|_| CallError::last("eventfd"))?);
-        Ok(Self { device, port, options: options.clone(), attr, dv, channel, objects: RefCell::default(), is_due: Cell::default(), alarm })
+        Ok(Self { device, port, options: options.clone(), attr, is_direct, dv, channel, objects: RefCell::default(), is_due: Cell::default(), alarm })
     }
 
     pub(crate) fn channel(&self) -> *mut ibv_comp_channel {
@@ -144,8 +142,8 @@ impl Provider for Context {
             has_atomics: self.has_atomics(),
             numa_node: self.device.numa_node,
             modes: format!(
-                "hardware, {}, firmware {firmware}, MTU {}{}",
-                self.device.api.library_file(),
+                "{}, firmware {firmware}, MTU {}{}",
+                if self.is_direct { format!("hardware, {}", self.device.api.library_file()) } else { "relay, libibverbs".to_owned() },
                 self.port.mtu,
                 self.device.numa_node.map(at).unwrap_or_default()
             ),

@@ -41,26 +41,21 @@ impl List {
         })
     }
 
-    /// Returns the devices of libmlx5.
-    pub(crate) fn mlx5(&self) -> Vec<Found<'_>> {
-        self.all().filter(Found::is_mlx5).collect()
-    }
-
-    /// Returns the devices to try, in this order, by the options' name.
+    /// Returns the devices to try, in this order, by the options' name: mlx5 devices, then those that need a relay.
     pub(crate) fn candidates(&self, options: &VerbsOptions) -> Result<Vec<Found<'_>>, VerbsError> {
-        let mlx5 = self.mlx5();
-        let names = |of: &[Found<'_>]| of.iter().map(Found::name).collect::<Vec<_>>();
+        let mut devices = self.all().filter(|found| !found.is_iwarp()).collect::<Vec<_>>();
+        devices.sort_by_key(|found| !found.is_mlx5());
         let Some(wanted) = &options.device else {
-            let hint = || format!("none of {} is an mlx5 device", names(&self.all().collect::<Vec<_>>()).join(", "));
-            return if mlx5.is_empty() { Err(VerbsError::NoDevice { hint: hint() }) } else { Ok(mlx5) };
+            let hint = || "those that it lists are iWARP devices, whose connections need rdma_cm".to_owned();
+            return if devices.is_empty() { Err(VerbsError::NoDevice { hint: hint() }) } else { Ok(devices) };
         };
-        if let Some(found) = wanted.parse::<usize>().ok().and_then(|place| mlx5.get(place)) {
+        if let Some(found) = wanted.parse::<usize>().ok().and_then(|place| devices.get(place)) {
             return Ok(vec![*found]);
         }
         match self.all().find(|found| found.name() == *wanted) {
-            Some(found) if found.is_mlx5() => Ok(vec![found]),
-            Some(found) => Err(VerbsError::NotMlx5 { name: found.name(), mlx5: names(&mlx5) }),
-            None => Err(VerbsError::NoSuchDevice { name: wanted.clone(), there: names(&mlx5) }),
+            Some(found) if found.is_iwarp() => Err(VerbsError::Iwarp { name: found.name() }),
+            Some(found) => Ok(vec![found]),
+            None => Err(VerbsError::NoSuchDevice { name: wanted.clone(), there: devices.iter().map(Found::name).collect() }),
         }
     }
 }
@@ -125,6 +120,10 @@ impl Found<'_> {
         unsafe { (self.api.mlx5.mlx5dv_is_supported)(self.pointer()) }
     }
 
+    fn is_iwarp(&self) -> bool {
+        self.device.transport_type == IBV_TRANSPORT_IWARP
+    }
+
     /// Returns the EUI-64.
     pub(crate) fn node_guid(&self) -> u64 {
         // SAFETY: a device of a list that lives.
@@ -179,6 +178,15 @@ impl Opened {
         // SAFETY: an open device, and room for the answer.
         CallError::check("ibv_query_device", unsafe { (self.api.verbs.ibv_query_device)(self.context(), &raw mut attr) })?;
         Ok(attr)
+    }
+
+    /// Returns what libmlx5 says of an mlx5 device.
+    pub(crate) fn query_mlx5(&self) -> Result<mlx5dv_context, VerbsError> {
+        let mut dv = mlx5dv_context { comp_mask: MLX5DV_CONTEXT_MASK_CQE_COMPRESION, ..mlx5dv_context::default() };
+        // SAFETY: an open mlx5 device, and room for the fields that the mask asks for.
+        let result = unsafe { (self.api.mlx5.mlx5dv_query_device)(self.context(), &raw mut dv) };
+        CallError::check("mlx5dv_query_device", result)?;
+        if dv.flags & MLX5DV_CONTEXT_FLAGS_CQE_V1 == 0 { Err(VerbsError::OldCqes { name: self.name.clone() }) } else { Ok(dv) }
     }
 
     pub(crate) fn port(&self, number: u8) -> Result<ibv_port_attr, CallError> {

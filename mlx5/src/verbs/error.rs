@@ -86,13 +86,11 @@ pub enum VerbsError {
         /// Names of the devices that exist.
         there: Vec<String>,
     },
-    /// A device of another vendor or kind.
-    #[error("{name} is not an mlx5 device; mlx5 devices here: {}", if .mlx5.is_empty() { "none".to_owned() } else { .mlx5.join(", ") })]
-    NotMlx5 {
+    /// An iWARP device.
+    #[error("{name} is an iWARP device, whose connections need rdma_cm: use an InfiniBand or RoCE device")]
+    Iwarp {
         /// The device.
         name: String,
-        /// Names of the mlx5 devices.
-        mlx5: Vec<String>,
     },
     /// This process may not open the device's file.
     #[error(

@@ -108,6 +108,8 @@ functions! {
         ibv_ack_cq_events @ "IBVERBS_1.1" (*mut ibv_cq, u32) -> ();
         ibv_get_async_event @ "IBVERBS_1.1" (*mut ibv_context, *mut ibv_async_event) -> c_int;
         ibv_ack_async_event @ "IBVERBS_1.1" (*mut ibv_async_event) -> ();
+        ibv_create_cq @ "IBVERBS_1.1" (*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int) -> *mut ibv_cq;
+        ibv_create_qp @ "IBVERBS_1.1" (*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
         ibv_destroy_cq @ "IBVERBS_1.1" (*mut ibv_cq) -> c_int;
         ibv_create_srq @ "IBVERBS_1.1" (*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq;
         ibv_destroy_srq @ "IBVERBS_1.1" (*mut ibv_srq) -> c_int;

@@ -2,6 +2,7 @@
 
 use core::ptr::NonNull;
 
+use super::abi::ibv_mr;
 use super::context::Context;
 use super::error::CallError;
 use super::pages::Memory;
@@ -18,14 +19,14 @@ impl Context {
         if access.contains(Access::REMOTE_ATOMIC) && !self.has_atomics() { Err(RegisterError::NoAtomics) } else { Ok(()) }
     }
 
-    fn register_memory(
+    pub(super) fn register_memory(
         &self,
         pdn: u32,
         addr: NonNull<u8>,
         len: usize,
         access: Access,
         memory: Option<Memory>,
-    ) -> Result<MrParts, RegisterError> {
+    ) -> Result<MrParts, CallError> {
         let objects = &mut *self.objects.borrow_mut();
         let pd = objects.pd(pdn)?;
         let (start, iova) = (addr.as_ptr().cast(), addr.as_ptr() as u64);
@@ -33,8 +34,14 @@ impl Context {
         // refused. Access bits that only newer kernels know are optional, and libibverbs drops them for older kernels.
         let mr = unsafe { (self.device.api.verbs.ibv_reg_mr_iova2)(pd, start, len, iova, access.bits()) };
         let mr = NonNull::new(mr).ok_or_else(|| refusal(CallError::last("ibv_reg_mr_iova2"), len))?;
-        // SAFETY: just created. On mlx5 both keys are the same number.
-        let key = unsafe { mr.as_ref() }.lkey;
+        // SAFETY: just created.
+        let &ibv_mr { lkey: key, rkey, .. } = unsafe { mr.as_ref() };
+        // As on mlx5 and most others; a device without remote access for the region may give no remote key.
+        if rkey != key && access.intersects(Access::REMOTE) {
+            // SAFETY: just created, and in no table.
+            unsafe { (self.device.api.verbs.ibv_dereg_mr)(mr.as_ptr()) };
+            return Err(CallError::new("ibv_reg_mr_iova2", libc::EOPNOTSUPP).advise("the device gives a region two keys; this crate needs one"));
+        }
         objects.mrs.insert(key, Region { mr, memory });
         Ok(MrParts { key, addr, len, pages: Pages::Base })
     }
@@ -44,13 +51,12 @@ impl Regions for Context {
     fn alloc_registered(&self, pdn: u32, bytes: usize, access: Access, huge: bool) -> Result<MrParts, RegisterError> {
         self.check(bytes, access)?;
         let (mut memory, pages) = Memory::new(bytes, huge).map_err(|source| RegisterError::Memory { bytes, source })?;
-        let parts = self.register_memory(pdn, memory.base(), bytes, access, Some(memory))?;
-        Ok(MrParts { pages, ..parts })
+        Ok(MrParts { pages, ..self.register_memory(pdn, memory.base(), bytes, access, Some(memory))? })
     }
 
     unsafe fn register(&self, pdn: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<MrParts, RegisterError> {
         self.check(bytes, access)?;
-        self.register_memory(pdn, addr, bytes, access, None)
+        Ok(self.register_memory(pdn, addr, bytes, access, None)?)
     }
 
     /// Deregisters the region. Returns `true` once the device does not use the memory any more; `false` if the kernel refused and the

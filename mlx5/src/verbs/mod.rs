@@ -17,11 +17,13 @@ mod memory;
 mod numbers;
 mod objects;
 mod pages;
+mod relay;
 mod tables;
 
 use std::fmt;
 
 pub(crate) use context::Context;
+pub(crate) use relay::Relay;
 pub use error::{CallError, PortState, VerbsError};
 
 /// The choice of a device behind libibverbs, and of the path to its peers. Plain data.
@@ -30,6 +32,9 @@ pub use error::{CallError, PortState, VerbsError};
 /// RoCE it uses the GID of the highest preference (version 2 before 1, IPv4 before IPv6, others before link-local).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsOptions {
+    /// Whether to reach the device through the calls of libibverbs also where direct access is possible, as for a device of another vendor
+    /// (`docs/hardware.md`). Default: only where direct access is not possible.
+    pub relay: bool,
     /// Name of the device, such as `mlx5_0`, or its position in [`DeviceEntry::all`], from 0. Default: the first with an active port.
     pub device: Option<String>,
     /// The port, from 1. Default: the first active one.
@@ -55,6 +60,7 @@ pub struct VerbsOptions {
 impl Default for VerbsOptions {
     fn default() -> Self {
         Self {
+            relay: false,
             device: None,
             port: None,
             gid_index: None,
@@ -90,11 +96,13 @@ impl VerbsOptions {
     }
 }
 
-/// An mlx5 device of this machine.
+/// An RDMA device of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceEntry {
     /// Name of the device.
     pub name: String,
+    /// Whether this crate drives the device's queues itself: an mlx5 device. A relay through libibverbs reaches the others.
+    pub is_direct: bool,
     /// EUI-64.
     pub node_guid: u64,
     /// NUMA node that the device is attached to, if the system tells.
@@ -104,7 +112,7 @@ pub struct DeviceEntry {
 }
 
 impl DeviceEntry {
-    /// Returns the mlx5 devices of this machine, in libibverbs's order.
+    /// Returns the devices of this machine: mlx5 devices, then those that are reached through a relay.
     ///
     /// # Errors
     /// The libraries are not installed, or there is no RDMA device of any kind. A device that cannot be opened is in the list.
@@ -112,11 +120,12 @@ impl DeviceEntry {
         let list = device::List::get(library::Api::get()?)?;
         let entry = |found: &device::Found<'_>| Self {
             name: found.name(),
+            is_direct: found.is_mlx5(),
             node_guid: found.node_guid(),
             numa_node: found.numa_node(),
             ports: found.open().and_then(|opened| opened.ports()),
         };
-        Ok(list.mlx5().iter().map(entry).collect())
+        Ok(list.candidates(&VerbsOptions::default())?.iter().map(entry).collect())
     }
 }
 

@@ -134,6 +134,12 @@ impl SoftCq {
         self.produced().wrapping_sub(consumed) & 0xff_ffff
     }
 
+    /// Returns the number of CQEs that the queue has room for.
+    #[must_use]
+    pub fn room(&self) -> u32 {
+        (self.mask + 1).saturating_sub(self.unconsumed())
+    }
+
     /// Finds `count` free entries at the producer; if there are fewer, this was the last attempt.
     #[inline(always)]
     fn reserve(&mut self, count: u32) -> Result<(), Overrun> {

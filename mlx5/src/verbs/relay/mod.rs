@@ -1,0 +1,494 @@
+//! Any device of libibverbs, under the data path of this crate: a relay between the formats of mlx5 and the calls of libibverbs.
+//!
+//! The queues are memory of this process, in the formats of mlx5, as on the software HCA. The hook is called after a doorbell and where a poll
+//! finds a queue empty. There the relay does what a NIC does by itself: it takes the new WQEs, posts them as work requests (`ibv_post_send`,
+//! `ibv_post_recv`, `ibv_post_srq_recv`), takes work completions (`ibv_poll_cq`) and writes them as CQEs. `docs/hardware.md` says what that costs and
+//! which devices it is for.
+//!
+//! - `sends`: WQEs of a send queue to work requests. `receives`: those of receive queues. `completions`: work completions to CQEs.
+//!
+//! A work request's `wr_id` says which WQE it was ([`Id`]).
+
+mod completions;
+mod receives;
+mod sends;
+
+use core::ptr::{NonNull, null_mut};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::task::Waker;
+
+use mlx5_hca::REGISTER_BYTES;
+
+use self::completions::CompletionRing;
+use self::receives::{ReceiveRing, Target};
+use self::sends::{Chain, SendRing};
+use super::abi::*;
+use super::connect::advise;
+use super::context::Context;
+use super::error::{CallError, VerbsError};
+use super::numbers::*;
+use super::tables::{CqObject, QpObject, foreign};
+use crate::address::{DeviceKind, QpAddress};
+use crate::config::{CqConfig, DeviceInfo};
+use crate::error::{ConnectError, CreateError, RegisterError, check};
+use crate::mmio::RegisterKind;
+use crate::provider::parts::{CqParts, MrParts, QpParts, QpRequest, Receives, RqParts, SqParts, SrqParts};
+use crate::provider::private::{CqPlace, SqPlace};
+use crate::provider::{Connections, Provider, Queues, Regions};
+use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions, CqArm, Service, WQEBB};
+
+/// Number of buffers of a work request: the bytes inside a WQE, and the memory that it names.
+const SEND_SGES: u32 = 2;
+
+/// The number of no protection domain.
+const NO_DOMAIN: u32 = 0;
+
+/// A queue pair that the device made, and the inline bytes that it takes.
+#[derive(Clone, Copy)]
+struct MadeQp {
+    qp: NonNull<ibv_qp>,
+    qpn: u32,
+    max_inline: u32,
+}
+
+/// The name of a work request.
+#[derive(Clone, Copy)]
+struct Id {
+    is_receive: bool,
+    /// Place of the queue pair, or of the receive queue, in its table.
+    place: u16,
+    /// Low bits of the number of queue pairs that had that place.
+    generation: u16,
+    wqe_opcode: u8,
+    wqe_counter: u16,
+}
+
+impl Id {
+    fn to_bits(self) -> u64 {
+        let Self { is_receive, place, generation, wqe_opcode, wqe_counter } = self;
+        u64::from(is_receive) << 63
+            | u64::from(generation & 0x7f) << 56
+            | u64::from(place) << 32
+            | u64::from(wqe_opcode) << 16
+            | u64::from(wqe_counter)
+    }
+
+    fn from_bits(bits: u64) -> Self {
+        Self {
+            is_receive: bits >> 63 != 0,
+            generation: (bits >> 56) as u16 & 0x7f,
+            place: (bits >> 32) as u16,
+            wqe_opcode: (bits >> 16) as u8,
+            wqe_counter: bits as u16,
+        }
+    }
+}
+
+/// Objects by their place. A place is used again after its object is gone.
+struct Table<T>(Vec<Option<T>>);
+
+impl<T> Default for Table<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T> Table<T> {
+    /// Returns a free place; `None` if the table holds as many objects as a place can number.
+    fn free_place(&self) -> Option<u16> {
+        let place = self.0.iter().position(Option::is_none).unwrap_or(self.0.len());
+        u16::try_from(place).ok()
+    }
+
+    fn set(&mut self, place: u16, object: T) {
+        let place = usize::from(place);
+        if place == self.0.len() {
+            self.0.push(None);
+        }
+        self.0[place] = Some(object);
+    }
+
+    fn get_mut(&mut self, place: u16) -> Option<&mut T> {
+        self.0.get_mut(usize::from(place))?.as_mut()
+    }
+
+    fn take(&mut self, place: u16) -> Option<T> {
+        self.0.get_mut(usize::from(place))?.take()
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.0.iter_mut().flatten()
+    }
+}
+
+/// An open device, its objects, and the queues that this crate's data path drives.
+pub(crate) struct Relay {
+    base: Context,
+    calls: ibv_context_ops,
+    rings: RefCell<Rings>,
+    /// Last number given to a domain, a completion queue or a shared receive queue: libibverbs has handles only.
+    last_number: Cell<u32>,
+    handles: RefCell<AddressHandles>,
+}
+
+/// The queues.
+#[derive(Default)]
+struct Rings {
+    cqs: Table<CompletionRing>,
+    receives: Table<ReceiveRing>,
+    sends: Table<SendRing>,
+    /// Number of queue pairs so far.
+    generations: u16,
+    chain: Chain,
+}
+
+/// The address handles of the paths of datagrams. A WQE names one by its place in the list.
+#[derive(Default)]
+struct AddressHandles {
+    list: Vec<(u32, NonNull<ibv_ah>)>,
+    places: HashMap<(u32, u16, [u8; 16]), u32>,
+}
+
+/// Makes the error for more objects of a kind than a [`Table`] holds.
+fn full(what: &'static str) -> CreateError {
+    CreateError::Exhausted { what, max: 1 << 16 }
+}
+
+fn refused(call: &'static str) -> CreateError {
+    advise(CallError::last(call)).into()
+}
+
+impl Relay {
+    /// Makes the relay of an open device.
+    pub(crate) fn new(base: Context) -> Result<Self, VerbsError> {
+        // SAFETY: an open device, whose table does not change.
+        let calls = unsafe { base.device.context.as_ref() }.ops;
+        Ok(Self { base, calls, rings: RefCell::default(), last_number: Cell::new(0), handles: RefCell::default() })
+    }
+
+    fn number(&self) -> u32 {
+        self.last_number.set(self.last_number.get() + 1);
+        self.last_number.get()
+    }
+
+    /// Posts the new WQEs of the queue pair whose doorbell `offset` names.
+    pub(crate) fn ring(&self, offset: usize) {
+        let Rings { receives, sends, chain, .. } = &mut *self.rings.borrow_mut();
+        let Some(ring) = sends.get_mut((offset / REGISTER_BYTES) as u16) else { return };
+        // First, so that an answer finds them.
+        receives.iter_mut().for_each(|ring| ring.relay(&self.calls));
+        if ring.relay(&self.calls, chain, &self.handles.borrow().list).is_err() {
+            self.base.fail_qp(ring.qpn);
+        }
+    }
+
+    /// Posts new receives and takes work completions. Returns whether there are new CQEs.
+    pub(crate) fn empty_poll(&self) -> bool {
+        let Rings { cqs, receives, sends, .. } = &mut *self.rings.borrow_mut();
+        receives.iter_mut().for_each(|ring| ring.relay(&self.calls));
+        let mut has_new = false;
+        for ring in cqs.iter_mut() {
+            has_new |= ring.relay(&self.calls, sends);
+        }
+        for ring in sends.iter_mut().filter(|ring| ring.has_refused()) {
+            if let Some(cq) = cqs.get_mut(ring.send_cq) {
+                has_new |= ring.complete_refused(cq);
+            }
+        }
+        has_new
+    }
+
+    /// Makes the ring of a receive queue of the device. Returns its place, and its parts.
+    fn create_receives(&self, target: Target, depth: u32, max_sge: usize) -> Result<(u16, RqParts), CreateError> {
+        let receives = &mut self.rings.borrow_mut().receives;
+        let place = receives.free_place().ok_or_else(|| full("receive queues"))?;
+        let ring = ReceiveRing::new(place, target, depth, max_sge)?;
+        let parts = ring.parts();
+        receives.set(place, ring);
+        Ok((place, parts))
+    }
+
+    /// Creates the device's queue pair: with room for inline data if the device has it, as a device without takes the bytes from the send queue.
+    fn create_on_device(&self, request: &QpRequest<'_>, wqe_cnt: u32) -> Result<MadeQp, CreateError> {
+        let objects = self.base.objects.borrow();
+        let (mut srq, mut cap) = (null_mut(), ibv_qp_cap { max_send_wr: wqe_cnt, max_send_sge: SEND_SGES, ..ibv_qp_cap::default() });
+        match request.receives {
+            Receives::Shared(srqn) => srq = objects.srqs.get(&srqn).ok_or_else(foreign)?.as_ptr(),
+            Receives::Own { depth, max_sge } => (cap.max_recv_wr, cap.max_recv_sge) = (depth.next_power_of_two(), (max_sge as u32).max(1)),
+        }
+        let qp_type = if request.service == Service::Datagram { IBV_QPT_UD } else { IBV_QPT_RC };
+        let (send_cq, recv_cq, pd) = (objects.cq(request.send_cq)?, objects.cq(request.recv_cq)?, objects.pd(request.pd)?);
+        let mut last = None;
+        for max_inline_data in [request.config.max_inline_data as u32, 0] {
+            let cap = ibv_qp_cap { max_inline_data, ..cap };
+            let mut attr = ibv_qp_init_attr { qp_context: null_mut(), send_cq, recv_cq, srq, cap, qp_type, sq_sig_all: 0 };
+            // SAFETY: objects of this device, and attributes that live through the call.
+            match NonNull::new(unsafe { (self.base.device.api.verbs.ibv_create_qp)(pd, &raw mut attr) }) {
+                // SAFETY: just created.
+                Some(qp) => return Ok(MadeQp { qp, qpn: unsafe { qp.as_ref() }.qp_num, max_inline: attr.cap.max_inline_data }),
+                None => last = Some(refused("ibv_create_qp")),
+            }
+        }
+        Err(last.unwrap_or(CreateError::Unsupported { what: "queue pairs" }))
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        for (_, ah) in self.handles.borrow_mut().list.drain(..).filter(|(of, _)| *of != NO_DOMAIN) {
+            // SAFETY: no queue pair uses it any more: every queue pair kept the device open.
+            unsafe { (self.base.device.api.verbs.ibv_destroy_ah)(ah.as_ptr()) };
+        }
+    }
+}
+
+impl Provider for Relay {
+    fn kind(&self) -> DeviceKind {
+        self.base.kind()
+    }
+
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo { comp_vectors: 1, ..self.base.info() }
+    }
+
+    fn wait(&self, timeout_ns: Option<u64>) -> bool {
+        // The receives posted since the last poll.
+        self.empty_poll();
+        self.base.wait(timeout_ns)
+    }
+
+    fn waker(&self) -> Waker {
+        self.base.waker()
+    }
+
+    fn take_async_event(&self) -> Option<AsyncEvent> {
+        self.base.take_async_event()
+    }
+
+    fn events_taken(&self, cqn: u32) -> u8 {
+        self.base.events_taken(cqn)
+    }
+
+    fn armed(&self, cqn: u32, command: &CqArm) {
+        if let Ok(cq) = self.base.objects.borrow().cq(cqn) {
+            // SAFETY: a queue of this device.
+            unsafe { (self.calls.req_notify_cq)(cq, command.solicited_only.into()) };
+        }
+        // Completions from before the command give no event.
+        self.empty_poll();
+    }
+
+    fn holds_what_was_armed_for(&self) {
+        self.base.holds_what_was_armed_for();
+    }
+}
+
+impl Regions for Relay {
+    fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<MrParts, RegisterError> {
+        self.base.alloc_registered(pd, bytes, access, huge)
+    }
+
+    unsafe fn register(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<MrParts, RegisterError> {
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.base.register(pd, addr, bytes, access) }
+    }
+
+    fn try_deregister(&self, key: u32) -> bool {
+        self.base.try_deregister(key)
+    }
+
+    fn deregister(&self, key: u32) {
+        self.base.deregister(key);
+    }
+}
+
+impl Queues for Relay {
+    fn alloc_pd(&self) -> Result<u32, CreateError> {
+        // SAFETY: an open device.
+        let pd = unsafe { (self.base.device.api.verbs.ibv_alloc_pd)(self.base.device.context()) };
+        let pd = NonNull::new(pd).ok_or_else(|| refused("ibv_alloc_pd"))?;
+        let pdn = self.number();
+        self.base.objects.borrow_mut().pds.insert(pdn, pd);
+        Ok(pdn)
+    }
+
+    fn dealloc_pd(&self, pdn: u32) {
+        let AddressHandles { list, places } = &mut *self.handles.borrow_mut();
+        places.retain(|(of, ..), _| *of != pdn);
+        // The others keep their places.
+        for (of, ah) in list.iter_mut().filter(|(of, _)| *of == pdn) {
+            // SAFETY: no queue pair of that domain exists any more, and no WQE of another finds the handle.
+            unsafe { (self.base.device.api.verbs.ibv_destroy_ah)(ah.as_ptr()) };
+            *of = NO_DOMAIN;
+        }
+        self.base.dealloc_pd(pdn);
+    }
+
+    fn create_cq(&self, config: &CqConfig) -> Result<CqParts, CreateError> {
+        check("the number of CQ entries", config.entries.into(), 1, self.base.info().max_cqe.into())?;
+        if config.compression {
+            return Err(CreateError::Unsupported { what: "compression of CQEs, which a relayed device does not do" });
+        }
+        let place = CqPlace::new(config)?;
+        let entries = place.entries;
+        // SAFETY: an open device and its channel.
+        let cq = unsafe {
+            let create = self.base.device.api.verbs.ibv_create_cq;
+            create(self.base.device.context(), entries as i32, null_mut(), self.base.channel(), config.comp_vector as i32)
+        };
+        let cq = NonNull::new(cq).ok_or_else(|| refused("ibv_create_cq"))?;
+        let cqs = &mut self.rings.borrow_mut().cqs;
+        let Some(index) = cqs.free_place() else {
+            // SAFETY: just created, and in no table.
+            unsafe { (self.base.device.api.verbs.ibv_destroy_cq)(cq.as_ptr()) };
+            return Err(full("completion queues"));
+        };
+        let (buffer, record) = (place.buffer, place.record);
+        cqs.set(index, CompletionRing::new(cq, place, config.cqe_bytes));
+        // The number is the place. No register takes the command to arm the queue.
+        let cqn = u32::from(index);
+        self.base.objects.borrow_mut().cqs.insert(cqn, CqObject { cq, uar: NonNull::dangling(), events: 0 });
+        Ok(CqParts { cqn, buffer, entries, stride: config.cqe_bytes as usize, record })
+    }
+
+    fn destroy_cq(&self, cqn: u32) {
+        self.base.destroy_cq(cqn);
+        self.rings.borrow_mut().cqs.take(cqn as u16);
+    }
+
+    fn create_srq(&self, pdn: u32, depth: u32, max_sge: usize) -> Result<SrqParts, CreateError> {
+        let info = self.base.info();
+        if info.max_srq_wr == 0 || self.calls.post_srq_recv.is_none() {
+            return Err(CreateError::Unsupported { what: "shared receive queues" });
+        }
+        check("the depth of a receive queue", depth.into(), 1, info.max_srq_wr.into())?;
+        check("the number of buffers of a receive", max_sge as u64, 0, info.max_recv_sge.into())?;
+        let pd = self.base.objects.borrow().pd(pdn)?;
+        let attr = ibv_srq_attr { max_wr: depth, max_sge: (max_sge as u32).max(1), srq_limit: 0 };
+        let mut attr = ibv_srq_init_attr { srq_context: null_mut(), attr };
+        // SAFETY: a domain of this device, and attributes that live through the call.
+        let srq = unsafe { (self.base.device.api.verbs.ibv_create_srq)(pd, &raw mut attr) };
+        let srq = NonNull::new(srq).ok_or_else(|| refused("ibv_create_srq"))?;
+        let created = self.create_receives(Target::Shared(srq), depth, max_sge);
+        if created.is_err() {
+            // SAFETY: just created, and in no table.
+            unsafe { (self.base.device.api.verbs.ibv_destroy_srq)(srq.as_ptr()) };
+        }
+        let (_, RqParts { buffer, wqe_cnt, stride, record }) = created?;
+        let srqn = self.number();
+        self.base.objects.borrow_mut().srqs.insert(srqn, srq);
+        Ok(SrqParts { srqn, buffer, wqe_cnt, stride, record })
+    }
+
+    fn destroy_srq(&self, srqn: u32) {
+        let srq = self.base.objects.borrow().srqs.get(&srqn).copied();
+        self.rings.borrow_mut().receives.0.iter_mut().for_each(|ring| {
+            ring.take_if(|ring| srq.is_some_and(|srq| ring.is_of(srq)));
+        });
+        self.base.destroy_srq(srqn);
+    }
+
+    fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
+        let (config, info) = (request.config, self.base.info());
+        check("max_send_wr", config.max_send_wr.into(), 1, info.max_send_wr.into())?;
+        if config.scatter_to_cqe {
+            return Err(CreateError::Unsupported { what: "data in the CQE, which a relayed device does not write" });
+        }
+        if let Receives::Own { depth, max_sge } = request.receives {
+            check("the depth of a receive queue", depth.into(), 1, info.max_recv_wr.into())?;
+            check("the number of buffers of a receive", max_sge as u64, 0, info.max_recv_sge.into())?;
+        }
+        let sq = SqPlace::new(config, RegisterKind::Unread)?;
+        let made = self.create_on_device(request, sq.wqe_cnt.into())?;
+        let opened = self.open_qp(request, sq, made);
+        if opened.is_err() {
+            // SAFETY: just created, and in no table.
+            unsafe { (self.base.device.api.verbs.ibv_destroy_qp)(made.qp.as_ptr()) };
+        }
+        opened
+    }
+
+    fn destroy_qp(&self, qpn: u32) {
+        self.base.destroy_qp(qpn);
+        // Its completions are in the queues of libibverbs, with those of others: they belong into the rings, where the driver looks for them.
+        self.empty_poll();
+        let Rings { sends, receives, .. } = &mut *self.rings.borrow_mut();
+        let place = sends.0.iter().position(|ring| ring.as_ref().is_some_and(|ring| ring.qpn == qpn));
+        let Some(ring) = place.and_then(|place| sends.take(place as u16)) else { return };
+        self.base.deregister(ring.key);
+        if let Some(rq) = ring.own_receives {
+            receives.take(rq);
+        }
+    }
+}
+
+impl Relay {
+    /// Makes the queues of a queue pair that the device made.
+    fn open_qp(&self, request: &QpRequest<'_>, sq: SqPlace, made: MadeQp) -> Result<QpParts, CreateError> {
+        // The device takes inline bytes from the queue where it has no room for them.
+        let key = self.base.register_memory(request.pd, sq.buffer, usize::from(sq.wqe_cnt) * WQEBB, Access::empty(), None)?.key;
+        let parts = self.open_rings(request, sq, made, key);
+        if parts.is_err() {
+            self.base.deregister(key);
+        }
+        parts
+    }
+
+    fn open_rings(&self, request: &QpRequest<'_>, sq: SqPlace, made: MadeQp, key: u32) -> Result<QpParts, CreateError> {
+        let own = match request.receives {
+            Receives::Shared(_) => None,
+            Receives::Own { depth, max_sge } => Some(self.create_receives(Target::Own(made.qp), depth, max_sge)?),
+        };
+        let Rings { sends, generations, .. } = &mut *self.rings.borrow_mut();
+        let place = sends.free_place().ok_or_else(|| full("queue pairs"))?;
+        *generations = generations.wrapping_add(1);
+        let parts = sq.parts(made.qpn, request.config, RegisterKind::Unread, usize::from(place) * REGISTER_BYTES);
+        sends.set(place, SendRing::new(made, place, *generations, sq, key, own.as_ref().map(|(place, _)| *place), request));
+        self.base.objects.borrow_mut().qps.insert(made.qpn, QpObject::new(made.qp));
+        Ok(QpParts { sq: SqParts { has_atomics: self.base.has_atomics(), ..parts }, rq: own.map(|(_, parts)| parts) })
+    }
+}
+
+impl Connections for Relay {
+    fn address(&self, qpn: u32) -> QpAddress {
+        self.base.address(qpn)
+    }
+
+    fn initialize(&self, qpn: u32) -> Result<(), ConnectError> {
+        self.base.initialize(qpn)
+    }
+
+    fn connect(&self, qpn: u32, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError> {
+        self.empty_poll();
+        self.base.connect(qpn, remote, options)
+    }
+
+    fn ready_to_send(&self, qpn: u32) -> Result<(), ConnectError> {
+        self.base.ready_to_send(qpn)
+    }
+
+    fn activate_datagrams(&self, qpn: u32, qkey: u32) -> Result<(), ConnectError> {
+        self.base.activate_datagrams(qpn, qkey)
+    }
+
+    fn fail_qp(&self, qpn: u32) {
+        self.base.fail_qp(qpn);
+    }
+
+    /// Returns a vector whose GID is the place of the address handle: only the relay reads it.
+    fn address_vector(&self, pdn: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
+        let AddressHandles { list, places } = &mut *self.handles.borrow_mut();
+        let place = match places.entry((pdn, remote.lid, remote.gid)) {
+            std::collections::hash_map::Entry::Occupied(known) => *known.get(),
+            std::collections::hash_map::Entry::Vacant(new) => {
+                let ah = self.base.create_ah(pdn, remote)?;
+                list.push((pdn, ah));
+                *new.insert(list.len() as u32 - 1)
+            }
+        };
+        let mut rgid = [0; 16];
+        rgid[..4].copy_from_slice(&place.to_be_bytes());
+        Ok(AddressVector { rgid, ..AddressVector::default() })
+    }
+}

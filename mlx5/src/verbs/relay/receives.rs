@@ -1,0 +1,105 @@
+//! A receive queue, whose WQEs become work requests.
+
+use core::ffi::c_int;
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use super::super::abi::*;
+use super::Id;
+use crate::error::CreateError;
+use crate::provider::parts::RqParts;
+use crate::provider::private::PrivateMemory;
+use crate::wire::{DataSegment, INVALID_LKEY, MAX_RECV_SGE, NextSegment, SEGMENT, WQEBB, queue_record_index};
+
+/// The queue of the device.
+#[derive(Clone, Copy)]
+pub(super) enum Target {
+    Shared(NonNull<ibv_srq>),
+    Own(NonNull<ibv_qp>),
+}
+
+/// A receive queue in memory of this process. The record lies before the WQEs.
+pub(super) struct ReceiveRing {
+    target: Target,
+    place: u16,
+    _memory: PrivateMemory,
+    record: NonNull<AtomicU32>,
+    buffer: NonNull<u8>,
+    wqe_cnt: u16,
+    stride: usize,
+    /// Receives posted.
+    posted: u16,
+    /// WQE of a shared queue that is posted next.
+    head: u16,
+}
+
+impl ReceiveRing {
+    pub(super) fn new(place: u16, target: Target, depth: u32, max_sge: usize) -> Result<Self, CreateError> {
+        let is_linked = matches!(target, Target::Shared(_));
+        // One WQE of a shared queue stays in the driver's hands.
+        let wqe_cnt = (depth + u32::from(is_linked)).next_power_of_two() as u16;
+        let stride = (SEGMENT * (max_sge.max(1) + usize::from(is_linked))).next_power_of_two();
+        let (memory, first) = PrivateMemory::new("a receive queue", WQEBB + usize::from(wqe_cnt) * stride, WQEBB)?;
+        // SAFETY: inside the new memory.
+        let buffer = unsafe { first.add(WQEBB) };
+        Ok(Self { target, place, _memory: memory, record: first.cast(), buffer, wqe_cnt, stride, posted: 0, head: 0 })
+    }
+
+    pub(super) fn parts(&self) -> RqParts {
+        RqParts { buffer: self.buffer, wqe_cnt: self.wqe_cnt, stride: self.stride, record: self.record }
+    }
+
+    pub(super) fn is_of(&self, srq: NonNull<ibv_srq>) -> bool {
+        matches!(self.target, Target::Shared(own) if own == srq)
+    }
+
+    /// Posts the new receives, as many as the device takes now; the others stay for the next call.
+    pub(super) fn relay(&mut self, calls: &ibv_context_ops) {
+        // SAFETY: the record lives as long as the queue; the driver stores it through the same atomic type.
+        let producer = queue_record_index(unsafe { self.record.as_ref() }.load(Ordering::Acquire));
+        while self.posted != producer {
+            if !self.post(calls) {
+                return;
+            }
+        }
+    }
+
+    /// Posts the next receive. Returns whether the device took it.
+    fn post(&mut self, calls: &ibv_context_ops) -> bool {
+        let is_linked = matches!(self.target, Target::Shared(_));
+        let mask = self.wqe_cnt - 1;
+        let index = if is_linked { self.head } else { self.posted } & mask;
+        // SAFETY: a WQE inside the queue, which the driver has finished.
+        let segment = |at: usize| unsafe { self.buffer.add(usize::from(index) * self.stride + at * SEGMENT).cast::<[u8; SEGMENT]>().read() };
+        let mut sges = [ibv_sge::default(); MAX_RECV_SGE as usize + 1];
+        let mut count = 0;
+        for (at, sge) in (usize::from(is_linked)..self.stride / SEGMENT).zip(&mut sges) {
+            let DataSegment { byte_count, lkey, addr } = DataSegment::parse(&segment(at));
+            if lkey == INVALID_LKEY {
+                break;
+            }
+            *sge = ibv_sge { addr, length: byte_count, lkey };
+            count += 1;
+        }
+        let wqe_counter = if is_linked { index } else { self.posted };
+        let wr_id = Id { is_receive: true, place: self.place, generation: 0, wqe_opcode: 0, wqe_counter }.to_bits();
+        let mut request = ibv_recv_wr { wr_id, next: null_mut(), sg_list: sges.as_mut_ptr(), num_sge: count as c_int };
+        let mut bad = null_mut();
+        // SAFETY: a queue of this device; request and buffers live through the call.
+        let result = unsafe {
+            match (self.target, calls.post_srq_recv) {
+                (Target::Shared(srq), Some(post)) => post(srq.as_ptr(), &raw mut request, &raw mut bad),
+                (Target::Shared(_), None) => return false,
+                (Target::Own(qp), _) => (calls.post_recv)(qp.as_ptr(), &raw mut request, &raw mut bad),
+            }
+        };
+        if result != 0 {
+            return false;
+        }
+        self.posted = self.posted.wrapping_add(1);
+        if is_linked {
+            self.head = NextSegment::parse(&segment(0)).next_wqe_index & mask;
+        }
+        true
+    }
+}
