@@ -332,7 +332,7 @@ pub use completions::cqe::{CompletionError, Cqe};
 pub use completions::fast_map::FastMap;
 pub use completions::mono_cq::{Found, MonoCq};
 pub use config::{CqConfig, DeviceInfo, NullOptions, Pages, QpConfig, QpState};
-pub use device::{CompletionQueue, CqRef, Device, DeviceSpec, Pd};
+pub use device::{Device, DeviceSpec, Pd};
 pub use endpoint::{Endpoint, EndpointAddress, EndpointConfig, EndpointError};
 pub use error::{ConnectError, CreateError, OpenError, RegisterError};
 pub use mlx5_hca as hca;

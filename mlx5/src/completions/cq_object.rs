@@ -69,17 +69,15 @@ pub(crate) struct CqObject {
     pub(crate) entries: CqEntries,
     /// The consumer word of the doorbell record.
     pub(crate) record: NonNull<AtomicU32>,
-    /// Queue pair of the compressed session that the poll opened last.
+    /// Queue pair of the compressed session that is being handed out.
     pub(crate) session_qpn: Cell<u32>,
-    /// The counter after that session, if it is above the consumer; else a counter at most one lap behind the consumer.
-    pub(crate) session_end: Cell<u32>,
 }
 
 impl CqObject {
     pub(crate) fn new(parts: &CqParts, control: &Control) -> Self {
         let entries = CqEntries::new(parts);
         let &CqParts { cqn, record, .. } = parts;
-        Self { cqn, control: control.clone(), entries, record, session_qpn: Cell::new(NO_QPN), session_end: Cell::new(0) }
+        Self { cqn, control: control.clone(), entries, record, session_qpn: Cell::new(NO_QPN) }
     }
 
     /// Reassigns every completion of queue pair `qpn` that is still in the queue to [`NO_QPN`]. The device has destroyed the queue pair, so
@@ -91,13 +89,9 @@ impl CqObject {
         }
         // SAFETY: the record lives as long as this object.
         let consumed = u32::from_be(unsafe { self.record.as_ref() }.load(Ordering::Relaxed));
-        // The entries of an open session are not CQEs: the scan starts at the first CQE after the session. The difference is signed, with
-        // 24 bits.
-        let in_session = self.session_end.get().wrapping_sub(consumed) << 8;
-        let start = if in_session as i32 > 0 { consumed.wrapping_add(in_session >> 8) } else { consumed };
         let mut next = 0;
         while next < self.entries.count() {
-            let counter = start.wrapping_add(next);
+            let counter = consumed.wrapping_add(next);
             let place = self.entries.place(counter);
             // SAFETY: inside the buffer; the device writes this byte last, and only whole.
             let op_own = unsafe { place.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire);

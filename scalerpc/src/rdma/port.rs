@@ -1,8 +1,9 @@
 //! The part of a device that both ends need: the device, its protection domain, and the queue of their completions.
 
+use core::borrow::Borrow;
+
 use mlx5::{
-    Access, AsyncEvent, CompletionQueue, Device, Inline, Mr, Payload, Pd, PostError, QpAddress, QpConfig, RcQp, ReceiveSource, Signal,
-    Write, WriteImm,
+    Access, AsyncEvent, Cq, Device, Inline, Mr, Payload, Pd, PostError, QpAddress, QpConfig, RcQp, ReceiveSource, Signal, Write, WriteImm,
 };
 
 use super::{MAX_INLINE_BYTES, RdmaOptions, SetupError};
@@ -17,7 +18,7 @@ pub(super) struct Port<C> {
     options: RdmaOptions,
 }
 
-impl<C: CompletionQueue> Port<C> {
+impl<C: Borrow<Cq>> Port<C> {
     pub(super) fn on(device: &Device, cq: C, options: &RdmaOptions) -> Result<Self, SetupError> {
         Ok(Self { cq, pd: device.alloc_pd()?, device: device.clone(), options: options.clone() })
     }
@@ -47,7 +48,7 @@ impl<C: CompletionQueue> Port<C> {
             scatter_to_cqe: false,
             lane_slots: 16,
         };
-        Ok(self.pd.create_qp(&self.cq, &self.cq, ReceiveSource::Own { depth: receives.max(1), max_sge: 0 }, &config)?)
+        Ok(self.pd.create_qp(self.cq.borrow(), self.cq.borrow(), ReceiveSource::Own { depth: receives.max(1), max_sge: 0 }, &config)?)
     }
 
     pub(super) fn connect(&self, qp: &mut RcQp, to: &QpAddress) -> Result<(), SetupError> {
