@@ -152,7 +152,7 @@ impl ContextBuilder {
     fn too_many(&self, error: CreateError) -> BuildError {
         let (endpoints, batches_in_flight) = (self.endpoints, self.outstanding.batches);
         match error {
-            CreateError::OutOfRange { value, max, .. } if value > max && self.srq_size.is_none() => {
+            CreateError::Refused(mlx5::hca::CreateError::OutOfRange { value, max, .. }) if value > max && self.srq_size.is_none() => {
                 BuildError::TooManyEndpoints { endpoints, batches_in_flight, max: self.outstanding.endpoints(max) }
             }
             error => error.into(),

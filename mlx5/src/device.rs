@@ -5,12 +5,12 @@ use std::rc::Rc;
 use std::task::Waker;
 use std::time::Duration;
 
-use mlx5_hca::{Hca, Simulated, Simulation, SoftOptions};
+use mlx5_hca::{DeviceInfo, Hca, Simulated, Simulation, SoftOptions};
 use shm::sleep::{Sleeper, Watch};
 
 use crate::completions::cq::Cq;
 use crate::completions::mono_cq::MonoCq;
-use crate::config::{CqConfig, DeviceInfo, NullOptions, QpConfig};
+use crate::config::{CqConfig, NullOptions, QpConfig};
 use crate::error::{CreateError, OpenError, RegisterError};
 use crate::mr::Mr;
 use crate::pd::PdObject;

@@ -9,7 +9,9 @@ use crate::completions::cq::Cq;
 use crate::completions::cqe::CompletionError;
 use crate::config::{QpConfig, QpState};
 use crate::device::{Device, Pd};
-use crate::error::{ConnectError, CreateError, RegisterError, check};
+use mlx5_hca::check;
+
+use crate::error::{ConnectError, CreateError, RegisterError};
 use crate::mr::{Mr, OutOfBounds};
 use crate::ops::{CompareSwap, FetchAdd, PostError, RcOperation, Read, Send, Write};
 use crate::queues::qp::ReceiveSource;
@@ -183,9 +185,10 @@ impl Device {
 impl Endpoint {
     fn new(device: &Device, pd: &Pd, config: EndpointConfig) -> Result<Self, EndpointError> {
         let EndpointConfig { depth, message_bytes, memory_bytes, .. } = config;
-        check("depth", depth.into(), 1, 4096)?;
-        check("message_bytes", message_bytes.into(), 1, 1 << 20)?;
-        check("memory_bytes", memory_bytes as u64, 1, isize::MAX as u64)?;
+        check("depth", depth.into(), 1, 4096)
+            .and_then(|()| check("message_bytes", message_bytes.into(), 1, 1 << 20))
+            .and_then(|()| check("memory_bytes", memory_bytes as u64, 1, isize::MAX as u64))
+            .map_err(CreateError::from)?;
         let cq = device.create_cq(depth + 1)?;
         let own = ReceiveSource::Own { depth, max_sge: 1 };
         let qp = pd.create_qp(&cq, &cq, own, &QpConfig { max_send_wr: 1, ..QpConfig::default() })?;

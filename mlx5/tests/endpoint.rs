@@ -135,7 +135,7 @@ fn an_endpoint_that_is_not_connected_says_so_and_sizes_have_ranges() {
         EndpointConfig { memory_bytes: 0, ..default },
     ] {
         let error = device.endpoint(config).unwrap_err();
-        assert!(matches!(error, EndpointError::Create(CreateError::OutOfRange { .. })), "{error}");
+        assert!(matches!(error, EndpointError::Create(CreateError::Refused(hca::CreateError::OutOfRange { .. }))), "{error}");
     }
     let address = alone.address();
     assert_eq!(EndpointAddress::from_bytes(&address.to_bytes()), Some(address));

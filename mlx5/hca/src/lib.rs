@@ -59,11 +59,11 @@ pub use debug::rule::{Queue, Rule, Violation};
 #[doc(hidden)]
 pub use debug::testing;
 pub use debug::vendor::text as vendor_text;
-pub use error::{ConnectError, CreateError, OpenError, RegisterError};
-pub use hca::{Hca, Info, MAX_LANE_SLOTS, MAX_MR, MAX_QP};
+pub use error::{ConnectError, CreateError, OpenError, RegisterError, check, check_region};
+pub use hca::{COMP_VECTORS, DeviceInfo, Hca, MAX_LANE_SLOTS};
 pub use mlx5_wire as wire;
 pub use mlx5_wire::{Access, AsyncEvent, ConnectOptions, Service};
-pub use objects::request::{Address, CqMemory, QpMemory, Receives, Region, RqMemory, SqMemory};
+pub use objects::request::{Address, CqMemory, Pages, QpMemory, Receives, Region, RqMemory, SqMemory};
 pub use options::{FabricSpec, Gid, GidKind, Port, SoftOptions};
 pub use queues::cq;
 pub use queues::qp::REGISTER_BYTES;

@@ -56,7 +56,7 @@ impl fmt::Debug for Cq {
 
 impl Cq {
     pub(crate) fn create(control: &Control, config: &CqConfig) -> Result<Self, CreateError> {
-        let object = Rc::new(CqObject::new(&control.create_cq(config)?, control));
+        let object = CqObject::create(control, config)?;
         let entries = object.entries;
         Ok(Self {
             entries,

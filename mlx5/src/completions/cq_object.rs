@@ -3,10 +3,14 @@
 use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::rc::Rc;
 
+use mlx5_hca::CqMemory;
+
+use crate::config::CqConfig;
+use crate::error::CreateError;
 use crate::mmio::udma_from_device_barrier;
 use crate::provider::control::Control;
-use crate::provider::parts::CqParts;
 use crate::wire::{CQE_BYTES, CqeFormat, CqeOpcode, NO_QPN, OP_OWN_OFFSET, QPN_OFFSET, ResponderCqe, TitleCqe};
 
 /// The entries of a completion queue, which live as long as its [`CqObject`].
@@ -21,10 +25,11 @@ pub(crate) struct CqEntries {
 }
 
 impl CqEntries {
-    fn new(parts: &CqParts) -> Self {
+    fn new(&CqMemory { buffer, entries, cqe_bytes, .. }: &CqMemory) -> Self {
+        let stride = cqe_bytes as usize;
         // SAFETY: the buffer holds `entries` entries of `stride` bytes, 64 or 128.
-        let first = unsafe { parts.buffer.add(parts.stride - CQE_BYTES) };
-        Self { first, stride: parts.stride, log_entries: parts.entries.trailing_zeros(), mask: parts.entries - 1 }
+        let first = unsafe { buffer.add(stride - CQE_BYTES) };
+        Self { first, stride, log_entries: entries.trailing_zeros(), mask: entries - 1 }
     }
 
     pub(crate) fn count(&self) -> u32 {
@@ -74,10 +79,10 @@ pub(crate) struct CqObject {
 }
 
 impl CqObject {
-    pub(crate) fn new(parts: &CqParts, control: &Control) -> Self {
-        let entries = CqEntries::new(parts);
-        let &CqParts { cqn, record, .. } = parts;
-        Self { cqn, control: control.clone(), entries, record, session_qpn: Cell::new(NO_QPN) }
+    pub(crate) fn create(control: &Control, config: &CqConfig) -> Result<Rc<Self>, CreateError> {
+        let (cqn, memory) = control.create_cq(config)?;
+        let (entries, record, session_qpn) = (CqEntries::new(&memory), memory.record.cast(), Cell::new(NO_QPN));
+        Ok(Rc::new(Self { cqn, control: control.clone(), entries, record, session_qpn }))
     }
 
     /// Reassigns every completion of queue pair `qpn` that is still in the queue to [`NO_QPN`]. The device has destroyed the queue pair, so

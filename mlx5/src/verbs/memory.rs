@@ -5,11 +5,11 @@ use core::ptr::NonNull;
 use super::context::Context;
 use super::error::CallError;
 use super::pages::Memory;
-use super::tables::Region;
-use crate::config::Pages;
-use crate::error::{RegisterError, check_region};
+use super::tables::MrObject;
+use mlx5_hca::{Pages, Region, RegisterError as Refused, check_region};
+
+use crate::error::RegisterError;
 use crate::provider::Regions;
-use crate::provider::parts::MrParts;
 use crate::wire::Access;
 
 impl Context {
@@ -25,7 +25,7 @@ impl Context {
         len: usize,
         access: Access,
         memory: Option<Memory>,
-    ) -> Result<MrParts, RegisterError> {
+    ) -> Result<Region, RegisterError> {
         let objects = &mut *self.objects.borrow_mut();
         let pd = objects.pd(pdn)?;
         let (start, iova) = (addr.as_ptr().cast(), addr.as_ptr() as u64);
@@ -35,20 +35,20 @@ impl Context {
         let mr = NonNull::new(mr).ok_or_else(|| refusal(CallError::last("ibv_reg_mr_iova2"), len))?;
         // SAFETY: just created. On mlx5 both keys are the same number.
         let key = unsafe { mr.as_ref() }.lkey;
-        objects.mrs.insert(key, Region { mr, memory });
-        Ok(MrParts { key, addr, len, pages: Pages::Base })
+        objects.mrs.insert(key, MrObject { mr, memory });
+        Ok(Region { key, addr, len, pages: Pages::Base })
     }
 }
 
 impl Regions for Context {
-    fn alloc_registered(&self, pdn: u32, bytes: usize, access: Access, huge: bool) -> Result<MrParts, RegisterError> {
+    fn alloc_registered(&self, pdn: u32, bytes: usize, access: Access, huge: bool) -> Result<Region, RegisterError> {
         self.check(bytes, access)?;
-        let (mut memory, pages) = Memory::new(bytes, huge).map_err(|source| RegisterError::Memory { bytes, source })?;
+        let (mut memory, pages) = Memory::new(bytes, huge).map_err(|source| Refused::Memory { bytes, source })?;
         let parts = self.register_memory(pdn, memory.base(), bytes, access, Some(memory))?;
-        Ok(MrParts { pages, ..parts })
+        Ok(Region { pages, ..parts })
     }
 
-    unsafe fn register(&self, pdn: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<MrParts, RegisterError> {
+    unsafe fn register(&self, pdn: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<Region, RegisterError> {
         self.check(bytes, access)?;
         self.register_memory(pdn, addr, bytes, access, None)
     }
