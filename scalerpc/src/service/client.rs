@@ -268,14 +268,10 @@ fn timed_out(error: MeetError) -> MeetError {
 /// Returns whether another attempt may succeed: the server left while this client waited to be accepted or while the two connected, or has no
 /// room until another client has gone, maybe this one's predecessor.
 fn may_pass(error: &ClientError) -> bool {
-    use mlx5::ConnectError::{NoSuchDevice, NoSuchQp, StaleDevice};
-
     match error {
         ClientError::Connect(MeetError::Record(RecordError::Refused(Refusal::Full))) => true,
         ClientError::Connect(MeetError::Channel(error)) => rendezvous::stream_has_ended(error),
-        ClientError::Connect(MeetError::Setup(SetupError::Connect(error))) => {
-            matches!(error, NoSuchQp { .. } | NoSuchDevice { .. } | StaleDevice { .. })
-        }
+        ClientError::Connect(MeetError::Setup(SetupError::Connect(mlx5::ConnectError::Soft(_)))) => true,
         _ => false,
     }
 }
