@@ -5,7 +5,8 @@ use std::rc::Rc;
 use std::task::Waker;
 use std::time::Duration;
 
-use mlx5_hca::{DeviceInfo, Hca, Simulated, Simulation, SoftOptions};
+use mlx5_hca::{DeviceInfo, Hca, SoftOptions};
+use mlx5_sim::{Simulated, Simulation};
 use shm::sleep::{Sleeper, Watch};
 
 use crate::completions::cq::Cq;

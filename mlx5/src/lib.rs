@@ -337,10 +337,9 @@ pub use endpoint::{Endpoint, EndpointAddress, EndpointConfig, EndpointError};
 pub use error::{ConnectError, CreateError, OpenError, RegisterError};
 pub use mlx5_hca as hca;
 #[doc(no_inline)]
-pub use mlx5_hca::{
-    Actor, ActorId, Bell, Clock, ContextUses, DeviceInfo, Did, FabricSpec, Faults, ForeignDevice, LocalFabric, NicModel, NicParameters,
-    Pages, Queue, Rule, Simulation, SoftOptions, Timing, Violation,
-};
+pub use mlx5_hca::{Clock, DeviceInfo, FabricSpec, Faults, LocalFabric, Pages, Queue, Rule, SoftOptions, Timing, Violation};
+#[doc(no_inline)]
+pub use mlx5_sim::{Actor, ActorId, Bell, ContextUses, Did, ForeignDevice, NicModel, NicParameters, Simulated, Simulation};
 pub use mlx5_wire as wire;
 pub use mmio::RegisterKind;
 pub use mr::{Busy, Mr, OutOfBounds};

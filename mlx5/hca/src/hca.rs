@@ -285,27 +285,28 @@ impl Hca {
     }
 
     /// For a stepper: does what is due, and adds to `touched` the LIDs of the devices that were changed by this one since the last call;
-    /// [`EVERY_LID`] stands for any. Returns [`produced`](Self::produced).
-    pub(crate) fn advance(&self, touched: &mut Vec<u16>) -> u32 {
+    /// [`EVERY_LID`](crate::EVERY_LID) stands for any. Returns [`produced`](Self::produced).
+    pub fn advance(&self, touched: &mut Vec<u16>) -> u32 {
         self.empty_poll();
         touched.append(&mut self.state.borrow_mut().touched);
         self.produced()
     }
 
-    /// A number that changes with every CQE the device writes.
-    pub(crate) fn produced(&self) -> u32 {
+    /// Returns a number that changes with every CQE that the device writes.
+    #[must_use]
+    pub fn produced(&self) -> u32 {
         let state = self.state.borrow();
         state.queues.cqs.iter().flatten().fold(state.produced, |sum, cq| sum.wrapping_add(cq.produced()))
     }
 
-    /// WRITEs and SENDs that its doorbells have announced so far. 0 but in a [`Simulation`], whose models of CPUs ask.
+    /// WRITEs and SENDs that its doorbells have announced so far. 0 unless a model of the network times it.
     #[must_use]
     pub fn sends(&self) -> u64 {
         self.sends.get()
     }
 
-    /// For a simulation: peers find this device gone from now on.
-    pub(crate) fn leave(&self) {
+    /// Leaves its local fabric: peers find this device gone from now on.
+    pub fn leave(&self) {
         self.membership.leave();
     }
 
@@ -323,7 +324,8 @@ impl Hca {
     }
 
     /// Returns whether it is a device of `fabric`.
-    pub(crate) fn is_of(&self, fabric: &LocalFabric) -> bool {
+    #[must_use]
+    pub fn is_of(&self, fabric: &LocalFabric) -> bool {
         self.membership.is_of(fabric)
     }
 
