@@ -120,6 +120,8 @@ pub struct Hca {
     pub(crate) events: RefCell<VecDeque<AsyncEvent>>,
     /// Times that a WQE found no receive at its target.
     pub(crate) rnr_naks: Cell<u64>,
+    /// Receive completions written into compressed sessions.
+    pub(crate) compressed: Cell<u64>,
     /// WRITEs and SENDs announced, counted with a model of NICs only.
     pub(crate) sends: Cell<u64>,
     /// Regions registered so far, modulo 2^32.

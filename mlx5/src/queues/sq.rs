@@ -320,6 +320,11 @@ impl SendQueue {
         self.producer.wrapping_sub(self.rung)
     }
 
+    /// Returns whether more than one WQE is not yet announced.
+    pub(crate) fn has_several_pending(&self) -> bool {
+        usize::from(self.pending()) * WQEBB > self.last_bytes()
+    }
+
     /// Copies the WQEs after the first `from` pending WQEBBs to `buffer`, at the same offsets. Returns `false` if they do not fit.
     pub(crate) fn copy_pending(&self, from: u16, buffer: &mut BlueflameBuffer) -> bool {
         let blocks = self.pending();

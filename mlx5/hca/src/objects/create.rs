@@ -137,6 +137,7 @@ impl Hca {
             is_port_up: Cell::new(true),
             events: RefCell::default(),
             rnr_naks: Cell::new(0),
+            compressed: Cell::new(0),
             sends: Cell::new(0),
             registrations: Cell::new(FIRST),
             state: RefCell::new(state),
@@ -165,6 +166,12 @@ impl Hca {
             has_atomics: true,
             numa_node: None,
         }
+    }
+
+    /// Returns the number of receive completions that were written into compressed sessions.
+    #[must_use]
+    pub fn compressed(&self) -> u64 {
+        self.compressed.get()
     }
 
     /// Returns the address at which peers reach a queue pair.
