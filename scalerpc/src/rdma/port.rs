@@ -80,7 +80,7 @@ pub(super) fn post_to<P: Payload>(qp: &mut RcQp, to: Target, payload: P, signal:
     qp.post(&Write { addr, rkey, payload }, signal, user)
 }
 
-/// Posts a WRITE of `len` bytes from byte `from` of a region: within the WQE if they are few.
+/// Posts a WRITE of `len` bytes from byte `from` of a region that no device writes: within the WQE if they are few.
 #[inline(always)]
 pub(super) fn post_write(
     qp: &mut RcQp,
@@ -92,9 +92,9 @@ pub(super) fn post_write(
     user: u64,
 ) -> Result<(), PostError> {
     if len as usize <= MAX_INLINE_BYTES {
-        let mut bytes = [0; MAX_INLINE_BYTES];
-        let bytes = &mut bytes[..len as usize];
-        if region.read(from, bytes).is_ok() {
+        if let Ok(part) = region.sge(from, len) {
+            // SAFETY: the bytes are inside the region. No device writes them, and this thread, whose they are, does so after.
+            let bytes = unsafe { std::slice::from_raw_parts(region.as_ptr().as_ptr().add(from), part.len as usize) };
             return post_to(qp, to, Inline(bytes), signal, user);
         }
     }
