@@ -111,7 +111,7 @@ const HEADINGS: [(&str, &[&str]); 5] = [
     ),
     ("Data", &["key_range", "value_bytes", "preload", "distribution", "seed", "no_verify"]),
     ("Placement", &["ranks", "server_threads", "client_threads", "clients", "wait", "pin", "ring_size", "memory_limit", "shm_dir"]),
-    ("Device", &["device", "port", "gid_index", "sl", "traffic_class", "mtu", "ucx_errors"]),
+    ("Device", &["device", "mlx5", "port", "gid_index", "sl", "traffic_class", "mtu", "ucx_errors"]),
     ("Result", &["label", "json", "output", "hgrm", "report_interval", "no_echo"]),
 ];
 
@@ -123,8 +123,9 @@ fn under_heading(arg: clap::Arg) -> clap::Arg {
 }
 
 /// The options of a job that have no meaning in virtual time. `benchkv sim` has no help for them, and refuses them.
-const REAL_TIME: [&str; 13] = [
+const REAL_TIME: [&str; 14] = [
     "device",
+    "mlx5",
     "port",
     "gid_index",
     "sl",
@@ -344,7 +345,7 @@ mod tests {
                 crate::sim::resolve(&sim).unwrap();
             }
             if REAL_TIME.contains(&arg.get_id().as_str()) {
-                let values = ["", "1", "auto", "threads", "256", "100ms", "/dev/shm"];
+                let values = ["", "1", "auto", "threads", "256", "100ms", "/dev/shm", "cqe-compression"];
                 let refused = values.iter().filter_map(|value| sim(&format!("{flag} {value}")).err()).map(|error| error.to_string());
                 assert!(arg.is_hide_set() && refused.into_iter().any(|text| text.contains("no meaning in virtual time")), "{flag}");
             }

@@ -11,6 +11,7 @@ use engine::backend::plan::Site;
 use engine::job::{Job, Sizes, least_ring};
 use engine::pace::Pace;
 use engine::topology::{Topology, Transport};
+use engine::transport::name_of;
 use harness::affinity::{AffinityError, Plan, Threads, Usable};
 use harness::range::{RangeError, range};
 use harness::report;
@@ -131,6 +132,12 @@ impl Options {
             (asked.device, asked.device_by_auto) = asked.device.resolve()?;
         }
         asked.port.check(&asked.device)?;
+        let of_carrier = transport.traits().features;
+        if let Some(feature) = asked.mlx5.iter().find(|feature| !of_carrier.contains(feature)) {
+            let legal = of_carrier.iter().map(name_of).collect::<Vec<_>>().join(" or ");
+            let legal = if legal.is_empty() { "no value".to_owned() } else { legal };
+            return Err(range("--mlx5", name_of(feature), "the carrier has no use for it", legal).into());
+        }
         if own_choice.is_none() && asked.device.is_soft() && launcher.hosts.len() > 1 {
             return Err(OptionError::SeveralHosts { device: asked.device, hosts: launcher.hosts });
         }
@@ -151,6 +158,7 @@ impl Options {
             workload,
             sizes,
             policies: asked.policies.clone(),
+            features: asked.mlx5.clone(),
             ucx_errors: asked.ucx_errors,
             corrupts_value: asked.fault.is_some(),
         };
@@ -262,6 +270,9 @@ impl fmt::Display for Options {
         }
         if self.asked.port != PortOptions::default() {
             writeln!(f, "port: {}", self.asked.port)?;
+        }
+        if !self.job.features.is_empty() {
+            writeln!(f, "mlx5: {}", self.job.features.iter().map(name_of).collect::<Vec<_>>().join(", "))?;
         }
         if let Some(errors) = self.job.ucx_errors {
             writeln!(f, "errors of UCX's endpoints: {errors}")?;

@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell, RefMut};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use batches::{ACTIVITY, Batches, INLINE_MAX, LAST, RAW, READ, WINDOWED_WRITE};
+use batches::{ACTIVITY, Batches, INLINE_MAX, LAST, Posts, RAW, READ, WINDOWED_WRITE};
 use mlx5::{CompletionError, Cqe, Mr, PostError, RcQp, Read, Sge, Signal};
 
 pub(crate) use batches::Remote;
@@ -82,6 +82,7 @@ pub(crate) struct Connection<U> {
     listing: Listing<Self>,
     timer: Cell<Timer>,
     worklist: Rc<Worklist<Self>>,
+    blueflame_batch: bool,
     /// Number of [`Endpoint`](crate::Endpoint)s that name it.
     handles: Cell<usize>,
     leaving: Cell<Leaving>,
@@ -184,6 +185,7 @@ impl<U> Connection<U> {
         recv_view: RingView,
         remote: Remote,
         worklist: Rc<Worklist<Self>>,
+        blueflame_batch: bool,
     ) -> Self {
         Self {
             qpn: resources.qp.qpn(),
@@ -199,6 +201,7 @@ impl<U> Connection<U> {
             listing: Listing::default(),
             timer: Cell::new(Timer::NONE),
             worklist,
+            blueflame_batch,
             handles: Cell::new(0),
             leaving: Cell::new(Leaving::No),
         }
@@ -490,7 +493,7 @@ impl<U> Connection<U> {
     }
 
     #[inline(always)]
-    const fn batches<'a>(&'a self, qp: &'a mut RcQp, send_ring: &'a Mr) -> Batches<'a> {
+    const fn batches<'a, Q>(&'a self, qp: &'a mut Q, send_ring: &'a Mr) -> Batches<'a, Q> {
         Batches { qp, send_ring, remote: &self.remote, to_peer: self.to_peer, inline_limit: self.inline_limit, control: &self.control }
     }
 
@@ -509,15 +512,16 @@ impl<U> Connection<U> {
     fn serve_anyhow(self: &Rc<Self>, now_ns: u64) {
         let Core { resources, link } = &mut *self.core.borrow_mut();
         let Some(Resources { qp, send_ring, .. }) = resources else { return };
-        let mut batches = self.batches(qp, send_ring);
-        let mut outcome = link.flush_any(&mut |emit| batches.post(emit));
-        let qp = batches.qp;
-        if outcome.is_ok() && link.poll_read(now_ns) {
-            outcome = self.post_read(qp, if link.asks_activity() { ACTIVITY } else { READ });
-            if outcome.is_ok() {
-                link.read_posted();
+        let outcome = if self.blueflame_batch {
+            let mut batch = qp.blueflame_batch();
+            let outcome = self.post_all(link, &mut batch, send_ring, now_ns);
+            if batch.finish() {
+                link.count_blueflame_batch();
             }
-        }
+            outcome
+        } else {
+            self.post_all(link, qp, send_ring, now_ns)
+        };
         if let Some(words) = link.publish() {
             self.control.publish(words);
         }
@@ -536,7 +540,18 @@ impl<U> Connection<U> {
         }
     }
 
-    fn post_read(&self, qp: &mut RcQp, user: u64) -> Result<(), PostError> {
+    /// Posts the batches that may be sent, and the READ that is due.
+    fn post_all(&self, link: &mut Link<U>, qp: &mut impl Posts, send_ring: &Mr, now_ns: u64) -> Result<(), PostError> {
+        let mut batches = self.batches(qp, send_ring);
+        link.flush_any(&mut |emit| batches.post(emit))?;
+        if link.poll_read(now_ns) {
+            self.post_read(batches.qp, if link.asks_activity() { ACTIVITY } else { READ })?;
+            link.read_posted();
+        }
+        Ok(())
+    }
+
+    fn post_read(&self, qp: &mut impl Posts, user: u64) -> Result<(), PostError> {
         let (remote, into) = (&self.remote, self.control.read_target());
         let read = match user {
             ACTIVITY => Read { addr: remote.activity_addr, rkey: remote.activity_rkey, into: Sge { len: ACTIVITY_SIZE, ..into } },

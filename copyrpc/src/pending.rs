@@ -220,7 +220,8 @@ impl<U> PendingEndpoint<U> {
             activity_rkey: remote.activity_rkey,
             path_mtu: record.address.mtu.min(remote.address.mtu),
         };
-        let connection = Rc::new(Connection::new(resources, link, control, recv_view, remote, context.worklist()));
+        let connection =
+            Rc::new(Connection::new(resources, link, control, recv_view, remote, context.worklist(), context.blueflame_batch()));
         context.register(Rc::clone(&connection));
         Endpoint::new(connection)
     }

@@ -42,6 +42,8 @@ pub struct Stats {
     pub batch_stalls: u64,
     /// Flushes that posted nothing because the window was full (W1).
     pub window_stalls: u64,
+    /// Flushes that announced several operations together: see [`ContextBuilder::blueflame_batch`](crate::ContextBuilder::blueflame_batch).
+    pub blueflame_batches: u64,
     /// Calls ended by their deadlines.
     pub deadlines_exceeded: u64,
     /// Calls cancelled before they ended.
@@ -69,6 +71,7 @@ impl AddAssign for Stats {
         self.insufficient_credit += other.insufficient_credit;
         self.batch_stalls += other.batch_stalls;
         self.window_stalls += other.window_stalls;
+        self.blueflame_batches += other.blueflame_batches;
         self.deadlines_exceeded += other.deadlines_exceeded;
         self.cancelled += other.cancelled;
         self.late_responses += other.late_responses;

@@ -1,9 +1,9 @@
-//! Capabilities of devices, and configurations of queues, regions and queue pairs. Plain data.
+//! Configurations of queues and queue pairs, and the states of queue pairs. Plain data.
 
-use shm::memfd::NoHugePages;
+use mlx5_hca::CreateError;
 
 use crate::mmio::RegisterKind;
-use crate::wire::CQE_BYTES;
+use crate::wire::{CQE_BYTES, CQE128_BYTES};
 
 /// Options of a [`DeviceSpec::Null`](crate::DeviceSpec::Null) device.
 #[doc(hidden)]
@@ -11,51 +11,6 @@ use crate::wire::CQE_BYTES;
 pub struct NullOptions {
     /// How doorbells write its registers, which are memory that no device reads. Default [`RegisterKind::Ordinary`].
     pub register: RegisterKind,
-}
-
-/// The identity and capabilities of a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceInfo {
-    /// Display name, for example `soft:lid=3`.
-    pub name: String,
-    /// Transport to the peers, in words.
-    pub transport: String,
-    /// Maximum size of a send queue, in WQEBBs.
-    pub max_send_wr: u32,
-    /// Maximum size of a queue pair's own receive queue, in receives.
-    pub max_recv_wr: u32,
-    /// Maximum number of buffers of a receive.
-    pub max_recv_sge: u32,
-    /// Maximum number of inline bytes of an operation.
-    pub max_inline_data: u32,
-    /// Maximum size of a completion queue, in CQEs.
-    pub max_cqe: u32,
-    /// Number of completion vectors.
-    pub comp_vectors: u32,
-    /// Maximum size of a shared receive queue, in receives.
-    pub max_srq_wr: u32,
-    /// Maximum number of queue pairs.
-    pub max_qp: u32,
-    /// Maximum number of memory regions.
-    pub max_mr: u32,
-    /// Whether the device has [`CompareSwap`](crate::CompareSwap) and [`FetchAdd`](crate::FetchAdd). A device without them refuses to post
-    /// them and to register a region for them.
-    pub has_atomics: bool,
-    /// NUMA node that the NIC is attached to, if the system tells; it is the best place for queues and buffers. `None` for the software
-    /// HCA, whose memory is on the node of its thread.
-    pub numa_node: Option<u32>,
-    /// Timing, clock, strictness and faults of the device: the conditions under which results were obtained.
-    pub modes: String,
-    /// Time for which operations towards a dead peer are retried before they fail, in ns. Hardware cannot distinguish a dead peer from a
-    /// slow one: there it is [`ConnectOptions::transport_timeout_ns`](crate::ConnectOptions::transport_timeout_ns) of the default options.
-    pub dead_peer_timeout_ns: u64,
-    /// Number of queue pair places and memory regions not yet returned, because a peer was stopped while using them.
-    pub quarantined: u64,
-    /// Number of rules broken, in strict mode, since they were last taken from [`Device::soft`](crate::Device::soft).
-    pub violations: u64,
-    /// Number of times that an operation of this device found no receive posted at its target (RNR NAK) and was delayed, or failed. `None`
-    /// on hardware, which counts per port and for all programs (`rnr_nak_retry_err` of its counters in sysfs).
-    pub rnr_naks: Option<u64>,
 }
 
 /// The configuration of a completion queue. A plain number converts to that many entries of 64 bytes, not compressed.
@@ -72,6 +27,16 @@ pub struct CqConfig {
     /// Completion vector of its events, 0..[`DeviceInfo::comp_vectors`](crate::DeviceInfo::comp_vectors). On hardware each vector has an
     /// interrupt of its own, usually on a core of its own: choose the vector of the core on which the program waits.
     pub comp_vector: u32,
+}
+
+impl CqConfig {
+    /// Returns the bytes of an entry, if they are legal.
+    pub(crate) fn stride(&self) -> Result<usize, CreateError> {
+        match self.cqe_bytes as usize {
+            stride @ (CQE_BYTES | CQE128_BYTES) => Ok(stride),
+            stride => Err(CreateError::Illegal { what: "the size of a CQE", value: stride as u64, legal: "64 or 128" }),
+        }
+    }
 }
 
 impl From<u32> for CqConfig {
@@ -114,15 +79,4 @@ pub enum QpState {
     ReadyToSend,
     /// An operation failed; everything posted is flushed. It is the last state of a queue pair: create a new one.
     Error,
-}
-
-/// The kind of pages under a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pages {
-    /// Ordinary pages, as requested.
-    Base,
-    /// Huge pages, of 2 MiB.
-    Huge,
-    /// Ordinary pages although huge pages were requested, with the reason, in words.
-    NotHuge(NoHugePages),
 }

@@ -5,13 +5,13 @@ use std::rc::Rc;
 use std::task::Waker;
 use std::time::Duration;
 
-use mlx5_hca::{Hca, Simulated, Simulation, SoftOptions};
+use mlx5_hca::{DeviceInfo, Hca, SoftOptions};
+use mlx5_sim::{Simulated, Simulation};
 use shm::sleep::{Sleeper, Watch};
 
 use crate::completions::cq::Cq;
-use crate::completions::cq_object::CqObject;
 use crate::completions::mono_cq::MonoCq;
-use crate::config::{CqConfig, DeviceInfo, NullOptions, QpConfig};
+use crate::config::{CqConfig, NullOptions, QpConfig};
 use crate::error::{CreateError, OpenError, RegisterError};
 use crate::mr::Mr;
 use crate::pd::PdObject;
@@ -237,7 +237,7 @@ impl Device {
     /// # Errors
     /// The same as for [`create_cq`](Self::create_cq).
     pub fn create_mono_cq<Q>(&self, config: impl Into<CqConfig>) -> Result<MonoCq<Q>, CreateError> {
-        MonoCq::create(&self.control, &config.into())
+        Ok(MonoCq::new(self.create_cq(config)?))
     }
 }
 
@@ -256,34 +256,6 @@ pub struct Pd {
 impl fmt::Debug for Pd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pd").field("pdn", &self.object.pdn).finish()
-    }
-}
-
-/// A completion queue that a queue pair can be attached to: [`Cq`] or [`MonoCq`].
-pub trait CompletionQueue {
-    #[doc(hidden)]
-    fn object(&self) -> CqRef<'_>;
-}
-
-/// An opaque reference to a CQ's device object.
-#[doc(hidden)]
-pub struct CqRef<'a>(pub(crate) &'a Rc<CqObject>);
-
-impl fmt::Debug for CqRef<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("CqRef").field(&self.0.cqn).finish()
-    }
-}
-
-impl CompletionQueue for Cq {
-    fn object(&self) -> CqRef<'_> {
-        CqRef(Cq::object(self))
-    }
-}
-
-impl<Q> CompletionQueue for MonoCq<Q> {
-    fn object(&self) -> CqRef<'_> {
-        CqRef(MonoCq::object(self))
     }
 }
 
@@ -344,8 +316,8 @@ impl Pd {
     /// A size is outside the device's limits, or there is no memory.
     pub fn create_qp<'a>(
         &self,
-        send_cq: &impl CompletionQueue,
-        recv_cq: &impl CompletionQueue,
+        send_cq: &Cq,
+        recv_cq: &Cq,
         receives: impl Into<ReceiveSource<'a>>,
         config: &QpConfig,
     ) -> Result<RcQp, CreateError> {
@@ -358,21 +330,16 @@ impl Pd {
     /// A size is outside the device's limits, or there is no memory.
     pub fn create_ud_qp<'a>(
         &self,
-        send_cq: &impl CompletionQueue,
-        recv_cq: &impl CompletionQueue,
+        send_cq: &Cq,
+        recv_cq: &Cq,
         receives: impl Into<ReceiveSource<'a>>,
         config: &QpConfig,
     ) -> Result<UdQp, CreateError> {
         Qp::create(&self.parents(send_cq, recv_cq, receives.into()), config, Datagram { qkey: 0 })
     }
 
-    fn parents<'a>(
-        &'a self,
-        send_cq: &'a impl CompletionQueue,
-        recv_cq: &'a impl CompletionQueue,
-        receives: ReceiveSource<'a>,
-    ) -> QpParents<'a> {
+    fn parents<'a>(&'a self, send_cq: &'a Cq, recv_cq: &'a Cq, receives: ReceiveSource<'a>) -> QpParents<'a> {
         let (control, pd) = (&self.object.control, &self.object);
-        QpParents { control, pd, send_cq: send_cq.object().0, recv_cq: recv_cq.object().0, receives }
+        QpParents { control, pd, send_cq: send_cq.object(), recv_cq: recv_cq.object(), receives }
     }
 }

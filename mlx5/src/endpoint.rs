@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use crate::address::QpAddress;
 use crate::completions::cq::Cq;
-use crate::completions::cqe::{CompletionError, Cqe};
+use crate::completions::cqe::CompletionError;
 use crate::config::{QpConfig, QpState};
 use crate::device::{Device, Pd};
+use mlx5_hca::check;
+
 use crate::error::{ConnectError, CreateError, RegisterError};
 use crate::mr::{Mr, OutOfBounds};
 use crate::ops::{CompareSwap, FetchAdd, PostError, RcOperation, Read, Send, Write};
@@ -16,7 +18,7 @@ use crate::queues::qp::ReceiveSource;
 use crate::queues::rc_qp::RcQp;
 use crate::queues::rq::PostReceiveError;
 use crate::queues::sq::Signal;
-use crate::wire::{ATOMIC_BYTES, Access, ConnectOptions};
+use crate::wire::{ATOMIC_BYTES, Access, ConnectOptions, Syndrome};
 
 /// Sizes of an [`Endpoint`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +29,7 @@ pub struct EndpointConfig {
     pub message_bytes: u32,
     /// Memory that the peer reads and writes, in bytes. Default 64 KiB.
     pub memory_bytes: usize,
-    /// Maximum time that a call may block. Default `None`: unlimited. An operation that the device gives up by itself ends sooner
+    /// Maximum time that a call may block; an operation that takes longer ends the connection. Default `None`: unlimited. An operation that the device gives up by itself ends sooner
     /// ([`ConnectOptions::transport_timeout_ns`]).
     pub timeout: Option<Duration>,
     /// Attributes of the connection.
@@ -81,17 +83,7 @@ impl EndpointAddress {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EndpointError {
-    /// A size of [`EndpointConfig`] is outside its range.
-    #[error("{what} is {value}; legal is {legal}")]
-    Config {
-        /// The size.
-        what: &'static str,
-        /// The requested value.
-        value: u64,
-        /// The legal range.
-        legal: &'static str,
-    },
-    /// A queue could not be created.
+    /// A size of [`EndpointConfig`] is outside its range, or a queue could not be created.
     #[error(transparent)]
     Create(#[from] CreateError),
     /// Memory could not be registered.
@@ -120,7 +112,8 @@ pub enum EndpointError {
     /// The connection had already failed.
     #[error("the connection has failed: {0}")]
     Broken(CompletionError),
-    /// [`EndpointConfig::timeout`] has passed. No message was received; any other operation may still take effect.
+    /// [`EndpointConfig::timeout`] has passed. A [`recv`](Endpoint::recv) has received no message and may be repeated. Any other operation
+    /// may still take effect, and the connection has ended with it: create a new endpoint.
     #[error("nothing came within {0:?}")]
     TimedOut(Duration),
     /// A post was refused.
@@ -130,19 +123,6 @@ pub enum EndpointError {
     #[error(transparent)]
     PostReceive(#[from] PostReceiveError),
 }
-
-/// State of a slot's operation.
-#[derive(Clone, Copy)]
-enum Slot {
-    Free,
-    UnderWay,
-    /// In flight, but no call waits for it any more.
-    Abandoned,
-    Ended(Result<(), CompletionError>),
-}
-
-/// Maximum number of operations in flight: the current one, and those whose calls have timed out.
-const SLOTS: usize = 8;
 
 /// A reliable connection in one value: protection domain, completion queue, queue pair, receives, buffers, and memory that the peer may
 /// READ, WRITE and do atomics on. The two ends exchange their [`address`](Self::address) by any means, and connect.
@@ -171,13 +151,14 @@ const SLOTS: usize = 8;
 pub struct Endpoint {
     qp: RcQp,
     cq: Cq,
-    slots: [Slot; SLOTS],
+    /// Result of the operation, once it has completed.
+    ended: Option<Result<(), CompletionError>>,
     /// Messages that have arrived: the number of the receive, and the bytes.
     inbox: VecDeque<(u64, u32)>,
     broken: Option<CompletionError>,
     remote: Option<EndpointAddress>,
-    /// Send and read buffers, by slot.
-    buffers: Mr,
+    /// Buffer of the operation: the bytes to send, or those that were read.
+    buffer: Mr,
     /// Receive buffers, by number of the receive.
     receives: Mr,
     memory: Mr,
@@ -204,30 +185,23 @@ impl Device {
 impl Endpoint {
     fn new(device: &Device, pd: &Pd, config: EndpointConfig) -> Result<Self, EndpointError> {
         let EndpointConfig { depth, message_bytes, memory_bytes, .. } = config;
-        let refused = |what, value, legal| Err(EndpointError::Config { what, value, legal });
-        if !(1..=4096).contains(&depth) {
-            return refused("depth", depth.into(), "1..=4096");
-        }
-        if !(1..=1 << 20).contains(&message_bytes) {
-            return refused("message_bytes", message_bytes.into(), "1..=1048576");
-        }
-        if memory_bytes == 0 {
-            return refused("memory_bytes", 0, "1 or more");
-        }
-        let cq = device.create_cq(depth + SLOTS as u32)?;
+        check("depth", depth.into(), 1, 4096)
+            .and_then(|()| check("message_bytes", message_bytes.into(), 1, 1 << 20))
+            .and_then(|()| check("memory_bytes", memory_bytes as u64, 1, isize::MAX as u64))
+            .map_err(CreateError::from)?;
+        let cq = device.create_cq(depth + 1)?;
         let own = ReceiveSource::Own { depth, max_sge: 1 };
-        let qp = pd.create_qp(&cq, &cq, own, &QpConfig { max_send_wr: 2 * SLOTS as u32, ..QpConfig::default() })?;
+        let qp = pd.create_qp(&cq, &cq, own, &QpConfig { max_send_wr: 1, ..QpConfig::default() })?;
         let has_atomics = device.info().has_atomics;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         Ok(Self {
             qp,
             cq,
-            slots: [Slot::Free; SLOTS],
+            ended: None,
             inbox: VecDeque::with_capacity(depth as usize),
             broken: None,
             remote: None,
-            // The result of an atomic must be aligned.
-            buffers: pd.alloc(SLOTS * buffer_bytes(message_bytes), Access::LOCAL_WRITE)?,
+            buffer: pd.alloc(message_bytes.max(ATOMIC_BYTES) as usize, Access::LOCAL_WRITE)?,
             receives: pd.alloc(depth as usize * message_bytes as usize, Access::LOCAL_WRITE)?,
             memory: pd.alloc(memory_bytes, if has_atomics { access | Access::REMOTE_ATOMIC } else { access })?,
             config,
@@ -291,11 +265,10 @@ impl Endpoint {
         if message.len() > max {
             return Err(EndpointError::TooLong { bytes: message.len(), max });
         }
-        let slot = self.free_slot()?;
-        let at = self.buffer(slot);
-        self.buffers.write(at, message)?;
-        let payload = self.buffers.sge(at, message.len() as u32)?;
-        self.carry_out(slot, &Send { payload })
+        self.usable()?;
+        self.buffer.write(0, message)?;
+        let payload = self.buffer.sge(0, message.len() as u32)?;
+        self.carry_out(&Send { payload })
     }
 
     /// Waits for the peer's next message.
@@ -334,11 +307,9 @@ impl Endpoint {
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), EndpointError> {
         let (mut addr, rkey) = self.range(offset, bytes.len())?;
         for piece in bytes.chunks(self.config.message_bytes as usize) {
-            let slot = self.free_slot()?;
-            let at = self.buffer(slot);
-            self.buffers.write(at, piece)?;
-            let payload = self.buffers.sge(at, piece.len() as u32)?;
-            self.carry_out(slot, &Write { addr, rkey, payload })?;
+            self.buffer.write(0, piece)?;
+            let payload = self.buffer.sge(0, piece.len() as u32)?;
+            self.carry_out(&Write { addr, rkey, payload })?;
             addr += piece.len() as u64;
         }
         Ok(())
@@ -351,11 +322,9 @@ impl Endpoint {
     pub fn read(&mut self, offset: usize, bytes: &mut [u8]) -> Result<(), EndpointError> {
         let (mut addr, rkey) = self.range(offset, bytes.len())?;
         for piece in bytes.chunks_mut(self.config.message_bytes as usize) {
-            let slot = self.free_slot()?;
-            let at = self.buffer(slot);
-            let into = self.buffers.sge(at, piece.len() as u32)?;
-            self.carry_out(slot, &Read { addr, rkey, into })?;
-            self.buffers.read(at, piece)?;
+            let into = self.buffer.sge(0, piece.len() as u32)?;
+            self.carry_out(&Read { addr, rkey, into })?;
+            self.buffer.read(0, piece)?;
             addr += piece.len() as u64;
         }
         Ok(())
@@ -380,18 +349,16 @@ impl Endpoint {
     }
 
     fn atomic<O: RcOperation>(&mut self, operation: impl FnOnce(crate::Sge) -> O) -> Result<u64, EndpointError> {
-        let slot = self.free_slot()?;
-        let at = self.buffer(slot);
-        let operation = operation(self.buffers.sge(at, ATOMIC_BYTES)?);
-        self.carry_out(slot, &operation)?;
+        let operation = operation(self.buffer.sge(0, ATOMIC_BYTES)?);
+        self.carry_out(&operation)?;
         let mut old = [0; ATOMIC_BYTES as usize];
-        self.buffers.read(at, &mut old)?;
+        self.buffer.read(0, &mut old)?;
         Ok(u64::from_ne_bytes(old))
     }
 
     /// Returns address and rkey of a range of the peer's memory.
     fn range(&self, offset: usize, len: usize) -> Result<(u64, u32), EndpointError> {
-        let EndpointAddress { addr, bytes, rkey, .. } = self.connected()?;
+        let EndpointAddress { addr, bytes, rkey, .. } = self.usable()?;
         let region = usize::try_from(bytes).unwrap_or(usize::MAX);
         match offset.checked_add(len) {
             Some(end) if end <= region => Ok((addr + offset as u64, rkey)),
@@ -403,8 +370,9 @@ impl Endpoint {
         self.remote.ok_or(EndpointError::NotConnected)
     }
 
-    fn buffer(&self, slot: usize) -> usize {
-        slot * buffer_bytes(self.config.message_bytes)
+    /// Returns the peer's address, if operations may be posted.
+    fn usable(&self) -> Result<EndpointAddress, EndpointError> {
+        self.broken.map_or_else(|| self.connected(), |error| Err(EndpointError::Broken(error)))
     }
 
     fn post_receive(&mut self, number: u64) -> Result<(), EndpointError> {
@@ -413,38 +381,33 @@ impl Endpoint {
         Ok(self.qp.post_receive(&[buffer], number)?)
     }
 
-    /// Waits for a free slot. All slots are taken only if that many calls have timed out.
-    fn free_slot(&mut self) -> Result<usize, EndpointError> {
-        self.connected()?;
-        let free = |endpoint: &Self| endpoint.slots.iter().position(|slot| matches!(slot, Slot::Free));
-        self.wait_until(|endpoint| free(endpoint).is_some())?;
-        Ok(free(self).unwrap_or(0))
-    }
-
-    /// Posts an operation, and waits for its completion.
-    fn carry_out(&mut self, slot: usize, operation: &impl RcOperation) -> Result<(), EndpointError> {
-        self.qp.post(operation, Signal::Always, slot as u64)?;
-        self.slots[slot] = Slot::UnderWay;
+    /// Posts an operation, and waits for its completion. A call that times out ends the connection, as a peer that does not answer does.
+    fn carry_out(&mut self, operation: &impl RcOperation) -> Result<(), EndpointError> {
+        self.qp.post(operation, Signal::Always, 0)?;
+        self.ended = None;
         self.qp.ring();
-        if let Err(error) = self.wait_until(|endpoint| matches!(endpoint.slots[slot], Slot::Ended(_))) {
-            self.slots[slot] = Slot::Abandoned;
+        if let Err(error) = self.wait_until(|endpoint| endpoint.ended.is_some()) {
+            let (syndrome, kind) = (Syndrome::TransportRetryExceeded, self.qp.address().kind);
+            self.broken.get_or_insert(CompletionError { syndrome, raw: syndrome as u8, vendor: 0, kind });
+            self.qp.fail();
             return Err(error);
         }
-        match core::mem::replace(&mut self.slots[slot], Slot::Free) {
-            Slot::Ended(result) => Ok(result?),
-            _ => Ok(()),
-        }
+        Ok(self.ended.take().unwrap_or(Ok(()))?)
     }
 
     /// Takes in completions.
     fn poll(&mut self) -> usize {
-        let Self { qp, cq, slots, inbox, broken, .. } = self;
+        let Self { qp, cq, ended, inbox, broken, .. } = self;
         cq.poll(16, |cqe| {
             let result = cqe.result();
             if let Err(error) = result {
                 broken.get_or_insert(error);
             }
-            take(qp, slots, inbox, &cqe, result);
+            if qp.complete(&cqe).is_some() {
+                *ended = Some(result);
+            } else if let (Some(number), Ok(())) = (qp.complete_receive(&cqe), result) {
+                inbox.push_back((number, cqe.byte_count()));
+            }
         })
     }
 
@@ -481,19 +444,5 @@ impl Endpoint {
                 self.device.wait(Some(left.map_or(SLICE, |(_, left)| left.min(SLICE))));
             }
         }
-    }
-}
-
-/// Returns the bytes of a slot's buffer: room for a message, or for the result of an atomic, which is aligned.
-fn buffer_bytes(message_bytes: u32) -> usize {
-    (message_bytes as usize).next_multiple_of(64)
-}
-
-/// Takes in one completion.
-fn take(qp: &mut RcQp, slots: &mut [Slot; SLOTS], inbox: &mut VecDeque<(u64, u32)>, cqe: &Cqe<'_>, result: Result<(), CompletionError>) {
-    if let Some(slot) = qp.complete(cqe).and_then(|user| slots.get_mut(user as usize)) {
-        *slot = if matches!(slot, Slot::Abandoned) { Slot::Free } else { Slot::Ended(result) };
-    } else if let (Some(number), Ok(())) = (qp.complete_receive(cqe), result) {
-        inbox.push_back((number, cqe.byte_count()));
     }
 }

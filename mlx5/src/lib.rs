@@ -124,7 +124,7 @@
 //! | send queue | 1 to 32,768 blocks of 64 bytes, rounded up to a power of two, minimum 16; a WQE never wraps | the WQE index has 16 bits; `max_send_wqebb` of libmlx5 |
 //! | receive queue, shared or own | 1 to 32,767 receives, rounded up to a power of two (less one, if shared) | the counter has 16 bits |
 //! | completion queue | 1 to 2^22 entries, rounded up to a power of two | the consumer counter has 24 bits |
-//! | queue pairs, regions, receive queues, completion queues of a device | 16,384; 65,534; 32,768; 65,536 | limits of the software HCA; `Device::info` returns those of the opened device |
+//! | queue pairs, regions, receive queues, completion queues of a device | 16,384; 65,534; 32,768; 65,536 | limits of the software HCA; a NIC has its own |
 //!
 //! ## Doorbells
 //!
@@ -331,16 +331,15 @@ pub use completions::cq::Cq;
 pub use completions::cqe::{CompletionError, Cqe};
 pub use completions::fast_map::FastMap;
 pub use completions::mono_cq::{Found, MonoCq};
-pub use config::{CqConfig, DeviceInfo, NullOptions, Pages, QpConfig, QpState};
-pub use device::{CompletionQueue, CqRef, Device, DeviceSpec, Pd};
+pub use config::{CqConfig, NullOptions, QpConfig, QpState};
+pub use device::{Device, DeviceSpec, Pd};
 pub use endpoint::{Endpoint, EndpointAddress, EndpointConfig, EndpointError};
 pub use error::{ConnectError, CreateError, OpenError, RegisterError};
 pub use mlx5_hca as hca;
 #[doc(no_inline)]
-pub use mlx5_hca::{
-    Actor, ActorId, Bell, Clock, ContextUses, Did, FabricSpec, Faults, ForeignDevice, LocalFabric, NicModel, NicParameters, Queue, Rule,
-    Simulation, SoftOptions, Timing, Violation,
-};
+pub use mlx5_hca::{Clock, DeviceInfo, FabricSpec, Faults, LocalFabric, Pages, Queue, Rule, SoftOptions, Timing, Violation};
+#[doc(no_inline)]
+pub use mlx5_sim::{Actor, ActorId, Bell, ContextUses, Did, ForeignDevice, NicModel, NicParameters, Simulated, Simulation};
 pub use mlx5_wire as wire;
 pub use mmio::RegisterKind;
 pub use mr::{Busy, Mr, OutOfBounds};

@@ -4,11 +4,11 @@ use core::ptr::NonNull;
 use std::fmt;
 use std::rc::Rc;
 
-use crate::config::Pages;
+use mlx5_hca::{Pages, Region};
+
 use crate::ops::Sge;
 use crate::pd::PdObject;
 use crate::provider::control::Control;
-use crate::provider::parts::MrParts;
 
 /// A registered memory region.
 ///
@@ -26,14 +26,14 @@ use crate::provider::parts::MrParts;
 /// send::<mlx5::Mr>();
 /// ```
 pub struct Mr {
-    parts: MrParts,
+    region: Region,
     control: Control,
     pd: Rc<PdObject>,
 }
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        self.control.deregister(self.parts.key);
+        self.control.deregister(self.region.key);
     }
 }
 
@@ -57,7 +57,7 @@ impl fmt::Debug for Mr {
 
 /// A range that is not inside a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("bytes {offset}..{offset}+{len} of a memory region of {region} bytes")]
+#[error("bytes {offset}..{offset}+{len} are outside the memory region of {region} bytes")]
 pub struct OutOfBounds {
     /// First byte.
     pub offset: usize,
@@ -68,8 +68,8 @@ pub struct OutOfBounds {
 }
 
 impl Mr {
-    pub(crate) fn new(parts: MrParts, control: Control, pd: Rc<PdObject>) -> Self {
-        Self { parts, control, pd }
+    pub(crate) fn new(region: Region, control: Control, pd: Rc<PdObject>) -> Self {
+        Self { region, control, pd }
     }
 
     pub(crate) fn pd(&self) -> &Rc<PdObject> {
@@ -81,7 +81,7 @@ impl Mr {
     /// # Errors
     /// [`Busy`], with the region, if a peer does not finish a copy within 50 ms.
     pub fn deregister(self) -> Result<(), Busy> {
-        if !self.control.try_deregister(self.parts.key) {
+        if !self.control.try_deregister(self.region.key) {
             return Err(Busy(self));
         }
         let this = core::mem::ManuallyDrop::new(self);
@@ -96,38 +96,38 @@ impl Mr {
     /// Returns the kind of pages under the region, if [`Pd::alloc_huge`](crate::Pd::alloc_huge) allocated it.
     #[must_use]
     pub fn pages(&self) -> Pages {
-        self.parts.pages
+        self.region.pages
     }
 
     /// Returns the virtual address of the first byte, which peers name in their operations.
     #[must_use]
     pub fn addr(&self) -> u64 {
-        self.parts.addr.as_ptr() as u64
+        self.region.addr.as_ptr() as u64
     }
 
     /// Returns the length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> usize {
-        self.parts.len
+        self.region.len
     }
 
     /// Returns the local key.
     #[must_use]
     pub fn lkey(&self) -> u32 {
-        self.parts.key
+        self.region.key
     }
 
     /// Returns the remote key, which peers need together with the address.
     #[must_use]
     pub fn rkey(&self) -> u32 {
-        self.parts.key
+        self.region.key
     }
 
     /// Returns a pointer to the first byte. It is valid for `len` bytes as long as this region lives; the device may write them meanwhile.
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
-        self.parts.addr
+        self.region.addr
     }
 
     fn range(&self, offset: usize, len: usize) -> Result<*mut u8, OutOfBounds> {

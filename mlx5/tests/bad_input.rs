@@ -14,7 +14,7 @@ use time::Net;
 
 fn out_of_range(result: Result<(), CreateError>) -> (&'static str, u64, u64, u64) {
     match result.unwrap_err() {
-        CreateError::OutOfRange { what, value, min, max } => (what, value, min, max),
+        CreateError::Refused(hca::CreateError::OutOfRange { what, value, min, max }) => (what, value, min, max),
         other => panic!("{other}"),
     }
 }
@@ -37,7 +37,7 @@ fn sizes_above_what_the_device_says_it_can_are_refused_and_its_limits_work() {
         assert_eq!(refused, ("the completion vector", comp_vector.into(), 0, u64::from(info.comp_vectors) - 1));
     }
     let illegal = device.create_cq(CqConfig { cqe_bytes: 96, ..CqConfig::from(8) }).map(drop);
-    assert!(matches!(illegal, Err(CreateError::Illegal { value: 96, legal: "64 or 128", .. })), "{illegal:?}");
+    assert!(matches!(illegal, Err(CreateError::Refused(hca::CreateError::Illegal { value: 96, legal: "64 or 128", .. }))), "{illegal:?}");
     for n in [0, info.max_srq_wr + 1, u32::MAX] {
         assert_eq!(out_of_range(pd.create_srq(n, 0).map(drop)), ("the depth of a receive queue", n.into(), 1, info.max_srq_wr.into()));
     }
@@ -145,9 +145,12 @@ fn every_step_in_the_wrong_state_is_refused_with_the_state_and_changes_nothing()
     // A NIC finds out when it sends.
     if time::mode() != time::Mode::Hardware {
         let nowhere = QpAddress { lid: 999, ..to };
-        assert!(matches!(a.qp.ready_to_receive(&nowhere, &options), Err(ConnectError::NoSuchDevice { lid: 999, .. })));
+        assert!(matches!(
+            a.qp.ready_to_receive(&nowhere, &options),
+            Err(ConnectError::Soft(hca::ConnectError::NoSuchDevice { lid: 999, .. }))
+        ));
         let nobody = QpAddress { qpn: to.qpn ^ 1, ..to };
-        assert!(matches!(a.qp.ready_to_receive(&nobody, &options), Err(ConnectError::NoSuchQp { .. })));
+        assert!(matches!(a.qp.ready_to_receive(&nobody, &options), Err(ConnectError::Soft(hca::ConnectError::NoSuchQp { .. }))));
     }
     let other = if to.kind == DeviceKind::Soft { DeviceKind::Hardware } else { DeviceKind::Soft };
     let of_another_kind = a.qp.ready_to_receive(&QpAddress { kind: other, ..to }, &options);
@@ -200,17 +203,23 @@ fn regions_that_cannot_be_are_refused() {
     let (a, _b) = pair(&net, SHARED);
     let at = std::ptr::NonNull::from(Box::leak(Box::new([0u64; 8]))).cast();
     for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::REMOTE_WRITE | Access::REMOTE_READ] {
-        assert!(matches!(a.pd.alloc(64, access), Err(RegisterError::RemoteWithoutLocalWrite)));
+        assert!(matches!(a.pd.alloc(64, access), Err(RegisterError::Refused(hca::RegisterError::RemoteWithoutLocalWrite))));
         // SAFETY: refused; and leaked.
-        assert!(matches!(unsafe { a.pd.register(at, 64, access) }, Err(RegisterError::RemoteWithoutLocalWrite)));
+        assert!(matches!(
+            unsafe { a.pd.register(at, 64, access) },
+            Err(RegisterError::Refused(hca::RegisterError::RemoteWithoutLocalWrite))
+        ));
     }
-    assert!(matches!(a.pd.alloc(0, ANY), Err(RegisterError::Empty)));
+    assert!(matches!(a.pd.alloc(0, ANY), Err(RegisterError::Refused(hca::RegisterError::Empty))));
     // SAFETY: as above.
-    assert!(matches!(unsafe { a.pd.register(at, 0, Access::empty()) }, Err(RegisterError::Empty)));
+    assert!(matches!(unsafe { a.pd.register(at, 0, Access::empty()) }, Err(RegisterError::Refused(hca::RegisterError::Empty))));
     // More than a soft device's arena; more than there is anywhere.
     let too_many = [2 << 30, usize::MAX - 5, usize::MAX];
     for bytes in too_many.into_iter().skip(usize::from(time::mode() == time::Mode::Hardware)) {
-        assert!(matches!(a.pd.alloc(bytes, ANY), Err(RegisterError::Memory { bytes: b, .. }) if b == bytes), "{bytes}");
+        assert!(
+            matches!(a.pd.alloc(bytes, ANY), Err(RegisterError::Refused(hca::RegisterError::Memory { bytes: b, .. })) if b == bytes),
+            "{bytes}"
+        );
     }
     for (offset, len) in [(BYTES, 1), (0, BYTES as u32 + 1), (usize::MAX, 1), (BYTES - 1, 2)] {
         assert_eq!(a.mr.sge(offset, len), Err(OutOfBounds { offset, len: len as usize, region: BYTES }));

@@ -75,7 +75,7 @@ fn devices_are_listed_and_opened_by_name_by_place_and_by_default() {
         let transport = if is_roce { "RoCE v2, GID index 3 (::ffff:127.0.0.1".to_owned() } else { format!("InfiniBand, LID {}", port.lid) };
         assert!(info.transport.starts_with(&transport), "{}", info.transport);
         assert!(info.modes.starts_with("hardware, libmlx5.so.1."), "{}", info.modes);
-        assert!(info.max_qp > 0 && info.max_mr > 0 && info.max_cqe > 0 && info.max_srq_wr > 0 && info.max_send_wr > 0, "{info:?}");
+        assert!(info.max_cqe > 0 && info.max_srq_wr > 0 && info.max_send_wr > 0, "{info:?}");
     }
     let device = open(&VerbsOptions::default()).unwrap();
     assert!(
@@ -143,11 +143,11 @@ fn sizes_are_those_the_libraries_gave_and_never_less_than_asked_for() {
             assert!(ud.free_receives() >= depth as usize);
         }
     }
-    assert!(matches!(device.create_cq(info.max_cqe + 1), Err(CreateError::OutOfRange { .. })));
+    assert!(matches!(device.create_cq(info.max_cqe + 1), Err(CreateError::Refused(hca::CreateError::OutOfRange { .. }))));
     let with_vector = |comp_vector| device.create_cq(CqConfig { comp_vector, ..16.into() });
     assert!(info.comp_vectors > 1 && (0..info.comp_vectors).all(|vector| with_vector(vector).is_ok()));
-    assert!(matches!(with_vector(info.comp_vectors), Err(CreateError::OutOfRange { min: 0, .. })));
-    assert!(matches!(pd.create_srq(info.max_srq_wr + 1, 1), Err(CreateError::OutOfRange { .. })));
+    assert!(matches!(with_vector(info.comp_vectors), Err(CreateError::Refused(hca::CreateError::OutOfRange { min: 0, .. }))));
+    assert!(matches!(pd.create_srq(info.max_srq_wr + 1, 1), Err(CreateError::Refused(hca::CreateError::OutOfRange { .. }))));
     assert!(matches!(device.create_cq(CqConfig { compression: true, ..16.into() }), Err(CreateError::Unsupported { .. })));
 }
 

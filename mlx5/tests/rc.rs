@@ -428,11 +428,11 @@ fn a_destroyed_queue_pairs_number_names_nothing_and_its_place_is_used_again() {
         c.close();
     }
     let mut d = world.end(8, 7, 8);
-    assert!(matches!(d.qp.connect(&old, &options), Err(ConnectError::NoSuchQp { .. })));
+    assert!(matches!(d.qp.connect(&old, &options), Err(ConnectError::Soft(hca::ConnectError::NoSuchQp { .. }))));
     let stale = QpAddress { epoch: old.epoch ^ 1, ..old };
-    assert!(matches!(d.qp.connect(&stale, &options), Err(ConnectError::StaleDevice { .. })));
+    assert!(matches!(d.qp.connect(&stale, &options), Err(ConnectError::Soft(hca::ConnectError::StaleDevice { .. }))));
     let nowhere = QpAddress { lid: 999, ..old };
-    assert!(matches!(d.qp.connect(&nowhere, &options), Err(ConnectError::NoSuchDevice { .. })));
+    assert!(matches!(d.qp.connect(&nowhere, &options), Err(ConnectError::Soft(hca::ConnectError::NoSuchDevice { .. }))));
     // The user id and 1: see `QpAddress::gid`.
     let own = old.gid.last_chunk().map(|user| u32::from_le_bytes(*user) - 1).unwrap();
     for elsewhere in [stale, nowhere] {
@@ -518,9 +518,9 @@ fn sizes_out_of_range_are_refused_with_the_range() {
         let config = QpConfig { lane_slots, ..QpConfig::default() };
         assert!(message(e.pd.create_qp(&e.send_cq, &e.recv_cq, &e.srq, &config).map(drop)).contains("1..=128"));
     }
-    assert!(matches!(e.pd.alloc(0, RKEYS), Err(RegisterError::Empty)));
-    assert!(matches!(e.pd.alloc(64, Access::REMOTE_WRITE), Err(RegisterError::RemoteWithoutLocalWrite)));
-    assert!(matches!(e.pd.alloc(2 << 30, RKEYS), Err(RegisterError::Memory { .. })));
+    assert!(matches!(e.pd.alloc(0, RKEYS), Err(RegisterError::Refused(hca::RegisterError::Empty))));
+    assert!(matches!(e.pd.alloc(64, Access::REMOTE_WRITE), Err(RegisterError::Refused(hca::RegisterError::RemoteWithoutLocalWrite))));
+    assert!(matches!(e.pd.alloc(2 << 30, RKEYS), Err(RegisterError::Refused(hca::RegisterError::Memory { .. }))));
     assert_eq!(e.mr.sge(SIZE - 1, 2), Err(OutOfBounds { offset: SIZE - 1, len: 2, region: SIZE }));
 }
 

@@ -332,7 +332,7 @@ fn an_atomic_that_cannot_be_is_refused_where_that_is_known() {
     if time::mode() != time::Mode::Hardware {
         // SAFETY: refused, so nothing is registered.
         let refused = unsafe { b.pd.register(at, 64, ANY) }.map(drop);
-        assert!(matches!(refused, Err(RegisterError::Unreachable { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(RegisterError::Refused(hca::RegisterError::Unreachable { .. }))), "{refused:?}");
     }
     // The result may go to any memory: only its owner writes there.
     // SAFETY: the box outlives the region, and no reference into it is held while the device may write.

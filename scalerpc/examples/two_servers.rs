@@ -6,7 +6,7 @@
 use std::error::Error;
 use std::thread;
 
-use scalerpc::{Choice, Chooser, Client, DEFAULT_TYPE, Server};
+use scalerpc::{Client, DEFAULT_TYPE, Server};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let calls: u64 = std::env::args().nth(1).map_or(Ok(2_000), |calls| calls.parse())?;
@@ -24,11 +24,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         clients.push((Client::connect(address)?, stop));
     }
 
-    let mut chooser = Chooser::new(Choice::LeastOutstanding);
     let (mut made, mut ended, mut outstanding, mut response) = (0, 0, [0; 2], [0; 8]);
     while ended < calls {
         while made < calls {
-            let Some(server) = chooser.choose(&outstanding) else { break };
+            let server = usize::from(outstanding[1] < outstanding[0]);
             // All slots of this server are in use, so those of the other are too.
             if clients[server].0.rdma().call(DEFAULT_TYPE, &made.to_le_bytes()).is_err() {
                 break;

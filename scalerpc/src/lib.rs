@@ -69,10 +69,9 @@
 //! | `client` | IDLE, WARMUP, PROCESS; calls and their completions |
 //! | `server` | entries, zones, intake, replies |
 //! | `scheduler`, `slices`, `groups` | slices; their lengths; the group of each client |
-//! | `pool`, `buffers`, `mapping` | pools of places; the buffers of responses; which client has which zone |
-//! | `handlers` | the worker: [`Handlers`] by `rpc_type`, [`HeldRequest`] |
-//! | `legacy` | the lane for requests that take longer than a slice |
-//! | `clock_sync`, `choice` | synchronised slices of several servers; the choice among several servers ([`Chooser`]) |
+//! | `buffers` | the buffers of responses |
+//! | `handlers` | the worker: [`Handlers`] by `rpc_type`, [`HeldRequest`], the lane for requests that take longer than a slice |
+//! | `clock_sync` | synchronised slices of several servers |
 //!
 //! `docs/scalerpc.md` of the repository has the design, the wire format and the numbered invariants that the code cites.
 //!
@@ -101,7 +100,7 @@
 //!   the order given, on one reliable connection, and reports the completions that an operation's documentation names.
 //! - **Ends.** Each call ends exactly once, by its response or by a [`CallFailure`]. A handler never runs twice for one call. It ran if a
 //!   response came, and for [`CallFailure::ResponseTooLarge`]; it got the request for [`CallFailure::HandlerFailed`]. None ran, and none will, for
-//!   [`CallFailure::NotSent`], [`CallFailure::Busy`], [`CallFailure::UnknownType`], each [`CallError`] and [`ClientError::NoCredit`]. This is not known
+//!   [`CallFailure::NotSent`], [`CallFailure::UnknownType`], each [`CallError`] and [`ClientError::NoCredit`]. This is not known
 //!   for [`CallFailure::DeadlineExceeded`] and [`CallFailure::Closed`], as when a server stops with requests that it has not answered.
 //! - **Trust.** Bytes that peers write are checked before use. A client with a wild pointer can destroy or change requests of other
 //!   clients; the design page has the threat model.
@@ -114,21 +113,19 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-mod choice;
 #[doc(hidden)]
 pub mod protocol;
 pub mod rdma;
 mod service;
 pub mod typed;
 
-pub use choice::{Choice, Chooser};
 /// The driver of the devices, with their options.
 pub use mlx5;
 pub use protocol::clock_sync::{PROBE_TYPE, time_handler};
 pub use protocol::groups::{QPC_CACHE_CONNECTX3, QPC_CACHE_CONNECTX5};
 pub use protocol::{
     CallError, CallFailure, CallHandle, ClientId, ClientStats, CloseReason, Completion, ConfigError, Grouping, Handler, HandlerError,
-    Handlers, HeldRequest, JoinError, Layout, ProtocolError, ReplyFailure, ReplyMode, ServerConfig, ServerStats, State,
+    Handlers, HeldRequest, Layout, ProtocolError, ReplyMode, ReplyTooLarge, ServerConfig, ServerStats, State,
 };
 pub use rdma::{RdmaClient, RdmaServer};
 pub use service::{
@@ -150,8 +147,7 @@ mod errors {
         check::<crate::ProtocolError>();
         check::<crate::ConfigError>();
         check::<crate::rdma::SetupError>();
-        check::<crate::JoinError>();
-        check::<crate::ReplyFailure>();
+        check::<crate::ReplyTooLarge>();
         check::<crate::rdma::SyncCallError>();
     }
 }

@@ -13,9 +13,9 @@ use scalerpc::mlx5::{
 };
 use scalerpc::protocol::wire::{Release, Trailer, valid};
 use scalerpc::protocol::{ClientRegions, ServerRegions};
-use scalerpc::rdma::exchange::{Accept, Admission, Hello, MeetError, Offer, RecordError, Refusal};
+use scalerpc::rdma::exchange::{Accept, Admission, Hello, Offer, RecordError, Refusal};
 use scalerpc::rdma::{PendingClient, SetupError};
-use scalerpc::{CallFailure, Handlers, JoinError, Layout, RdmaClient, RdmaServer, ReplyMode, ServerConfig, State};
+use scalerpc::{CallFailure, Handlers, Layout, RdmaClient, RdmaServer, ReplyMode, ServerConfig, State};
 use support::books::handlers;
 use support::caller::Caller;
 use support::connect;
@@ -130,19 +130,19 @@ fn records_that_are_none_are_refused_and_whoever_sent_them_is_not_admitted() {
     of_another_version[8] = 9;
     for _ in 0..3 {
         let refused = room.server.accept_over(&mut said(&[0xa5; Accept::BYTES])).unwrap_err();
-        assert!(matches!(refused, MeetError::Record(RecordError::Magic { name: "scalerpc hello", .. })), "{refused}");
+        assert!(matches!(refused, SetupError::Record(RecordError::Magic { name: "scalerpc hello", .. })), "{refused}");
         let refused = room.server.accept_over(&mut said_by_client(&[0xa5; Accept::BYTES])).unwrap_err();
-        assert!(matches!(refused, MeetError::Record(RecordError::Magic { name: "scalerpc accept", .. })), "{refused}");
+        assert!(matches!(refused, SetupError::Record(RecordError::Magic { name: "scalerpc accept", .. })), "{refused}");
         let refused = room.server.accept_over(&mut said_by_client(&of_another_version)).unwrap_err();
-        assert!(matches!(refused, MeetError::Record(RecordError::Version { version: 9, .. })), "{refused}");
+        assert!(matches!(refused, SetupError::Record(RecordError::Version { version: 9, .. })), "{refused}");
         let refused = room.server.accept_over(&mut said_by_client(&good[..Accept::BYTES - 1])).unwrap_err();
-        assert!(matches!(&refused, MeetError::Channel(error) if error.kind() == ErrorKind::UnexpectedEof), "{refused}");
+        assert!(matches!(&refused, SetupError::Channel(error) if error.kind() == ErrorKind::UnexpectedEof), "{refused}");
         let refused = room.server.accept_over(&mut said_by_client(&good)).unwrap_err();
-        assert!(matches!(refused, MeetError::Setup(SetupError::Connect(_))), "{refused}");
+        assert!(matches!(refused, SetupError::Connect(_)), "{refused}");
         let (mut here, _silent) = UnixStream::pair().unwrap();
         here.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
         let refused = room.server.accept_over(&mut here).unwrap_err();
-        assert!(matches!(&refused, MeetError::Channel(error) if error.kind() == ErrorKind::WouldBlock), "{refused}");
+        assert!(matches!(&refused, SetupError::Channel(error) if error.kind() == ErrorKind::WouldBlock), "{refused}");
         room.go_on(100);
     }
     room.check_unharmed();
@@ -154,15 +154,15 @@ fn a_client_is_not_made_of_a_wrong_offer_or_admission() {
     let layout = config().layout().unwrap();
     let nobody = Offer { address: QpAddress::soft(65_000, 1, 1), layout }.encode();
     let refused = RdmaClient::connect_over(&device, &mut said(&[0xa5; Offer::BYTES])).unwrap_err();
-    assert!(matches!(refused, MeetError::Record(RecordError::Magic { name: "scalerpc offer", .. })), "{refused}");
+    assert!(matches!(refused, SetupError::Record(RecordError::Magic { name: "scalerpc offer", .. })), "{refused}");
     let refused = RdmaClient::connect_over(&device, &mut said(&nobody)).unwrap_err();
-    assert!(matches!(refused, MeetError::Setup(SetupError::Connect(_))), "{refused}");
+    assert!(matches!(refused, SetupError::Connect(_)), "{refused}");
 
     let room = Room::new();
     let offered = room.server.offer().unwrap();
     let wrong = [&offered.record().encode()[..], &[0xa5; Admission::BYTES]].concat();
     let refused = RdmaClient::connect_over(&device, &mut said(&wrong)).unwrap_err();
-    assert!(matches!(refused, MeetError::Record(RecordError::Magic { name: "scalerpc admission", .. })), "{refused}");
+    assert!(matches!(refused, SetupError::Record(RecordError::Magic { name: "scalerpc admission", .. })), "{refused}");
     drop(offered);
     room.check_unharmed();
 }
@@ -183,8 +183,8 @@ fn more_clients_than_entries_are_told_so_until_one_leaves() {
     };
     for _ in 0..3 {
         let (met, told) = meet(&mut server);
-        assert!(matches!(met, Err(MeetError::Setup(SetupError::Join(JoinError::Full { max: 1 })))), "{met:?}");
-        assert!(matches!(told, Err(MeetError::Record(RecordError::Refused(Refusal::Full)))), "{told:?}");
+        assert!(matches!(met, Err(SetupError::Full { max: 1 })), "{met:?}");
+        assert!(matches!(told, Err(SetupError::Record(RecordError::Refused(Refusal::Full)))), "{told:?}");
     }
     drop(first);
     let start = Instant::now();

@@ -150,7 +150,7 @@ fn few_buffers_and_few_completions_stop_nobody() {
     let device = DeviceSpec::Soft(SoftOptions { clock, ..SoftOptions::default() });
     for (buffers, cq_size) in [(1, 4096), (2, 4096), (8, 4096), (8, 8), (448, 8)] {
         let config = config(ReplyMode::ServerWrites);
-        let config = ServerConfig { response_buffers: config.legacy_capacity + buffers, grouping: Grouping::Off, ..config };
+        let config = ServerConfig { response_buffers: buffers, grouping: Grouping::Off, ..config };
         let options = RdmaOptions { cq_size, ..RdmaOptions::default() };
         let mut server = RdmaServer::on(&Device::open(&device).unwrap(), &config, &options).unwrap();
         let (mut handlers, _books) = handlers(&server);

@@ -16,7 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use scalerpc::mlx5::{AsyncEvent, Clock, ConnectOptions, DeviceSpec, SoftOptions};
-use scalerpc::rdma::exchange::{Accept, Hello, MeetError, Offer, RecordError, Refusal};
+use scalerpc::rdma::exchange::{Accept, Hello, Offer, RecordError, Refusal};
 use scalerpc::rdma::{PendingClient, RdmaOptions, SetupError, SyncCallError};
 use scalerpc::typed::Call;
 use scalerpc::typed::zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -515,7 +515,7 @@ fn servers_that_share_an_address_share_the_clients() {
     assert_eq!(stats.accepted + accepted, 2 * u64::from(CLIENTS));
 }
 
-fn read_offer(stream: &mut TcpStream) -> Result<Offer, MeetError> {
+fn read_offer(stream: &mut TcpStream) -> Result<Offer, SetupError> {
     let mut bytes = [0; Offer::BYTES];
     stream.read_exact(&mut bytes)?;
     Offer::decode(&bytes)
@@ -557,7 +557,7 @@ fn strangers_keep_no_client_waiting_and_leave_nothing_behind() {
         }
     }
     let refused = read_offer(&mut connect(&of_another_version)).unwrap_err();
-    assert!(matches!(refused, MeetError::Record(RecordError::Refused(Refusal::Failed))), "{refused}");
+    assert!(matches!(refused, SetupError::Record(RecordError::Refused(Refusal::Failed))), "{refused}");
     let mut half_way = connect(&hello);
     read_offer(&mut half_way).unwrap();
     half_way.write_all(&[0xa5; Accept::BYTES]).unwrap();
@@ -580,7 +580,7 @@ fn strangers_keep_no_client_waiting_and_leave_nothing_behind() {
 const SHORT: Duration = Duration::from_millis(200);
 
 fn is_full(error: &ClientError) -> bool {
-    matches!(error, ClientError::Connect(MeetError::Record(RecordError::Refused(Refusal::Full))))
+    matches!(error, ClientError::Connect(SetupError::Record(RecordError::Refused(Refusal::Full))))
 }
 
 /// Options of a server with room for one client, and its time in ns, which hardly passes: it makes no probe by itself, which takes a second
@@ -682,10 +682,10 @@ fn clients_that_connect_call_and_vanish_leave_the_server_as_it_was() {
             let mut client = loop {
                 match Client::connect(address) {
                     Ok(client) => break client,
-                    Err(ClientError::Connect(MeetError::Record(RecordError::Refused(Refusal::Full)))) => {
+                    Err(ClientError::Connect(SetupError::Record(RecordError::Refused(Refusal::Full)))) => {
                         thread::sleep(Duration::from_millis(5));
                     }
-                    Err(ClientError::Connect(MeetError::Setup(SetupError::Connect(_)))) => {}
+                    Err(ClientError::Connect(SetupError::Connect(_))) => {}
                     Err(error) => panic!("{error}"),
                 }
             };

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::iter::Sum;
 use std::ops::{AddAssign, Sub};
 
-use mlx5::DeviceInfo;
+use mlx5::{Device, DeviceInfo};
 use serde::{Deserialize, Serialize};
 
 /// Makes a struct of counters. Each field says how it is combined with that of another thread: `sum`, or `max`.
@@ -127,9 +127,10 @@ pub struct TransportReport {
 impl TransportReport {
     /// Makes the report of connections on a device, with the device's own properties only.
     #[must_use]
-    pub fn on(device: DeviceInfo) -> Self {
-        let DeviceInfo { name, modes, transport, rnr_naks, .. } = device;
-        let counted = rnr_naks.map(|naks| ("rnr_naks".to_owned(), naks)).into_iter().collect();
+    pub fn on(device: &Device) -> Self {
+        let DeviceInfo { name, modes, transport, rnr_naks, .. } = device.info();
+        let counted = [("rnr_naks", rnr_naks), ("compressed", device.soft().map(|hca| hca.compressed()))];
+        let counted = counted.into_iter().filter_map(|(name, count)| Some((name.to_owned(), count?))).collect();
         Self { device: name, modes, reached_by: transport, counted, ..Self::default() }
     }
 

@@ -10,6 +10,7 @@ use crate::message::Request;
 use crate::pace::{Pace, Schedule};
 use crate::policy::PolicyOptions;
 use crate::topology::{Routing, Topology};
+use crate::transport::Feature;
 use crate::ucx::PeerErrors;
 use crate::values::{HEAD_BYTES, Places};
 use crate::verify::Verifier;
@@ -101,6 +102,8 @@ pub struct Job {
     pub sizes: Sizes,
     /// Policies of daemons and connections.
     pub policies: PolicyOptions,
+    /// Features of mlx5 devices that are on.
+    pub features: Vec<Feature>,
     /// Whether UCX detects dead peers; `None` if UCX carries nothing.
     pub ucx_errors: Option<PeerErrors>,
     /// The first client of rank 0 flips one bit of one value it writes, which verification has to notice.

@@ -74,6 +74,7 @@ pub(crate) fn job(topology: Topology) -> Job {
         sizes: Sizes::compute(None, &topology, 32, 8),
         workload,
         policies: PolicyOptions::default(),
+        features: Vec::new(),
         ucx_errors: None,
         corrupts_value: false,
     }

@@ -28,6 +28,18 @@ impl fmt::Display for Transport {
     }
 }
 
+/// A feature of mlx5 devices that is off by default (`--mlx5`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Feature {
+    /// The device writes similar completions of receives as one compressed session. Fails on a device without compression.
+    CqeCompression,
+    /// The device puts messages of at most 64 bytes into their completions, of 128 bytes, instead of into buffers.
+    ScatterToCqe,
+    /// All operations that a flush posts on a connection are announced through BlueFlame together. Not proven on a NIC.
+    BlueflameBatch,
+}
+
 /// Returns the name of an option's value.
 #[must_use]
 pub fn name_of(value: &impl ValueEnum) -> String {
@@ -43,6 +55,8 @@ pub struct Traits {
     pub is_by_message: bool,
     /// Messages are sent by a flush.
     pub gathers: bool,
+    /// The features of mlx5 devices that it can use.
+    pub features: &'static [Feature],
     /// The library that moves its bytes, by a device of its own choice; `None`: it opens the device of the job.
     pub library: Option<Library>,
     /// Returns the bytes of one end of a connection.
@@ -106,6 +120,8 @@ impl Transport {
                 operations: "WRITEs",
                 is_by_message: false,
                 gathers: true,
+                // It receives immediates only, so there is no data for a CQE.
+                features: &[Feature::CqeCompression, Feature::BlueflameBatch],
                 library: None,
                 connection_bytes: |of| 2 * of.ring_bytes + QUEUE_BYTES + SHARED_QUEUE_BYTES,
                 thread_bytes: THREAD_BYTES,
@@ -114,6 +130,8 @@ impl Transport {
                 operations: "SENDs",
                 is_by_message: true,
                 gathers: true,
+                // A flush posts nothing: it announces what was posted before.
+                features: &[Feature::CqeCompression, Feature::ScatterToCqe],
                 library: None,
                 connection_bytes: |of| of.under_way * (BYTES_PER_SEND + 2 * of.tail_bytes) + SEND_QUEUE_BYTES,
                 thread_bytes: THREAD_BYTES,
@@ -122,6 +140,7 @@ impl Transport {
                 operations: "active messages",
                 is_by_message: true,
                 gathers: false,
+                features: &[],
                 library: Some(UCX),
                 connection_bytes: |of| UCX_ENDPOINT_BYTES + of.under_way * 2 * of.tail_bytes,
                 thread_bytes: UCX_WORKER_BYTES,

@@ -25,6 +25,7 @@ use crate::trace::{TraceArgs, TraceOptions};
 use crate::ucx::{PeerErrorsChoice, UcxArgs};
 use engine::policy::PolicyOptions;
 use engine::topology::{Routing, Transport};
+use engine::transport::Feature;
 use engine::ucx::PeerErrors;
 use engine::workload::{Distribution, SHARE, Workload};
 
@@ -87,6 +88,11 @@ pub struct JobArgs {
     #[serde(flatten)]
     #[allow(missing_docs, reason = "clap would show it as help of all options")]
     pub port: PortOptions,
+
+    /// Features of mlx5 devices that are off by default; those that the carrier has no use for are refused.
+    #[arg(long, hide_short_help = true, value_enum, value_name = "FEATURE,...", value_delimiter = ',')]
+    #[serde(default)]
+    pub mlx5: Vec<Feature>,
 
     #[command(flatten)]
     #[serde(skip)]

@@ -90,3 +90,15 @@ fn ucx_is_sound_on_hardware() {
         assert!(way.contains(&format!(" by rc_mlx5/{device}")), "{way}");
     }
 }
+
+/// A device that lacks a feature says so; mlx5-run has no compression.
+#[test]
+#[ignore = "needs an mlx5 device, or mlx5-run"]
+fn features_reach_the_hardware_or_are_refused_with_the_reason() {
+    let (device, dir) = (device(), Scratch::in_memory());
+    measure(&[], &["--backend", "rc-send", "--device", &device, "--mlx5", "scatter-to-cqe"]);
+    let _turn = turn();
+    let mut command = benchkv(&["--device", &device, "--mlx5", "cqe-compression", "--json", "-"]);
+    let ended = Job::start(command.args(SHORT).arg("--shm-dir").arg(dir.path())).end();
+    assert!(ended.status.success() || ended.stderr.contains("this device has no compression of CQEs"), "{}", ended.stderr);
+}

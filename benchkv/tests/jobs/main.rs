@@ -25,6 +25,7 @@
 mod bad_input;
 mod death;
 mod event;
+mod features;
 mod hardware;
 mod job;
 mod measurement;

@@ -1,6 +1,6 @@
 //! The conversion of batches to WRITEs.
 
-use mlx5::{Inline, Mr, Payload, PostError, RcQp, Signal, WriteImm};
+use mlx5::{BlueflameBatch, Inline, Mr, Payload, PostError, RcOperation, RcQp, Signal, WriteImm};
 
 use crate::control::ControlMemory;
 use crate::link::{EasyBatch, Emit, Poster};
@@ -34,9 +34,37 @@ pub(crate) struct Remote {
     pub(crate) path_mtu: u16,
 }
 
+/// A queue pair, or operations of it that are announced together.
+pub(super) trait Posts {
+    fn post(&mut self, op: &impl RcOperation, signal: Signal, user: u64) -> Result<(), PostError>;
+
+    /// Announces what is posted, unless that is announced together later.
+    fn ring(&mut self);
+}
+
+impl Posts for RcQp {
+    #[inline(always)]
+    fn post(&mut self, op: &impl RcOperation, signal: Signal, user: u64) -> Result<(), PostError> {
+        self.post(op, signal, user)
+    }
+
+    #[inline(always)]
+    fn ring(&mut self) {
+        self.ring();
+    }
+}
+
+impl Posts for BlueflameBatch<'_> {
+    fn post(&mut self, op: &impl RcOperation, signal: Signal, user: u64) -> Result<(), PostError> {
+        self.post(op, signal, user)
+    }
+
+    fn ring(&mut self) {}
+}
+
 /// Posts the batches of one connection.
-pub(super) struct Batches<'a> {
-    pub(super) qp: &'a mut RcQp,
+pub(super) struct Batches<'a, Q> {
+    pub(super) qp: &'a mut Q,
     pub(super) send_ring: &'a Mr,
     pub(super) remote: &'a Remote,
     /// The peer's address of a byte of the ring, less its address here.
@@ -47,7 +75,7 @@ pub(super) struct Batches<'a> {
     pub(super) control: &'a ControlMemory,
 }
 
-impl Poster<PostError> for Batches<'_> {
+impl Poster<PostError> for Batches<'_, RcQp> {
     #[inline(always)]
     fn post_easy(&mut self, batch: &EasyBatch<'_>) -> Result<(), PostError> {
         let Self { qp, send_ring, remote, to_peer, inline_limit, control } = self;
@@ -56,7 +84,7 @@ impl Poster<PostError> for Batches<'_> {
         let bytes = batch.bytes();
         if bytes > *inline_limit {
             // Made anew, so that the common case needs none in memory.
-            let mut batches = Batches { qp, send_ring, remote, to_peer: *to_peer, inline_limit: *inline_limit, control };
+            let mut batches = Batches { qp: &mut **qp, send_ring, remote, to_peer: *to_peer, inline_limit: *inline_limit, control };
             return batches.post(batch.write_out());
         }
         let (start, metadata) = (batch.start(), batch.metadata());
@@ -73,15 +101,15 @@ impl Poster<PostError> for Batches<'_> {
     }
 }
 
-impl Batches<'_> {
+impl<Q: Posts> Batches<'_, Q> {
     /// Posts a batch that is in the ring.
     #[inline(never)]
     pub(super) fn post(&mut self, emit: Emit) -> Result<(), PostError> {
         let Self { qp, send_ring, remote, inline_limit, .. } = self;
         if emit.bytes <= *inline_limit {
-            write(qp, remote, emit, Inline(head(send_ring, emit, emit.bytes)))?;
+            write(*qp, remote, emit, Inline(head(send_ring, emit, emit.bytes)))?;
         } else {
-            write_long(qp, send_ring, remote, *inline_limit, emit)?;
+            write_long(*qp, send_ring, remote, *inline_limit, emit)?;
         }
         if emit.is_last {
             qp.ring();
@@ -98,7 +126,7 @@ fn head(send_ring: &Mr, emit: Emit, len: u64) -> &[u8] {
 }
 
 /// Posts a batch that does not fit into a WQE: the device gathers the rest.
-fn write_long(qp: &mut RcQp, send_ring: &Mr, remote: &Remote, inline_limit: u64, emit: Emit) -> Result<(), PostError> {
+fn write_long(qp: &mut impl Posts, send_ring: &Mr, remote: &Remote, inline_limit: u64, emit: Emit) -> Result<(), PostError> {
     let inline = if inline_limit >= HYBRID_INLINE { HYBRID_INLINE } else { 0 };
     let (addr, lkey) = (send_ring.addr() + emit.offset + inline, send_ring.lkey());
     let rest = mlx5::Sge { addr, len: (emit.bytes - inline) as u32, lkey };
@@ -106,7 +134,7 @@ fn write_long(qp: &mut RcQp, send_ring: &Mr, remote: &Remote, inline_limit: u64,
 }
 
 #[inline(always)]
-fn write(qp: &mut RcQp, remote: &Remote, emit: Emit, payload: impl Payload) -> Result<(), PostError> {
+fn write(qp: &mut impl Posts, remote: &Remote, emit: Emit, payload: impl Payload) -> Result<(), PostError> {
     let (addr, rkey) = (remote.ring_addr + emit.offset, remote.ring_rkey);
     let (signal, user) = if emit.signal { (Signal::Always, WINDOWED_WRITE) } else { (Signal::Reclaim, WRITE) };
     qp.post(&WriteImm { addr, rkey, imm: emit.imm, payload }, signal, user)

@@ -194,6 +194,10 @@ impl<U> Link<U> {
         Some(words)
     }
 
+    pub(crate) const fn count_blueflame_batch(&mut self) {
+        self.stats.blueflame_batches += 1;
+    }
+
     /// Returns whether, after [`Link::flush_easy`] posted a batch, no flush has anything to do, nor [`Link::poll_read`] at this time.
     #[inline(always)]
     pub(crate) const fn is_at_rest(&self, now_ns: u64) -> bool {

@@ -290,14 +290,10 @@ fn reach<U>(
 /// Returns whether another attempt may succeed: the server left while this client waited for its admission or during the handshake, or has
 /// no room until another client has gone, maybe this one's predecessor.
 fn may_pass(error: &ClientError) -> bool {
-    use mlx5::ConnectError::{NoSuchDevice, NoSuchQp, StaleDevice};
-
     match error {
         ClientError::Connect(error) if error.is_for_lack_of_room() => true,
         ClientError::Connect(ConnectFailure::Channel(error)) => rendezvous::stream_has_ended(error),
-        ClientError::Connect(ConnectFailure::Qp(error)) => {
-            matches!(error, NoSuchQp { .. } | NoSuchDevice { .. } | StaleDevice { .. })
-        }
+        ClientError::Connect(ConnectFailure::Qp(mlx5::ConnectError::Soft(_))) => true,
         _ => false,
     }
 }

@@ -1,6 +1,8 @@
 //! The rare paths of the protocol are taken, on real queues: each is told by its counter.
 
-use crate::support::{Mode, Pair, mode, payload, small, step_until};
+use copyrpc::ContextBuilder;
+
+use crate::support::{Mode, Net, Pair, mode, payload, small, step_until};
 
 /// The server answers nothing and sends nothing while the client fills its ring; only READs tell that there is room again.
 #[test]
@@ -66,4 +68,40 @@ fn news_without_data_travel_in_batches_of_their_own() {
     step_until(|| pair.client.stats().metadata_only == 1, || pair.poll());
     assert_eq!(pair.client.stats().messages_sent, 6);
     step_until(|| pair.server.stats().batches_received == pair.client.stats().batches_sent, || pair.poll());
+}
+
+/// Four batches of equal length arrive before the server polls.
+#[test]
+fn completions_are_compressed_if_asked_for_and_the_device_can() {
+    for is_on in [false, true] {
+        if let Err(error) = ContextBuilder::new(Net::new().spec()).cqe_compression(is_on).build::<u64>() {
+            assert!(is_on && mode() == Mode::Hardware, "{error}");
+            assert_eq!(error.to_string(), "creating a queue: this device has no compression of CQEs of that size");
+            return;
+        }
+        let pair = Pair::new(|builder| builder.cqe_compression(is_on), &small());
+        for serial in 0..4 {
+            pair.to_server.call(&payload(serial, 20), serial, 20).unwrap();
+            pair.client.flush_endpoints().unwrap();
+        }
+        assert_eq!(pair.finish(4), [0, 1, 2, 3].map(|serial| (serial, Ok(payload(serial, 20)))));
+        if mode() == Mode::Immediate {
+            assert_eq!(pair.server.device().soft().unwrap().compressed(), if is_on { 4 } else { 0 });
+        }
+    }
+}
+
+#[test]
+fn what_a_flush_posts_is_announced_together_if_asked_for() {
+    for is_on in [false, true] {
+        let pair = Pair::new(|builder| builder.blueflame_batch(is_on), &small());
+        for serial in 0..500 {
+            let sent = payload(serial, serial as usize * 53 % 100);
+            pair.to_server.call(&sent, serial, sent.len()).unwrap();
+            assert_eq!(pair.finish(1), [(serial, Ok(sent))]);
+        }
+        for stats in [pair.client.stats(), pair.server.stats()] {
+            assert_eq!(stats.blueflame_batches > 0, is_on, "{stats:?}");
+        }
+    }
 }

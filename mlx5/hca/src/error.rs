@@ -2,6 +2,8 @@
 
 use std::io;
 
+use mlx5_wire::Access;
+
 /// Why a device could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -68,7 +70,10 @@ pub enum CreateError {
 }
 
 /// Refuses values outside `min..=max`.
-pub(crate) fn check(what: &'static str, value: u64, min: u64, max: u64) -> Result<(), CreateError> {
+///
+/// # Errors
+/// [`CreateError::OutOfRange`].
+pub fn check(what: &'static str, value: u64, min: u64, max: u64) -> Result<(), CreateError> {
     if (min..=max).contains(&value) { Ok(()) } else { Err(CreateError::OutOfRange { what, value, min, max }) }
 }
 
@@ -101,6 +106,18 @@ pub enum RegisterError {
         /// The cause.
         source: io::Error,
     },
+}
+
+/// Refuses regions that no device registers.
+///
+/// # Errors
+/// [`RegisterError::Empty`], [`RegisterError::RemoteWithoutLocalWrite`].
+pub fn check_region(bytes: usize, access: Access) -> Result<(), RegisterError> {
+    match (bytes, access.is_legal()) {
+        (0, _) => Err(RegisterError::Empty),
+        (_, false) => Err(RegisterError::RemoteWithoutLocalWrite),
+        (_, true) => Ok(()),
+    }
 }
 
 /// Why a queue pair was not connected.

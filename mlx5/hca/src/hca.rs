@@ -30,7 +30,7 @@ use crate::responder::repair::Repair;
 use crate::responder::{arrive, datagrams, flush};
 use crate::shared::arena::Arena;
 use crate::shared::fabric::{LocalFabric, Membership};
-use crate::shared::layout::{ALL_LANE_SLOTS, LANE_SLOTS, MAX_MRS, MAX_QPS, QP_INDEX_BITS, QUEUE_BYTES, qp_index};
+use crate::shared::layout::{ALL_LANE_SLOTS, LANE_SLOTS, MAX_QPS, QP_INDEX_BITS, QUEUE_BYTES, qp_index};
 use crate::shared::links::Links;
 use crate::shared::memory::DeviceMemory;
 use crate::shared::quiesce::Stuck;
@@ -41,30 +41,49 @@ pub(crate) const POLLS_PER_PATROL: u32 = 1024;
 /// Cold lanes that a patrol looks into, in turn (R4): the producer of another process may have missed that its lane went cold.
 const LANES_PER_PATROL: usize = 8;
 
-/// Maximum number of queue pairs of a device.
-pub const MAX_QP: u32 = MAX_QPS as u32;
-/// The maximum number of memory regions of a device.
-pub const MAX_MR: u32 = MAX_MRS as u32;
+/// The completion vectors of a device.
+pub const COMP_VECTORS: u32 = 1;
 /// The maximum number of messages that may wait in a queue pair's lane.
 pub const MAX_LANE_SLOTS: u32 = LANE_SLOTS as u32;
 
-/// A device's description and counters.
+/// The identity and capabilities of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Info {
-    /// Name for people, for example `soft:lid=3`.
+pub struct DeviceInfo {
+    /// Display name, for example `soft:lid=3`.
     pub name: String,
-    /// How peers are reached.
+    /// Transport to the peers, in words.
     pub transport: String,
-    /// When it executes, by which clock, whether it is strict, and which faults it makes.
+    /// Maximum size of a send queue, in WQEBBs.
+    pub max_send_wr: u32,
+    /// Maximum size of a queue pair's own receive queue, in receives.
+    pub max_recv_wr: u32,
+    /// Maximum number of buffers of a receive.
+    pub max_recv_sge: u32,
+    /// Maximum number of inline bytes of an operation.
+    pub max_inline_data: u32,
+    /// Maximum size of a completion queue, in CQEs.
+    pub max_cqe: u32,
+    /// Number of completion vectors.
+    pub comp_vectors: u32,
+    /// Maximum size of a shared receive queue, in receives.
+    pub max_srq_wr: u32,
+    /// Whether the device has atomics. A device without them refuses to post them and to register a region for them.
+    pub has_atomics: bool,
+    /// NUMA node that the NIC is attached to, if the system tells; it is the best place for queues and buffers. `None` for the software
+    /// HCA, whose memory is on the node of its thread.
+    pub numa_node: Option<u32>,
+    /// Timing, clock, strictness and faults of the device: the conditions under which results were obtained.
     pub modes: String,
-    /// Time for which operations towards a dead peer are retried before they fail, in ns.
+    /// Time for which operations towards a dead peer are retried before they fail, in ns. Hardware cannot distinguish a dead peer from a
+    /// slow one: there it is [`ConnectOptions::transport_timeout_ns`](mlx5_wire::ConnectOptions::transport_timeout_ns) of the default options.
     pub dead_peer_timeout_ns: u64,
-    /// Queue pair places and memory regions that were not given back so far, because a peer was stopped in the middle of using them.
+    /// Number of queue pair places and memory regions not yet returned, because a peer was stopped while using them.
     pub quarantined: u64,
-    /// Rules broken since [`Hca::take_violations`] was last called.
+    /// Number of rules broken, in strict mode, since they were last [taken](Hca::take_violations).
     pub violations: u64,
-    /// Times that an operation of this device found no receive posted at its target (RNR NAK) and was put off, or failed.
-    pub rnr_naks: u64,
+    /// Number of times that an operation of this device found no receive posted at its target (RNR NAK) and was delayed, or failed. `None`
+    /// on hardware, which counts per port and for all programs (`rnr_nak_retry_err` of its counters in sysfs).
+    pub rnr_naks: Option<u64>,
 }
 
 /// A software HCA. It belongs to the thread that opened it: that thread must live as long as the HCA, for its end is what tells peers that the HCA is
@@ -101,6 +120,8 @@ pub struct Hca {
     pub(crate) events: RefCell<VecDeque<AsyncEvent>>,
     /// Times that a WQE found no receive at its target.
     pub(crate) rnr_naks: Cell<u64>,
+    /// Receive completions written into compressed sessions.
+    pub(crate) compressed: Cell<u64>,
     /// WRITEs and SENDs announced, counted with a model of NICs only.
     pub(crate) sends: Cell<u64>,
     /// Regions registered so far, modulo 2^32.
@@ -266,27 +287,28 @@ impl Hca {
     }
 
     /// For a stepper: does what is due, and adds to `touched` the LIDs of the devices that were changed by this one since the last call;
-    /// [`EVERY_LID`] stands for any. Returns [`produced`](Self::produced).
-    pub(crate) fn advance(&self, touched: &mut Vec<u16>) -> u32 {
+    /// [`EVERY_LID`](crate::EVERY_LID) stands for any. Returns [`produced`](Self::produced).
+    pub fn advance(&self, touched: &mut Vec<u16>) -> u32 {
         self.empty_poll();
         touched.append(&mut self.state.borrow_mut().touched);
         self.produced()
     }
 
-    /// A number that changes with every CQE the device writes.
-    pub(crate) fn produced(&self) -> u32 {
+    /// Returns a number that changes with every CQE that the device writes.
+    #[must_use]
+    pub fn produced(&self) -> u32 {
         let state = self.state.borrow();
         state.queues.cqs.iter().flatten().fold(state.produced, |sum, cq| sum.wrapping_add(cq.produced()))
     }
 
-    /// WRITEs and SENDs that its doorbells have announced so far. 0 but in a [`Simulation`], whose models of CPUs ask.
+    /// WRITEs and SENDs that its doorbells have announced so far. 0 unless a model of the network times it.
     #[must_use]
     pub fn sends(&self) -> u64 {
         self.sends.get()
     }
 
-    /// For a simulation: peers find this device gone from now on.
-    pub(crate) fn leave(&self) {
+    /// Leaves its local fabric: peers find this device gone from now on.
+    pub fn leave(&self) {
         self.membership.leave();
     }
 
@@ -304,7 +326,8 @@ impl Hca {
     }
 
     /// Returns whether it is a device of `fabric`.
-    pub(crate) fn is_of(&self, fabric: &LocalFabric) -> bool {
+    #[must_use]
+    pub fn is_of(&self, fabric: &LocalFabric) -> bool {
         self.membership.is_of(fabric)
     }
 

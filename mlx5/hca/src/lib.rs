@@ -29,7 +29,7 @@
 // - `shared`: the memory that devices share. No other module touches a peer's memory.
 // - `objects`: creating, connecting, resetting and destroying.
 // - `debug`: strict mode, faults, traces, texts.
-// - `clock`, `deferred`, `random`: time, timers, random numbers. `sim`: a network of devices and NICs in virtual time.
+// - `clock`, `deferred`, `random`: time, timers, random numbers. `network`: what a model of the network is asked.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("mlx5-hca needs 64-bit Linux: its memfds and membarrier(2) exist nowhere else");
@@ -43,6 +43,7 @@ mod debug;
 mod deferred;
 mod error;
 mod hca;
+pub mod network;
 mod objects;
 mod options;
 mod queues;
@@ -50,7 +51,6 @@ mod random;
 mod requester;
 mod responder;
 mod shared;
-mod sim;
 mod sleep;
 
 pub use clock::Clock;
@@ -59,18 +59,17 @@ pub use debug::rule::{Queue, Rule, Violation};
 #[doc(hidden)]
 pub use debug::testing;
 pub use debug::vendor::text as vendor_text;
-pub use error::{ConnectError, CreateError, OpenError, RegisterError};
-pub use hca::{Hca, Info, MAX_LANE_SLOTS, MAX_MR, MAX_QP};
+pub use error::{ConnectError, CreateError, OpenError, RegisterError, check, check_region};
+pub use hca::{COMP_VECTORS, DeviceInfo, Hca, MAX_LANE_SLOTS};
 pub use mlx5_wire as wire;
 pub use mlx5_wire::{Access, AsyncEvent, ConnectOptions, Service};
-pub use objects::request::{Address, CqMemory, QpMemory, Receives, Region, RqMemory, SqMemory};
+pub use objects::request::{Address, CqMemory, Pages, QpMemory, Receives, Region, RqMemory, SqMemory};
 pub use options::{FabricSpec, Gid, GidKind, Port, SoftOptions};
 pub use queues::cq;
 pub use queues::qp::REGISTER_BYTES;
+pub use requester::complete::EVERY_LID;
 pub use requester::timing::Timing;
 pub use shared::fabric::{LocalFabric, MAX_SEAT};
-pub use sim::nic::{ContextUses, NicModel, NicParameters};
-pub use sim::simulation::{Actor, ActorId, Bell, Did, ForeignDevice, Simulated, Simulation};
 
 use self::hca::{Queues, State, seat_of};
 use self::shared::links::Links;

@@ -16,12 +16,13 @@ use libc::{mode_t, size_t, ssize_t, stat as Status};
 use crate::command::Call;
 use crate::command::methods::Method;
 use crate::files::fds::{self, File};
+use crate::files::jobs::Device;
 use crate::objects::doorbells::Registers;
 use crate::options::errno::Errno;
 use crate::options::log;
 use crate::options::settings::{self, Settings};
 use crate::system::{held, sys};
-use crate::thread::context::Context;
+use crate::thread::poller;
 
 /// The device file: the launcher's tree names it `uverbs0`, and rdma-core knows the directory.
 const DEVICE_FILE: &str = "/dev/infiniband/uverbs0";
@@ -58,21 +59,18 @@ impl Next {
     }
 }
 
-static OPEN: Next = Next::new(c"open");
-static OPENAT: Next = Next::new(c"openat");
-static MEMFD_CREATE: Next = Next::new(c"memfd_create");
-static CLOSE: Next = Next::new(c"close");
-static CLOSE_RANGE: Next = Next::new(c"close_range");
-static CLOSEFROM: Next = Next::new(c"closefrom");
-static DUP: Next = Next::new(c"dup");
-static DUP2: Next = Next::new(c"dup2");
-static DUP3: Next = Next::new(c"dup3");
-static FCNTL: Next = Next::new(c"fcntl");
-static READ: Next = Next::new(c"read");
-static WRITE: Next = Next::new(c"write");
-static IOCTL: Next = Next::new(c"ioctl");
-static SOCKET: Next = Next::new(c"socket");
-static ACCESS: Next = Next::new(c"access");
+macro_rules! next_functions {
+    ($($next:ident = $name:literal),* $(,)?) => {
+        $(static $next: Next = Next::new($name);)*
+        static ALL: [&Next; 15] = [$(&$next),*];
+    };
+}
+
+next_functions! {
+    OPEN = c"open", OPENAT = c"openat", MEMFD_CREATE = c"memfd_create", CLOSE = c"close", CLOSE_RANGE = c"close_range",
+    CLOSEFROM = c"closefrom", DUP = c"dup", DUP2 = c"dup2", DUP3 = c"dup3", FCNTL = c"fcntl", READ = c"read", WRITE = c"write",
+    IOCTL = c"ioctl", SOCKET = c"socket", ACCESS = c"access",
+}
 
 /// Calls the next function. Returns `-1` with `ENOSYS` if there is none.
 macro_rules! next {
@@ -100,9 +98,7 @@ fn ours<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
 static START: extern "C" fn() = start;
 
 extern "C" fn start() {
-    let opening = [&OPEN, &OPENAT, &MEMFD_CREATE, &SOCKET, &DUP, &DUP2, &DUP3, &FCNTL];
-    let others = [&CLOSE, &CLOSE_RANGE, &CLOSEFROM, &READ, &WRITE, &IOCTL, &ACCESS];
-    opening.into_iter().chain(others).for_each(|next| _ = next.find());
+    ALL.iter().for_each(|next| _ = next.find());
     let _ = ours(|| {
         if settings::get().is_some() {
             fds::start();
@@ -139,7 +135,8 @@ fn open_device(settings: &'static Settings) -> c_int {
         })?;
         let file = sys::device_file()?;
         let registers = settings.check_doorbells.then(|| Registers::of(&file)).transpose()?;
-        fds::insert(file.as_raw_fd(), File::Device(Arc::new(Context::open(settings, registers)?)))?;
+        let device = Device::open(|jobs| poller::spawn(jobs, settings, registers))?;
+        fds::insert(file.as_raw_fd(), File::Device(Arc::new(device)))?;
         Ok(file.into_raw_fd())
     });
     opened.unwrap_or_else(|errno| {
@@ -151,7 +148,7 @@ fn open_device(settings: &'static Settings) -> c_int {
     })
 }
 
-/// `open(3)`, also under the names that `_FILE_OFFSET_BITS=64` and `_FORTIFY_SOURCE` give it.
+/// `open(3)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     // SAFETY: the caller's arguments. The next `open` ignores a mode that was not given, too.
@@ -161,24 +158,6 @@ unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_
             None => held::opened(next!(OPEN as fn(*const c_char, c_int, ...) -> c_int, (path, flags, mode))),
         }
     }
-}
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    // SAFETY: the caller's arguments; files are large on 64-bit systems anyway.
-    unsafe { open(path, flags, mode) }
-}
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn __open_2(path: *const c_char, flags: c_int) -> c_int {
-    // SAFETY: the caller's arguments; there is no mode.
-    unsafe { open(path, flags, 0) }
-}
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn __open64_2(path: *const c_char, flags: c_int) -> c_int {
-    // SAFETY: as above.
-    unsafe { open(path, flags, 0) }
 }
 
 /// `openat(3)`.
@@ -191,12 +170,6 @@ unsafe extern "C" fn openat(dir: c_int, path: *const c_char, flags: c_int, mode:
             None => held::opened(next!(OPENAT as fn(c_int, *const c_char, c_int, ...) -> c_int, (dir, path, flags, mode))),
         }
     }
-}
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn openat64(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    // SAFETY: the caller's arguments.
-    unsafe { openat(dir, path, flags, mode) }
 }
 
 /// `memfd_create(2)`.
@@ -295,26 +268,20 @@ unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_in
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) { duplicated(fd, result) } else { result }
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
-    // SAFETY: the caller's arguments.
-    unsafe { fcntl(fd, command, argument) }
-}
-
 /// `write(3)`, for commands.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
     if fds::may_be_ours(fd) && !bytes.is_null() {
         let done = ours(|| {
-            let context = match fds::get(fd) {
-                Some(File::Device(context)) => context,
+            let device = match fds::get(fd) {
+                Some(File::Device(device)) => device,
                 // In the child of a fork: the device is its parent's, whose thread does not exist here.
                 None if fds::is_child() && sys::is_device_file(fd) => return Err(Errno(libc::EIO)),
                 _ => return Ok(None),
             };
             let call = Call::read(bytes as u64, count)?;
             // SAFETY: a driver's command to the device file names memory that the driver keeps until the object is destroyed.
-            unsafe { context.execute(call) }?;
+            unsafe { device.execute(call) }?;
             Ok(Some(count as ssize_t))
         });
         match done {
@@ -447,9 +414,9 @@ unsafe extern "C" fn fstat(fd: c_int, status: *mut Status) -> c_int {
     result(done)
 }
 
-/// The other names of these two: `stat`, those for large files, and those of C libraries before 2.33. The latter take the version of the
-/// structure; on 64-bit systems there has been only one.
-macro_rules! status_calls {
+/// Other names of these functions: for large files, which all files are on 64-bit systems, for fortified programs, and of C libraries before
+/// 2.33. The latter take the version of the structure; on 64-bit systems there has been only one.
+macro_rules! other_names {
     ($($name:ident($($argument:ident: $ty:ty),*) => $call:expr;)*) => {
         $(
             #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -461,7 +428,12 @@ macro_rules! status_calls {
     };
 }
 
-status_calls! {
+other_names! {
+    open64(path: *const c_char, flags: c_int, mode: mode_t) => open(path, flags, mode);
+    __open_2(path: *const c_char, flags: c_int) => open(path, flags, 0);
+    __open64_2(path: *const c_char, flags: c_int) => open(path, flags, 0);
+    openat64(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) => openat(dir, path, flags, mode);
+    fcntl64(fd: c_int, command: c_int, argument: c_ulong) => fcntl(fd, command, argument);
     stat(path: *const c_char, status: *mut Status) => fstatat(libc::AT_FDCWD, path, status, 0);
     stat64(path: *const c_char, status: *mut Status) => fstatat(libc::AT_FDCWD, path, status, 0);
     fstat64(fd: c_int, status: *mut Status) => fstat(fd, status);

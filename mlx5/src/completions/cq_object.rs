@@ -3,10 +3,14 @@
 use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::rc::Rc;
 
+use mlx5_hca::CqMemory;
+
+use crate::config::CqConfig;
+use crate::error::CreateError;
 use crate::mmio::udma_from_device_barrier;
 use crate::provider::control::Control;
-use crate::provider::parts::CqParts;
 use crate::wire::{CQE_BYTES, CqeFormat, CqeOpcode, NO_QPN, OP_OWN_OFFSET, QPN_OFFSET, ResponderCqe, TitleCqe};
 
 /// The entries of a completion queue, which live as long as its [`CqObject`].
@@ -21,10 +25,11 @@ pub(crate) struct CqEntries {
 }
 
 impl CqEntries {
-    fn new(parts: &CqParts) -> Self {
+    fn new(&CqMemory { buffer, entries, cqe_bytes, .. }: &CqMemory) -> Self {
+        let stride = cqe_bytes as usize;
         // SAFETY: the buffer holds `entries` entries of `stride` bytes, 64 or 128.
-        let first = unsafe { parts.buffer.add(parts.stride - CQE_BYTES) };
-        Self { first, stride: parts.stride, log_entries: parts.entries.trailing_zeros(), mask: parts.entries - 1 }
+        let first = unsafe { buffer.add(stride - CQE_BYTES) };
+        Self { first, stride, log_entries: entries.trailing_zeros(), mask: entries - 1 }
     }
 
     pub(crate) fn count(&self) -> u32 {
@@ -69,17 +74,15 @@ pub(crate) struct CqObject {
     pub(crate) entries: CqEntries,
     /// The consumer word of the doorbell record.
     pub(crate) record: NonNull<AtomicU32>,
-    /// Queue pair of the compressed session that the poll opened last.
+    /// Queue pair of the compressed session that is being handed out.
     pub(crate) session_qpn: Cell<u32>,
-    /// The counter after that session, if it is above the consumer; else a counter at most one lap behind the consumer.
-    pub(crate) session_end: Cell<u32>,
 }
 
 impl CqObject {
-    pub(crate) fn new(parts: &CqParts, control: &Control) -> Self {
-        let entries = CqEntries::new(parts);
-        let &CqParts { cqn, record, .. } = parts;
-        Self { cqn, control: control.clone(), entries, record, session_qpn: Cell::new(NO_QPN), session_end: Cell::new(0) }
+    pub(crate) fn create(control: &Control, config: &CqConfig) -> Result<Rc<Self>, CreateError> {
+        let (cqn, memory) = control.create_cq(config)?;
+        let (entries, record, session_qpn) = (CqEntries::new(&memory), memory.record.cast(), Cell::new(NO_QPN));
+        Ok(Rc::new(Self { cqn, control: control.clone(), entries, record, session_qpn }))
     }
 
     /// Reassigns every completion of queue pair `qpn` that is still in the queue to [`NO_QPN`]. The device has destroyed the queue pair, so
@@ -91,13 +94,9 @@ impl CqObject {
         }
         // SAFETY: the record lives as long as this object.
         let consumed = u32::from_be(unsafe { self.record.as_ref() }.load(Ordering::Relaxed));
-        // The entries of an open session are not CQEs: the scan starts at the first CQE after the session. The difference is signed, with
-        // 24 bits.
-        let in_session = self.session_end.get().wrapping_sub(consumed) << 8;
-        let start = if in_session as i32 > 0 { consumed.wrapping_add(in_session >> 8) } else { consumed };
         let mut next = 0;
         while next < self.entries.count() {
-            let counter = start.wrapping_add(next);
+            let counter = consumed.wrapping_add(next);
             let place = self.entries.place(counter);
             // SAFETY: inside the buffer; the device writes this byte last, and only whole.
             let op_own = unsafe { place.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire);

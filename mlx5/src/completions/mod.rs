@@ -2,7 +2,6 @@
 
 pub(crate) mod cq;
 pub(crate) mod cq_object;
-pub(crate) mod cq_ring;
 pub(crate) mod cqe;
 pub(crate) mod fast_map;
 pub(crate) mod mono_cq;

@@ -1,64 +1,53 @@
 //! [`MonoCq`]: a completion queue that hands each completion straight to its queue pair.
 
-use std::fmt;
-use std::rc::Rc;
+use core::borrow::Borrow;
+use core::ops::{Deref, DerefMut};
 
-use crate::completions::cq_object::CqObject;
-use crate::completions::cq_ring::CqRing;
+use crate::completions::cq::Cq;
 use crate::completions::cqe::Cqe;
 use crate::completions::fast_map::FastMap;
-use crate::config::CqConfig;
-use crate::error::CreateError;
-use crate::provider::control::Control;
 
-/// A CQ for queue pairs of one kind, with a value of type `Q` per QPN.
+/// A [`Cq`] for queue pairs of one kind, with a value of type `Q` per QPN.
 ///
 /// Polling touches one byte of the CQ, independent of the number of queue pairs: the device has already put their events in one line. It
 /// takes no lock, copies to no work-completion struct and makes no dynamic call; the callback is a closure that is inlined into the poll.
-/// Completions are ordered as in a [`Cq`](crate::Cq).
 ///
 /// It is not `Send`:
 /// ```compile_fail,E0277
 /// fn send<T: Send>() {}
 /// send::<mlx5::MonoCq<()>>();
 /// ```
+#[derive(Debug)]
 pub struct MonoCq<Q> {
-    ring: CqRing,
+    cq: Cq,
     queues: FastMap<Q>,
 }
 
-impl<Q> fmt::Debug for MonoCq<Q> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MonoCq").field("entries", &self.ring.entries()).field("queues", &self.queues.len()).finish()
+impl<Q> Deref for MonoCq<Q> {
+    type Target = Cq;
+
+    #[inline(always)]
+    fn deref(&self) -> &Cq {
+        &self.cq
+    }
+}
+
+impl<Q> DerefMut for MonoCq<Q> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut Cq {
+        &mut self.cq
+    }
+}
+
+impl<Q> Borrow<Cq> for MonoCq<Q> {
+    fn borrow(&self) -> &Cq {
+        self
     }
 }
 
 impl<Q> MonoCq<Q> {
-    pub(crate) fn create(control: &Control, config: &CqConfig) -> Result<Self, CreateError> {
-        Ok(Self { ring: CqRing::create(control, config)?, queues: FastMap::new() })
-    }
-
-    /// Returns the number of entries that the device created, a power of two.
-    #[must_use]
-    pub fn entries(&self) -> u32 {
-        self.ring.entries()
-    }
-
-    pub(crate) fn object(&self) -> &Rc<CqObject> {
-        self.ring.object()
-    }
-
-    /// Returns the completion queue number, 24 bits.
-    #[must_use]
-    pub fn cqn(&self) -> u32 {
-        self.object().cqn
-    }
-
-    /// Arms the queue: [`Device::wait`](crate::Device::wait) returns once the queue holds a completion that was not polled; with
-    /// `solicited_only`, once it holds a solicited completion or an error. To sleep without losing a completion, poll until the queue is
-    /// empty, arm, then wait; a completion that arrives in between ends the wait at once.
-    pub fn arm(&mut self, solicited_only: bool) {
-        self.ring.arm(solicited_only);
+    pub(crate) fn new(cq: Cq) -> Self {
+        Self { cq, queues: FastMap::new() }
     }
 
     /// Registers the value for completions of `qpn`, a number that [`RcQp::qpn`](crate::RcQp::qpn) returned. Returns the value it replaces.
@@ -78,19 +67,11 @@ impl<Q> MonoCq<Q> {
         &self.queues
     }
 
-    /// Returns whether a poll would hand out a completion now. Unlike a poll that finds nothing, this call gives a software device no time
-    /// to run.
-    #[must_use]
-    #[inline(always)]
-    pub fn has_completion(&self) -> bool {
-        self.ring.has_any()
-    }
-
     /// Gives a software device time to run if the queue is empty, and returns the queue if there is a completion: the first half of a
     /// [`poll`](Self::poll).
     #[inline(always)]
     pub fn progress(&mut self) -> Option<Found<'_, Q>> {
-        if self.ring.progress() { Some(Found { cq: self }) } else { None }
+        if self.cq.progress() { Some(Found { cq: self }) } else { None }
     }
 
     /// Hands up to `max` completions to `f` with the value of their queue pair, in the order in which the device wrote them. Returns their
@@ -99,7 +80,7 @@ impl<Q> MonoCq<Q> {
     #[inline(always)]
     pub fn poll(&mut self, max: usize, f: impl FnMut(Option<&Q>, Cqe<'_>)) -> usize {
         let queues = &self.queues;
-        self.ring.poll(max, |qpn| queues.get(qpn), f)
+        self.cq.poll_each(max, |qpn| queues.get(qpn), f)
     }
 }
 
@@ -114,7 +95,7 @@ impl<Q> Found<'_, Q> {
     /// more if there are several.
     #[inline(always)]
     pub fn take(self, max: usize, mut f: impl FnMut(Option<&Q>, Cqe<'_>)) -> usize {
-        let MonoCq { ring, queues } = self.cq;
-        ring.take_known(max, &|qpn| queues.get(qpn), &mut f)
+        let MonoCq { cq, queues } = self.cq;
+        cq.take_known(max, &|qpn| queues.get(qpn), &mut f)
     }
 }

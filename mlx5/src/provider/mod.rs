@@ -10,10 +10,12 @@ pub(crate) mod soft;
 use core::ptr::NonNull;
 use std::task::Waker;
 
+use mlx5_hca::{CqMemory, DeviceInfo, Region, RqMemory};
+
 use crate::address::{DeviceKind, QpAddress};
-use crate::config::{CqConfig, DeviceInfo};
+use crate::config::CqConfig;
 use crate::error::{ConnectError, CreateError, RegisterError};
-use crate::provider::parts::{CqParts, MrParts, QpParts, QpRequest, SrqParts};
+use crate::provider::parts::{QpParts, QpRequest};
 use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions, CqArm};
 
 /// A maker of a device's objects, which it identifies by their numbers; and the device's events.
@@ -51,11 +53,11 @@ pub(crate) trait Provider: Regions + Queues + Connections {
 
 /// Memory regions.
 pub(crate) trait Regions {
-    fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<MrParts, RegisterError>;
+    fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<Region, RegisterError>;
 
     /// # Safety
     /// The range stays mapped until [`try_deregister`](Self::try_deregister) returned `true`.
-    unsafe fn register(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<MrParts, RegisterError>;
+    unsafe fn register(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<Region, RegisterError>;
 
     /// Deregisters the region. Returns `false`, and changes nothing, if a peer is using the region; then the call may be repeated.
     fn try_deregister(&self, key: u32) -> bool;
@@ -71,11 +73,13 @@ pub(crate) trait Queues {
     /// Frees the domain. No object of it exists any more.
     fn dealloc_pd(&self, pdn: u32);
 
-    fn create_cq(&self, config: &CqConfig) -> Result<CqParts, CreateError>;
+    /// Returns the number of the queue, and its memory.
+    fn create_cq(&self, config: &CqConfig) -> Result<(u32, CqMemory), CreateError>;
 
     fn destroy_cq(&self, cqn: u32);
 
-    fn create_srq(&self, pd: u32, depth: u32, max_sge: usize) -> Result<SrqParts, CreateError>;
+    /// Returns the number of the queue, and its memory.
+    fn create_srq(&self, pd: u32, depth: u32, max_sge: usize) -> Result<(u32, RqMemory), CreateError>;
 
     fn destroy_srq(&self, srqn: u32);
 

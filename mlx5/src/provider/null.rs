@@ -3,7 +3,7 @@
 
 use core::cell::RefCell;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 use std::collections::HashMap;
 use std::fmt;
 use std::rc::Rc;
@@ -11,16 +11,16 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use mlx5_hca::CqMemory;
 use mlx5_hca::cq::SoftCq;
+use mlx5_hca::{COMP_VECTORS, CqMemory, DeviceInfo, Pages, Region, RqMemory, check, check_region};
 use shm::sleep::{self, Sleeper};
 
 use crate::address::{DeviceKind, QpAddress};
-use crate::config::{CqConfig, DeviceInfo, NullOptions, Pages};
-use crate::error::{ConnectError, CreateError, RegisterError, check, check_region};
+use crate::config::{CqConfig, NullOptions};
+use crate::error::{ConnectError, CreateError, RegisterError};
 use crate::provider::alarm::Alarm;
-use crate::provider::parts::{CqParts, MrParts, QpParts, QpRequest, Receives, RqParts, SrqParts};
-use crate::provider::private::{COMP_VECTORS, CqPlace, PrivateMemory, SqPlace};
+use crate::provider::parts::{QpParts, QpRequest, Receives};
+use crate::provider::private::{CqPlace, PrivateMemory, SqPlace};
 use crate::provider::{Connections, Provider, Queues, Regions};
 use crate::wire::{
     Access, AddressVector, AsyncEvent, BLUEFLAME_BYTES, CQE_BYTES, ConnectOptions, CqeOpcode, MAX_CQE, MAX_INLINE, MAX_RECV_SGE,
@@ -57,14 +57,11 @@ struct NullCq {
 
 struct NullRq {
     _memory: PrivateMemory,
-    /// At the start of the memory; the WQEs are [`RQ_BUFFER`] bytes further.
-    record: NonNull<AtomicU32>,
-    wqe_cnt: u16,
-    stride: usize,
+    rq: RqMemory,
 }
 
 struct NullQp {
-    sq: SqPlace,
+    place: SqPlace,
     rqn: u32,
     owns_rq: bool,
 }
@@ -79,43 +76,24 @@ impl Objects {
 /// Offset of the WQEs of a receive queue; its record lies before them.
 const RQ_BUFFER: usize = WQEBB;
 
-impl NullRq {
-    fn buffer(&self) -> NonNull<u8> {
-        // SAFETY: inside the queue's memory.
-        unsafe { self.record.cast::<u8>().add(RQ_BUFFER) }
-    }
-
-    fn posted(&self) -> u16 {
-        // SAFETY: the record is at the start of the queue's memory; the driver accesses it through the same atomic type.
-        queue_record_index(unsafe { self.record.as_ref() }.load(Ordering::Acquire))
-    }
-
-    fn wqe(&self, index: u16) -> Option<Vec<u8>> {
-        (index < self.wqe_cnt).then(|| {
-            let first = usize::from(index) * self.stride;
-            // SAFETY: a WQE inside the queue; the driver is this thread and not writing now.
-            (first..first + self.stride).map(|byte| unsafe { self.buffer().add(byte).read() }).collect()
-        })
-    }
-}
-
 impl Null {
     pub(crate) fn new(options: NullOptions) -> Self {
         Self { options, objects: RefCell::default(), alarm: Arc::default() }
     }
 
-    fn create_rq(&self, depth: u32, max_sge: usize, is_linked: bool) -> Result<SrqParts, CreateError> {
+    fn create_rq(&self, depth: u32, max_sge: usize, is_linked: bool) -> Result<(u32, RqMemory), CreateError> {
         check("the depth of a receive queue", depth.into(), 1, MAX_RECV_WR.into())?;
         check("the number of buffers of a receive", max_sge as u64, 0, MAX_RECV_SGE.into())?;
-        let wqe_cnt = (depth + u32::from(is_linked)).next_power_of_two() as u16;
+        let wqe_cnt = (depth + u32::from(is_linked)).next_power_of_two();
         let stride = (SEGMENT * (max_sge + usize::from(is_linked))).next_power_of_two().max(if is_linked { 2 * SEGMENT } else { SEGMENT });
-        let (memory, first) = PrivateMemory::new("a receive queue", RQ_BUFFER + usize::from(wqe_cnt) * stride, PAGE)?;
-        let rq = NullRq { _memory: memory, record: first.cast(), wqe_cnt, stride };
-        let (buffer, record) = (rq.buffer(), rq.record);
+        let (memory, first) = PrivateMemory::new("a receive queue", RQ_BUFFER + wqe_cnt as usize * stride, PAGE)?;
+        // SAFETY: inside the new memory.
+        let buffer = unsafe { first.add(RQ_BUFFER) };
+        let rq = RqMemory { buffer, wqe_cnt, stride: stride as u32, record: first.cast() };
         let objects = &mut *self.objects.borrow_mut();
-        let srqn = objects.next();
-        objects.rqs.insert(srqn, rq);
-        Ok(SrqParts { srqn, buffer, wqe_cnt, stride, record })
+        let number = objects.next();
+        objects.rqs.insert(number, NullRq { _memory: memory, rq });
+        Ok((number, rq))
     }
 
     /// Starts as if `counter` CQEs had already been written to completion queue `cqn`.
@@ -144,8 +122,6 @@ impl Provider for Null {
             max_cqe: MAX_CQE,
             comp_vectors: COMP_VECTORS,
             max_srq_wr: MAX_RECV_WR,
-            max_qp: u32::MAX,
-            max_mr: u32::MAX,
             has_atomics: true,
             numa_node: None,
             modes: "executes nothing".to_owned(),
@@ -176,9 +152,9 @@ impl Provider for Null {
 }
 
 impl Regions for Null {
-    fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, _huge: bool) -> Result<MrParts, RegisterError> {
+    fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, _huge: bool) -> Result<Region, RegisterError> {
         check_region(bytes, access)?;
-        let no_memory = |_| RegisterError::Memory { bytes, source: std::io::ErrorKind::OutOfMemory.into() };
+        let no_memory = |_| mlx5_hca::RegisterError::Memory { bytes, source: std::io::ErrorKind::OutOfMemory.into() };
         let (memory, first) = PrivateMemory::new("a region", bytes, PAGE).map_err(no_memory)?;
         // SAFETY: the memory is kept until the region is deregistered.
         let parts = unsafe { self.register(pd, first, bytes, access) }?;
@@ -186,11 +162,11 @@ impl Regions for Null {
         Ok(parts)
     }
 
-    unsafe fn register(&self, _pd: u32, addr: NonNull<u8>, len: usize, access: Access) -> Result<MrParts, RegisterError> {
+    unsafe fn register(&self, _pd: u32, addr: NonNull<u8>, len: usize, access: Access) -> Result<Region, RegisterError> {
         check_region(len, access)?;
         // Keys 0 and 0x100 name no region; 0x100 ends a receive's buffers.
         let key = (self.objects.borrow_mut().next() + 1) << 8;
-        Ok(MrParts { key, addr, len, pages: Pages::Base })
+        Ok(Region { key, addr, len, pages: Pages::Base })
     }
 
     fn try_deregister(&self, key: u32) -> bool {
@@ -210,23 +186,22 @@ impl Queues for Null {
 
     fn dealloc_pd(&self, _pdn: u32) {}
 
-    fn create_cq(&self, config: &CqConfig) -> Result<CqParts, CreateError> {
+    fn create_cq(&self, config: &CqConfig) -> Result<(u32, CqMemory), CreateError> {
         let place = CqPlace::new(config)?;
-        let CqPlace { buffer, entries, record, .. } = place;
-        let memory = CqMemory { buffer, entries, cqe_bytes: config.cqe_bytes, compression: config.compression, record: record.cast() };
+        let memory = place.cq;
         // SAFETY: the memory is kept with the queue.
         let cq = unsafe { SoftCq::new(&memory) };
         let objects = &mut *self.objects.borrow_mut();
         let cqn = objects.next();
         objects.cqs.insert(cqn, NullCq { cq, place });
-        Ok(CqParts { cqn, buffer, entries, stride: config.cqe_bytes as usize, record })
+        Ok((cqn, memory))
     }
 
     fn destroy_cq(&self, cqn: u32) {
         self.objects.borrow_mut().cqs.remove(&cqn);
     }
 
-    fn create_srq(&self, _pd: u32, depth: u32, max_sge: usize) -> Result<SrqParts, CreateError> {
+    fn create_srq(&self, _pd: u32, depth: u32, max_sge: usize) -> Result<(u32, RqMemory), CreateError> {
         self.create_rq(depth, max_sge, true)
     }
 
@@ -239,15 +214,15 @@ impl Queues for Null {
         let (rqn, rq) = match request.receives {
             Receives::Shared(srqn) => (srqn, None),
             Receives::Own { depth, max_sge } => {
-                let SrqParts { srqn, buffer, wqe_cnt, stride, record } = self.create_rq(depth, max_sge, false)?;
-                (srqn, Some(RqParts { buffer, wqe_cnt, stride, record }))
+                let (number, memory) = self.create_rq(depth, max_sge, false)?;
+                (number, Some(memory))
             }
         };
         let objects = &mut *self.objects.borrow_mut();
         let qpn = (FIRST_QPN..).find(|qpn| !objects.qps.contains_key(qpn)).unwrap_or(FIRST_QPN);
-        let sq = place.parts(qpn, request.config, self.options.register, 0);
-        objects.qps.insert(qpn, NullQp { sq: place, rqn, owns_rq: rq.is_some() });
-        Ok(QpParts { sq, rq })
+        let parts = place.parts(qpn, rq, request.config, self.options.register, 0);
+        objects.qps.insert(qpn, NullQp { place, rqn, owns_rq: rq.is_some() });
+        Ok(parts)
     }
 
     fn destroy_qp(&self, qpn: u32) {
@@ -332,8 +307,8 @@ impl NullDevice {
     /// `None` if there is no such queue pair.
     #[must_use]
     pub fn send_queue(&self, qpn: u32, counter: u16) -> Option<(u16, [u8; WQEBB])> {
-        self.with_qp(qpn, |NullQp { sq, .. }| {
-            let index = usize::from(counter & (sq.wqe_cnt - 1));
+        self.with_qp(qpn, |NullQp { place: SqPlace { sq, .. }, .. }| {
+            let index = usize::from(counter) & (sq.wqe_cnt as usize - 1);
             // SAFETY: the queue's own memory: the record, which the driver accesses through the same atomic type, and a WQEBB of the queue, which
             // the driver, this thread, is not writing now.
             let (record, wqebb) = unsafe { (sq.record.as_ref(), sq.buffer.add(index * WQEBB).cast().read()) };
@@ -345,7 +320,7 @@ impl NullDevice {
     /// at the next call were stored in between. Returns `None` if there is no such queue pair, or it has no register.
     #[must_use]
     pub fn take_register(&self, qpn: u32, fill: u8) -> Option<[u8; REGISTER_BYTES]> {
-        let register = self.with_qp(qpn, |qp| qp.sq.register)??;
+        let register = self.with_qp(qpn, |qp| qp.place.sq.register)??;
         // SAFETY: the register, both halves, in the queue's own memory; the driver is this thread and not writing now.
         Some(unsafe { register.cast::<[u8; REGISTER_BYTES]>().replace([fill; REGISTER_BYTES]) })
     }
@@ -356,8 +331,12 @@ impl NullDevice {
     pub fn receive_queue(&self, qpn: u32, index: u16) -> Option<(u16, Vec<u8>)> {
         let rqn = self.with_qp(qpn, |qp| qp.rqn)?;
         let objects = self.null.objects.borrow();
-        let rq = objects.rqs.get(&rqn)?;
-        Some((rq.posted(), rq.wqe(index)?))
+        let RqMemory { buffer, wqe_cnt, stride, record } = objects.rqs.get(&rqn)?.rq;
+        let first = (u32::from(index) < wqe_cnt).then_some(index as usize * stride as usize)?;
+        // SAFETY: a WQE inside the queue; the driver is this thread and not writing now.
+        let wqe = (first..first + stride as usize).map(|byte| unsafe { buffer.add(byte).read() }).collect();
+        // SAFETY: the record lies in the queue's memory; the driver accesses it through the same atomic type.
+        Some((queue_record_index(unsafe { record.as_ref() }.load(Ordering::Acquire)), wqe))
     }
 
     /// Returns the two words of completion queue `cqn`'s doorbell record, as the driver wrote them. Returns `None` if there is no such
@@ -365,8 +344,8 @@ impl NullDevice {
     #[must_use]
     pub fn cq_record(&self, cqn: u32) -> Option<[u32; 2]> {
         let objects = self.null.objects.borrow();
-        let record = objects.cqs.get(&cqn)?.place.record;
+        let record = objects.cqs.get(&cqn)?.place.cq.record;
         // SAFETY: the record has two words and lives as long as the queue; the driver accesses them through the same atomic type.
-        Some(unsafe { record.cast::<[AtomicU32; 2]>().as_ref() }.each_ref().map(|word| word.load(Ordering::Acquire)))
+        Some(unsafe { record.as_ref() }.each_ref().map(|word| word.load(Ordering::Acquire)))
     }
 }

@@ -6,11 +6,13 @@ use core::sync::atomic::AtomicU32;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::rc::Rc;
 
+use mlx5_hca::{COMP_VECTORS, CqMemory, CreateError as Refused, RqMemory, SqMemory, check};
+
 use crate::config::{CqConfig, QpConfig};
-use crate::error::{CreateError, check};
+use crate::error::CreateError;
 use crate::mmio::RegisterKind;
-use crate::provider::parts::{SqParts, UarParts};
-use crate::wire::{BLUEFLAME_BYTES, CQE_BYTES, CQE128_BYTES, MAX_CQE, MAX_INLINE, MAX_SEND_WR, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, WQEBB};
+use crate::provider::parts::{QpParts, UarParts};
+use crate::wire::{BLUEFLAME_BYTES, CQE_BYTES, MAX_CQE, MAX_INLINE, MAX_SEND_WR, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, WQEBB};
 
 const PAGE: usize = 4096;
 
@@ -30,7 +32,7 @@ pub(crate) struct PrivateMemory {
 impl PrivateMemory {
     /// Allocates `bytes` at a multiple of `align`, a power of two, for `what`. Returns the memory and the address of the first byte.
     pub(crate) fn new(what: &'static str, bytes: usize, align: usize) -> Result<(Self, NonNull<u8>), CreateError> {
-        let no_memory = |source| CreateError::Memory { what, source };
+        let no_memory = |source| Refused::Memory { what, source };
         let bytes = bytes.saturating_add(align).max(1);
         let layout = Layout::from_size_align(bytes, UNASKED_ALIGN).map_err(|error| no_memory(std::io::Error::other(error)))?;
         // SAFETY: the layout's size is not 0.
@@ -52,23 +54,14 @@ impl Drop for PrivateMemory {
 /// A completion queue's memory: the doorbell record and, on the next page, untouched entries.
 pub(crate) struct CqPlace {
     pub(crate) memory: PrivateMemory,
-    pub(crate) buffer: NonNull<u8>,
-    pub(crate) entries: u32,
-    pub(crate) record: NonNull<AtomicU32>,
+    pub(crate) cq: CqMemory,
 }
-
-/// Completion vectors of the devices that use these queues.
-pub(crate) const COMP_VECTORS: u32 = 1;
 
 impl CqPlace {
     pub(crate) fn new(config: &CqConfig) -> Result<Self, CreateError> {
         check("the number of CQ entries", config.entries.into(), 1, MAX_CQE.into())?;
         check("the completion vector", config.comp_vector.into(), 0, u64::from(COMP_VECTORS) - 1)?;
-        let stride = config.cqe_bytes as usize;
-        if ![CQE_BYTES, CQE128_BYTES].contains(&stride) {
-            return Err(CreateError::Illegal { what: "the size of a CQE", value: stride as u64, legal: "64 or 128" });
-        }
-        let entries = config.entries.next_power_of_two();
+        let (stride, entries) = (config.stride()?, config.entries.next_power_of_two());
         let (memory, record) = PrivateMemory::new("a completion queue", PAGE + entries as usize * stride, PAGE)?;
         // SAFETY: inside the new memory.
         let buffer = unsafe { record.add(PAGE) };
@@ -76,18 +69,16 @@ impl CqPlace {
             // SAFETY: inside the new memory, which no other code has yet; the CQE is the last 64 bytes of its entry.
             unsafe { buffer.add(entry * stride - CQE_BYTES + OP_OWN_OFFSET).write(OP_OWN_UNTOUCHED) };
         }
-        Ok(Self { memory, buffer, entries, record: record.cast() })
+        let (cqe_bytes, compression) = (config.cqe_bytes, config.compression);
+        Ok(Self { memory, cq: CqMemory { buffer, entries, cqe_bytes, compression, record: record.cast() } })
     }
 }
 
 /// A send queue's memory: the BlueFlame register, aligned to its size, the WQEBBs and the doorbell record.
 pub(crate) struct SqPlace {
     pub(crate) memory: PrivateMemory,
-    /// `None` for a device that reads no register.
-    pub(crate) register: Option<NonNull<u8>>,
-    pub(crate) record: NonNull<AtomicU32>,
-    pub(crate) buffer: NonNull<u8>,
-    pub(crate) wqe_cnt: u16,
+    /// Without a register for a device that reads none.
+    pub(crate) sq: SqMemory,
 }
 
 impl SqPlace {
@@ -104,14 +95,13 @@ impl SqPlace {
         let register = (register_bytes > 0).then_some(first);
         // SAFETY: inside the new memory.
         let (buffer, record) = unsafe { (first.add(register_bytes), first.add(register_bytes + buffer_bytes).cast()) };
-        Ok(Self { memory, register, record, buffer, wqe_cnt: wqe_cnt as u16 })
+        Ok(Self { memory, sq: SqMemory { buffer, wqe_cnt, record, register } })
     }
 
-    /// Describes the queue. The register's place among those of the device is `uar_offset`.
-    pub(crate) fn parts(&self, qpn: u32, config: &QpConfig, kind: RegisterKind, uar_offset: usize) -> SqParts {
-        let &Self { register, buffer, wqe_cnt, record, .. } = self;
-        let half = Rc::new(Cell::new(register.map_or(core::ptr::null_mut(), NonNull::as_ptr)));
+    /// Describes the queue pair. The register's place among those of the device is `uar_offset`.
+    pub(crate) fn parts(&self, qpn: u32, rq: Option<RqMemory>, config: &QpConfig, kind: RegisterKind, uar_offset: usize) -> QpParts {
+        let half = Rc::new(Cell::new(self.sq.register.map_or(core::ptr::null_mut(), NonNull::as_ptr)));
         let uar = UarParts { half, kind, uar_offset };
-        SqParts { qpn, buffer, wqe_cnt, max_inline: config.max_inline_data, has_atomics: true, record, uar }
+        QpParts { qpn, sq: self.sq, rq, max_inline: config.max_inline_data, has_atomics: true, uar }
     }
 }

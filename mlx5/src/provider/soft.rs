@@ -7,17 +7,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
 
-use mlx5_hca::{Address, CqMemory, Hca, QpMemory, Receives as From, Region, RqMemory, SoftOptions, SqMemory};
+use mlx5_hca::{Address, CqMemory, DeviceInfo, Hca, QpMemory, Receives as From, Region, RqMemory, SoftOptions, check, check_region};
 
 use crate::address::{DeviceKind, QpAddress};
-use crate::config::{CqConfig, DeviceInfo, Pages};
-use crate::error::{ConnectError, CreateError, OpenError, RegisterError, check, check_region};
+use crate::config::CqConfig;
+use crate::error::{ConnectError, CreateError, OpenError, RegisterError};
 use crate::mmio::RegisterKind;
 use crate::provider::alarm::Alarm;
-use crate::provider::parts::{CqParts, MrParts, QpParts, QpRequest, Receives, RqParts, SrqParts};
-use crate::provider::private::{COMP_VECTORS, CqPlace, PrivateMemory, SqPlace};
+use crate::provider::parts::{QpParts, QpRequest, Receives};
+use crate::provider::private::{CqPlace, PrivateMemory, SqPlace};
 use crate::provider::{Connections, Provider, Queues, Regions};
-use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR};
+use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions};
 
 /// Returns the user whose processes this one shares memory with.
 fn own_user() -> u32 {
@@ -47,43 +47,13 @@ impl Soft {
     }
 }
 
-/// Describes a queue in memory that peers reach.
-fn srq_parts((srqn, memory): (u32, RqMemory)) -> SrqParts {
-    let RqMemory { buffer, wqe_cnt, stride, record } = memory;
-    SrqParts { srqn, buffer, wqe_cnt: wqe_cnt as u16, stride: stride as usize, record }
-}
-
-fn mr_parts(region: Region, pages: Pages) -> MrParts {
-    MrParts { key: region.key, addr: region.addr, len: region.len, pages }
-}
-
 impl Provider for Soft {
     fn kind(&self) -> DeviceKind {
         DeviceKind::Soft
     }
 
     fn info(&self) -> DeviceInfo {
-        let mlx5_hca::Info { name, transport, modes, dead_peer_timeout_ns, quarantined, violations, rnr_naks } = self.hca.info();
-        DeviceInfo {
-            name,
-            transport,
-            max_send_wr: MAX_SEND_WR,
-            max_recv_wr: MAX_RECV_WR,
-            max_recv_sge: MAX_RECV_SGE,
-            max_inline_data: MAX_INLINE as u32,
-            max_cqe: MAX_CQE,
-            comp_vectors: COMP_VECTORS,
-            max_srq_wr: MAX_RECV_WR,
-            max_qp: mlx5_hca::MAX_QP,
-            max_mr: mlx5_hca::MAX_MR,
-            has_atomics: true,
-            numa_node: None,
-            modes,
-            dead_peer_timeout_ns,
-            quarantined,
-            violations,
-            rnr_naks: Some(rnr_naks),
-        }
+        self.hca.info()
     }
 
     fn wait(&self, timeout_ns: Option<u64>) -> bool {
@@ -102,19 +72,18 @@ impl Provider for Soft {
 }
 
 impl Regions for Soft {
-    fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<MrParts, RegisterError> {
-        let region = self.hca.alloc_registered(pd, bytes, access, huge)?;
-        let pages = if huge { region.not_huge.map_or(Pages::Huge, Pages::NotHuge) } else { Pages::Base };
-        Ok(mr_parts(region, pages))
+    fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<Region, RegisterError> {
+        Ok(self.hca.alloc_registered(pd, bytes, access, huge)?)
     }
 
-    unsafe fn register(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<MrParts, RegisterError> {
+    unsafe fn register(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<Region, RegisterError> {
         check_region(bytes, access)?;
         if access.contains(Access::REMOTE_ATOMIC) {
-            return Err(RegisterError::Unreachable { reason: "no process can do an atomic operation on another's private memory" });
+            let reason = "no process can do an atomic operation on another's private memory; use Pd::alloc";
+            return Err(mlx5_hca::RegisterError::Unreachable { reason }.into());
         }
         // SAFETY: guaranteed by the caller.
-        Ok(mr_parts(unsafe { self.hca.register(pd, addr, bytes, access) }?, Pages::Base))
+        Ok(unsafe { self.hca.register(pd, addr, bytes, access) }?)
     }
 
     fn try_deregister(&self, key: u32) -> bool {
@@ -134,13 +103,12 @@ impl Queues for Soft {
     // A domain is only a number, which is never reused.
     fn dealloc_pd(&self, _pdn: u32) {}
 
-    fn create_cq(&self, config: &CqConfig) -> Result<CqParts, CreateError> {
-        let CqPlace { memory, buffer, entries, record } = CqPlace::new(config)?;
-        let queue = CqMemory { buffer, entries, cqe_bytes: config.cqe_bytes, compression: config.compression, record: record.cast() };
+    fn create_cq(&self, config: &CqConfig) -> Result<(u32, CqMemory), CreateError> {
+        let CqPlace { memory, cq } = CqPlace::new(config)?;
         // SAFETY: the memory is kept until the queue is destroyed.
-        let cqn = unsafe { self.hca.create_cq(&queue) }?;
+        let cqn = unsafe { self.hca.create_cq(&cq) }?;
         self.cqs.borrow_mut().insert(cqn, memory);
-        Ok(CqParts { cqn, buffer, entries, stride: config.cqe_bytes as usize, record })
+        Ok((cqn, cq))
     }
 
     fn destroy_cq(&self, cqn: u32) {
@@ -148,8 +116,8 @@ impl Queues for Soft {
         self.cqs.borrow_mut().remove(&cqn);
     }
 
-    fn create_srq(&self, pd: u32, depth: u32, max_sge: usize) -> Result<SrqParts, CreateError> {
-        Ok(srq_parts(self.hca.create_rq(pd, depth, max_sge, true)?))
+    fn create_srq(&self, pd: u32, depth: u32, max_sge: usize) -> Result<(u32, RqMemory), CreateError> {
+        Ok(self.hca.create_rq(pd, depth, max_sge, true)?)
     }
 
     fn destroy_srq(&self, srqn: u32) {
@@ -157,34 +125,25 @@ impl Queues for Soft {
     }
 
     fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
-        let (pd, config) = (request.pd, request.config);
+        let &QpRequest { pd, send_cq, recv_cq, service, config, .. } = request;
         let (receives, rq) = match request.receives {
             Receives::Shared(srqn) => (From::Shared(srqn), None),
             Receives::Own { depth, max_sge } => {
-                let SrqParts { srqn, buffer, wqe_cnt, stride, record } = srq_parts(self.hca.create_rq(pd, depth, max_sge, false)?);
-                (From::OwnInReach(srqn), Some((srqn, RqParts { buffer, wqe_cnt, stride, record })))
+                let (rqn, memory) = self.hca.create_rq(pd, depth, max_sge, false)?;
+                (From::OwnInReach(rqn), Some((rqn, memory)))
             }
         };
         let created = SqPlace::new(config, self.register).and_then(|place| {
             check("lane_slots", config.lane_slots.into(), 1, mlx5_hca::MAX_LANE_SLOTS.into())?;
-            let memory = QpMemory {
-                service: request.service,
-                pd,
-                send_cq: request.send_cq,
-                recv_cq: request.recv_cq,
-                receives,
-                sq: SqMemory { buffer: place.buffer, wqe_cnt: place.wqe_cnt.into(), record: place.record, register: place.register },
-                user_index: None,
-                scatter_to_cqe: config.scatter_to_cqe,
-                lane_slots: config.lane_slots,
-            };
+            let (scatter_to_cqe, lane_slots) = (config.scatter_to_cqe, config.lane_slots);
+            let memory = QpMemory { service, pd, send_cq, recv_cq, receives, sq: place.sq, user_index: None, scatter_to_cqe, lane_slots };
             // SAFETY: the memory is kept until the queue pair is destroyed.
             Ok((unsafe { self.hca.create_qp(&memory) }?, place))
         });
         let (qpn, place) = created.inspect_err(|_| rq.iter().for_each(|(rqn, _)| self.hca.destroy_srq(*rqn)))?;
-        let sq = place.parts(qpn, config, self.register, Hca::register_offset(qpn));
+        let parts = place.parts(qpn, rq.map(|(_, memory)| memory), config, self.register, Hca::register_offset(qpn));
         self.sqs.borrow_mut().insert(qpn, place.memory);
-        Ok(QpParts { sq, rq: rq.map(|(_, parts)| parts) })
+        Ok(parts)
     }
 
     fn destroy_qp(&self, qpn: u32) {

@@ -51,14 +51,16 @@ impl<'a> BlueflameBatch<'a> {
         Ok(())
     }
 
-    /// Announces the batch to the device. Does nothing if the batch is empty.
-    pub fn finish(self) {
+    /// Announces the batch to the device. Does nothing if the batch is empty. Returns whether several WQEs were announced together.
+    pub fn finish(self) -> bool {
         let sq = &mut self.qp.sq;
+        let are_several = self.fits && sq.has_several_pending();
         if self.fits && sq.pending() > 0 {
             sq.ring_buffer(&self.buffer);
         } else {
             sq.ring_doorbell();
         }
+        are_several
     }
 }
 

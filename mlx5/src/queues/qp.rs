@@ -12,7 +12,7 @@ use crate::mr::Mr;
 use crate::ops::{Operation, PostError, Sge};
 use crate::pd::PdObject;
 use crate::provider::control::Control;
-use crate::provider::parts::{QpParts, QpRequest, Receives};
+use crate::provider::parts::{QpRequest, Receives};
 use crate::queues::doorbell::Doorbell;
 use crate::queues::rq::{PostReceiveError, ReceiveQueue};
 use crate::queues::sq::{Flags, SendQueue};
@@ -140,18 +140,18 @@ impl<T: Transport> Qp<T> {
             ReceiveSource::Own { depth, max_sge } => (Receives::Own { depth, max_sge }, None, max_sge),
         };
         let request = QpRequest { pd: pd.pdn, send_cq: send_cq.cqn, recv_cq: recv_cq.cqn, receives, service: T::SERVICE, config };
-        let QpParts { sq, rq } = control.create_qp(&request)?;
+        let parts = control.create_qp(&request)?;
         let object = QpObject {
-            qpn: sq.qpn,
+            qpn: parts.qpn,
             control: Control::clone(control),
             send_cq: Rc::clone(send_cq),
             recv_cq: Rc::clone(recv_cq),
             _srq: srq,
             pd: Rc::clone(pd),
         };
-        let doorbell = Doorbell::new(&sq.uar, sq.record, control.hook().cloned());
-        let rq = rq.map(|parts| ReceiveQueue::new(&parts, max_sge));
-        let mut qp = Self { sq: SendQueue::new(&sq, doorbell), rq, state: QpState::Reset, transport, object };
+        let doorbell = Doorbell::new(&parts.uar, parts.sq.record, control.hook().cloned());
+        let rq = parts.rq.map(|memory| ReceiveQueue::new(&memory, max_sge));
+        let mut qp = Self { sq: SendQueue::new(&parts, doorbell), rq, state: QpState::Reset, transport, object };
         qp.set_state(QpState::Reset);
         Ok(qp)
     }

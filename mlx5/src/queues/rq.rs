@@ -3,9 +3,10 @@
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 
+use mlx5_hca::RqMemory;
+
 use crate::mmio;
 use crate::ops::{Payload, Segments, Sge};
-use crate::provider::parts::RqParts;
 use crate::wire::{DataSegment, MAX_MESSAGE_BYTES, SEGMENT, queue_record};
 
 /// The reason why a receive was not posted. Nothing was written.
@@ -106,18 +107,18 @@ pub(crate) struct ReceiveQueue {
 }
 
 impl ReceiveQueue {
-    pub(crate) fn new(parts: &RqParts, max_sge: usize) -> Self {
-        debug_assert!(parts.wqe_cnt.is_power_of_two() && parts.stride.is_power_of_two() && parts.stride >= SEGMENT);
-        let segments = parts.stride / SEGMENT;
+    pub(crate) fn new(&RqMemory { buffer, wqe_cnt, stride, record }: &RqMemory, max_sge: usize) -> Self {
+        let stride = stride as usize;
+        debug_assert!(wqe_cnt.is_power_of_two() && stride.is_power_of_two() && stride >= SEGMENT);
         Self {
-            buffer: parts.buffer,
-            stride: parts.stride,
-            scatter: Scatter { max_sge, segments },
-            record: parts.record,
-            mask: parts.wqe_cnt - 1,
+            buffer,
+            stride,
+            scatter: Scatter { max_sge, segments: stride / SEGMENT },
+            record,
+            mask: wqe_cnt as u16 - 1,
             producer: 0,
             consumer: 0,
-            users: vec![0; usize::from(parts.wqe_cnt)].into_boxed_slice(),
+            users: vec![0; wqe_cnt as usize].into_boxed_slice(),
         }
     }
 

@@ -3,8 +3,10 @@
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
+use mlx5_hca::SqMemory;
+
 use crate::ops::{Operation, Payload, PostError, Segments};
-use crate::provider::parts::SqParts;
+use crate::provider::parts::QpParts;
 use crate::queues::doorbell::Doorbell;
 use crate::wire::{BLUEFLAME_BYTES, CtrlSegment, FenceMode, MAX_MESSAGE_BYTES, Opcode, SEGMENT, WQEBB};
 
@@ -95,15 +97,16 @@ pub(crate) struct SendQueue {
 }
 
 impl SendQueue {
-    pub(crate) fn new(parts: &SqParts, doorbell: Doorbell) -> Self {
-        debug_assert!(parts.wqe_cnt.is_power_of_two());
-        let users: Box<[u64]> = vec![0; usize::from(parts.wqe_cnt)].into_boxed_slice();
+    pub(crate) fn new(parts: &QpParts, doorbell: Doorbell) -> Self {
+        let SqMemory { buffer, wqe_cnt, .. } = parts.sq;
+        debug_assert!(wqe_cnt.is_power_of_two() && wqe_cnt <= 1 << 15);
+        let users: Box<[u64]> = vec![0; wqe_cnt as usize].into_boxed_slice();
         // `user` points into it too, so it is owned as a pointer.
         let users = NonNull::from(Box::leak(users)).cast();
-        let mask = parts.wqe_cnt - 1;
+        let mask = wqe_cnt as u16 - 1;
         let silent = (mask / 4).max(7);
         Self {
-            head: parts.buffer.as_ptr(),
+            head: buffer.as_ptr(),
             user: users.as_ptr(),
             room: 0,
             qpn: parts.qpn,
@@ -115,10 +118,10 @@ impl SendQueue {
             is_open: true,
             mask,
             silent,
-            last: parts.buffer.as_ptr(),
+            last: buffer.as_ptr(),
             consumer: 0,
             signal_by: silent,
-            buffer: parts.buffer,
+            buffer,
             users,
             doorbell,
         }
@@ -315,6 +318,11 @@ impl SendQueue {
     #[inline(always)]
     pub(crate) fn pending(&self) -> u16 {
         self.producer.wrapping_sub(self.rung)
+    }
+
+    /// Returns whether more than one WQE is not yet announced.
+    pub(crate) fn has_several_pending(&self) -> bool {
+        usize::from(self.pending()) * WQEBB > self.last_bytes()
     }
 
     /// Copies the WQEs after the first `from` pending WQEBBs to `buffer`, at the same offsets. Returns `false` if they do not fit.

@@ -5,12 +5,13 @@ use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::fmt;
 use std::rc::Rc;
 
+use mlx5_hca::RqMemory;
+
 use crate::completions::cqe::Cqe;
 use crate::error::CreateError;
 use crate::mmio;
 use crate::ops::Sge;
 use crate::pd::PdObject;
-use crate::provider::parts::SrqParts;
 use crate::queues::rq::{PostReceiveError, Scatter};
 use crate::wire::{NextSegment, SEGMENT, queue_record};
 
@@ -79,12 +80,13 @@ impl fmt::Debug for Srq {
 
 impl Srq {
     pub(crate) fn create(pd: &Rc<PdObject>, depth: u32, max_sge: usize) -> Result<Self, CreateError> {
-        Ok(Self::new(&pd.control.create_srq(pd.pdn, depth, max_sge)?, max_sge, pd))
+        let (srqn, memory) = pd.control.create_srq(pd.pdn, depth, max_sge)?;
+        Ok(Self::new(srqn, &memory, max_sge, pd))
     }
 
-    /// Makes the queue over the parts that the device of `pd` created.
-    pub(crate) fn new(parts: &SrqParts, max_sge: usize, pd: &Rc<PdObject>) -> Self {
-        let &SrqParts { srqn, buffer, wqe_cnt, stride, record } = parts;
+    /// Makes the queue over the memory that the device of `pd` created.
+    pub(crate) fn new(srqn: u32, &RqMemory { buffer, wqe_cnt, stride, record }: &RqMemory, max_sge: usize, pd: &Rc<PdObject>) -> Self {
+        let (wqe_cnt, stride) = (wqe_cnt as u16, stride as usize);
         let srq = Self {
             buffer,
             stride,

@@ -23,8 +23,7 @@ fn formats(compression: bool, imms: &[u32]) -> Vec<CqeFormat> {
     }
     qp.ring();
     let mut formats = vec![];
-    // The first byte is looked at before the callback, which cannot see it.
-    while recv_cq.poll(1, |cqe| formats.push(CqeFormat::from_op_own(cqe.title_bytes()[OP_OWN_OFFSET]))) > 0 {}
+    while recv_cq.poll(64, |cqe| formats.push(CqeFormat::from_op_own(cqe.title_bytes()[OP_OWN_OFFSET]))) > 0 {}
     formats
 }
 

@@ -1,6 +1,8 @@
 //! A peer that writes garbage to everything it can write: ready words, pop words, intents, lanes. The owner may lose messages and
 //! connections; it does not panic (overflow checks are on), and does not hang.
 
+use std::sync::Arc;
+
 use super::random::Random;
 use crate::*;
 
@@ -99,6 +101,6 @@ fn nonsense_from_a_peer_neither_panics_nor_hangs_its_victim() {
     for seed in 0..200 {
         run(seed, Timing::Immediate);
         run(seed, Timing::Delay { ns: 500 });
-        run(seed, Timing::Model(NicModel::new(NicParameters::default())));
+        run(seed, Timing::Model(Arc::new(NicModel::new(NicParameters::default()))));
     }
 }

@@ -7,12 +7,12 @@ use std::collections::VecDeque;
 
 use super::random::Random;
 use crate::pd::PdObject;
-use crate::provider::parts::{RqParts, SrqParts};
 use crate::queues::rq::{PostReceiveError, ReceiveQueue};
 use crate::queues::srq::Srq;
 use crate::tests::null;
 use crate::wire::{DataSegment, NextSegment, SEGMENT, queue_record_index};
 use crate::{MAX_MESSAGE_BYTES, Sge};
+use mlx5_hca::RqMemory;
 
 const SEEDS: [u64; 3] = [5, 0xabcdef, 1 << 40];
 
@@ -28,6 +28,10 @@ impl Ring {
     fn leak(wqe_cnt: u16, stride: usize) -> Self {
         let memory = vec![[0xa5u8; SEGMENT]; usize::from(wqe_cnt) * stride / SEGMENT].leak();
         Self { buffer: NonNull::from(memory).cast(), stride, record: NonNull::from(Box::leak(Box::new(AtomicU32::new(0)))) }
+    }
+
+    fn memory(&self, wqe_cnt: u16) -> RqMemory {
+        RqMemory { buffer: self.buffer, wqe_cnt: wqe_cnt.into(), stride: self.stride as u32, record: self.record }
     }
 
     fn posted(&self) -> u16 {
@@ -64,8 +68,7 @@ fn not_empty(buffers: &[Sge]) -> Vec<Sge> {
 fn receives_of_a_queue_pair_are_taken_and_come_back_in_order_over_the_counter_wrap() {
     for (seed, (wqe_cnt, max_sge)) in SEEDS.into_iter().zip([(1, 1), (16, 4), (128, 2)]) {
         let ring = Ring::leak(wqe_cnt, max_sge * SEGMENT);
-        let mut rq =
-            ReceiveQueue::new(&RqParts { buffer: ring.buffer, wqe_cnt, stride: ring.stride, record: ring.record }, ring.stride / 16);
+        let mut rq = ReceiveQueue::new(&ring.memory(wqe_cnt), ring.stride / 16);
         assert_eq!((rq.depth(), rq.free()), (usize::from(wqe_cnt), usize::from(wqe_cnt)));
         let mut random = Random::new(seed);
         // Posted and not taken, with their buffers; taken and not completed.
@@ -116,9 +119,10 @@ fn receives_of_an_srq_come_back_once_in_any_order_over_the_counter_wrap() {
     for (seed, (depth, max_sge)) in SEEDS.into_iter().zip([(1, 0), (15, 3), (100, 1)]) {
         let (_null, control) = null();
         let parts = control.create_srq(1, depth, max_sge).unwrap();
-        let SrqParts { buffer, stride, record, .. } = parts;
-        let ring = Ring { buffer, stride, record };
-        let mut srq = Srq::new(&parts, max_sge, &PdObject::new(&control).unwrap());
+        let (srqn, memory) = parts;
+        let RqMemory { buffer, stride, record, .. } = memory;
+        let ring = Ring { buffer, stride: stride as usize, record };
+        let mut srq = Srq::new(srqn, &memory, max_sge, &PdObject::new(&control).unwrap());
         let real_depth = srq.depth();
         assert!(real_depth >= depth as usize && srq.free() == real_depth);
         let mut random = Random::new(seed);
@@ -168,7 +172,7 @@ fn receives_of_an_srq_come_back_once_in_any_order_over_the_counter_wrap() {
                 assert_eq!(srq.complete(index), None, "twice");
                 completed += 1;
             }
-            assert_eq!(srq.complete(parts.wqe_cnt), None, "an index beyond the queue");
+            assert_eq!(srq.complete(memory.wqe_cnt as u16), None, "an index beyond the queue");
         }
     }
 }
@@ -199,16 +203,16 @@ fn check_limits(max: usize, ring: &Ring, first: usize, post: &mut dyn FnMut(&[Sg
 #[test]
 fn receives_have_golden_bytes_without_empty_buffers_and_limits() {
     let ring = Ring::leak(4, 4 * SEGMENT);
-    let mut rq =
-        ReceiveQueue::new(&RqParts { buffer: ring.buffer, wqe_cnt: 4, stride: ring.stride, record: ring.record }, ring.stride / 16);
+    let mut rq = ReceiveQueue::new(&ring.memory(4), ring.stride / 16);
     check_limits(4, &ring, 0, &mut |buffers| rq.post(buffers, 0));
     // A queue pair's receive of all its buffers has no terminator, and what is behind the first terminator is left alone.
     assert_eq!([ring.segment(0, 3), ring.segment(1, 1)], [[0xa5; 16]; 2]);
 
     let (_null, control) = null();
     let parts = control.create_srq(1, 3, 5).unwrap();
-    let ring = Ring { buffer: parts.buffer, stride: parts.stride, record: parts.record };
-    let mut srq = Srq::new(&parts, 5, &PdObject::new(&control).unwrap());
+    let (srqn, memory) = parts;
+    let ring = Ring { buffer: memory.buffer, stride: memory.stride as usize, record: memory.record };
+    let mut srq = Srq::new(srqn, &memory, 5, &PdObject::new(&control).unwrap());
     check_limits(5, &ring, 1, &mut |buffers| srq.post(buffers, 0));
     let links: Vec<_> = (0..4).map(|wqe| NextSegment::parse(&ring.segment(wqe, 0)).next_wqe_index).collect();
     assert_eq!(links, [1, 2, 3, 0]);

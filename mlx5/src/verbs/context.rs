@@ -16,11 +16,11 @@ use super::library::Api;
 use super::numbers::*;
 use super::tables::Objects;
 use crate::address::DeviceKind;
-use crate::config::DeviceInfo;
 use crate::mmio;
 use crate::provider::Provider;
 use crate::provider::alarm::Alarm;
 use crate::wire::{AsyncEvent, CQ_DOORBELL_OFFSET, ConnectOptions, CqArm, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR};
+use mlx5_hca::DeviceInfo;
 
 /// An open device with one of its ports. Objects are identified by the numbers that the device gave them.
 pub(crate) struct Context {
@@ -137,8 +137,6 @@ impl Provider for Context {
             max_cqe: at_most(MAX_CQE, self.attr.max_cqe),
             comp_vectors: self.device.comp_vectors(),
             max_srq_wr: at_most(MAX_RECV_WR, self.attr.max_srq_wr),
-            max_qp: at_most(u32::MAX, self.attr.max_qp),
-            max_mr: at_most(u32::MAX, self.attr.max_mr),
             has_atomics: self.has_atomics(),
             numa_node: self.device.numa_node,
             modes: format!(

@@ -6,11 +6,11 @@ use super::abi::ibv_mr;
 use super::context::Context;
 use super::error::CallError;
 use super::pages::Memory;
-use super::tables::Region;
-use crate::config::Pages;
-use crate::error::{RegisterError, check_region};
+use super::tables::MrObject;
+use mlx5_hca::{Pages, Region, RegisterError as Refused, check_region};
+
+use crate::error::RegisterError;
 use crate::provider::Regions;
-use crate::provider::parts::MrParts;
 use crate::wire::Access;
 
 impl Context {
@@ -26,7 +26,7 @@ impl Context {
         len: usize,
         access: Access,
         memory: Option<Memory>,
-    ) -> Result<MrParts, CallError> {
+    ) -> Result<Region, CallError> {
         let objects = &mut *self.objects.borrow_mut();
         let pd = objects.pd(pdn)?;
         let (start, iova) = (addr.as_ptr().cast(), addr.as_ptr() as u64);
@@ -42,19 +42,19 @@ impl Context {
             unsafe { (self.device.api.verbs.ibv_dereg_mr)(mr.as_ptr()) };
             return Err(CallError::new("ibv_reg_mr_iova2", libc::EOPNOTSUPP).advise("the device gives a region two keys; this crate needs one"));
         }
-        objects.mrs.insert(key, Region { mr, memory });
-        Ok(MrParts { key, addr, len, pages: Pages::Base })
+        objects.mrs.insert(key, MrObject { mr, memory });
+        Ok(Region { key, addr, len, pages: Pages::Base })
     }
 }
 
 impl Regions for Context {
-    fn alloc_registered(&self, pdn: u32, bytes: usize, access: Access, huge: bool) -> Result<MrParts, RegisterError> {
+    fn alloc_registered(&self, pdn: u32, bytes: usize, access: Access, huge: bool) -> Result<Region, RegisterError> {
         self.check(bytes, access)?;
-        let (mut memory, pages) = Memory::new(bytes, huge).map_err(|source| RegisterError::Memory { bytes, source })?;
-        Ok(MrParts { pages, ..self.register_memory(pdn, memory.base(), bytes, access, Some(memory))? })
+        let (mut memory, pages) = Memory::new(bytes, huge).map_err(|source| Refused::Memory { bytes, source })?;
+        Ok(Region { pages, ..self.register_memory(pdn, memory.base(), bytes, access, Some(memory))? })
     }
 
-    unsafe fn register(&self, pdn: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<MrParts, RegisterError> {
+    unsafe fn register(&self, pdn: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<Region, RegisterError> {
         self.check(bytes, access)?;
         Ok(self.register_memory(pdn, addr, bytes, access, None)?)
     }

@@ -2,15 +2,17 @@
 
 use core::ptr::{NonNull, null_mut};
 
+use mlx5_hca::{CqMemory, RqMemory, SqMemory, check};
+
 use super::abi::*;
 use super::context::Context;
 use super::error::CallError;
 use super::numbers::*;
 use super::tables::{CqObject, QpObject, foreign};
 use crate::config::CqConfig;
-use crate::error::{CreateError, check};
+use crate::error::CreateError;
 use crate::mmio::RegisterKind;
-use crate::provider::parts::{CqParts, QpParts, QpRequest, Receives, RqParts, SqParts, SrqParts, UarParts};
+use crate::provider::parts::{QpParts, QpRequest, Receives, UarParts};
 use crate::provider::{Provider, Queues};
 use crate::wire::{BLUEFLAME_BYTES, CQ_DBREC_SET_CI, CQE_BYTES, CQE128_BYTES, MAX_INLINE, QP_DBREC_RECEIVE, QP_DBREC_SEND, Service};
 
@@ -19,7 +21,7 @@ const MIN_SEND_WQEBBS: u32 = 16;
 
 /// Makes the error for a value that can only occur if the library's structs differ from its header.
 fn nonsense(what: &'static str, value: u64) -> CreateError {
-    CreateError::Illegal { what, value, legal: "what mlx5dv_init_obj documents" }
+    mlx5_hca::CreateError::Illegal { what, value, legal: "what mlx5dv_init_obj documents" }.into()
 }
 
 /// Returns how the register at `addr` is written. A register of another size than today's 256 bytes is legal: 8 bytes at a time always work.
@@ -36,8 +38,8 @@ fn pointer<T>(address: *mut core::ffi::c_void, what: &'static str) -> Result<Non
 }
 
 /// Returns the number of WQEs of a ring; a ring's index has 16 bits.
-fn wqe_count(count: u32, what: &'static str) -> Result<u16, CreateError> {
-    u16::try_from(count).ok().filter(|n| n.is_power_of_two()).ok_or_else(|| nonsense(what, count.into()))
+fn wqe_count(count: u32, what: &'static str) -> Result<u32, CreateError> {
+    if count.is_power_of_two() && count <= 1 << 15 { Ok(count) } else { Err(nonsense(what, count.into())) }
 }
 
 /// Returns the creation flags for `mlx5dv_create_qp`. Data received on a connection is scattered to CQEs unless that is disabled. The flag
@@ -66,7 +68,7 @@ impl Context {
 
     /// Takes over a new completion queue for the data path. From now on libmlx5 does not touch its CQEs and its record. libmlx5 has filled
     /// the CQEs with op_own 0xf0, whose opcode means "no completion"; the poll checks the opcode, so nothing is rewritten.
-    fn open_cq(&self, cq: NonNull<ibv_cq>) -> Result<CqParts, CreateError> {
+    fn open_cq(&self, cq: NonNull<ibv_cq>, compression: bool) -> Result<(u32, CqMemory), CreateError> {
         let mut dv = mlx5dv_cq { buf: null_mut(), dbrec: null_mut(), cqe_cnt: 0, cqe_size: 0, cq_uar: null_mut(), cqn: 0, comp_mask: 0 };
         let object = mlx5dv_obj { cq: Pair { from: cq.as_ptr(), to: &raw mut dv }, ..mlx5dv_obj::NONE };
         // SAFETY: just created, and room for the answer.
@@ -78,13 +80,14 @@ impl Context {
         let uar = pointer(dv.cq_uar, "the UAR page of a completion queue")?;
         let record = Self::record(dv.dbrec, CQ_DBREC_SET_CI).ok_or_else(|| nonsense("the record of a completion queue", 0))?;
         self.objects.borrow_mut().cqs.insert(dv.cqn, CqObject { cq, uar, events: 0 });
-        Ok(CqParts { cqn: dv.cqn, buffer, entries: dv.cqe_cnt, stride: dv.cqe_size as usize, record })
+        let record = record.cast();
+        Ok((dv.cqn, CqMemory { buffer, entries: dv.cqe_cnt, cqe_bytes: dv.cqe_size, compression, record }))
     }
 
     /// Takes over a new shared receive queue for the data path. The device begins with WQE 0, and so does this crate. The library has
     /// linked each WQE to the next, up to the tail. It may have allocated more WQEs after the tail for its own purposes; this crate does
     /// not use them.
-    fn open_srq(&self, srq: NonNull<ibv_srq>) -> Result<SrqParts, CreateError> {
+    fn open_srq(&self, srq: NonNull<ibv_srq>) -> Result<(u32, RqMemory), CreateError> {
         let mut dv =
             mlx5dv_srq { buf: null_mut(), dbrec: null_mut(), stride: 0, head: 0, tail: 0, comp_mask: MLX5DV_SRQ_MASK_SRQN, srqn: 0 };
         let object = mlx5dv_obj { srq: Pair { from: srq.as_ptr(), to: &raw mut dv }, ..mlx5dv_obj::NONE };
@@ -97,7 +100,7 @@ impl Context {
         let buffer = pointer(dv.buf, "the buffer of a shared receive queue")?;
         let record = Self::record(dv.dbrec, 0).ok_or_else(|| nonsense("the record of a shared receive queue", 0))?;
         self.objects.borrow_mut().srqs.insert(dv.srqn, srq);
-        Ok(SrqParts { srqn: dv.srqn, buffer, wqe_cnt, stride: dv.stride as usize, record })
+        Ok((dv.srqn, RqMemory { buffer, wqe_cnt, stride: dv.stride, record }))
     }
 
     fn destroy(&self, qp: NonNull<ibv_qp>) {
@@ -153,24 +156,23 @@ impl Context {
         }
         let rq = match request.receives {
             Receives::Shared(_) => None,
-            Receives::Own { .. } => Some(RqParts {
+            Receives::Own { .. } => Some(RqMemory {
                 buffer: pointer(dv.rq.buf, "the buffer of a receive queue")?,
                 wqe_cnt: wqe_count(dv.rq.wqe_cnt, "the number of WQEs of a receive queue")?,
-                stride: dv.rq.stride as usize,
+                stride: dv.rq.stride,
                 record: record(QP_DBREC_RECEIVE)?,
             }),
         };
-        let sq = SqParts {
-            qpn,
+        let sq = SqMemory {
             buffer: pointer(dv.sq.buf, "the buffer of a send queue")?,
             wqe_cnt: wqe_count(dv.sq.wqe_cnt, "the number of WQEBBs of a send queue")?,
-            max_inline: request.config.max_inline_data,
             record: record(QP_DBREC_SEND)?,
-            has_atomics: self.has_atomics(),
-            uar: UarParts { half: self.objects.borrow_mut().half_of(register), kind, uar_offset: 0 },
+            register: None,
         };
+        let uar = UarParts { half: self.objects.borrow_mut().half_of(register), kind, uar_offset: 0 };
         self.objects.borrow_mut().qps.insert(qpn, QpObject::new(qp));
-        Ok(QpParts { sq, rq })
+        let max_inline = request.config.max_inline_data;
+        Ok(QpParts { qpn, sq, rq, max_inline, has_atomics: self.has_atomics(), uar })
     }
 }
 
@@ -199,14 +201,11 @@ impl Queues for Context {
         }
     }
 
-    fn create_cq(&self, config: &CqConfig) -> Result<CqParts, CreateError> {
+    fn create_cq(&self, config: &CqConfig) -> Result<(u32, CqMemory), CreateError> {
         let info = self.info();
         check("the number of CQ entries", config.entries.into(), 1, info.max_cqe.into())?;
         check("the completion vector", config.comp_vector.into(), 0, u64::from(info.comp_vectors) - 1)?;
-        let bytes = config.cqe_bytes as usize;
-        if ![CQE_BYTES, CQE128_BYTES].contains(&bytes) {
-            return Err(CreateError::Illegal { what: "the size of a CQE", value: bytes as u64, legal: "64 or 128" });
-        }
+        let bytes = config.stride()?;
         let mut mlx5 =
             mlx5dv_cq_init_attr { comp_mask: MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE, cqe_comp_res_format: 0, flags: 0, cqe_size: bytes as u16 };
         if config.compression {
@@ -231,7 +230,7 @@ impl Queues for Context {
         // SAFETY: an open mlx5 device, and attributes that live through the call.
         let cq = unsafe { (self.device.api.mlx5.mlx5dv_create_cq)(self.device.context(), &raw mut attr, &raw mut mlx5) };
         let cq = NonNull::new(cq).ok_or_else(|| CallError::last("mlx5dv_create_cq"))?;
-        let parts = self.open_cq(cq);
+        let parts = self.open_cq(cq, config.compression);
         if parts.is_err() {
             // SAFETY: just created, and in no table.
             unsafe { (self.device.api.verbs.ibv_destroy_cq)(cq.as_ptr()) };
@@ -248,7 +247,7 @@ impl Queues for Context {
         }
     }
 
-    fn create_srq(&self, pdn: u32, depth: u32, max_sge: usize) -> Result<SrqParts, CreateError> {
+    fn create_srq(&self, pdn: u32, depth: u32, max_sge: usize) -> Result<(u32, RqMemory), CreateError> {
         let info = self.info();
         check("the depth of a receive queue", depth.into(), 1, info.max_srq_wr.into())?;
         check("the number of buffers of a receive", max_sge as u64, 0, info.max_recv_sge.into())?;

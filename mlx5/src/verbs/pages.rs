@@ -6,7 +6,7 @@ use std::io;
 use memmap2::{Advice, MmapMut, MmapOptions};
 use shm::memfd::{HUGE_PAGE, Memfd};
 
-use crate::config::Pages;
+use mlx5_hca::Pages;
 
 /// A region's memory.
 pub(crate) enum Memory {

@@ -18,7 +18,7 @@ pub(crate) struct Objects {
     pub(crate) cqs: HashMap<u32, CqObject>,
     pub(crate) srqs: HashMap<u32, NonNull<ibv_srq>>,
     pub(crate) qps: HashMap<u32, QpObject>,
-    pub(crate) mrs: HashMap<u32, Region>,
+    pub(crate) mrs: HashMap<u32, MrObject>,
     /// The half that the next doorbell uses, by BlueFlame register. The library keeps a register as long as the device.
     pub(crate) halves: HashMap<NonNull<u8>, Rc<Cell<*mut u8>>>,
 }
@@ -32,7 +32,7 @@ pub(crate) struct CqObject {
 }
 
 /// A region, and its memory if this crate allocated it.
-pub(crate) struct Region {
+pub(crate) struct MrObject {
     pub(crate) mr: NonNull<ibv_mr>,
     pub(crate) memory: Option<Memory>,
 }

@@ -92,7 +92,7 @@ impl Net {
             Mode::Delay => (Clock::System, Timing::Delay { ns: DELAY_NS }),
             Mode::Virtual => (
                 Clock::Stepping { now_ns: Arc::clone(&now_ns), poll_ns: POLL_NS },
-                Timing::Model(NicModel::new(NicParameters { jitter_ns: 300, ..NicParameters::default() })),
+                Timing::Model(Arc::new(NicModel::new(NicParameters { jitter_ns: 300, ..NicParameters::default() }))),
             ),
         };
         let shared = Shared { fabric: LocalFabric::new(), now_ns, clock, timing, devices: RefCell::default() };

@@ -62,10 +62,8 @@ pub struct ServerConfig {
     /// Maximum time between the turns of a client, in ns: slices become longer only as far as one slice of each group takes no more than
     /// this. With 0, and if slices are synchronised, slices always have the length `slice_ns`.
     pub max_rotation_ns: u64,
-    /// Maximum number of responses under way, legacy ones included; `legacy_capacity` + 1 ..= 65,535.
+    /// Maximum number of responses under way, 1..=65,535.
     pub response_buffers: u32,
-    /// Maximum number of requests in the legacy lane, 0..=65,534.
-    pub legacy_capacity: u32,
     /// Time after which a client that neither releases its zone nor rests is evicted, in ns; at least a slice.
     pub drain_ns: u64,
     /// The transport of responses to the client.
@@ -84,7 +82,6 @@ impl Default for ServerConfig {
             slice_ns: DEFAULT_SLICE_NS,
             max_rotation_ns: DEFAULT_MAX_ROTATION_NS,
             response_buffers: 512,
-            legacy_capacity: 64,
             drain_ns: DEFAULT_TIMEOUT_NS,
             reply_mode: ReplyMode::ServerWrites,
         }
@@ -118,9 +115,7 @@ impl ServerConfig {
         check(in_range(self.group_size, 1, MAX_ACTIVE_PER_GROUP), "group_size", self.group_size.into(), "1..=50")?;
         check(self.spare_zones <= 1024, "spare_zones", self.spare_zones.into(), "0..=1024")?;
         check((1_000..=1_000_000_000).contains(&self.slice_ns), "slice_ns", self.slice_ns, "1000..=1000000000")?;
-        check(self.legacy_capacity <= 65_534, "legacy_capacity", self.legacy_capacity.into(), "0..=65534")?;
-        let are_buffers = in_range(self.response_buffers, self.legacy_capacity + 1, 65_535);
-        check(are_buffers, "response_buffers", self.response_buffers.into(), "legacy_capacity + 1 ..= 65535")?;
+        check(in_range(self.response_buffers, 1, 65_535), "response_buffers", self.response_buffers.into(), "1..=65535")?;
         check(self.drain_ns >= self.slice_ns, "drain_ns", self.drain_ns, "slice_ns and more")
     }
 
@@ -309,7 +304,7 @@ mod tests {
     #[test]
     fn each_number_outside_its_range_is_refused_by_name() {
         let good = ServerConfig::default();
-        let cases: [(&str, ServerConfig); 10] = [
+        let cases: [(&str, ServerConfig); 9] = [
             ("max_clients", ServerConfig { max_clients: 0, ..good.clone() }),
             ("depth", ServerConfig { depth: 65, ..good.clone() }),
             ("slot_bytes", ServerConfig { slot_bytes: 130, ..good.clone() }),
@@ -317,8 +312,7 @@ mod tests {
             ("group_size", ServerConfig { group_size: 51, ..good.clone() }),
             ("spare_zones", ServerConfig { spare_zones: 1025, ..good.clone() }),
             ("slice_ns", ServerConfig { slice_ns: 999, ..good.clone() }),
-            ("legacy_capacity", ServerConfig { legacy_capacity: 65_535, ..good.clone() }),
-            ("response_buffers", ServerConfig { response_buffers: 64, ..good.clone() }),
+            ("response_buffers", ServerConfig { response_buffers: 0, ..good.clone() }),
             ("drain_ns", ServerConfig { drain_ns: 99_999, ..good }),
         ];
         for (field, config) in cases {

@@ -27,7 +27,7 @@ pub enum ProtocolError {
     #[error("a malformed response or event")]
     Malformed,
     /// No message has this length.
-    #[error("message of {0} bytes, which is no legal length")]
+    #[error("invalid message length: {0} bytes")]
     Length(u32),
     /// The response answers another request than the one of its slot.
     #[error("response to request {0:#x} in the slot of another request")]
@@ -82,9 +82,6 @@ pub enum CallFailure {
     /// The handler's response is larger than a slot.
     #[error("the handler's response is larger than a slot")]
     ResponseTooLarge,
-    /// The legacy lane is full, and the handler did not run. Call again later.
-    #[error("the server's lane for long requests is full: call again later")]
-    Busy,
     /// The deadline passed, or the connection ended, before the server could see the call. The handler did not run, and will not.
     #[error("the call was not sent: its time, or the connection, ended before a slot or the server's slice came")]
     NotSent,
@@ -100,6 +97,6 @@ impl CallFailure {
     /// Returns whether the handler did not run, and may run if the call is made again: on a new connection, if this one has ended.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
-        matches!(self, Self::Busy | Self::NotSent)
+        matches!(self, Self::NotSent)
     }
 }

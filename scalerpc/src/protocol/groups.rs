@@ -1,6 +1,6 @@
 //! The groups of clients: sizes, lazy split and merge, priorities.
 
-use crate::protocol::mapping::ClientId;
+use crate::protocol::request::ClientId;
 
 /// Clients of a group by default.
 pub const DEFAULT_GROUP_SIZE: u32 = 40;

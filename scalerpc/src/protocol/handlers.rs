@@ -1,12 +1,15 @@
 //! The worker: takes requests, runs the handlers of their types, answers.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::mpsc::{self, Receiver, Sender};
 
+use thiserror::Error;
+
 use crate::protocol::memory::Memory;
 use crate::protocol::request::Request;
-use crate::protocol::server::{ReplyFailure, Server, ServerOp};
+use crate::protocol::server::{Server, ServerOp};
 use crate::protocol::wire::Status;
 
 /// The error of a handler that cannot answer; its caller gets
@@ -22,6 +25,17 @@ impl<F: FnMut(&[u8], &mut [u8]) -> Result<usize, HandlerError>> Handler for F {}
 /// Number of consecutive runs longer than a slice that make a type long, and of consecutive shorter ones that end that. A single long run may
 /// be due to the operating system.
 pub const LONG_RUNS: u8 = 3;
+
+/// The response to a held request is larger than a slot. The caller gets
+/// [`CallFailure::ResponseTooLarge`](crate::protocol::CallFailure::ResponseTooLarge).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("response of {len} bytes, the limit is {max}; the caller was told that it is too large")]
+pub struct ReplyTooLarge {
+    /// Payload bytes of the response.
+    pub len: usize,
+    /// Maximum payload bytes of a slot.
+    pub max: usize,
+}
 
 /// A request whose answer comes later, from the thread that steps the server or from any other thread. Dropping it answers that the
 /// handler failed.
@@ -61,13 +75,13 @@ impl HeldRequest {
     /// Answers the request. The response is sent with the server's next step. A client that has left gets none.
     ///
     /// # Errors
-    /// [`ReplyFailure::TooLarge`]: the response is larger than a slot. The caller is told.
-    pub fn reply(mut self, response: impl Into<Vec<u8>>) -> Result<(), ReplyFailure> {
+    /// [`ReplyTooLarge`].
+    pub fn reply(mut self, response: impl Into<Vec<u8>>) -> Result<(), ReplyTooLarge> {
         let response = response.into();
         let (len, max) = (response.len(), self.max_payload);
         if len > max {
             self.end(Err(Status::ResponseTooLarge));
-            return Err(ReplyFailure::TooLarge { len, max });
+            return Err(ReplyTooLarge { len, max });
         }
         self.end(Ok(response));
         Ok(())
@@ -100,7 +114,7 @@ struct Entry<'h> {
     long_runs: u8,
     /// Number of consecutive runs that were not. With [`LONG_RUNS`] of them the type is not measured, until a step takes longer than a slice.
     short_runs: u8,
-    /// The last [`LONG_RUNS`] runs of one kind in a row were long: requests of the type go to the legacy lane.
+    /// The last [`LONG_RUNS`] runs of one kind in a row were long: requests of the type are put aside.
     is_long: bool,
 }
 
@@ -132,6 +146,9 @@ pub struct Handlers<'h> {
     late: Option<Answer>,
     /// Number of held requests that are not answered.
     held: usize,
+    /// The legacy lane: requests of types whose handlers take longer than a slice, with their payloads. They are copied out of the pool, so
+    /// they pin no zone, and run when a step finds no other request.
+    long: VecDeque<(Request, Vec<u8>)>,
     /// Duration, in ns, of the measured runs of this step.
     measured_ns: u64,
 }
@@ -159,15 +176,14 @@ impl<M: Memory> Running<'_, M> {
     fn end(self, status: Status, payload: &[u8], clock: &mut impl FnMut() -> u64) {
         let mut running = ManuallyDrop::new(self);
         let Self { server, out, request, .. } = &mut *running;
-        // The caller learns of a response that is too large; a client that has left learns nothing.
-        let _answered = server.answer(request, status, payload, clock, out);
+        server.answer(request, status, payload, clock, out);
     }
 }
 
 impl<M: Memory> Drop for Running<'_, M> {
     #[cold]
     fn drop(&mut self) {
-        let _answered = self.server.reply(self.request.clone(), Err(Status::Failed), self.now_ns, self.out);
+        self.server.reply(self.request, Err(Status::Failed), self.now_ns, self.out);
     }
 }
 
@@ -183,6 +199,7 @@ impl<'h> Handlers<'h> {
             answers: mpsc::channel(),
             late: None,
             held: 0,
+            long: VecDeque::new(),
             measured_ns: 0,
         }
     }
@@ -214,8 +231,8 @@ impl<'h> Handlers<'h> {
 
     /// Answers at most `budget` requests of the pool. Returns their number, with held requests that are answered now. `now_ns` is the time
     /// at which the step began, and `clock` returns the time, in ns. A handler that takes longer than a slice [`LONG_RUNS`] times in a row
-    /// has its type marked; later requests of that type are for [`step_legacy`](Self::step_legacy), until as many of them in a row took
-    /// less.
+    /// has its type marked, until as many of its runs in a row took less. Requests of a marked type are answered one in each step that finds
+    /// no other request, so they delay no other one.
     #[inline]
     pub fn step<M: Memory>(
         &mut self,
@@ -225,7 +242,8 @@ impl<'h> Handlers<'h> {
         clock: impl FnMut() -> u64,
         out: &mut Vec<ServerOp>,
     ) -> usize {
-        if self.held == 0 && server.queued() == 0 { 0 } else { self.answer_some(server, budget, now_ns, clock, out) }
+        let is_idle = self.held == 0 && self.long.is_empty() && server.queued() == 0;
+        if is_idle { 0 } else { self.answer_some(server, budget, now_ns, clock, out) }
     }
 
     #[inline(never)]
@@ -247,7 +265,7 @@ impl<'h> Handlers<'h> {
         if done > held && clock().saturating_sub(now_ns).saturating_sub(self.measured_ns) > server.slice_ns() {
             self.measure();
         }
-        done
+        if done == 0 { usize::from(self.answer_long(server, clock, out)) } else { done }
     }
 
     /// Measures the next runs of every type: one of those that were not measured may have been long.
@@ -266,24 +284,21 @@ impl<'h> Handlers<'h> {
                 break;
             }
             self.held -= 1;
-            // The answer is not too large, and a client that has left gets none.
-            let _answered = server.reply(answer.request, answer.outcome.as_deref().map_err(|status| *status), now_ns, out);
+            server.reply(&answer.request, answer.outcome.as_deref().map_err(|status| *status), now_ns, out);
         }
         before - self.held
     }
 
-    /// Answers one request of the legacy lane. Returns whether there was one.
-    #[inline]
-    pub fn step_legacy<M: Memory>(&mut self, server: &mut Server<M>, clock: impl FnMut() -> u64, out: &mut Vec<ServerOp>) -> bool {
-        server.has_legacy() && self.answer_legacy(server, clock, out)
-    }
-
+    /// Answers one request of the legacy lane. Returns whether there was one, and a response buffer for it.
     #[cold]
-    fn answer_legacy<M: Memory>(&mut self, server: &mut Server<M>, mut clock: impl FnMut() -> u64, out: &mut Vec<ServerOp>) -> bool {
-        let Some(request) = server.take_legacy(&mut self.request) else { return false };
+    fn answer_long<M: Memory>(&mut self, server: &mut Server<M>, mut clock: impl FnMut() -> u64, out: &mut Vec<ServerOp>) -> bool {
+        if !self.long.front_mut().is_some_and(|(request, _)| server.resume(request)) {
+            return false;
+        }
+        let Some((request, payload)) = self.long.pop_front() else { return false };
+        self.request[..payload.len()].copy_from_slice(&payload);
         let now_ns = clock();
-        self.run(server, request, false, now_ns, &mut clock, out);
-        true
+        self.run(server, request, false, now_ns, &mut clock, out)
     }
 
     /// Answers one request, or puts it into the legacy lane if it `may_wait`. `now_ns` is a time before its run. Returns `false` if the
@@ -301,12 +316,12 @@ impl<'h> Handlers<'h> {
         let (rpc_type, len) = (request.rpc_type(), request.len().min(self.request.len()));
         let place = self.table.binary_search_by_key(&rpc_type, |entry| entry.rpc_type).ok();
         let Some(entry) = place.and_then(|place| self.table.get_mut(place)) else {
-            // A client that has left gets no answer.
-            let _answered = server.reply(request, Err(Status::UnknownType), now_ns, out);
+            server.reply(&request, Err(Status::UnknownType), now_ns, out);
             return true;
         };
         if may_wait && entry.is_long {
-            server.divert(request, &self.request[..len], now_ns, out);
+            server.put_aside(&mut request);
+            self.long.push_back((request, self.request[..len].to_vec()));
             return false;
         }
         let handler = match &mut entry.action {

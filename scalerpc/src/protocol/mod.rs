@@ -8,10 +8,7 @@ mod config;
 mod error;
 pub mod groups;
 pub mod handlers;
-mod legacy;
-mod mapping;
 mod memory;
-pub mod pool;
 mod request;
 mod scheduler;
 pub mod server;
@@ -20,18 +17,17 @@ mod slices;
 mod tests;
 pub mod wire;
 
-pub use client::{CallHandle, Client, ClientMemory, ClientOp, ClientStats, Completion, Permit, ServerRegions, State};
+pub use client::{CallHandle, Client, ClientMemory, ClientOp, ClientStats, Completion, ServerRegions, State};
 pub use config::{
     ConfigError, DEFAULT_DEPTH, DEFAULT_MAX_ROTATION_NS, DEFAULT_SLICE_NS, DEFAULT_SLOT_BYTES, DEFAULT_TIMEOUT_NS, Grouping, Layout,
     MAX_CLIENTS, MAX_DEPTH, ReplyMode, ServerConfig,
 };
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError};
-pub use handlers::{Handler, HandlerError, Handlers, HeldRequest};
-pub use mapping::{ClientId, VirtualMapping};
+pub use handlers::{Handler, HandlerError, Handlers, HeldRequest, ReplyTooLarge};
 pub use memory::{HeapMemory, Memory};
-pub use request::{ClientRegions, Request};
+pub use request::{ClientId, ClientRegions, Request};
 pub use scheduler::{Scheduler, Turn};
-pub use server::{JoinError, NewServerError, ReplyFailure, Server, ServerMemory, ServerOp, ServerStats};
+pub use server::{Server, ServerMemory, ServerOp, ServerStats};
 
 /// Iterates over the numbers of the set bits.
 fn bits(mut word: u64) -> impl Iterator<Item = usize> {

@@ -1,8 +1,17 @@
 //! An accepted request, and the place of its response.
 
 use crate::protocol::buffers::Buffer;
-use crate::protocol::mapping::ClientId;
 use crate::protocol::wire::ReqId;
+
+/// The name of a client of a server: its number there, which is that of its endpoint entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub u16);
+
+impl ClientId {
+    pub(crate) const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
 
 /// The addresses of a client's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

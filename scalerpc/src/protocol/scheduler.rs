@@ -1,7 +1,7 @@
 //! The scheduler: which group has the slice, when the slice ends, and which group is warmed for the next one.
 
 use crate::protocol::groups::{GroupManager, PER_MILLE};
-use crate::protocol::mapping::ClientId;
+use crate::protocol::request::ClientId;
 
 /// The decision of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -127,8 +127,6 @@ pub enum Status {
     Failed = 2,
     /// The handler's response is larger than a slot.
     ResponseTooLarge = 3,
-    /// The legacy lane is full; the call may be tried again.
-    Busy = 4,
 }
 
 impl Status {
@@ -138,7 +136,6 @@ impl Status {
             1 => Some(Self::UnknownType),
             2 => Some(Self::Failed),
             3 => Some(Self::ResponseTooLarge),
-            4 => Some(Self::Busy),
             _ => None,
         }
     }
@@ -391,10 +388,10 @@ mod tests {
     #[test]
     fn a_response_header_has_the_documented_bytes() {
         let event = Some(Event::Activate { epoch: 0x0102_0304_0a0b_0c0d, zone: 0xfedc });
-        let header = ResponseHeader { status: Status::Busy, req_id: 0x0305, payload_len: 9, event };
+        let header = ResponseHeader { status: Status::ResponseTooLarge, req_id: 0x0305, payload_len: 9, event };
         #[rustfmt::skip]
         let golden = [
-            0xad, 0xde, 0xef, 0xbe, 4, 0, 0, 0,
+            0xad, 0xde, 0xef, 0xbe, 3, 0, 0, 0,
             5, 3, 0, 0, 0, 0, 0, 0,
             9, 0, 0, 0, 1, 0, 0xdc, 0xfe,
             0x0d, 0x0c, 0x0b, 0x0a, 4, 3, 2, 1,

@@ -10,7 +10,7 @@ use super::port::{Port, Target, is_fatal, post_write};
 use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError, is_full};
 use crate::protocol::{
     CallError, CallFailure, CallHandle, Client, ClientMemory, ClientOp, ClientRegions, ClientStats, CloseReason, Completion, Layout,
-    Permit as CorePermit, ReplyMode, State,
+    ReplyMode, State,
 };
 
 /// The user word of a WRITE; that of a READ is its slot.
@@ -94,15 +94,11 @@ impl PendingClient {
     }
 }
 
-/// The right to write straight into the server's pool. While a permit lives the client takes no
-/// events, so it does not leave its slice. Dropping the permit gives the right back.
+/// The right to write straight into the server's pool. While a permit lives the client takes no events, so it does not leave its slice.
+/// Dropping the permit gives the right back.
 #[derive(Debug)]
 #[doc(alias = "ConnectionGuard")]
-pub struct Permit<'a> {
-    core: CorePermit<'a, Mr>,
-    port: &'a Port<Cq>,
-    ops: &'a mut Vec<ClientOp>,
-}
+pub struct Permit<'a>(&'a mut RdmaClient);
 
 impl Permit<'_> {
     /// Like [`RdmaClient::call`]; the request needs no READ by the server.
@@ -110,7 +106,7 @@ impl Permit<'_> {
     /// # Errors
     /// Like [`RdmaClient::call`].
     pub fn call(&mut self, rpc_type: u16, payload: &[u8]) -> Result<CallHandle, CallError> {
-        self.core.call(rpc_type, payload, self.port.now_ns(), self.ops)
+        self.0.call(rpc_type, payload)
     }
 }
 
@@ -143,8 +139,8 @@ impl RdmaClient {
     /// # Errors
     /// [`CallError::NotActive`], or [`CallError::Closed`] after the end of the connection.
     pub fn try_activate(&mut self) -> Result<Permit<'_>, CallError> {
-        let Self { core, port, ops, .. } = self;
-        Ok(Permit { core: core.try_activate(ops)?, port, ops })
+        self.core.try_activate(&mut self.ops)?;
+        Ok(Permit(self))
     }
 
     /// One bounded step: takes completions and arrivals, posts.
@@ -161,7 +157,7 @@ impl RdmaClient {
     /// goes on.
     #[inline(never)]
     fn take_completions(&mut self) -> bool {
-        let Self { port, qp, core, .. } = self;
+        let Self { port, qp, core, ops, .. } = self;
         let (mut is_broken, mut received) = (false, 0);
         port.cq.poll(COMPLETION_BATCH, |cqe| {
             is_broken |= cqe.result().is_err();
@@ -173,7 +169,7 @@ impl RdmaClient {
                 return;
             }
             if let Some(word) = qp.complete(&cqe).filter(|word| *word != WRITE) {
-                core.on_read_done(word as u8);
+                core.on_read_done(word as u8, ops);
             }
         });
         // Post before the poll that follows can bring more.

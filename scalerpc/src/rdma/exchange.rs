@@ -7,7 +7,6 @@ use std::io::{Error, ErrorKind, Read, Write};
 use mlx5::{Device, QpAddress};
 use rendezvous::record::{HEAD_BYTES, Kind, field, put, require};
 pub use rendezvous::record::{RecordError, Refusal};
-use thiserror::Error;
 
 use super::{PendingClient, RdmaClient, RdmaOptions, RdmaServer, SetupError};
 use crate::protocol::{ClientId, ClientRegions, Layout, MAX_CLIENTS, MAX_DEPTH, ReplyMode, ServerRegions};
@@ -47,34 +46,24 @@ pub struct Admission(
     pub ServerRegions,
 );
 
-/// Why two ends could not connect.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum MeetError {
-    /// The channel failed.
-    #[error("exchanging records: {0}")]
-    Channel(#[from] std::io::Error),
-    /// The peer's record is malformed.
-    #[error(transparent)]
-    Record(#[from] RecordError),
-    /// The record has no valid address of a queue pair.
-    #[error("the record has no valid address of a queue pair")]
-    Address,
-    /// This end could not be created.
-    #[error(transparent)]
-    Setup(#[from] SetupError),
+fn address(bytes: &[u8], at: usize) -> Result<QpAddress, SetupError> {
+    QpAddress::from_bytes(&field(bytes, at)).ok_or(SetupError::Address)
 }
 
-fn address(bytes: &[u8], at: usize) -> Result<QpAddress, MeetError> {
-    QpAddress::from_bytes(&field(bytes, at)).ok_or(MeetError::Address)
+fn u32s<const N: usize>(bytes: &[u8], at: usize) -> [u32; N] {
+    std::array::from_fn(|nth| u32::from_le_bytes(field(bytes, at + 4 * nth)))
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(field(bytes, at))
+fn u64s<const N: usize>(bytes: &[u8], at: usize) -> [u64; N] {
+    std::array::from_fn(|nth| u64::from_le_bytes(field(bytes, at + 8 * nth)))
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(field(bytes, at))
+fn put_u32s<const N: usize>(bytes: &mut [u8], at: usize, numbers: [u32; N]) {
+    put(bytes, at, numbers.map(u32::to_le_bytes).as_flattened());
+}
+
+fn put_u64s<const N: usize>(bytes: &mut [u8], at: usize, numbers: [u64; N]) {
+    put(bytes, at, numbers.map(u64::to_le_bytes).as_flattened());
 }
 
 impl Hello {
@@ -91,8 +80,8 @@ impl Hello {
     /// Reads a record.
     ///
     /// # Errors
-    /// [`MeetError::Record`].
-    pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, MeetError> {
+    /// [`SetupError::Record`].
+    pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, SetupError> {
         Ok(Self::KIND.check(bytes).map(|()| Self)?)
     }
 }
@@ -109,9 +98,7 @@ impl Offer {
         let Layout { depth, slot_bytes, zones, reply_mode } = self.layout;
         let reads = usize::from(reply_mode == ReplyMode::ClientReads);
         let mut bytes = Self::KIND.begin();
-        for (nth, number) in [depth, slot_bytes, zones, reads].into_iter().enumerate() {
-            put(&mut bytes, HEAD_BYTES + 4 * nth, &(number as u32).to_le_bytes());
-        }
+        put_u32s(&mut bytes, HEAD_BYTES, [depth, slot_bytes, zones, reads].map(|number| number as u32));
         put(&mut bytes, 32, &self.address.to_bytes());
         bytes
     }
@@ -125,11 +112,11 @@ impl Offer {
     /// Reads a record.
     ///
     /// # Errors
-    /// [`MeetError`]: the field that is wrong, or the peer's refusal.
-    pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, MeetError> {
+    /// [`SetupError`]: the field that is wrong, or the peer's refusal.
+    pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, SetupError> {
         Self::KIND.check(bytes)?;
         let number = |at, field, is_legal: fn(u64) -> bool, legal| {
-            let value = u32_at(bytes, at);
+            let [value] = u32s(bytes, at);
             require(field, value, legal, is_legal).map(|()| value as usize)
         };
         let depth = number(16, "depth", |depth| (1..=u64::from(MAX_DEPTH)).contains(&depth), "1..=64")?;
@@ -153,28 +140,22 @@ impl Accept {
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let ClientRegions { requests_addr, requests_rkey, responses_addr, responses_rkey } = self.regions;
         let mut bytes = Self::KIND.begin();
-        put(&mut bytes, 16, &requests_addr.to_le_bytes());
-        put(&mut bytes, 24, &responses_addr.to_le_bytes());
-        put(&mut bytes, 32, &requests_rkey.to_le_bytes());
-        put(&mut bytes, 36, &responses_rkey.to_le_bytes());
+        put_u64s(&mut bytes, 16, [requests_addr, responses_addr]);
+        put_u32s(&mut bytes, 32, [requests_rkey, responses_rkey]);
         put(&mut bytes, 40, &self.address.to_bytes());
-        put(&mut bytes, 80, &u32::from(self.sleeps).to_le_bytes());
+        put_u32s(&mut bytes, 80, [u32::from(self.sleeps)]);
         bytes
     }
 
     /// Reads a record. The addresses of the client's memory are not checked: a wrong address fails the client's own queue pair only.
     ///
     /// # Errors
-    /// [`MeetError`]: the field that is wrong.
-    pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, MeetError> {
+    /// [`SetupError`]: the field that is wrong.
+    pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, SetupError> {
         Self::KIND.check(bytes)?;
-        let regions = ClientRegions {
-            requests_addr: u64_at(bytes, 16),
-            responses_addr: u64_at(bytes, 24),
-            requests_rkey: u32_at(bytes, 32),
-            responses_rkey: u32_at(bytes, 36),
-        };
-        let sleeps = u32_at(bytes, 80);
+        let ([requests_addr, responses_addr], [requests_rkey, responses_rkey]) = (u64s(bytes, 16), u32s(bytes, 32));
+        let regions = ClientRegions { requests_addr, requests_rkey, responses_addr, responses_rkey };
+        let [sleeps] = u32s(bytes, 80);
         require("sleeps", sleeps, "0 or 1", |sleeps| sleeps <= 1)?;
         Ok(Self { address: address(bytes, 40)?, regions, sleeps: sleeps == 1 })
     }
@@ -190,13 +171,8 @@ impl Admission {
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let ServerRegions { client, pools_addr, pools_rkey, entry_addr, entry_rkey, responses_addr, responses_rkey } = self.0;
         let mut bytes = Self::KIND.begin();
-        put(&mut bytes, 16, &pools_addr.to_le_bytes());
-        put(&mut bytes, 24, &entry_addr.to_le_bytes());
-        put(&mut bytes, 32, &responses_addr.to_le_bytes());
-        put(&mut bytes, 40, &pools_rkey.to_le_bytes());
-        put(&mut bytes, 44, &entry_rkey.to_le_bytes());
-        put(&mut bytes, 48, &responses_rkey.to_le_bytes());
-        put(&mut bytes, 52, &u32::from(client.0).to_le_bytes());
+        put_u64s(&mut bytes, 16, [pools_addr, entry_addr, responses_addr]);
+        put_u32s(&mut bytes, 40, [pools_rkey, entry_rkey, responses_rkey, client.0.into()]);
         bytes
     }
 
@@ -209,30 +185,24 @@ impl Admission {
     /// Reads a record.
     ///
     /// # Errors
-    /// [`MeetError`]: the field that is wrong, or the peer's refusal.
-    pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, MeetError> {
+    /// [`SetupError`]: the field that is wrong, or the peer's refusal.
+    pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, SetupError> {
         Self::KIND.check(bytes)?;
-        let client = u32_at(bytes, 52);
+        let [pools_addr, entry_addr, responses_addr] = u64s(bytes, 16);
+        let [pools_rkey, entry_rkey, responses_rkey, client] = u32s(bytes, 40);
         require("client", client, "0..=65535", |client| client <= u64::from(u16::MAX))?;
-        Ok(Self(ServerRegions {
-            client: ClientId(client as u16),
-            pools_addr: u64_at(bytes, 16),
-            entry_addr: u64_at(bytes, 24),
-            responses_addr: u64_at(bytes, 32),
-            pools_rkey: u32_at(bytes, 40),
-            entry_rkey: u32_at(bytes, 44),
-            responses_rkey: u32_at(bytes, 48),
-        }))
+        let client = ClientId(client as u16);
+        Ok(Self(ServerRegions { client, pools_addr, pools_rkey, entry_addr, entry_rkey, responses_addr, responses_rkey }))
     }
 }
 
 /// Returns the refusal for a client that could not be admitted.
 pub(crate) fn refusal_of(error: &SetupError) -> Refusal {
-    if matches!(error, SetupError::Join(_)) { Refusal::Full } else { Refusal::Failed }
+    if matches!(error, SetupError::Full { .. }) { Refusal::Full } else { Refusal::Failed }
 }
 
 /// Receives a record. Its magic comes first: an end of another kind may never send as many bytes as the record has.
-fn receive<const N: usize>(channel: &mut impl Read, kind: &Kind) -> Result<[u8; N], MeetError> {
+fn receive<const N: usize>(channel: &mut impl Read, kind: &Kind) -> Result<[u8; N], SetupError> {
     let mut bytes = [0; N];
     let mut read = |part: &mut [u8]| {
         channel.read_exact(part).map_err(|error| match error.kind() {
@@ -253,25 +223,14 @@ impl RdmaServer {
     /// itself between [`offer`](Self::offer) and [`admit`](Self::admit).
     ///
     /// # Errors
-    /// [`MeetError`]; the client was not admitted.
-    pub fn accept_over(&mut self, channel: &mut (impl Read + Write)) -> Result<ClientId, MeetError> {
+    /// [`SetupError`]; the client was not admitted.
+    pub fn accept_over(&mut self, channel: &mut (impl Read + Write)) -> Result<ClientId, SetupError> {
         Hello::decode(&receive(channel, &Hello::KIND)?)?;
-        let pending = match self.offer() {
-            Ok(pending) => pending,
-            Err(error) => {
-                channel.write_all(&Offer::refuse(refusal_of(&error)))?;
-                return Err(error.into());
-            }
-        };
+        // A client whose channel takes no refusal does not learn of it.
+        let pending = self.offer().inspect_err(|error| drop(channel.write_all(&Offer::refuse(refusal_of(error)))))?;
         channel.write_all(&pending.record().encode())?;
         let accept = Accept::decode(&receive(channel, &Accept::KIND)?)?;
-        let admission = match self.admit(pending, &accept) {
-            Ok(admission) => admission,
-            Err(error) => {
-                channel.write_all(&Admission::refuse(refusal_of(&error)))?;
-                return Err(error.into());
-            }
-        };
+        let admission = self.admit(pending, &accept).inspect_err(|error| drop(channel.write_all(&Admission::refuse(refusal_of(error)))))?;
         channel.write_all(&admission.encode())?;
         Ok(admission.0.client)
     }
@@ -281,16 +240,16 @@ impl RdmaClient {
     /// Connects to the server at the other end of a byte channel, as a client.
     ///
     /// # Errors
-    /// [`MeetError`].
-    pub fn connect_over(device: &mlx5::DeviceSpec, channel: &mut (impl Read + Write)) -> Result<Self, MeetError> {
+    /// [`SetupError`].
+    pub fn connect_over(device: &mlx5::DeviceSpec, channel: &mut (impl Read + Write)) -> Result<Self, SetupError> {
         Self::connect_on(&Device::open(device).map_err(SetupError::from)?, &RdmaOptions::default(), channel)
     }
 
     /// Like [`connect_over`](Self::connect_over), with options, and on an open device, which many clients may share.
     ///
     /// # Errors
-    /// [`MeetError`].
-    pub fn connect_on(device: &Device, options: &RdmaOptions, channel: &mut (impl Read + Write)) -> Result<Self, MeetError> {
+    /// [`SetupError`].
+    pub fn connect_on(device: &Device, options: &RdmaOptions, channel: &mut (impl Read + Write)) -> Result<Self, SetupError> {
         channel.write_all(&Hello.encode())?;
         let pending = PendingClient::on(device, &Offer::decode(&receive(channel, &Offer::KIND)?)?, options)?;
         channel.write_all(&pending.record().encode())?;
@@ -312,26 +271,26 @@ mod tests {
             let mut bad = bytes;
             bad[at] = 0xff;
             let refused = Offer::decode(&bad).unwrap_err();
-            assert!(matches!(refused, MeetError::Record(RecordError::Field { field, .. }) if field == name), "{name}");
+            assert!(matches!(refused, SetupError::Record(RecordError::Field { field, .. }) if field == name), "{name}");
         }
         let mut bad = bytes;
         bad[8] = 2;
         let refused = Offer::decode(&bad).unwrap_err();
-        assert!(matches!(refused, MeetError::Record(RecordError::Version { version: 2, known: 5, .. })));
+        assert!(matches!(refused, SetupError::Record(RecordError::Version { version: 2, known: 5, .. })));
         let refused = Offer::decode(&[0xa5; Offer::BYTES]).unwrap_err();
-        assert!(matches!(refused, MeetError::Record(RecordError::Magic { name: "scalerpc offer", .. })));
+        assert!(matches!(refused, SetupError::Record(RecordError::Magic { name: "scalerpc offer", .. })));
         let mut bad = bytes;
         bad[32] = 9;
-        assert!(matches!(Offer::decode(&bad), Err(MeetError::Address)));
+        assert!(matches!(Offer::decode(&bad), Err(SetupError::Address)));
         let refused = Offer::decode(&Offer::refuse(Refusal::Full)).unwrap_err();
-        assert!(matches!(refused, MeetError::Record(RecordError::Refused(Refusal::Full))));
+        assert!(matches!(refused, SetupError::Record(RecordError::Refused(Refusal::Full))));
 
         let regions = ClientRegions { requests_addr: 1, requests_rkey: 2, responses_addr: 3, responses_rkey: 4 };
         let accept = Accept { address: QpAddress::soft(4, 5, 6), regions, sleeps: true };
         assert_eq!(Accept::decode(&accept.encode()).unwrap(), accept);
         let mut bad = accept.encode();
         bad[80] = 2;
-        assert!(matches!(Accept::decode(&bad), Err(MeetError::Record(RecordError::Field { field: "sleeps", .. }))));
+        assert!(matches!(Accept::decode(&bad), Err(SetupError::Record(RecordError::Field { field: "sleeps", .. }))));
         let regions = ServerRegions {
             client: ClientId(7),
             pools_addr: 1,
@@ -344,6 +303,6 @@ mod tests {
         assert_eq!(Admission::decode(&Admission(regions).encode()).unwrap(), Admission(regions));
         let mut bad = Admission(regions).encode();
         bad[54] = 1;
-        assert!(matches!(Admission::decode(&bad), Err(MeetError::Record(RecordError::Field { field: "client", .. }))));
+        assert!(matches!(Admission::decode(&bad), Err(SetupError::Record(RecordError::Field { field: "client", .. }))));
     }
 }

@@ -12,6 +12,7 @@ mod server;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mlx5::{ConnectError, ConnectOptions, CreateError, Mr, OpenError, PostError, PostReceiveError, RegisterError};
+use rendezvous::record::RecordError;
 use shm::cache::copy;
 use thiserror::Error;
 
@@ -20,7 +21,7 @@ pub use follower::TimeFollower;
 pub use server::{PendingPeer, RdmaServer};
 
 use crate::protocol::wire::HEADER_BYTES;
-use crate::protocol::{ConfigError, JoinError, Memory, NewServerError};
+use crate::protocol::{ConfigError, Memory};
 
 /// Maximum number of WQEs that share a doorbell.
 const DOORBELL_BATCH: usize = 16;
@@ -32,7 +33,7 @@ const MAX_INLINE_BYTES: usize = 60;
 /// Interval in ns at which a server probes each client, and a client its server if it waits for a response (S20).
 const PROBE_NS: u64 = 1_000_000_000;
 
-/// Why an end could not be created or connected.
+/// The reason why an end could not be created or connected.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SetupError {
@@ -54,12 +55,21 @@ pub enum SetupError {
     /// The queue pair could not be connected.
     #[error("connecting: {0}")]
     Connect(#[from] ConnectError),
-    /// The core refused the configuration or the memory.
+    /// Every endpoint entry of the server is in use. A client that leaves makes room.
+    #[error("all {max} endpoint entries are in use: raise max_clients, or wait for a client to leave")]
+    Full {
+        /// Number of entries.
+        max: u32,
+    },
+    /// The channel between the two ends failed.
+    #[error("exchanging records: {0}")]
+    Channel(#[from] std::io::Error),
+    /// The peer's record is malformed, or a refusal.
     #[error(transparent)]
-    Server(#[from] NewServerError),
-    /// The server is full.
-    #[error(transparent)]
-    Join(#[from] JoinError),
+    Record(#[from] RecordError),
+    /// The record has no valid address of a queue pair.
+    #[error("the record has no valid address of a queue pair")]
+    Address,
     /// The client asked to sleep, and the server's clients READ their responses.
     #[error(
         "clients of this server READ their responses, which wakes nobody: connect without RdmaOptions::sleeps, or set ReplyMode::ServerWrites"

@@ -1,8 +1,9 @@
 //! The part of a device that both ends need: the device, its protection domain, and the queue of their completions.
 
+use core::borrow::Borrow;
+
 use mlx5::{
-    Access, AsyncEvent, CompletionQueue, Device, Inline, Mr, Payload, Pd, PostError, QpAddress, QpConfig, RcQp, ReceiveSource, Signal,
-    Write, WriteImm,
+    Access, AsyncEvent, Cq, Device, Inline, Mr, Payload, Pd, PostError, QpAddress, QpConfig, RcQp, ReceiveSource, Signal, Write, WriteImm,
 };
 
 use super::{MAX_INLINE_BYTES, RdmaOptions, SetupError};
@@ -17,7 +18,7 @@ pub(super) struct Port<C> {
     options: RdmaOptions,
 }
 
-impl<C: CompletionQueue> Port<C> {
+impl<C: Borrow<Cq>> Port<C> {
     pub(super) fn on(device: &Device, cq: C, options: &RdmaOptions) -> Result<Self, SetupError> {
         Ok(Self { cq, pd: device.alloc_pd()?, device: device.clone(), options: options.clone() })
     }
@@ -47,7 +48,7 @@ impl<C: CompletionQueue> Port<C> {
             scatter_to_cqe: false,
             lane_slots: 16,
         };
-        Ok(self.pd.create_qp(&self.cq, &self.cq, ReceiveSource::Own { depth: receives.max(1), max_sge: 0 }, &config)?)
+        Ok(self.pd.create_qp(self.cq.borrow(), self.cq.borrow(), ReceiveSource::Own { depth: receives.max(1), max_sge: 0 }, &config)?)
     }
 
     pub(super) fn connect(&self, qp: &mut RcQp, to: &QpAddress) -> Result<(), SetupError> {
@@ -79,7 +80,7 @@ pub(super) fn post_to<P: Payload>(qp: &mut RcQp, to: Target, payload: P, signal:
     qp.post(&Write { addr, rkey, payload }, signal, user)
 }
 
-/// Posts a WRITE of `len` bytes from byte `from` of a region: within the WQE if they are few.
+/// Posts a WRITE of `len` bytes from byte `from` of a region that no device writes: within the WQE if they are few.
 #[inline(always)]
 pub(super) fn post_write(
     qp: &mut RcQp,
@@ -91,9 +92,9 @@ pub(super) fn post_write(
     user: u64,
 ) -> Result<(), PostError> {
     if len as usize <= MAX_INLINE_BYTES {
-        let mut bytes = [0; MAX_INLINE_BYTES];
-        let bytes = &mut bytes[..len as usize];
-        if region.read(from, bytes).is_ok() {
+        if let Ok(part) = region.sge(from, len) {
+            // SAFETY: the bytes are inside the region. No device writes them, and this thread, whose they are, does so after.
+            let bytes = unsafe { std::slice::from_raw_parts(region.as_ptr().as_ptr().add(from), part.len as usize) };
             return post_to(qp, to, Inline(bytes), signal, user);
         }
     }

@@ -10,7 +10,7 @@ use super::exchange::{Accept, Admission, Offer};
 use super::port::{Port, Target, is_fatal, post_to, post_write};
 use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError, is_full};
 use crate::protocol::wire::{ENTRY_BYTES, REST_WORD_BYTES};
-use crate::protocol::{ClientId, Handlers, JoinError, ReplyMode, Server, ServerConfig, ServerMemory, ServerOp, ServerRegions, ServerStats};
+use crate::protocol::{ClientId, Handlers, ReplyMode, Server, ServerConfig, ServerMemory, ServerOp, ServerRegions, ServerStats};
 
 /// Four counts of the operations on a queue pair, in one word. That of the operations up to one comes back with its completion, which
 /// completes all before it. A sum carries into the next count and a difference borrows from it, so the difference of two words has the
@@ -155,7 +155,7 @@ impl RdmaServer {
         let peers = (0..config.max_clients).map(|_| None).collect();
         let (ops, unserved, probe_ns) = (Vec::new(), Vec::new(), port.now_ns().saturating_add(PROBE_NS));
         // The other half is left to runs that ask.
-        let quiet = options.cq_size.min(config.response_buffers - config.legacy_capacity) / 2;
+        let quiet = options.cq_size.min(config.response_buffers) / 2;
         let limits = Limits { most: options.cq_size as usize, quiet: quiet as usize };
         Ok(Self { peers, core, port, ops, unserved, under_way: 0, of_the_gone: 0, limits, probe: 0, probe_ns })
     }
@@ -163,14 +163,18 @@ impl RdmaServer {
     /// Makes a queue pair for one more client.
     ///
     /// # Errors
-    /// [`SetupError`]; [`SetupError::Join`] if the server is full.
+    /// [`SetupError`]; [`SetupError::Full`] if there is no room for another client.
     pub fn offer(&self) -> Result<PendingPeer, SetupError> {
         if self.clients() == self.peers.len() {
-            return Err(JoinError::Full { max: self.peers.len() as u32 }.into());
+            return Err(self.full());
         }
         let qp = self.port.create_qp(0)?;
         let offer = Offer { address: qp.address(), layout: *self.core.layout() };
         Ok(PendingPeer { qp, offer })
+    }
+
+    fn full(&self) -> SetupError {
+        SetupError::Full { max: self.peers.len() as u32 }
     }
 
     /// Connects to a client that accepted, and admits it.
@@ -180,7 +184,7 @@ impl RdmaServer {
     pub fn admit(&mut self, pending: PendingPeer, accept: &Accept) -> Result<Admission, SetupError> {
         let mut qp = pending.qp;
         self.port.connect(&mut qp, &accept.address)?;
-        let client = self.core.join(accept.regions)?;
+        let client = self.core.join(accept.regions).ok_or_else(|| self.full())?;
         let layout = self.core.layout();
         let memory = self.core.memory();
         let responses_addr = match layout.reply_mode {
@@ -204,8 +208,7 @@ impl RdmaServer {
         Ok(Admission(regions))
     }
 
-    /// One bounded step: takes completions and arrivals, answers at most `budget` requests, or one of the legacy lane if there are none,
-    /// and posts. Returns the number of completions and requests; 0 means that nothing moved.
+    /// One bounded step: takes completions and arrivals, answers at most `budget` requests, and posts. Returns the number of completions and requests; 0 means that nothing moved.
     pub fn step(&mut self, handlers: &mut Handlers<'_>, budget: usize) -> usize {
         let now_ns = self.port.now_ns();
         let Self { port, peers, core, unserved, under_way, .. } = self;
@@ -217,10 +220,7 @@ impl RdmaServer {
         }
         let Self { core, port, ops, .. } = self;
         core.poll(now_ns, ops);
-        let mut answered = handlers.step(core, budget, now_ns, || port.now_ns(), ops);
-        if answered == 0 {
-            answered += usize::from(handlers.step_legacy(core, || port.now_ns(), ops));
-        }
+        let answered = handlers.step(core, budget, now_ns, || port.now_ns(), ops);
         self.post();
         if now_ns >= self.probe_ns {
             self.probe_next(now_ns);
@@ -237,14 +237,6 @@ impl RdmaServer {
             nth.into_iter().for_each(|nth| self.part_with(ClientId(nth as u16)));
         }
         is_fatal(event, self.port.cq.cqn())
-    }
-
-    /// Answers one request of the legacy lane. Returns whether there was one. A server that is never idle calls this from time to time.
-    pub fn step_legacy(&mut self, handlers: &mut Handlers<'_>) -> bool {
-        let Self { core, port, ops, .. } = self;
-        let is_answered = handlers.step_legacy(core, || port.now_ns(), ops);
-        self.post();
-        is_answered
     }
 
     /// Maximum bytes of a request, and of a response.

@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use super::{DEFAULT_TYPE, Idle, default_device};
 use crate::protocol::{CallError, CallFailure, CloseReason, State};
-use crate::rdma::exchange::{MeetError, RecordError, Refusal};
+use crate::rdma::exchange::{RecordError, Refusal};
 use crate::rdma::{RdmaClient, RdmaOptions, SetupError, SyncCallError};
 
 /// Options of a [`Client`].
@@ -52,7 +52,7 @@ pub enum ClientError {
     Thread(#[source] io::Error),
     /// The server and this client could not be connected.
     #[error(transparent)]
-    Connect(#[from] MeetError),
+    Connect(#[from] SetupError),
     /// The call was not made, or ended without a response. [`CallFailure`](crate::CallFailure) says what is known of its handler.
     #[error(transparent)]
     Call(#[from] SyncCallError),
@@ -237,7 +237,7 @@ pub(super) fn resolve(address: &(impl ToSocketAddrs + fmt::Debug)) -> Result<(St
 }
 
 pub(super) fn open(options: &ClientOptions) -> Result<Device, ClientError> {
-    Ok(Device::open(&options.device).map_err(|error| MeetError::from(SetupError::from(error)))?)
+    Ok(Device::open(&options.device).map_err(SetupError::from)?)
 }
 
 /// Connects to the first of the addresses that has a server. Waits for a server as long as it `is_wanted`.
@@ -258,9 +258,9 @@ pub(super) fn reach(
 }
 
 /// Names a time limit that a stream reached, which the stream reports as an operation that would block.
-fn timed_out(error: MeetError) -> MeetError {
+fn timed_out(error: SetupError) -> SetupError {
     match error {
-        MeetError::Channel(error) if error.kind() == io::ErrorKind::WouldBlock => MeetError::Channel(io::ErrorKind::TimedOut.into()),
+        SetupError::Channel(error) if error.kind() == io::ErrorKind::WouldBlock => SetupError::Channel(io::ErrorKind::TimedOut.into()),
         other => other,
     }
 }
@@ -268,14 +268,10 @@ fn timed_out(error: MeetError) -> MeetError {
 /// Returns whether another attempt may succeed: the server left while this client waited to be accepted or while the two connected, or has no
 /// room until another client has gone, maybe this one's predecessor.
 fn may_pass(error: &ClientError) -> bool {
-    use mlx5::ConnectError::{NoSuchDevice, NoSuchQp, StaleDevice};
-
     match error {
-        ClientError::Connect(MeetError::Record(RecordError::Refused(Refusal::Full))) => true,
-        ClientError::Connect(MeetError::Channel(error)) => rendezvous::stream_has_ended(error),
-        ClientError::Connect(MeetError::Setup(SetupError::Connect(error))) => {
-            matches!(error, NoSuchQp { .. } | NoSuchDevice { .. } | StaleDevice { .. })
-        }
+        ClientError::Connect(SetupError::Record(RecordError::Refused(Refusal::Full))) => true,
+        ClientError::Connect(SetupError::Channel(error)) => rendezvous::stream_has_ended(error),
+        ClientError::Connect(SetupError::Connect(mlx5::ConnectError::Soft(_))) => true,
         _ => false,
     }
 }

@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use super::{DEFAULT_TYPE, Idle, default_device};
 use crate::protocol::{ClientId, Handlers, ServerConfig, ServerStats};
-use crate::rdma::exchange::{Accept, Admission, Hello, MeetError, Offer, Refusal, refusal_of};
+use crate::rdma::exchange::{Accept, Admission, Hello, Offer, Refusal, refusal_of};
 use crate::rdma::{PendingPeer, RdmaOptions, RdmaServer, SetupError};
 
 /// Maximum number of requests that one step answers.
@@ -144,7 +144,7 @@ struct Offered {
 
 impl Arriving {
     /// Proceeds as far as the socket permits. Returns the client when nothing is left to do.
-    fn advance(&mut self, stream: &mut TcpStream, server: &mut RdmaServer, offered: &mut usize) -> Result<Option<ClientId>, MeetError> {
+    fn advance(&mut self, stream: &mut TcpStream, server: &mut RdmaServer, offered: &mut usize) -> Result<Option<ClientId>, SetupError> {
         if let Self::Silent(hello) = self {
             if *offered >= MOST_OFFERED {
                 return Ok(None);
@@ -353,7 +353,7 @@ impl Server {
             || Arriving::Silent(Incoming::default()),
             |arriving, stream| {
                 let outcome = arriving.advance(stream, rdma, &mut offered);
-                is_full |= matches!(outcome, Err(MeetError::Setup(SetupError::Join(_))));
+                is_full |= matches!(outcome, Err(SetupError::Full { .. }));
                 outcome
             },
             |client, stream| arrived.push((client, stream)),

@@ -9,8 +9,7 @@ use std::rc::Rc;
 
 use scalerpc::mlx5::{Device, DeviceSpec, FabricSpec, SoftOptions, Timing};
 use scalerpc::rdma::SetupError;
-use scalerpc::rdma::exchange::MeetError;
-use scalerpc::{Handlers, JoinError, RdmaServer, ServerConfig};
+use scalerpc::{Handlers, RdmaServer, ServerConfig};
 
 use crate::guest::Guest;
 use crate::support::books::{Books, handlers};
@@ -119,7 +118,7 @@ impl Desk {
                 let _sent = channel.write_all(&(self.named + 1).to_le_bytes());
                 self.add(channel);
             }
-            Err(MeetError::Setup(SetupError::Join(JoinError::Full { .. })) | MeetError::Channel(_)) => self.refused += 1,
+            Err(SetupError::Full { .. } | SetupError::Channel(_)) => self.refused += 1,
             Err(error) => panic!("{error}"),
         }
     }

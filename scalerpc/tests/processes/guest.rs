@@ -6,7 +6,8 @@ use std::path::Path;
 
 use scalerpc::mlx5::Device;
 use scalerpc::rdma::RdmaOptions;
-use scalerpc::rdma::exchange::{MeetError, RecordError};
+use scalerpc::rdma::SetupError;
+use scalerpc::rdma::exchange::RecordError;
 use scalerpc::{CallFailure, CloseReason, RdmaClient, State};
 
 use crate::support::caller::Caller;
@@ -26,7 +27,7 @@ impl Guest {
         let client = match RdmaClient::connect_on(device, &RdmaOptions::default(), &mut channel) {
             Ok(client) => client,
             // The server refused, or hung up.
-            Err(MeetError::Channel(_) | MeetError::Record(RecordError::Refused(_))) => return None,
+            Err(SetupError::Channel(_) | SetupError::Record(RecordError::Refused(_))) => return None,
             Err(error) => panic!("{error}"),
         };
         let mut name = [0; 8];

@@ -7,6 +7,7 @@ use super::BackendError;
 use crate::job::Job;
 use crate::policy::PolicyOptions;
 use crate::topology::{Topology, Worker};
+use crate::transport::Feature;
 use crate::ucx::PeerErrors;
 use crate::values::Values;
 
@@ -48,6 +49,8 @@ pub(super) struct Plan {
     pub(super) policies: PolicyOptions,
     /// Maximum number of requests, and of answers, of each end under way on a connection that sends each separately.
     pub(super) window: usize,
+    /// Features of mlx5 devices that are on.
+    features: Vec<Feature>,
     /// Whether UCX detects dead peers.
     pub(super) ucx_errors: PeerErrors,
     pub(super) devices: Vec<DeviceSpec>,
@@ -81,10 +84,15 @@ impl Plan {
             preloaded_keys: if job.workload.preload { job.workload.key_range } else { 0 },
             policies: job.policies.clone(),
             window: job.sizes.window,
+            features: job.features.clone(),
             ucx_errors: job.ucx_errors.unwrap_or(PeerErrors::None),
             devices,
             dir,
         })
+    }
+
+    pub(super) fn has(&self, feature: Feature) -> bool {
+        self.features.contains(&feature)
     }
 
     /// Returns the device that a thread with connections may open. `shared` is open already.

@@ -355,7 +355,7 @@ impl Spawner<'_> {
         W: Turns + 'static,
     {
         let mut thread = Thread::new(worker, self.device.soft(), self.shared, self.runs, (self.rank, number), series);
-        let devices: &[&dyn mlx5::hca::Simulated] = if thread.worker.restful().remote().is_some() { &[self.device] } else { &[] };
+        let devices: &[&dyn mlx5::Simulated] = if thread.worker.restful().remote().is_some() { &[self.device] } else { &[] };
         let thread = Rc::new(RefCell::new(thread));
         let actor = self.simulation.spawn(devices, Handle(Rc::clone(&thread)));
         let actor = actor.map_err(|e| SimulationError::Setup(BackendError::setup("an actor of the simulation", e)))?;

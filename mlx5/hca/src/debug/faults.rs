@@ -5,7 +5,7 @@ use mlx5_wire::Syndrome;
 use crate::random::Random;
 use crate::{Clock, Hca, Timing};
 
-/// Faults that a software HCA makes; the default makes none. [`Info::modes`](crate::Info::modes) says so when there are some.
+/// Faults that a software HCA makes; the default makes none. [`DeviceInfo::modes`](crate::DeviceInfo::modes) says so when there are some.
 ///
 /// Operations are counted from 0 over all queue pairs of the device, in the order in which they are tried first; a WQE that only fills the end
 /// of a send queue is none.

@@ -29,7 +29,7 @@ impl Hca {
         let garbage = match random.below(4) {
             0 => u64::MAX,
             1 => random.below(1 << 20),
-            2 => random.next(),
+            2 => random.next_u64(),
             _ => random.below(4) << 16,
         };
         match random.below(7) {

@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::io;
 
 use mlx5_wire::{
-    Access, AsyncEvent, CQE_BYTES, CQE128_BYTES, ConnectOptions, MAX_CQE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR, SEGMENT, Service, WQEBB,
+    Access, AsyncEvent, CQE_BYTES, CQE128_BYTES, ConnectOptions, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR, SEGMENT, Service, WQEBB,
     Writes,
 };
 use shm::lane::{LaneRx, Slot};
@@ -36,7 +36,7 @@ use crate::shared::memory::{DeviceMemory, commit, memory_error, ready_words};
 use crate::shared::mr_cache::{Looks, Reach};
 use crate::shared::receives::Receives;
 use crate::shared::remote::Remote;
-use crate::{Hca, Info, Queues, State};
+use crate::{COMP_VECTORS, DeviceInfo, Hca, Queues, State};
 
 const MAX_CQS: usize = 1 << 16;
 pub(crate) const LANE_SLOT_BYTES: usize = size_of::<Slot<Message>>();
@@ -137,6 +137,7 @@ impl Hca {
             is_port_up: Cell::new(true),
             events: RefCell::default(),
             rnr_naks: Cell::new(0),
+            compressed: Cell::new(0),
             sends: Cell::new(0),
             registrations: Cell::new(FIRST),
             state: RefCell::new(state),
@@ -145,17 +146,32 @@ impl Hca {
 
     /// Returns the device's description, for people, and its counters so far.
     #[must_use]
-    pub fn info(&self) -> Info {
+    pub fn info(&self) -> DeviceInfo {
         let state = self.state.borrow();
-        Info {
+        DeviceInfo {
             name: format!("soft:lid={}", self.membership.lid()),
             transport: self.membership.describe(),
             dead_peer_timeout_ns: self.dead_peer_timeout_ns,
             modes: faults::modes(self, state.queues.injector.as_deref()),
             quarantined: state.quarantined,
             violations: state.violations.len() as u64,
-            rnr_naks: self.rnr_naks.get(),
+            rnr_naks: Some(self.rnr_naks.get()),
+            max_send_wr: MAX_SEND_WR,
+            max_recv_wr: MAX_RECV_WR,
+            max_recv_sge: MAX_RECV_SGE,
+            max_inline_data: MAX_INLINE as u32,
+            max_cqe: MAX_CQE,
+            comp_vectors: COMP_VECTORS,
+            max_srq_wr: MAX_RECV_WR,
+            has_atomics: true,
+            numa_node: None,
         }
+    }
+
+    /// Returns the number of receive completions that were written into compressed sessions.
+    #[must_use]
+    pub fn compressed(&self) -> u64 {
+        self.compressed.get()
     }
 
     /// Returns the address at which peers reach a queue pair.

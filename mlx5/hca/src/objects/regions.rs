@@ -8,8 +8,8 @@ use std::io;
 use mlx5_wire::Access;
 use shm::memfd::HUGE_PAGE;
 
-use crate::error::RegisterError;
-use crate::objects::request::Region;
+use crate::error::{RegisterError, check_region};
+use crate::objects::request::{Pages, Region};
 use crate::random::Random;
 use crate::shared::arena::PAGE;
 use crate::shared::layout::{FOREIGN, MAX_MRS};
@@ -84,15 +84,6 @@ impl Regions {
     }
 }
 
-/// Refuses what no device registers.
-fn check(bytes: usize, access: Access) -> Result<(), RegisterError> {
-    match (bytes, access.is_legal()) {
-        (0, _) => Err(RegisterError::Empty),
-        (_, false) => Err(RegisterError::RemoteWithoutLocalWrite),
-        (_, true) => Ok(()),
-    }
-}
-
 impl Hca {
     /// Allocates a region of zeroed memory that peers access at memory speed, on huge pages if requested and available.
     ///
@@ -100,7 +91,7 @@ impl Hca {
     /// See [`RegisterError`].
     pub fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<Region, RegisterError> {
         let state = &mut *self.state.borrow_mut();
-        check(bytes, access)?;
+        check_region(bytes, access)?;
         let no_memory = |source| RegisterError::Memory { bytes, source };
         let full = || no_memory(io::Error::other("the device's arena is full; raise arena_bytes"));
         let page = if huge { HUGE_PAGE } else { PAGE };
@@ -114,7 +105,8 @@ impl Hca {
         let committed = if huge { arena.commit_huge(range) } else { arena.commit(range).map(|()| None) };
         let published = committed.map_err(|e| no_memory(io::Error::other(e))).and_then(|not_huge| {
             let region = self.publish_mr(key, pd, addr, bytes, offset as u64, access)?;
-            Ok(Region { not_huge, ..region })
+            let pages = if huge { not_huge.map_or(Pages::Huge, Pages::NotHuge) } else { Pages::Base };
+            Ok(Region { pages, ..region })
         });
         match published {
             Ok(_) => state.mrs.slots[slot].state = MrState::Arena { offset, bytes: size },
@@ -134,7 +126,7 @@ impl Hca {
     /// # Safety
     /// `addr..addr + bytes` stays mapped until [`try_deregister`](Self::try_deregister) returned `true`.
     pub unsafe fn register(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<Region, RegisterError> {
-        check(bytes, access)?;
+        check_region(bytes, access)?;
         // Of a port's queue pairs all memory is such, and so is that which their peers send into.
         if self.port.is_some() || access.intersects(Access::REMOTE_READ | Access::REMOTE_WRITE) {
             foreign_memory_reachable().map_err(|reason| RegisterError::Unreachable { reason })?;
@@ -159,7 +151,7 @@ impl Hca {
         entry.pd.store(pd, Ordering::Relaxed);
         // H2
         entry.stamp.store(self.stamp(key), Ordering::Release);
-        Ok(Region { key, addr, len, not_huge: None })
+        Ok(Region { key, addr, len, pages: Pages::Base })
     }
 
     /// Returns a new stamp for the entry of `key`, whose fields have changed.
@@ -197,7 +189,7 @@ impl Hca {
     pub fn try_reregister(&self, key: u32, pd: u32, access: Access) -> Result<bool, RegisterError> {
         let State { links, stuck, .. } = &mut *self.state.borrow_mut();
         let entry = self.memory.mr(key);
-        check(entry.len.load(Ordering::Relaxed) as usize, access)?;
+        check_region(entry.len.load(Ordering::Relaxed) as usize, access)?;
         // Of both at once a peer may see one, as long as this goes on and no longer.
         entry.pd.store(pd, Ordering::Relaxed);
         entry.access.store(access.bits(), Ordering::Relaxed);

@@ -94,8 +94,19 @@ pub struct Region {
     pub addr: NonNull<u8>,
     /// Bytes.
     pub len: usize,
-    /// Why it is not on huge pages, if they were asked for.
-    pub not_huge: Option<shm::memfd::NoHugePages>,
+    /// The pages under it.
+    pub pages: Pages,
+}
+
+/// The kind of pages under a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pages {
+    /// Ordinary pages, as requested.
+    Base,
+    /// Huge pages, of 2 MiB.
+    Huge,
+    /// Ordinary pages although huge pages were requested, with the reason, in words.
+    NotHuge(shm::memfd::NoHugePages),
 }
 
 /// The address of a queue pair.

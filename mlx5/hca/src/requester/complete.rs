@@ -11,8 +11,8 @@ use crate::queues::in_flight::{Acknowledged, UnderWay};
 use crate::queues::qp::{SoftQp, blocks};
 use crate::requester::buffers;
 
-/// No LID: a datagram went somewhere.
-pub(crate) const EVERY_LID: u16 = 0;
+/// No LID: a datagram went to any device.
+pub const EVERY_LID: u16 = 0;
 
 fn success(user_index: u32, ctrl: CtrlWords, byte_count: u32) -> [u8; CQE_BYTES] {
     RequesterCqe { wqe_opcode: ctrl.opcode(), qpn: ctrl.qpn(), wqe_counter: ctrl.wqe_index(), byte_count, user_index }.emit()

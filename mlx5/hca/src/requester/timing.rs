@@ -1,12 +1,14 @@
 //! When things happen: at once, later by a constant, or as a model of a NIC says. Whatever is later is gathered later, so a source buffer
 //! that is reused too early is sent wrongly, as it would be by a NIC.
 
+use std::sync::Arc;
+
 use mlx5_wire::{CtrlSegment, DataSegment, FenceMode, InlineHeader, Opcode, SEGMENT, WQEBB};
 
 use crate::deferred::Deferred;
+use crate::network::{Network, Request, Times};
 use crate::queues::in_flight::{Announced, UnderWay};
 use crate::queues::qp::SoftQp;
-use crate::sim::nic::{NicModel, Request, Times};
 
 /// When a software HCA executes what a doorbell announced. The times are those of the device's [`Clock`](crate::Clock).
 ///
@@ -23,7 +25,7 @@ pub enum Timing {
         ns: u64,
     },
     /// As a model of a network of NICs says; for virtual time, in one thread.
-    Model(NicModel),
+    Model(Arc<dyn Network>),
 }
 
 impl Timing {

@@ -63,8 +63,9 @@ fn complete(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, run: &[Message]) {
             for (mini, message) in minis.iter_mut().zip(run) {
                 mini.byte_count = message.byte_count;
             }
-            if let Err(overrun) = cq.write_session(cqe(qp, first), opcode, &minis[..run.len()]) {
-                qp.overran(hca, qp.recv_cq, overrun);
+            match cq.write_session(cqe(qp, first), opcode, &minis[..run.len()]) {
+                Ok(()) => hca.compressed.set(hca.compressed.get() + run.len() as u64),
+                Err(overrun) => qp.overran(hca, qp.recv_cq, overrun),
             }
         }
     }

@@ -52,8 +52,8 @@ pub(crate) fn gives_up(intent: &AtomicU64) {
 }
 
 /// A receive queue as its taker sees it: a requester in another process, or its owner.
-#[derive(Clone, Copy)]
-pub(crate) struct Receives {
+#[derive(Clone, Copy, Debug)]
+pub struct Receives {
     entry: NonNull<RqEntry>,
     pop: NonNull<Pop>,
     /// WQEs of `stride` bytes, checked to lie inside the owner's queue area.
@@ -254,8 +254,9 @@ impl Receives {
         self.posted().wrapping_add(entry.returned.load(Ordering::Acquire) as u16).wrapping_sub(count as u16)
     }
 
-    /// Receives that may be posted: one WQE of a list ends it.
-    pub(crate) fn capacity(&self) -> u16 {
+    /// Returns the maximum number of receives posted: one WQE of a list ends it.
+    #[must_use]
+    pub fn capacity(&self) -> u16 {
         self.wqes() - u16::from(self.is_linked)
     }
 
@@ -265,17 +266,20 @@ impl Receives {
     }
 
     /// Returns the next receive to be taken: its pop count and the index of its WQE.
-    pub(crate) fn head(&self) -> (u32, u16) {
+    #[must_use]
+    pub fn head(&self) -> (u32, u16) {
         Pop::unpack(self.words().1.word.load(Ordering::Acquire))
     }
 
     /// Returns whether WQE `next` follows WQE `index` in memory, so that a NIC can prefetch it.
-    pub(crate) fn are_neighbours(&self, index: u16, next: u16) -> bool {
+    #[must_use]
+    pub fn are_neighbours(&self, index: u16, next: u16) -> bool {
         (next ^ index.wrapping_add(1)) & self.keeps as u16 == 0
     }
 
     /// Returns the WQE behind WQE `index`, as its link says; the link is not checked.
-    pub(crate) fn successor(&self, index: u16) -> u16 {
+    #[must_use]
+    pub fn successor(&self, index: u16) -> u16 {
         let index = index & self.keeps as u16;
         if self.is_linked { self.link(index) } else { self.behind(index) }
     }

@@ -19,7 +19,7 @@ fn nonsense(random: &mut Random) -> u64 {
     match random.below(5) {
         0 => u64::MAX,
         1 => random.below(1 << 20),
-        2 => random.next(),
+        2 => random.next_u64(),
         3 => random.below(4) << 16,
         _ => 1 << random.below(64),
     }
@@ -45,7 +45,7 @@ fn spoil_lanes(end: &End, random: &mut Random) {
             lane.atomic.kind_key.store(key, Ordering::Relaxed);
             lane.atomic.compare.store(nonsense(random), Ordering::Relaxed);
             lane.atomic.swap.store(nonsense(random), Ordering::Relaxed);
-            let op_own = if random.below(2) == 0 { ATOMIC } else { random.next() & [0xff, u64::MAX][random.below(2) as usize] };
+            let op_own = if random.below(2) == 0 { ATOMIC } else { random.next_u64() & [0xff, u64::MAX][random.below(2) as usize] };
             publish(
                 hca,
                 index,
@@ -142,7 +142,7 @@ fn spoil_datagrams(from: &End, to: &End, random: &mut Random) {
         byte_count: [0, 1, 4096, 4097, u32::MAX, u32::MAX - 39, 64][random.below(7) as usize],
         imm: 0,
         opcode: [CqeOpcode::ResponderSend as u32, CqeOpcode::ResponderSendImm as u32, ATOMIC as u32, 0xff][random.below(4) as usize],
-        flags: random.next() as u32,
+        flags: random.next_u64() as u32,
     };
     let device = &from.hca;
     if let Some(out) = device.state.borrow_mut().links.outgoing.first_mut() {

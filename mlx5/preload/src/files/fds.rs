@@ -6,13 +6,12 @@
 
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::command::Call;
 use crate::files::channel::Channel;
+use crate::files::jobs::Device;
 use crate::options::errno::Errno;
 use crate::system::held::{self, MAX_FD};
 
@@ -41,23 +40,11 @@ pub(crate) fn each_range(first: u32, last: u32, mut each: impl FnMut(u32, u32)) 
     }
 }
 
-/// An open device, which carries out commands.
-pub(crate) trait Execute: fmt::Debug + Send + Sync {
-    /// Carries out a command.
-    ///
-    /// # Errors
-    /// The command's error, or `EIO` if the HCA has failed.
-    ///
-    /// # Safety
-    /// The memory that the command names fulfils a driver's contract with the kernel: see the commands.
-    unsafe fn execute(&self, call: Call) -> Result<(), Errno>;
-}
-
 /// A file that this library opened for the program.
 #[derive(Clone, Debug)]
 pub(crate) enum File {
     /// The device, opened.
-    Device(Arc<dyn Execute>),
+    Device(Arc<Device>),
     /// The reading end of a channel of events.
     Channel(Arc<Channel>),
 }

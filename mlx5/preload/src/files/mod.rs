@@ -1,4 +1,5 @@
-//! The descriptors that this library opens for the program: the device, and channels of events.
+//! The descriptors that this library opens for the program: the device, with the path to its thread, and channels of events.
 
 pub(crate) mod channel;
 pub(crate) mod fds;
+pub(crate) mod jobs;

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use mlx5_hca::{CreateError, FabricSpec, Hca, Queue, Service, SoftOptions, Violation};
 
-use crate::abi::verbs::ModifyQp;
+use crate::abi::verbs::QueryQpResp;
 use crate::files::channel::Channel;
 use crate::objects::bfregs::Bfregs;
 use crate::objects::doorbells::Doorbells;
@@ -36,8 +36,10 @@ pub(crate) struct Objects {
     pub(crate) settings: &'static Settings,
     pub(crate) hca: Hca,
     pub(crate) bfregs: Bfregs,
-    pub(crate) pds: Table<Pd>,
-    pub(crate) ahs: Table<Ah>,
+    /// Protection domains: their numbers.
+    pub(crate) pds: Table<u32>,
+    /// Address handles, whose contents libmlx5 defines: their protection domains.
+    pub(crate) ahs: Table<u32>,
     pub(crate) mrs: Table<Mr>,
     pub(crate) cqs: Table<Cq>,
     pub(crate) srqs: Table<Srq>,
@@ -119,18 +121,6 @@ impl Drop for Objects {
     }
 }
 
-/// A protection domain.
-#[derive(Debug)]
-pub(crate) struct Pd {
-    pub(crate) pdn: u32,
-}
-
-/// An address handle. libmlx5 defines its contents.
-#[derive(Debug)]
-pub(crate) struct Ah {
-    pub(crate) pd: u32,
-}
-
 /// A memory region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mr {
@@ -155,10 +145,10 @@ pub(crate) struct Qp {
     pub(crate) service: Service,
     /// The state that its driver set; the HCA may have moved it to the error state since.
     pub(crate) state: State,
-    /// Attributes, as set by MODIFY_QP.
-    pub(crate) attributes: ModifyQp,
-    pub(crate) capacities: [u32; 5],
-    pub(crate) sq_sig_all: u8,
+    /// Attributes as QUERY_QP returns them, but for the state: those that MODIFY_QP set, and the capacities.
+    pub(crate) attributes: QueryQpResp,
+    /// The same of the queue pair in RESET: the capacities.
+    pub(crate) in_reset: QueryQpResp,
     /// The register assigned by the context.
     pub(crate) bfreg: Option<u32>,
 }

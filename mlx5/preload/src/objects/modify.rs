@@ -4,7 +4,7 @@ use mlx5_hca::wire::rnr_timer_ns;
 use mlx5_hca::{Access, ConnectOptions, Service};
 
 use crate::abi::mlx5::ModifyQpResp as DriverResp;
-use crate::abi::verbs::{ExModifyQp, ExModifyQpResp, ModifyQp};
+use crate::abi::verbs::{ExModifyQp, ExModifyQpResp, ModifyQp, QueryQpResp};
 use crate::command::{Call, Reply};
 use crate::objects::device::MAX_RD_ATOMIC;
 use crate::objects::transitions::{State, attribute, is_legal};
@@ -40,9 +40,9 @@ impl Selected<'_> {
     }
 
     /// Copies the selected attributes to `kept`, which QUERY_QP returns.
-    fn keep(&self, kept: &mut ModifyQp) {
+    fn keep(&self, kept: &mut QueryQpResp) {
         let new = self.request;
-        let mut keep = |bit, copy: &dyn Fn(&mut ModifyQp)| {
+        let mut keep = |bit, copy: &dyn Fn(&mut QueryQpResp)| {
             if self.has(bit) {
                 copy(kept);
             }
@@ -72,13 +72,13 @@ impl Selected<'_> {
 
 /// Returns the access that the attributes give the peer. A queue pair without resources for READs and atomics answers neither: then the
 /// kernel's mlx5 driver (`set_qpc_atomic_flags`) removes both rights.
-fn rights(at: &ModifyQp) -> Access {
+fn rights(at: &QueryQpResp) -> Access {
     let asked = Access::from_bits_truncate(at.qp_access_flags);
     if at.max_dest_rd_atomic == 0 { asked & Access::REMOTE_WRITE } else { asked }
 }
 
 /// Returns the retries that the attributes set.
-fn options(at: &ModifyQp) -> ConnectOptions {
+fn options(at: &QueryQpResp) -> ConnectOptions {
     ConnectOptions { timeout: at.timeout, retry_count: at.retry_cnt, rnr_retry: at.rnr_retry, rnr_timer_ns: rnr_timer_ns(at.min_rnr_timer) }
 }
 
@@ -128,7 +128,7 @@ impl Objects {
         }
         let qp = self.qps.get_mut(handle)?;
         qp.state = to;
-        qp.attributes = if to == State::Reset { zerocopy::FromZeros::new_zeroed() } else { attributes };
+        qp.attributes = if to == State::Reset { qp.in_reset } else { attributes };
         let peer = match to {
             State::ReadyToReceive if qp.service == Service::Connected => format!(" remote_qpn={:#x}", attributes.dest_qp_num),
             _ => String::new(),
@@ -137,7 +137,7 @@ impl Objects {
     }
 
     /// Makes the HCA perform the transition.
-    fn carry_out(&self, qp: &Qp, from: State, to: State, at: &ModifyQp) -> Result<(), Errno> {
+    fn carry_out(&self, qp: &Qp, from: State, to: State, at: &QueryQpResp) -> Result<(), Errno> {
         let is_connected = qp.service == Service::Connected;
         match (from, to) {
             (_, State::Reset) => return if self.hca.reset_qp(qp.qpn) { Ok(()) } else { Err(Errno(libc::EBUSY)) },
@@ -152,7 +152,7 @@ impl Objects {
                 if let Err(error) = self.hca.connect_by_number(qp.qpn, remote_qpn, rights(at)) {
                     log::refused(
                         self.settings,
-                        format_args!("nobody will answer queue pair {:#x} at remote_qpn={remote_qpn:#x}: {error}", qp.qpn),
+                        format_args!("no peer will answer queue pair {:#x} at remote_qpn={remote_qpn:#x}: {error}", qp.qpn),
                     );
                 }
             }
@@ -182,9 +182,9 @@ mod tests {
     fn a_queue_pair_without_resources_for_them_allows_no_reads_and_no_atomics() {
         let all = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         for (max_dest_rd_atomic, allowed) in [(0, Access::REMOTE_WRITE), (1, all)] {
-            let at = ModifyQp { qp_access_flags: all.bits(), max_dest_rd_atomic, ..ModifyQp::new_zeroed() };
+            let at = QueryQpResp { qp_access_flags: all.bits(), max_dest_rd_atomic, ..QueryQpResp::new_zeroed() };
             assert_eq!(rights(&at), allowed);
         }
-        assert_eq!(rights(&ModifyQp { max_dest_rd_atomic: 16, ..ModifyQp::new_zeroed() }), Access::empty());
+        assert_eq!(rights(&QueryQpResp { max_dest_rd_atomic: 16, ..QueryQpResp::new_zeroed() }), Access::empty());
     }
 }

@@ -1,12 +1,12 @@
 //! Creation and destruction of queue pairs; `modify` makes their transitions.
 
 use mlx5_hca::{MAX_LANE_SLOTS, QpMemory, Receives, RqMemory, Service, SqMemory};
-use zerocopy::FromZeros;
+use zerocopy::{FromZeros, IntoBytes};
 
 use crate::abi::mlx5::{
     CreateQp as DriverQp, CreateQpResp as DriverQpResp, QP_FLAG_BFREG_INDEX, QP_FLAG_SCATTER_CQE, QP_FLAG_SIGNATURE, QP_FLAG_UAR_PAGE_INDEX,
 };
-use crate::abi::verbs::{CreateQp, CreateQpResp, DestroyQp, DestroyQpResp, ExCreateQp, ExCreateQpResp, ModifyQp, QueryQp, QueryQpResp};
+use crate::abi::verbs::{CreateQp, CreateQpResp, DestroyQp, DestroyQpResp, ExCreateQp, ExCreateQpResp, QueryQp, QueryQpResp};
 use crate::command::{Call, Reply};
 use crate::objects::device::MAX_WQES;
 use crate::objects::regions::place;
@@ -66,23 +66,10 @@ impl Objects {
         if request.comp_mask != 0 || request.create_flags != 0 {
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        let base = CreateQp {
-            response: 0,
-            user_handle: request.user_handle,
-            pd_handle: request.pd_handle,
-            send_cq_handle: request.send_cq_handle,
-            recv_cq_handle: request.recv_cq_handle,
-            srq_handle: request.srq_handle,
-            max_send_wr: request.max_send_wr,
-            max_recv_wr: request.max_recv_wr,
-            max_send_sge: request.max_send_sge,
-            max_recv_sge: request.max_recv_sge,
-            max_inline_data: request.max_inline_data,
-            sq_sig_all: request.sq_sig_all,
-            qp_type: request.qp_type,
-            is_srq: request.is_srq,
-            reserved: 0,
-        };
+        // The two structures have the same fields, from the second of one and the first of the other on.
+        const SHARED: usize = core::mem::offset_of!(ExCreateQp, comp_mask);
+        let mut base = CreateQp::new_zeroed();
+        base.as_mut_bytes()[size_of::<CreateQp>() - SHARED..].copy_from_slice(&request.as_bytes()[..SHARED]);
         let (base, driver, note) = self.make_qp(call, &base)?;
         let response = ExCreateQpResp { base, comp_mask: 0, response_length: size_of::<ExCreateQpResp>() as u32 };
         Ok(Reply::of(&response).with(&driver).note(note))
@@ -110,7 +97,7 @@ impl Objects {
         };
         let memory = QpMemory {
             service,
-            pd: self.pds.get(request.pd_handle)?.pdn,
+            pd: *self.pds.get(request.pd_handle)?,
             send_cq: self.cqs.get(request.send_cq_handle)?.cqn,
             recv_cq: self.cqs.get(request.recv_cq_handle)?.cqn,
             receives,
@@ -133,6 +120,15 @@ impl Objects {
         // For receives these are the sizes that the driver derived from the request, as in the kernel (`set_rq_size`); for sends libmlx5
         // itself tells the program.
         let (max_recv_wr, max_recv_sge) = rq.map_or((0, 0), |rq| (rq.wqe_cnt, rq.stride / DATA_SEGMENT));
+        let in_reset = QueryQpResp {
+            max_send_wr,
+            max_recv_wr,
+            max_send_sge,
+            max_recv_sge,
+            max_inline_data,
+            sq_sig_all: request.sq_sig_all,
+            ..QueryQpResp::new_zeroed()
+        };
         let qp_handle = self.qps.insert(Qp {
             user_handle: request.user_handle,
             pd: request.pd_handle,
@@ -142,9 +138,8 @@ impl Objects {
             qpn,
             service,
             state: State::Reset,
-            attributes: ModifyQp::new_zeroed(),
-            capacities: [max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data],
-            sq_sig_all: request.sq_sig_all,
+            attributes: in_reset,
+            in_reset,
             bfreg,
         });
         let bfreg_index = bfreg.unwrap_or(driver.bfreg_index);
@@ -174,40 +169,7 @@ impl Objects {
         call.check_room(size_of::<QueryQpResp>())?;
         let qp = self.qps.get(qp_handle)?;
         let state = self.state(qp);
-        let at = &qp.attributes;
-        let [max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data] = qp.capacities;
-        let response = QueryQpResp {
-            dest: at.dest,
-            alt_dest: at.alt_dest,
-            max_send_wr,
-            max_recv_wr,
-            max_send_sge,
-            max_recv_sge,
-            max_inline_data,
-            qkey: at.qkey,
-            rq_psn: at.rq_psn,
-            sq_psn: at.sq_psn,
-            dest_qp_num: at.dest_qp_num,
-            qp_access_flags: at.qp_access_flags,
-            pkey_index: at.pkey_index,
-            alt_pkey_index: at.alt_pkey_index,
-            qp_state: state as u8,
-            cur_qp_state: state as u8,
-            path_mtu: at.path_mtu,
-            path_mig_state: at.path_mig_state,
-            sq_draining: 0,
-            max_rd_atomic: at.max_rd_atomic,
-            max_dest_rd_atomic: at.max_dest_rd_atomic,
-            min_rnr_timer: at.min_rnr_timer,
-            port_num: at.port_num,
-            timeout: at.timeout,
-            retry_cnt: at.retry_cnt,
-            rnr_retry: at.rnr_retry,
-            alt_port_num: at.alt_port_num,
-            alt_timeout: at.alt_timeout,
-            sq_sig_all: qp.sq_sig_all,
-            reserved: [0; 5],
-        };
+        let response = QueryQpResp { qp_state: state as u8, cur_qp_state: state as u8, ..qp.attributes };
         Ok(Reply::of(&response).note(format!("qp={qp_handle} state={state:?}")))
     }
 

@@ -10,7 +10,7 @@ use crate::abi::verbs::{
     AllocPd, AllocPdResp, CreateAh, CreateAhResp, DeallocPd, DeregMr, DestroyAh, RegMr, RegMrResp, ReregMr, ReregMrResp,
 };
 use crate::command::{Call, LATER, Reply};
-use crate::objects::{Ah, Mr, Objects, Pd};
+use crate::objects::{Mr, Objects};
 use crate::options::config::{GUID, LID, Link};
 use crate::options::errno::Errno;
 use crate::options::log;
@@ -47,7 +47,7 @@ impl Objects {
         let AllocPd { .. } = call.request()?;
         call.check_room(size_of::<AllocPdResp>())?;
         let pdn = self.hca.alloc_pd();
-        let pd_handle = self.pds.insert(Pd { pdn });
+        let pd_handle = self.pds.insert(pdn);
         Ok(Reply::of(&AllocPdResp { pd_handle }).with(&DriverPdResp { pdn }).note(format!("-> pd={pd_handle} pdn={pdn:#x}")))
     }
 
@@ -57,7 +57,7 @@ impl Objects {
         self.pds.get(pd_handle)?;
         let of_pd = |pd| pd == pd_handle;
         if self.mrs.iter().any(|mr| of_pd(mr.pd))
-            || self.ahs.iter().any(|ah| of_pd(ah.pd))
+            || self.ahs.iter().any(|ah| of_pd(*ah))
             || self.srqs.iter().any(|srq| of_pd(srq.pd))
             || self.qps.iter().any(|qp| of_pd(qp.pd))
         {
@@ -80,7 +80,7 @@ impl Objects {
         if self.settings.link == Link::Ethernet && !self.is_here(is_global, &attr.grh.dgid, attr.dlid) {
             return Err(Errno(libc::EHOSTUNREACH));
         }
-        let ah_handle = self.ahs.insert(Ah { pd: pd_handle });
+        let ah_handle = self.ahs.insert(pd_handle);
         let driver = DriverAhResp { response_length: size_of::<DriverAhResp>() as u32, dmac: MAC, reserved: [0; 6] };
         Ok(Reply::of(&CreateAhResp { ah_handle }).with(&driver).note(format!("pd={pd_handle} dlid={} -> ah={ah_handle}", attr.dlid)))
     }
@@ -137,7 +137,7 @@ impl Objects {
     }
 
     fn register(&self, pd: u32, start: u64, length: u64, hca_va: u64, access_flags: u32) -> Result<Mr, Errno> {
-        let pdn = self.pds.get(pd)?.pdn;
+        let pdn = *self.pds.get(pd)?;
         let (addr, access) = self.check_translation(start, length, hca_va, access_flags)?;
         // SAFETY: a program keeps memory mapped until its deregistration is answered, as it must for a device. If it does not, the kernel's
         // copy fails.
@@ -163,7 +163,7 @@ impl Objects {
         let access = Access::from_bits(mr.access_flags & !IGNORED_ACCESS);
         if let (Ok(pd), Some(access)) = (self.pds.get(mr.pd), access) {
             // Valid again for peers that look from now on: nobody has to finish for that.
-            let _ = self.hca.try_reregister(key, pd.pdn, access);
+            let _ = self.hca.try_reregister(key, *pd, access);
         }
         Errno(libc::EBUSY)
     }
@@ -199,7 +199,7 @@ impl Objects {
             self.register(pd, request.start, request.length, request.hca_va, access_flags)?
         } else {
             let key = old.key.ok_or(Errno(libc::EINVAL))?;
-            let (pdn, (_, access)) = (self.pds.get(pd)?.pdn, self.check_region(old.start, old.length, access_flags)?);
+            let (pdn, (_, access)) = (*self.pds.get(pd)?, self.check_region(old.start, old.length, access_flags)?);
             if !self.hca.try_reregister(key, pdn, access).map_err(|error| self.refused_region(&error))? {
                 return Err(self.not_quiet(&old, key, since));
             }

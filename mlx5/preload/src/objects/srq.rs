@@ -43,7 +43,7 @@ impl Objects {
         if request.flags & SRQ_FLAG_SIGNATURE != 0 {
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        let pdn = self.pds.get(pd_handle)?.pdn;
+        let pdn = *self.pds.get(pd_handle)?;
         // As in the kernel: a WQE is a next segment and its buffers, and one WQE is never posted.
         let stride = (16 + 16 * max_sge).next_power_of_two().max(32);
         let wqe_cnt = (max_wr + 1).next_power_of_two();

@@ -6,29 +6,35 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) i32);
 
-/// The error numbers that have a name here.
-const NAMES: [(&str, i32); 20] = [
-    ("EACCES", libc::EACCES),
-    ("EAGAIN", libc::EAGAIN),
-    ("EBUSY", libc::EBUSY),
-    ("EFAULT", libc::EFAULT),
-    ("EHOSTUNREACH", libc::EHOSTUNREACH),
-    ("EINVAL", libc::EINVAL),
-    ("EIO", libc::EIO),
-    ("EMFILE", libc::EMFILE),
-    ("ENFILE", libc::ENFILE),
-    ("ENODEV", libc::ENODEV),
-    ("ENOENT", libc::ENOENT),
-    ("ENOMEM", libc::ENOMEM),
-    ("ENOSPC", libc::ENOSPC),
-    ("ENOSYS", libc::ENOSYS),
-    ("ENOTTY", libc::ENOTTY),
-    ("ENXIO", libc::ENXIO),
-    ("EOPNOTSUPP", libc::EOPNOTSUPP),
-    ("EPERM", libc::EPERM),
-    ("EPROTONOSUPPORT", libc::EPROTONOSUPPORT),
-    ("ETIMEDOUT", libc::ETIMEDOUT),
-];
+macro_rules! names {
+    ($($name:ident),*) => {
+        /// The error numbers that have a name here.
+        const NAMES: &[(&str, i32)] = &[$((stringify!($name), libc::$name)),*];
+    };
+}
+
+names!(
+    EACCES,
+    EAGAIN,
+    EBUSY,
+    EFAULT,
+    EHOSTUNREACH,
+    EINVAL,
+    EIO,
+    EMFILE,
+    ENFILE,
+    ENODEV,
+    ENOENT,
+    ENOMEM,
+    ENOSPC,
+    ENOSYS,
+    ENOTTY,
+    ENXIO,
+    EOPNOTSUPP,
+    EPERM,
+    EPROTONOSUPPORT,
+    ETIMEDOUT
+);
 
 impl Errno {
     /// Returns the error number with this name.

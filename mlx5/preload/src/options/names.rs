@@ -1,68 +1,32 @@
 //! Names of the write() commands, as in `enum ib_uverbs_write_cmds` without its prefix: for the log and for `--fault`.
 
-/// Names, indexed by number. An empty name is a number that the headers leave out.
-const WRITE: [&str; 41] = [
-    "get_context",
-    "query_device",
-    "query_port",
-    "alloc_pd",
-    "dealloc_pd",
-    "create_ah",
-    "modify_ah",
-    "query_ah",
-    "destroy_ah",
-    "reg_mr",
-    "reg_smr",
-    "rereg_mr",
-    "query_mr",
-    "dereg_mr",
-    "alloc_mw",
-    "bind_mw",
-    "dealloc_mw",
-    "create_comp_channel",
-    "create_cq",
-    "resize_cq",
-    "destroy_cq",
-    "poll_cq",
-    "peek_cq",
-    "req_notify_cq",
-    "create_qp",
-    "query_qp",
-    "modify_qp",
-    "destroy_qp",
-    "post_send",
-    "post_recv",
-    "attach_mcast",
-    "detach_mcast",
-    "create_srq",
-    "modify_srq",
-    "query_srq",
-    "destroy_srq",
-    "post_srq_recv",
-    "open_xrcd",
-    "close_xrcd",
-    "create_xsrq",
-    "open_qp",
-];
+/// Names, by number.
+const WRITE: &str = "\
+    get_context query_device query_port alloc_pd dealloc_pd create_ah modify_ah query_ah destroy_ah reg_mr reg_smr rereg_mr query_mr \
+    dereg_mr alloc_mw bind_mw dealloc_mw create_comp_channel create_cq resize_cq destroy_cq poll_cq peek_cq req_notify_cq create_qp \
+    query_qp modify_qp destroy_qp post_send post_recv attach_mcast detach_mcast create_srq modify_srq query_srq destroy_srq \
+    post_srq_recv open_xrcd close_xrcd create_xsrq open_qp";
 
 /// Number of the first command that exists only in the extended form (`IB_USER_VERBS_CMD_THRESHOLD`), and those commands.
 const THRESHOLD: usize = 50;
-const EXTENDED: [&str; 8] =
-    ["create_flow", "destroy_flow", "create_wq", "modify_wq", "destroy_wq", "create_rwq_ind_tbl", "destroy_rwq_ind_tbl", "modify_cq"];
+const EXTENDED: &str = "create_flow destroy_flow create_wq modify_wq destroy_wq create_rwq_ind_tbl destroy_rwq_ind_tbl modify_cq";
+
+/// Returns all commands with their numbers.
+fn commands() -> impl Iterator<Item = (usize, &'static str)> {
+    WRITE.split(' ').enumerate().chain((THRESHOLD..).zip(EXTENDED.split(' ')))
+}
 
 /// Returns the name of the command with this number. Extended commands have the numbers and names of the commands they extend.
 pub(crate) fn command(number: u8) -> Option<&'static str> {
-    let number = usize::from(number);
-    WRITE.get(number).or_else(|| EXTENDED.get(number.checked_sub(THRESHOLD)?)).copied()
+    commands().find(|&(of, _)| of == usize::from(number)).map(|(_, name)| name)
 }
 
 /// Returns the number of the command with this name.
 pub(crate) fn number(name: &str) -> Option<u8> {
-    let find = |names: &[&str]| names.iter().position(|known| *known == name);
-    find(&WRITE).or_else(|| Some(find(&EXTENDED)? + THRESHOLD)).map(|number| number as u8)
+    commands().find(|&(_, known)| known == name).map(|(number, _)| number as u8)
 }
 
 /// Returns all names.
 pub(crate) fn all() -> impl Iterator<Item = &'static str> {
-    WRITE.into_iter().chain(EXTENDED)
+    commands().map(|(_, name)| name)
 }

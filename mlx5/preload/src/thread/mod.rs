@@ -1,6 +1,4 @@
-//! The path of a command from the program's thread to the thread that owns the HCA, and that thread.
+//! The thread that owns the HCA of an open device.
 
-pub(crate) mod context;
-mod mailbox;
-mod poller;
+pub(crate) mod poller;
 mod session;

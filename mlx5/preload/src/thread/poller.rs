@@ -7,15 +7,15 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
+use crate::files::jobs::Job;
 use crate::objects::doorbells::Registers;
 use crate::options::log;
 use crate::options::settings::Settings;
 use crate::system::held;
-use crate::thread::mailbox::{Mail, Mailbox};
 use crate::thread::session::Session;
 
 /// Sleep between two looks after recent work.
@@ -27,8 +27,8 @@ const PATIENCE: u32 = 256;
 /// Number of looks without a sleep after work was found.
 const LOOKS_AT_ONCE: u32 = 8;
 
-/// Starts the thread. It takes no signals, which are the program's.
-pub(crate) fn spawn(mailbox: Arc<Mailbox>, settings: &'static Settings, registers: Option<Registers>) -> io::Result<JoinHandle<()>> {
+/// Starts the thread, which checks doorbells if it is given `registers`. It takes no signals, which are the program's.
+pub(crate) fn spawn(jobs: Receiver<Job>, settings: &'static Settings, registers: Option<Registers>) -> io::Result<JoinHandle<()>> {
     let mut mask = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut old = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: places for two masks; the first is filled before it is used.
@@ -36,22 +36,21 @@ pub(crate) fn spawn(mailbox: Arc<Mailbox>, settings: &'static Settings, register
         libc::sigfillset(mask.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, mask.as_ptr(), old.as_mut_ptr());
     }
-    let thread = Builder::new().name("mlx5-hca".to_owned()).spawn(move || held::as_ourselves(|| run(&mailbox, settings, registers)));
+    let thread = Builder::new().name("mlx5-hca".to_owned()).spawn(move || held::as_ourselves(|| run(&jobs, settings, registers)));
     // SAFETY: the mask was filled above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), core::ptr::null_mut()) };
     thread
 }
 
-fn run(mailbox: &Mailbox, settings: &'static Settings, registers: Option<Registers>) {
+fn run(jobs: &Receiver<Job>, settings: &'static Settings, registers: Option<Registers>) {
     // SAFETY: plain numbers. The default of 50 us would more than triple the sleep.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
-    if catch_unwind(AssertUnwindSafe(|| serve(mailbox, settings, registers))).is_err() {
-        log::error(settings, format_args!("the software HCA broke down; all further commands of this context fail with EIO"));
+    if catch_unwind(AssertUnwindSafe(|| serve(jobs, settings, registers))).is_err() {
+        log::error(settings, format_args!("the software HCA failed; all further commands of this context fail with EIO"));
     }
-    mailbox.die();
 }
 
-fn serve(mailbox: &Mailbox, settings: &'static Settings, registers: Option<Registers>) {
+fn serve(jobs: &Receiver<Job>, settings: &'static Settings, registers: Option<Registers>) {
     let mut session = Session::new(settings, registers);
     let mut pace = Pace::default();
     loop {
@@ -59,20 +58,17 @@ fn serve(mailbox: &Mailbox, settings: &'static Settings, registers: Option<Regis
         while session.progress() && looks < LOOKS_AT_ONCE {
             looks += 1;
         }
-        let mut mail = mailbox.take(pace.after(looks > 0));
-        loop {
-            match mail {
-                Mail::Nothing => break,
-                Mail::Close => return,
-                Mail::Job(job) => {
-                    // A NIC reads the doorbell records by itself, and nobody can read those of a stopped process: the doorbells that were rung
-                    // before a command take effect before its answer, behind which the process may be stopped.
-                    session.progress();
-                    session.execute(job);
-                    pace = Pace::default();
-                }
-            }
-            mail = mailbox.take(Duration::ZERO);
+        let mut next = jobs.recv_timeout(pace.after(looks > 0));
+        while let Ok(job) = next {
+            // A NIC reads the doorbell records by itself. The HCA cannot read those of a process that was stopped behind the answer to its
+            // command. So the doorbells that were rung before a command take effect before the answer.
+            session.progress();
+            session.execute(job);
+            pace = Pace::default();
+            next = jobs.recv_timeout(Duration::ZERO);
+        }
+        if next.is_err_and(|error| error == RecvTimeoutError::Disconnected) {
+            return;
         }
     }
 }
@@ -81,14 +77,14 @@ fn serve(mailbox: &Mailbox, settings: &'static Settings, registers: Option<Regis
 #[derive(Debug, Default)]
 struct Pace {
     /// Number of looks without work since the last work.
-    in_vain: u32,
+    without_work: u32,
 }
 
 impl Pace {
     /// Returns the sleep after a look.
     fn after(&mut self, has_happened: bool) -> Duration {
-        self.in_vain = if has_happened { 0 } else { self.in_vain.saturating_add(1) };
-        let doublings = (self.in_vain / PATIENCE).min(6);
+        self.without_work = if has_happened { 0 } else { self.without_work.saturating_add(1) };
+        let doublings = (self.without_work / PATIENCE).min(6);
         (SHORTEST * (1 << doublings)).min(LONGEST)
     }
 }

@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use crate::abi::verbs::number;
 use crate::command::{Call, LATER, Reply};
+use crate::files::jobs::Job;
 use crate::objects::Objects;
 use crate::objects::doorbells::{Doorbells, Registers};
 use crate::options::errno::Errno;
 use crate::options::settings::Settings;
 use crate::options::{log, names};
-use crate::thread::mailbox::Job;
 
 /// An open device, from open(2) to close(2).
 #[derive(Debug)]

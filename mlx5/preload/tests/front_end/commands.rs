@@ -215,7 +215,7 @@ fn failure_of(dlid: u16, qpn: Option<u32>) -> u8 {
 fn a_queue_pair_whose_operation_failed_is_in_the_error_state() {
     const TRANSPORT_RETRY_EXCEEDED: u8 = 0x15;
     const RNR_RETRY_EXCEEDED: u8 = 0x16;
-    let logged = ["nobody will answer queue pair", "in this fabric"];
+    let logged = ["no peer will answer queue pair", "in this fabric"];
     under_the_library("commands::a_queue_pair_whose_operation_failed_is_in_the_error_state", "", &logged, || {
         assert_eq!(failure_of(1, Some(NOBODY.1)), TRANSPORT_RETRY_EXCEEDED, "nobody has the number");
         assert_eq!(failure_of(2, None), TRANSPORT_RETRY_EXCEEDED, "nobody has the LID");

@@ -1,9 +1,9 @@
 //! CQEs: success of each opcode, errors, inline data, 128-byte entries, compressed sessions.
 
 use super::hex;
-use crate::provider::parts::CqParts;
 use crate::tests::null;
 use crate::wire::*;
+use mlx5_hca::CqMemory;
 
 /// Sets bytes at the offsets of `struct mlx5_cqe64` and `struct mlx5_err_cqe`; the others are 0.
 fn cqe(fields: &[(usize, &str)]) -> [u8; 64] {
@@ -125,7 +125,7 @@ fn a_large_entry_has_its_cqe_in_the_second_half() {
 #[test]
 fn a_new_cq_holds_no_completion_on_either_lap() {
     let (_null, control) = null();
-    let CqParts { buffer, entries, .. } = control.create_cq(&5.into()).unwrap();
+    let (_, CqMemory { buffer, entries, .. }) = control.create_cq(&5.into()).unwrap();
     assert_eq!(entries, 8);
     for i in 0..8usize {
         // SAFETY: inside the CQ's memory, which the device holds.

@@ -6,10 +6,11 @@ use std::rc::Rc;
 use super::hex;
 use crate::mmio::RegisterKind;
 use crate::ops::*;
-use crate::provider::parts::{SqParts, UarParts};
+use crate::provider::parts::{QpParts, UarParts};
 use crate::queues::doorbell::Doorbell;
 use crate::queues::sq::{Flags, SendQueue, Signal};
 use crate::wire::AddressVector;
+use mlx5_hca::SqMemory;
 
 const QPN: u32 = 0xab_cdef;
 const WQE_CNT: u16 = 16;
@@ -37,7 +38,8 @@ fn bench(qpn: u32) -> Bench {
     let (register, record) = (std::ptr::NonNull::from(&mut uar.register).cast(), std::ptr::NonNull::from(&mut uar.record).cast());
     let uar = UarParts { half: Rc::new(Cell::new(register.as_ptr())), kind: RegisterKind::Ordinary, uar_offset: 0 };
     let buffer = std::ptr::NonNull::new(ring).unwrap().cast();
-    let parts = SqParts { qpn, buffer, wqe_cnt: WQE_CNT, max_inline: 220, has_atomics: true, record, uar };
+    let sq = SqMemory { buffer, wqe_cnt: WQE_CNT.into(), record, register: None };
+    let parts = QpParts { qpn, sq, rq: None, max_inline: 220, has_atomics: true, uar };
     Bench { ring, sq: SendQueue::new(&parts, Doorbell::new(&parts.uar, record, None)), producer: 0, unsignaled: 0 }
 }
 

@@ -3,14 +3,13 @@
 use core::ffi::c_int;
 use core::ptr::NonNull;
 
-use mlx5_hca::CqMemory;
 use mlx5_hca::cq::SoftCq;
 
 use super::super::abi::*;
 use super::super::numbers::*;
 use super::sends::SendRing;
 use super::{Id, Table};
-use crate::provider::private::{CqPlace, PrivateMemory};
+use crate::provider::private::CqPlace;
 use crate::wire::{CqeOpcode, ErrorCqe, Opcode, RequesterCqe, ResponderCqe, Syndrome};
 
 /// Work completions that one call takes.
@@ -20,15 +19,13 @@ const BATCH: usize = 16;
 pub(super) struct CompletionRing {
     cq: NonNull<ibv_cq>,
     ring: SoftCq,
-    _memory: PrivateMemory,
+    _place: CqPlace,
 }
 
 impl CompletionRing {
-    pub(super) fn new(cq: NonNull<ibv_cq>, place: CqPlace, cqe_bytes: u32) -> Self {
-        let CqPlace { memory, buffer, entries, record } = place;
-        let layout = CqMemory { buffer, entries, cqe_bytes, compression: false, record: record.cast() };
+    pub(super) fn new(cq: NonNull<ibv_cq>, place: CqPlace) -> Self {
         // SAFETY: the memory is kept beside the ring.
-        Self { cq, ring: unsafe { SoftCq::new(&layout) }, _memory: memory }
+        Self { cq, ring: unsafe { SoftCq::new(&place.cq) }, _place: place }
     }
 
     /// Returns the number of CQEs that the ring has room for. A work completion for which it has none stays with the device.

@@ -18,7 +18,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::task::Waker;
 
-use mlx5_hca::REGISTER_BYTES;
+use mlx5_hca::{CqMemory, DeviceInfo, REGISTER_BYTES, Region, RqMemory, check};
 
 use self::completions::CompletionRing;
 use self::receives::{ReceiveRing, Target};
@@ -30,10 +30,10 @@ use super::error::{CallError, VerbsError};
 use super::numbers::*;
 use super::tables::{CqObject, QpObject, foreign};
 use crate::address::{DeviceKind, QpAddress};
-use crate::config::{CqConfig, DeviceInfo};
-use crate::error::{ConnectError, CreateError, RegisterError, check};
+use crate::config::CqConfig;
+use crate::error::{ConnectError, CreateError, RegisterError};
 use crate::mmio::RegisterKind;
-use crate::provider::parts::{CqParts, MrParts, QpParts, QpRequest, Receives, RqParts, SqParts, SrqParts};
+use crate::provider::parts::{QpParts, QpRequest, Receives};
 use crate::provider::private::{CqPlace, SqPlace};
 use crate::provider::{Connections, Provider, Queues, Regions};
 use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions, CqArm, Service, WQEBB};
@@ -152,7 +152,7 @@ struct AddressHandles {
 
 /// Makes the error for more objects of a kind than a [`Table`] holds.
 fn full(what: &'static str) -> CreateError {
-    CreateError::Exhausted { what, max: 1 << 16 }
+    mlx5_hca::CreateError::Exhausted { what, max: 1 << 16 }.into()
 }
 
 fn refused(call: &'static str) -> CreateError {
@@ -200,13 +200,13 @@ impl Relay {
     }
 
     /// Makes the ring of a receive queue of the device. Returns its place, and its parts.
-    fn create_receives(&self, target: Target, depth: u32, max_sge: usize) -> Result<(u16, RqParts), CreateError> {
+    fn create_receives(&self, target: Target, depth: u32, max_sge: usize) -> Result<(u16, RqMemory), CreateError> {
         let receives = &mut self.rings.borrow_mut().receives;
         let place = receives.free_place().ok_or_else(|| full("receive queues"))?;
         let ring = ReceiveRing::new(place, target, depth, max_sge)?;
-        let parts = ring.parts();
+        let memory = ring.memory;
         receives.set(place, ring);
-        Ok((place, parts))
+        Ok((place, memory))
     }
 
     /// Creates the device's queue pair: with room for inline data if the device has it, as a device without takes the bytes from the send queue.
@@ -285,11 +285,11 @@ impl Provider for Relay {
 }
 
 impl Regions for Relay {
-    fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<MrParts, RegisterError> {
+    fn alloc_registered(&self, pd: u32, bytes: usize, access: Access, huge: bool) -> Result<Region, RegisterError> {
         self.base.alloc_registered(pd, bytes, access, huge)
     }
 
-    unsafe fn register(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<MrParts, RegisterError> {
+    unsafe fn register(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<Region, RegisterError> {
         // SAFETY: guaranteed by the caller.
         unsafe { self.base.register(pd, addr, bytes, access) }
     }
@@ -325,13 +325,13 @@ impl Queues for Relay {
         self.base.dealloc_pd(pdn);
     }
 
-    fn create_cq(&self, config: &CqConfig) -> Result<CqParts, CreateError> {
+    fn create_cq(&self, config: &CqConfig) -> Result<(u32, CqMemory), CreateError> {
         check("the number of CQ entries", config.entries.into(), 1, self.base.info().max_cqe.into())?;
         if config.compression {
             return Err(CreateError::Unsupported { what: "compression of CQEs, which a relayed device does not do" });
         }
         let place = CqPlace::new(config)?;
-        let entries = place.entries;
+        let entries = place.cq.entries;
         // SAFETY: an open device and its channel.
         let cq = unsafe {
             let create = self.base.device.api.verbs.ibv_create_cq;
@@ -344,12 +344,12 @@ impl Queues for Relay {
             unsafe { (self.base.device.api.verbs.ibv_destroy_cq)(cq.as_ptr()) };
             return Err(full("completion queues"));
         };
-        let (buffer, record) = (place.buffer, place.record);
-        cqs.set(index, CompletionRing::new(cq, place, config.cqe_bytes));
+        let memory = place.cq;
+        cqs.set(index, CompletionRing::new(cq, place));
         // The number is the place. No register takes the command to arm the queue.
         let cqn = u32::from(index);
         self.base.objects.borrow_mut().cqs.insert(cqn, CqObject { cq, uar: NonNull::dangling(), events: 0 });
-        Ok(CqParts { cqn, buffer, entries, stride: config.cqe_bytes as usize, record })
+        Ok((cqn, memory))
     }
 
     fn destroy_cq(&self, cqn: u32) {
@@ -357,7 +357,7 @@ impl Queues for Relay {
         self.rings.borrow_mut().cqs.take(cqn as u16);
     }
 
-    fn create_srq(&self, pdn: u32, depth: u32, max_sge: usize) -> Result<SrqParts, CreateError> {
+    fn create_srq(&self, pdn: u32, depth: u32, max_sge: usize) -> Result<(u32, RqMemory), CreateError> {
         let info = self.base.info();
         if info.max_srq_wr == 0 || self.calls.post_srq_recv.is_none() {
             return Err(CreateError::Unsupported { what: "shared receive queues" });
@@ -375,10 +375,10 @@ impl Queues for Relay {
             // SAFETY: just created, and in no table.
             unsafe { (self.base.device.api.verbs.ibv_destroy_srq)(srq.as_ptr()) };
         }
-        let (_, RqParts { buffer, wqe_cnt, stride, record }) = created?;
+        let (_, memory) = created?;
         let srqn = self.number();
         self.base.objects.borrow_mut().srqs.insert(srqn, srq);
-        Ok(SrqParts { srqn, buffer, wqe_cnt, stride, record })
+        Ok((srqn, memory))
     }
 
     fn destroy_srq(&self, srqn: u32) {
@@ -400,7 +400,7 @@ impl Queues for Relay {
             check("the number of buffers of a receive", max_sge as u64, 0, info.max_recv_sge.into())?;
         }
         let sq = SqPlace::new(config, RegisterKind::Unread)?;
-        let made = self.create_on_device(request, sq.wqe_cnt.into())?;
+        let made = self.create_on_device(request, sq.sq.wqe_cnt)?;
         let opened = self.open_qp(request, sq, made);
         if opened.is_err() {
             // SAFETY: just created, and in no table.
@@ -427,7 +427,7 @@ impl Relay {
     /// Makes the queues of a queue pair that the device made.
     fn open_qp(&self, request: &QpRequest<'_>, sq: SqPlace, made: MadeQp) -> Result<QpParts, CreateError> {
         // The device takes inline bytes from the queue where it has no room for them.
-        let key = self.base.register_memory(request.pd, sq.buffer, usize::from(sq.wqe_cnt) * WQEBB, Access::empty(), None)?.key;
+        let key = self.base.register_memory(request.pd, sq.sq.buffer, sq.sq.wqe_cnt as usize * WQEBB, Access::empty(), None)?.key;
         let parts = self.open_rings(request, sq, made, key);
         if parts.is_err() {
             self.base.deregister(key);
@@ -443,10 +443,11 @@ impl Relay {
         let Rings { sends, generations, .. } = &mut *self.rings.borrow_mut();
         let place = sends.free_place().ok_or_else(|| full("queue pairs"))?;
         *generations = generations.wrapping_add(1);
-        let parts = sq.parts(made.qpn, request.config, RegisterKind::Unread, usize::from(place) * REGISTER_BYTES);
-        sends.set(place, SendRing::new(made, place, *generations, sq, key, own.as_ref().map(|(place, _)| *place), request));
+        let (own_receives, rq) = (own.map(|(place, _)| place), own.map(|(_, memory)| memory));
+        let parts = sq.parts(made.qpn, rq, request.config, RegisterKind::Unread, usize::from(place) * REGISTER_BYTES);
+        sends.set(place, SendRing::new(made, place, *generations, sq, key, own_receives, request));
         self.base.objects.borrow_mut().qps.insert(made.qpn, QpObject::new(made.qp));
-        Ok(QpParts { sq: SqParts { has_atomics: self.base.has_atomics(), ..parts }, rq: own.map(|(_, parts)| parts) })
+        Ok(QpParts { has_atomics: self.base.has_atomics(), ..parts })
     }
 }
 

@@ -2,12 +2,13 @@
 
 use core::ffi::c_int;
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
+
+use mlx5_hca::RqMemory;
 
 use super::super::abi::*;
 use super::Id;
 use crate::error::CreateError;
-use crate::provider::parts::RqParts;
 use crate::provider::private::PrivateMemory;
 use crate::wire::{DataSegment, INVALID_LKEY, MAX_RECV_SGE, NextSegment, SEGMENT, WQEBB, queue_record_index};
 
@@ -22,11 +23,8 @@ pub(super) enum Target {
 pub(super) struct ReceiveRing {
     target: Target,
     place: u16,
-    _memory: PrivateMemory,
-    record: NonNull<AtomicU32>,
-    buffer: NonNull<u8>,
-    wqe_cnt: u16,
-    stride: usize,
+    _owned: PrivateMemory,
+    pub(super) memory: RqMemory,
     /// Receives posted.
     posted: u16,
     /// WQE of a shared queue that is posted next.
@@ -37,16 +35,13 @@ impl ReceiveRing {
     pub(super) fn new(place: u16, target: Target, depth: u32, max_sge: usize) -> Result<Self, CreateError> {
         let is_linked = matches!(target, Target::Shared(_));
         // One WQE of a shared queue stays in the driver's hands.
-        let wqe_cnt = (depth + u32::from(is_linked)).next_power_of_two() as u16;
+        let wqe_cnt = (depth + u32::from(is_linked)).next_power_of_two();
         let stride = (SEGMENT * (max_sge.max(1) + usize::from(is_linked))).next_power_of_two();
-        let (memory, first) = PrivateMemory::new("a receive queue", WQEBB + usize::from(wqe_cnt) * stride, WQEBB)?;
+        let (owned, first) = PrivateMemory::new("a receive queue", WQEBB + wqe_cnt as usize * stride, WQEBB)?;
         // SAFETY: inside the new memory.
         let buffer = unsafe { first.add(WQEBB) };
-        Ok(Self { target, place, _memory: memory, record: first.cast(), buffer, wqe_cnt, stride, posted: 0, head: 0 })
-    }
-
-    pub(super) fn parts(&self) -> RqParts {
-        RqParts { buffer: self.buffer, wqe_cnt: self.wqe_cnt, stride: self.stride, record: self.record }
+        let memory = RqMemory { buffer, wqe_cnt, stride: stride as u32, record: first.cast() };
+        Ok(Self { target, place, _owned: owned, memory, posted: 0, head: 0 })
     }
 
     pub(super) fn is_of(&self, srq: NonNull<ibv_srq>) -> bool {
@@ -56,7 +51,7 @@ impl ReceiveRing {
     /// Posts the new receives, as many as the device takes now; the others stay for the next call.
     pub(super) fn relay(&mut self, calls: &ibv_context_ops) {
         // SAFETY: the record lives as long as the queue; the driver stores it through the same atomic type.
-        let producer = queue_record_index(unsafe { self.record.as_ref() }.load(Ordering::Acquire));
+        let producer = queue_record_index(unsafe { self.memory.record.as_ref() }.load(Ordering::Acquire));
         while self.posted != producer {
             if !self.post(calls) {
                 return;
@@ -67,13 +62,14 @@ impl ReceiveRing {
     /// Posts the next receive. Returns whether the device took it.
     fn post(&mut self, calls: &ibv_context_ops) -> bool {
         let is_linked = matches!(self.target, Target::Shared(_));
-        let mask = self.wqe_cnt - 1;
+        let RqMemory { buffer, wqe_cnt, stride, .. } = self.memory;
+        let (mask, stride) = ((wqe_cnt - 1) as u16, stride as usize);
         let index = if is_linked { self.head } else { self.posted } & mask;
         // SAFETY: a WQE inside the queue, which the driver has finished.
-        let segment = |at: usize| unsafe { self.buffer.add(usize::from(index) * self.stride + at * SEGMENT).cast::<[u8; SEGMENT]>().read() };
+        let segment = |at: usize| unsafe { buffer.add(usize::from(index) * stride + at * SEGMENT).cast::<[u8; SEGMENT]>().read() };
         let mut sges = [ibv_sge::default(); MAX_RECV_SGE as usize + 1];
         let mut count = 0;
-        for (at, sge) in (usize::from(is_linked)..self.stride / SEGMENT).zip(&mut sges) {
+        for (at, sge) in (usize::from(is_linked)..stride / SEGMENT).zip(&mut sges) {
             let DataSegment { byte_count, lkey, addr } = DataSegment::parse(&segment(at));
             if lkey == INVALID_LKEY {
                 break;

@@ -102,7 +102,7 @@ impl SendRing {
     /// Posts the new WQEs.
     pub(super) fn relay(&mut self, calls: &ibv_context_ops, chain: &mut Chain, handles: &[(u32, NonNull<ibv_ah>)]) -> Result<(), Refused> {
         // SAFETY: the record lives as long as the queue; the driver stores it through the same atomic type.
-        let producer = queue_record_index(unsafe { self.sq.record.as_ref() }.load(Ordering::Acquire));
+        let producer = queue_record_index(unsafe { self.sq.sq.record.as_ref() }.load(Ordering::Acquire));
         while self.next != producer && !self.is_refused {
             let (start, mut count) = (self.next, 0);
             while self.next != producer && count < CHAIN {
@@ -142,11 +142,11 @@ impl SendRing {
     /// Makes the work request of the WQE at `next`, and goes on to the WQE after it. Returns `false` for a NOP, which needs none, and `None`, and stays,
     /// for a WQE that this crate does not make.
     fn fill(&mut self, (request, sges): &mut (ibv_send_wr, [ibv_sge; SEND_SGES as usize]), handles: &[(u32, NonNull<ibv_ah>)]) -> Option<bool> {
-        let index = usize::from(self.next) & (usize::from(self.sq.wqe_cnt) - 1);
+        let index = usize::from(self.next) & (self.sq.sq.wqe_cnt as usize - 1);
         // SAFETY: inside the queue. A WQE does not cross its end.
-        let mut wqe = Segments { at: unsafe { self.sq.buffer.add(index * WQEBB) }, left: SEGMENT };
+        let mut wqe = Segments { at: unsafe { self.sq.sq.buffer.add(index * WQEBB) }, left: SEGMENT };
         let ctrl = CtrlSegment::parse(&wqe.take()?);
-        wqe.left = (usize::from(ctrl.ds) * SEGMENT).min((usize::from(self.sq.wqe_cnt) - index) * WQEBB).checked_sub(SEGMENT)?;
+        wqe.left = (usize::from(ctrl.ds) * SEGMENT).min((self.sq.sq.wqe_cnt as usize - index) * WQEBB).checked_sub(SEGMENT)?;
         let opcode = Opcode::from_wire(ctrl.opcode)?;
         let blocks = u16::from(ctrl.ds).div_ceil((WQEBB / SEGMENT) as u16).max(1);
         if opcode == Opcode::Nop {
@@ -225,12 +225,12 @@ impl SendRing {
     #[cold]
     pub(super) fn complete_refused(&mut self, cq: &mut CompletionRing) -> bool {
         // SAFETY: as in `relay`.
-        let producer = queue_record_index(unsafe { self.sq.record.as_ref() }.load(Ordering::Acquire));
+        let producer = queue_record_index(unsafe { self.sq.sq.record.as_ref() }.load(Ordering::Acquire));
         let (qpn, mut syndrome, mut any) = (self.qpn, Syndrome::LocalQpOperation, false);
         while self.next != producer && cq.room() > 0 {
-            let index = usize::from(self.next) & (usize::from(self.sq.wqe_cnt) - 1);
+            let index = usize::from(self.next) & (self.sq.sq.wqe_cnt as usize - 1);
             // SAFETY: inside the queue.
-            let ctrl = CtrlSegment::parse(&unsafe { self.sq.buffer.add(index * WQEBB).cast().read() });
+            let ctrl = CtrlSegment::parse(&unsafe { self.sq.sq.buffer.add(index * WQEBB).cast().read() });
             if ctrl.opcode != Opcode::Nop as u8 {
                 let (raw_syndrome, wqe_opcode, wqe_counter) = (syndrome as u8, ctrl.opcode, self.next);
                 any |= cq.fail_send(&ErrorCqe { raw_syndrome, vendor_syndrome: 0, wqe_opcode, qpn, wqe_counter, user_index: 0 });

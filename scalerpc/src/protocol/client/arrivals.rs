@@ -123,7 +123,6 @@ impl<M: Memory> Client<M> {
             Status::UnknownType => Err(CallFailure::UnknownType),
             Status::Failed => Err(CallFailure::HandlerFailed),
             Status::ResponseTooLarge => Err(CallFailure::ResponseTooLarge),
-            Status::Busy => Err(CallFailure::Busy),
         };
         self.end_call(slot, outcome);
         Ok(())

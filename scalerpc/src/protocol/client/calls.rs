@@ -32,23 +32,6 @@ pub(super) struct Call {
     pub(super) fetch: Fetch,
 }
 
-/// The right to write straight into the pool. While it lives the client is in PROCESS: it takes no events, so it does not leave PROCESS.
-/// Dropping it gives the right back.
-#[derive(Debug)]
-pub struct Permit<'a, M: Memory> {
-    client: &'a mut Client<M>,
-}
-
-impl<M: Memory> Permit<'_, M> {
-    /// Like [`Client::call`]; the request is sent at once.
-    ///
-    /// # Errors
-    /// Like [`Client::call`].
-    pub fn call(&mut self, rpc_type: u16, payload: &[u8], now_ns: u64, out: &mut Vec<ClientOp>) -> Result<CallHandle, CallError> {
-        self.client.call(rpc_type, payload, now_ns, out)
-    }
-}
-
 impl<M: Memory> Client<M> {
     /// Makes a call (the paper's AsyncCall). In PROCESS the request is sent at once; otherwise it waits in its slot until the server
     /// fetches it. The call ends in [`poll_completion`](Self::poll_completion), at the timeout at latest if the client is polled.
@@ -94,17 +77,16 @@ impl<M: Memory> Client<M> {
         Ok(CallHandle(id))
     }
 
-    /// Returns the right to write straight into the pool, if the server serves this client now. Does not wait. Sends the calls that were made
-    /// in a rest.
+    /// Ends a rest, and sends the calls that were made in it. Does not wait.
     ///
     /// # Errors
-    /// [`CallError::NotActive`], or [`CallError::Closed`] after the end of the connection.
-    pub fn try_activate(&mut self, out: &mut Vec<ClientOp>) -> Result<Permit<'_, M>, CallError> {
+    /// The client may not write straight into the pool: [`CallError::NotActive`], or [`CallError::Closed`] after the end of the connection.
+    pub fn try_activate(&mut self, out: &mut Vec<ClientOp>) -> Result<(), CallError> {
         if self.state == State::Resting {
             self.wake(out);
         }
         match self.state {
-            State::Process { .. } => Ok(Permit { client: self }),
+            State::Process { .. } => Ok(()),
             State::Closed(reason) => Err(CallError::Closed(reason)),
             State::Idle | State::Warmup | State::Resting => Err(CallError::NotActive),
         }

@@ -1,7 +1,7 @@
 //! The client as a state machine. Inputs: responses and events in its memory, completions, and the time. Output: operations.
 //!
 //! `calls` makes and ends calls, `arrivals` reads responses and events, `states` goes from IDLE to WARMUP to PROCESS and back, `rest`
-//! leaves the zone to the server's mercy while no call is outstanding, `fetch` READs responses where the server does not WRITE them.
+//! lets the server reclaim the zone of an idle client without a handshake, `fetch` READs responses where the server does not WRITE them.
 
 mod arrivals;
 mod calls;
@@ -13,17 +13,14 @@ mod states;
 
 use std::collections::VecDeque;
 
-pub use calls::{CallHandle, Completion, Permit};
+pub use calls::{CallHandle, Completion};
 
 use crate::protocol::config::{DEFAULT_TIMEOUT_NS, Layout, ReplyMode};
 use crate::protocol::error::CloseReason;
-use crate::protocol::mapping::ClientId;
 use crate::protocol::memory::Memory;
+use crate::protocol::request::ClientId;
 use crate::protocol::wire::{Announcement, Release, ZoneId};
 use calls::Call;
-
-/// Default interval between READs of a response's trailer, in ns.
-pub const DEFAULT_READ_INTERVAL_NS: u64 = 2_000;
 
 /// The regions of a client. Their sizes: [`Layout::requests_bytes`], [`Layout::client_responses_bytes`].
 #[derive(Clone, Debug)]
@@ -137,7 +134,6 @@ pub struct Client<M> {
     responses_addr: u64,
     responses_rkey: u32,
     timeout_ns: u64,
-    read_interval_ns: u64,
     next_read_ns: u64,
     state: State,
     /// While the client rests, its state apart from that.
@@ -186,7 +182,6 @@ impl<M: Memory> Client<M> {
             responses_addr,
             responses_rkey,
             timeout_ns: DEFAULT_TIMEOUT_NS,
-            read_interval_ns: DEFAULT_READ_INTERVAL_NS,
             next_read_ns: 0,
             state: State::Idle,
             rested: State::Idle,

@@ -1,8 +1,8 @@
 //! Endpoint entries: takes releases and announcements from memory that clients write.
 
 use super::{SWEEP, Server};
-use crate::protocol::mapping::ClientId;
 use crate::protocol::memory::Memory;
+use crate::protocol::request::ClientId;
 use crate::protocol::wire::{Announcement, ENTRY_BYTES, HEADER_BYTES, Release, TRAILER_BYTES, Trailer, valid};
 
 impl<M: Memory> Server<M> {
@@ -46,7 +46,7 @@ impl<M: Memory> Server<M> {
 
     /// Returns whether the zones of all clients are active. Such a client writes nothing into its entry.
     fn have_all_zones(&self) -> bool {
-        self.active.len() + self.ids.free() == self.clients.len()
+        self.active.len() + self.free_ids.len() == self.clients.len()
     }
 
     pub(super) fn clear_entry(&mut self, client: ClientId) {
@@ -88,7 +88,7 @@ impl<M: Memory> Server<M> {
     }
 
     fn on_release(&mut self, client: ClientId, release: Release, trailer: Trailer) {
-        let zone = self.mapping.zone(client).filter(|zone| self.zone(*zone).awaits_release(release.epoch));
+        let zone = self.zone_of(client).filter(|zone| self.zone(*zone).awaits_release(release.epoch));
         let is_good = trailer == Release::trailer(release.epoch) && release.client == u32::from(client.0);
         match zone {
             Some(zone) if is_good => self.release_zone(zone),

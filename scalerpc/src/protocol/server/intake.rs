@@ -1,11 +1,11 @@
 //! Requests: found in active zones, checked once, queued for the workers.
 
 use super::zones::ActiveZone;
-use super::{ReplyMode, Server, ServerOp, ServerStats};
+use super::{ReplyMode, Server, ServerStats};
 use crate::protocol::config::Layout;
 use crate::protocol::memory::Memory;
 use crate::protocol::request::{ClientRegions, Request};
-use crate::protocol::wire::{HEADER_BYTES, ReqId, RequestHeader, Status, Trailer, ZoneId, valid};
+use crate::protocol::wire::{HEADER_BYTES, ReqId, RequestHeader, Trailer, ZoneId, valid};
 
 /// An accepted request, still in its zone, without a buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -79,27 +79,6 @@ impl<M: Memory> Server<M> {
         self.memory.pools.read(trailer_at - payload, &mut into[..len]);
         self.unpin(zone);
         Some(request)
-    }
-
-    /// Puts a request that [`take`](Self::take) returned into the legacy lane, for [`take_legacy`](Self::take_legacy), or answers that the
-    /// lane is full.
-    pub fn divert(&mut self, request: Request, payload: &[u8], now_ns: u64, out: &mut Vec<ServerOp>) {
-        self.stats.legacy += 1;
-        if !self.legacy.push(request.clone(), payload) {
-            // An empty payload is never too large.
-            let _answered = self.reply(request, Err(Status::Busy), now_ns, out);
-        }
-    }
-
-    /// Returns whether a request is in the legacy lane.
-    #[inline]
-    pub(crate) fn has_legacy(&self) -> bool {
-        !self.legacy.is_empty()
-    }
-
-    /// Takes the oldest request of the legacy lane, as [`take`](Self::take) does.
-    pub fn take_legacy(&mut self, into: &mut [u8]) -> Option<Request> {
-        self.legacy.pop(into)
     }
 
     /// Returns the number of accepted requests that no worker has taken.

@@ -14,23 +14,16 @@ mod zones;
 
 use std::collections::VecDeque;
 
-use thiserror::Error;
-
-pub use replies::ReplyFailure;
-
 use crate::protocol::buffers::{Buffers, Chain};
 use crate::protocol::config::{ConfigError, Layout, ReplyMode, ServerConfig};
 use crate::protocol::groups::GroupManager;
-use crate::protocol::legacy::LegacyLane;
-use crate::protocol::mapping::{ClientId, VirtualMapping};
 use crate::protocol::memory::Memory;
-use crate::protocol::pool::MessagePool;
-use crate::protocol::request::ClientRegions;
+use crate::protocol::request::{ClientId, ClientRegions};
 use crate::protocol::scheduler::{Scheduler, Turn};
 use crate::protocol::slices::SliceLength;
 use crate::protocol::wire::{Announcement, HEADER_BYTES, TRAILER_BYTES, ZoneId};
 use intake::Queued;
-use zones::{ActiveZone, Zone};
+use zones::{ActiveZone, Zone, ZoneState};
 
 /// Number of entries of other groups that a poll looks at (S19).
 const SWEEP: usize = 64;
@@ -120,36 +113,6 @@ impl ServerOp {
     }
 }
 
-/// Why a client was not admitted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum JoinError {
-    /// Every endpoint entry is in use. A client that leaves makes room.
-    #[error("all {max} endpoint entries are in use: raise max_clients, or wait for a client to leave")]
-    Full {
-        /// Number of entries.
-        max: u32,
-    },
-}
-
-/// Why a server could not be made.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum NewServerError {
-    /// A number is outside its range.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// A region is too small.
-    #[error("the {region} have {bytes} bytes; {needed} are needed")]
-    Region {
-        /// Name of the region.
-        region: &'static str,
-        /// Its size, in bytes.
-        bytes: usize,
-        /// The required size, in bytes.
-        needed: usize,
-    },
-}
-
 /// Counters since the server was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -170,11 +133,11 @@ pub struct ServerStats {
     pub taken_back: u64,
     /// Clients evicted.
     pub evictions: u64,
-    /// Requests that went to the legacy lane.
+    /// Requests that were put aside, since their handler takes longer than a slice.
     pub legacy: u64,
 }
 
-/// One client, as the server knows it.
+/// The server's record of one client.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ClientRecord {
     regions: ClientRegions,
@@ -182,6 +145,8 @@ struct ClientRecord {
     generation: u32,
     /// Requests that wait at the client.
     waiting: Option<Announcement>,
+    /// The client's zone, which names this client in turn (S8).
+    zone: Option<ZoneId>,
     /// Counters since the groups were formed, for the priority.
     requests: u64,
     bytes: u64,
@@ -192,6 +157,11 @@ struct ClientRecord {
 }
 
 impl ClientRecord {
+    /// Returns whether the client has announced requests and has no zone.
+    const fn waits(&self) -> bool {
+        self.waiting.is_some() && self.zone.is_none()
+    }
+
     /// Returns the priority P = T/S: requests over their mean size, in thousandths.
     fn priority(&self) -> u64 {
         let priority = u128::from(self.requests) * u128::from(self.requests) * 1000 / u128::from(self.bytes.max(1));
@@ -206,8 +176,8 @@ pub struct Server<M> {
     layout: Layout,
     slice_ns: u64,
     drain_ns: u64,
-    /// Numbers of clients.
-    ids: MessagePool,
+    /// Numbers that no client has. The number freed last is given out first: its entry is in the cache.
+    free_ids: Vec<u16>,
     clients: Vec<Option<ClientRecord>>,
     /// Number of clients with a `waiting` announcement. At 0, no search for them is needed.
     waiters: usize,
@@ -217,8 +187,8 @@ pub struct Server<M> {
     groups: GroupManager,
     scheduler: Scheduler,
     slices: SliceLength,
-    mapping: VirtualMapping,
-    pools: [MessagePool; 2],
+    /// The free zones of each pool. The zone freed last is given out first.
+    pools: [Vec<u16>; 2],
     /// The zones of both pools, by [`Layout::zone_place`].
     zones: Vec<Zone>,
     /// Zones that are not free, in no order.
@@ -234,33 +204,25 @@ pub struct Server<M> {
     /// Accepted requests that no worker has taken.
     dispatch: VecDeque<Queued>,
     buffers: Buffers,
-    legacy: LegacyLane,
-    /// The next entry to look at.
+    /// The next entry to check.
     sweep: usize,
     stats: ServerStats,
 }
 
 impl<M: Memory> Server<M> {
-    /// Makes a server without clients. The regions must be all zeros.
+    /// Makes a server without clients. The regions must be all zeros, and as large as [`ServerMemory`] says: smaller ones lose messages.
     ///
     /// # Errors
-    /// A number is outside its range, or a region is too small.
-    pub fn new(config: &ServerConfig, memory: ServerMemory<M>) -> Result<Self, NewServerError> {
+    /// [`ConfigError`]: a number is outside its range.
+    pub fn new(config: &ServerConfig, memory: ServerMemory<M>) -> Result<Self, ConfigError> {
         let layout = config.layout()?;
-        let regions = [
-            ("entries", memory.entries.len(), config.entries_bytes()),
-            ("pools", memory.pools.len(), layout.pools_bytes()),
-            ("responses", memory.responses.len(), config.responses_bytes()),
-        ];
-        if let Some((region, bytes, needed)) = regions.into_iter().find(|(_, bytes, needed)| bytes < needed) {
-            return Err(NewServerError::Region { region, bytes, needed });
-        }
         let clients = config.max_clients as usize;
+        let free_zones: Vec<_> = (0..layout.zones as u16).rev().collect();
         Ok(Self {
             memory,
             slice_ns: config.slice_ns,
             drain_ns: config.drain_ns,
-            ids: MessagePool::new(config.max_clients),
+            free_ids: (0..config.max_clients as u16).rev().collect(),
             clients: vec![None; clients],
             waiters: 0,
             generation: 0,
@@ -268,8 +230,7 @@ impl<M: Memory> Server<M> {
             groups: GroupManager::new(config.clients_per_group()),
             scheduler: Scheduler::new(config.slice_ns),
             slices: SliceLength::new(config.slice_ns, config.max_rotation_ns),
-            mapping: VirtualMapping::new(clients, layout.zones),
-            pools: [MessagePool::new(layout.zones as u32), MessagePool::new(layout.zones as u32)],
+            pools: [free_zones.clone(), free_zones],
             zones: vec![Zone::default(); 2 * layout.zones],
             busy: Vec::with_capacity(2 * layout.zones),
             active: Vec::with_capacity(2 * layout.zones),
@@ -278,20 +239,16 @@ impl<M: Memory> Server<M> {
             remind_ns: u64::MAX,
             dispatch: VecDeque::with_capacity(2 * layout.zones * layout.depth),
             buffers: Buffers::new(if layout.reply_mode == ReplyMode::ServerWrites { config.response_buffers as u16 } else { 0 }),
-            legacy: LegacyLane::new(config.legacy_capacity, layout.max_payload()),
             sweep: 0,
             stats: ServerStats::default(),
             layout,
         })
     }
 
-    /// Admits a client whose queue pair is connected. Clears its entry, and everything that an earlier client may have left.
-    ///
-    /// # Errors
-    /// [`JoinError::Full`]: there are as many clients as entries.
-    pub fn join(&mut self, regions: ClientRegions) -> Result<ClientId, JoinError> {
-        let Some(id) = self.ids.allocate() else { return Err(JoinError::Full { max: self.clients.len() as u32 }) };
-        let client = ClientId(id as u16);
+    /// Admits a client whose queue pair is connected. Clears its entry, and everything that an earlier client may have left. Returns
+    /// `None` if there are as many clients as entries.
+    pub fn join(&mut self, regions: ClientRegions) -> Option<ClientId> {
+        let client = ClientId(self.free_ids.pop()?);
         self.clear_entry(client);
         self.generation = self.generation.wrapping_add(1);
         let first = client.index() * self.layout.depth;
@@ -301,6 +258,7 @@ impl<M: Memory> Server<M> {
             regions,
             generation: self.generation,
             waiting: None,
+            zone: None,
             requests: 0,
             bytes: 0,
             responses: Chain::EMPTY,
@@ -309,7 +267,7 @@ impl<M: Memory> Server<M> {
         self.clients[client.index()] = Some(record);
         self.groups.join(client);
         // A split moves clients out of a group, and does not move groups, so numbers stay as they are.
-        Ok(client)
+        Some(client)
     }
 
     /// Removes a client whose queue pair is gone: none of its operations is under way, and it can write nothing any more. A worker may
@@ -320,16 +278,15 @@ impl<M: Memory> Server<M> {
         self.waiters -= usize::from(record.waiting.is_some());
         // The zone is freed, so requests that wait in it do not run.
         self.dispatch.retain(|queued| queued.request.client != client);
-        if let Some(zone) = self.mapping.zone(client) {
+        if let Some(zone) = record.zone {
             self.free_zone(zone);
         }
         let current = self.groups.leave(client, self.scheduler.current());
         // A client that was warmed for the next slice gets that slice, in any group that it is in now.
         let epoch = self.scheduler.epoch() + 1;
-        let warmed = self.busy.iter().find(|zone| self.zone(**zone).is_of(epoch)).and_then(|zone| self.mapping.client(*zone));
+        let warmed = self.busy.iter().find(|zone| self.zone(**zone).is_of(epoch)).and_then(|zone| self.zone(*zone).client);
         self.scheduler.renumber(current, warmed.and_then(|client| self.groups.group_of(client)));
-        // Allocated by `join`, and freed nowhere else.
-        let _freed = self.ids.release(u32::from(client.0));
+        self.free_ids.push(client.0);
     }
 
     /// One bounded step (S19). Appends operations to `out`.
@@ -347,13 +304,13 @@ impl<M: Memory> Server<M> {
     fn schedule(&mut self, now_ns: u64) {
         let epoch = self.scheduler.epoch();
         let is_vacant = !self.busy.iter().any(|zone| self.zone(*zone).is_of(epoch));
-        let Self { scheduler, groups, clients, mapping, .. } = self;
+        let Self { scheduler, groups, clients, .. } = self;
         let record = |client: ClientId| clients.get(client.index()).and_then(Option::as_ref);
-        let waits = |client: ClientId| record(client).is_some_and(|record| record.waiting.is_some()) && mapping.zone(client).is_none();
+        let waits = |client: ClientId| record(client).is_some_and(ClientRecord::waits);
         let priority = |client: ClientId| record(client).map_or(0, ClientRecord::priority);
         let turn = scheduler.step(now_ns, groups, waits, priority, is_vacant);
         // Other clients may have the zones, if this group was split off theirs: the group comes next itself, if that helps.
-        let [current, next] = [epoch, epoch + 1].map(|epoch| self.pools[(epoch % 2) as usize].free());
+        let [current, next] = [epoch, epoch + 1].map(|epoch| self.pools[(epoch % 2) as usize].len());
         if turn == Turn::Same && scheduler.next().is_none() && current == 0 && next > 0 {
             scheduler.repeat(groups, waits);
         }
@@ -414,7 +371,7 @@ impl<M: Memory> Server<M> {
     /// Returns the number of free zones, of both pools.
     #[must_use]
     pub fn free_zones(&self) -> usize {
-        self.pools[0].free() + self.pools[1].free()
+        self.pools[0].len() + self.pools[1].len()
     }
 
     /// Returns the number of free response buffers; 0 if clients READ.
@@ -425,8 +382,8 @@ impl<M: Memory> Server<M> {
 
     /// Returns the number of zones in quarantine.
     #[must_use]
-    pub const fn quarantined(&self) -> u32 {
-        self.pools[0].quarantined() + self.pools[1].quarantined()
+    pub fn quarantined(&self) -> usize {
+        self.zones.iter().filter(|zone| zone.state == ZoneState::Quarantined).count()
     }
 
     /// Returns the counters.
@@ -437,6 +394,11 @@ impl<M: Memory> Server<M> {
 
     fn client(&self, client: ClientId) -> Option<&ClientRecord> {
         self.clients.get(client.index())?.as_ref()
+    }
+
+    /// Returns the zone that a client may write into.
+    pub(crate) fn zone_of(&self, client: ClientId) -> Option<ZoneId> {
+        self.client(client)?.zone
     }
 
     fn zone(&self, zone: ZoneId) -> &Zone {

@@ -1,52 +1,22 @@
 //! Responses: written into a buffer, or to the place where the client READs them, with an event if one is due.
 
-use thiserror::Error;
-
 use super::{Server, ServerOp};
 use crate::protocol::buffers::place;
 use crate::protocol::config::ReplyMode;
-use crate::protocol::mapping::ClientId;
 use crate::protocol::memory::Memory;
-use crate::protocol::request::{ClientRegions, Request};
+use crate::protocol::request::{ClientId, ClientRegions, Request};
 use crate::protocol::wire::{Event, HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, valid};
 
-/// Why a request was not answered with the given response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum ReplyFailure {
-    /// The response is larger than a slot. The caller was told.
-    #[error("response of {len} bytes, the limit is {max}; the caller was told that it is too large")]
-    TooLarge {
-        /// Payload bytes of the response.
-        len: usize,
-        /// Maximum payload bytes of a slot.
-        max: usize,
-    },
-    /// The client has left.
-    #[error("the client that asked has left")]
-    Gone,
-}
-
 impl<M: Memory> Server<M> {
-    /// Answers a request that is not [held](Self::hold): with a payload, or with a status other than `Ok`.
-    ///
-    /// # Errors
-    /// [`ReplyFailure`]. The request has ended in that case too.
-    pub fn reply(
-        &mut self,
-        request: Request,
-        outcome: Result<&[u8], Status>,
-        now_ns: u64,
-        out: &mut Vec<ServerOp>,
-    ) -> Result<(), ReplyFailure> {
-        let max = self.layout.max_payload();
-        let (status, payload, refused) = match outcome {
-            Ok(payload) if payload.len() > max => {
-                (Status::ResponseTooLarge, &[][..], Some(ReplyFailure::TooLarge { len: payload.len(), max }))
-            }
-            Ok(payload) => (Status::Ok, payload, None),
-            Err(status) => (status, &[][..], None),
+    /// Answers a request that is not [held](Self::hold): with a payload, or with a status other than `Ok`. A payload that is larger than a
+    /// slot becomes [`Status::ResponseTooLarge`]. Returns `false` if the client has left.
+    pub fn reply(&mut self, request: &Request, outcome: Result<&[u8], Status>, now_ns: u64, out: &mut Vec<ServerOp>) -> bool {
+        let (status, payload) = match outcome {
+            Ok(payload) if payload.len() > self.layout.max_payload() => (Status::ResponseTooLarge, &[][..]),
+            Ok(payload) => (Status::Ok, payload),
+            Err(status) => (status, &[][..]),
         };
-        if self.answer(&request, status, payload, || now_ns, out) { refused.map_or(Ok(()), Err) } else { Err(ReplyFailure::Gone) }
+        self.answer(request, status, payload, || now_ns, out)
     }
 
     /// Ends a request, which the caller then drops. The payload must fit into a slot. Returns `false` if the client has left. `clock` returns
@@ -119,6 +89,12 @@ impl<M: Memory> Server<M> {
         if let Some(buffer) = request.buffer.take() {
             self.buffers.release(buffer);
         }
+    }
+
+    /// [Holds](Self::hold) a request whose handler takes longer than a slice.
+    pub(crate) fn put_aside(&mut self, request: &mut Request) {
+        self.stats.legacy += 1;
+        self.hold(request);
     }
 
     /// Gives a request that was [held](Self::hold) a buffer for its response. Returns `false` if no buffer is free; a response that is

@@ -2,8 +2,8 @@
 
 use super::zones::ZoneState;
 use super::{Server, ServerOp};
-use crate::protocol::mapping::ClientId;
 use crate::protocol::memory::Memory;
+use crate::protocol::request::ClientId;
 use crate::protocol::wire::{ENTRY_BYTES, REST_ANSWER_AT, RESTS, ZoneId};
 
 impl<M: Memory> Server<M> {
@@ -27,7 +27,7 @@ impl<M: Memory> Server<M> {
     /// The zone, if it awaits an answer, is that of the question: a later zone becomes active when READs behind this one have completed.
     pub fn on_rest_word(&mut self, client: ClientId) {
         let answer = self.memory.entries.load(client.index() * ENTRY_BYTES + REST_ANSWER_AT);
-        let Some(zone) = self.mapping.zone(client).filter(|zone| answer == RESTS && self.zone(*zone).awaits_answer()) else { return };
+        let Some(zone) = self.zone_of(client).filter(|zone| answer == RESTS && self.zone(*zone).awaits_answer()) else { return };
         let epoch = self.zone(zone).epoch;
         if let Some(record) = self.clients[client.index()].as_mut() {
             record.taken_back = Some(epoch);

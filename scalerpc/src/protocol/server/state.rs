@@ -2,10 +2,10 @@
 
 use std::hash::{Hash, Hasher};
 
-use super::Server;
 use super::zones::{ActiveZone, Zone, ZoneState};
-use crate::protocol::mapping::ClientId;
+use super::{ClientRecord, Server};
 use crate::protocol::memory::HeapMemory;
+use crate::protocol::request::ClientId;
 use crate::protocol::wire::ZoneId;
 
 impl Zone {
@@ -53,20 +53,15 @@ impl Server<HeapMemory> {
     }
 
     pub(crate) fn hash_state(&self, hasher: &mut impl Hasher) {
-        let Self { memory, clients, generation, accepted, groups, scheduler, mapping, pools, zones, busy, dispatch, buffers, .. } = self;
-        (clients, generation, accepted, groups, scheduler, mapping, pools, busy, dispatch, buffers).hash(hasher);
+        let Self { memory, clients, generation, accepted, groups, scheduler, pools, zones, busy, dispatch, buffers, .. } = self;
+        (clients, generation, accepted, groups, scheduler, pools, busy, dispatch, buffers).hash(hasher);
         zones.iter().for_each(|zone| zone.hash_state(hasher));
         memory.entries.words().chain(memory.pools.words()).chain(memory.responses.words()).for_each(|word| word.hash(hasher));
     }
 
     /// Returns whether a client has announced, and has no zone.
     pub(crate) fn waits(&self, client: ClientId) -> bool {
-        self.client(client).is_some_and(|record| record.waiting.is_some()) && self.mapping.zone(client).is_none()
-    }
-
-    /// Returns the zone that a client may write into.
-    pub(crate) fn zone_of(&self, client: ClientId) -> Option<ZoneId> {
-        self.mapping.zone(client)
+        self.client(client).is_some_and(ClientRecord::waits)
     }
 
     /// Asserts the invariant of every state: places, bindings and lists agree.
@@ -80,18 +75,19 @@ impl Server<HeapMemory> {
             for (zone, state) in zones.iter().enumerate() {
                 let id = ZoneId { pool: pool as u8, zone: zone as u16 };
                 let is_free = state.state == ZoneState::Free;
-                assert_eq!(self.mapping.client(id).is_none(), is_free, "{id:?}");
+                assert_eq!(state.client.is_none(), is_free, "{id:?}");
+                assert!(state.client.is_none_or(|client| self.zone_of(client) == Some(id)), "{id:?}");
                 assert_eq!(self.busy.iter().filter(|busy| **busy == id).count(), usize::from(!is_free), "{id:?}");
                 let at = self.layout.pool_slot(id, 0) + self.layout.trailer_at();
                 let is_it = |(active, active_at): (&ActiveZone, &usize)| {
-                    active.zone == id && *active_at == at && self.mapping.client(id) == Some(active.client)
+                    active.zone == id && *active_at == at && state.client == Some(active.client)
                 };
                 let active = self.active.iter().zip(&self.active_at).filter(|active| is_it(*active));
                 assert_eq!(active.count(), usize::from(state.state == ZoneState::Active), "{id:?}");
                 assert_eq!(state.queued, queued[self.layout.zone_place(id)], "{id:?}");
             }
             let used = zones.iter().filter(|zone| zone.state != ZoneState::Free).count();
-            assert_eq!(self.pools[pool].free() + used, zones.len());
+            assert_eq!(self.pools[pool].len() + used, zones.len());
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::{Server, ServerOp};
 use crate::protocol::config::Layout;
-use crate::protocol::mapping::ClientId;
 use crate::protocol::memory::Memory;
+use crate::protocol::request::ClientId;
 use crate::protocol::wire::{Event, HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, ZoneId, valid};
 
 /// Fraction of a slice that an ended zone waits for a response that carries the event: a tenth.
@@ -49,6 +49,8 @@ pub(super) struct ActiveZone {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Zone {
     pub(super) state: ZoneState,
+    /// The client that may write into it; `None` only if the zone is free.
+    pub(super) client: Option<ClientId>,
     pub(super) epoch: u64,
     /// Accepted requests in it that no worker has copied out.
     pub(super) queued: u32,
@@ -135,18 +137,13 @@ impl<M: Memory> Server<M> {
     /// Gives a zone to a client that waits. Returns whether it did.
     fn warm_client(&mut self, client: ClientId, epoch: u64, out: &mut Vec<ServerOp>) -> bool {
         let Some(record) = self.clients.get_mut(client.index()).and_then(Option::as_mut) else { return false };
-        if record.waiting.is_none() || self.mapping.zone(client).is_some() {
-            return false;
-        }
-        let Some(place) = self.pools[(epoch % 2) as usize].allocate() else { return false };
-        let Some(announcement) = record.waiting.take() else { return false };
+        let Some(announcement) = record.waiting.filter(|_| record.zone.is_none()) else { return false };
+        let Some(place) = self.pools[(epoch % 2) as usize].pop() else { return false };
+        let (regions, zone) = (record.regions, ZoneId::of(epoch, place));
+        (record.waiting, record.zone) = (None, Some(zone));
         self.waiters -= 1;
-        let regions = record.regions;
-        let zone = ZoneId::of(epoch, place as u16);
-        // Neither is bound: the zone was free, and the client was checked above.
-        let _bound = self.mapping.bind(client, zone);
         self.busy.push(zone);
-        *self.zone_mut(zone) = Zone { state: ZoneState::Warming, epoch, ..Zone::default() };
+        *self.zone_mut(zone) = Zone { state: ZoneState::Warming, client: Some(client), epoch, ..Zone::default() };
         for slot in 0..self.layout.depth {
             self.memory.pools.store(self.layout.pool_slot(zone, slot) + self.layout.trailer_at(), 0);
             if announcement.slots >> slot & 1 != 0 {
@@ -168,7 +165,7 @@ impl<M: Memory> Server<M> {
     /// Takes the successful completion of the last READ for a client's announcement, which completes all before it. A failed READ ends
     /// the client: its queue pair is in error.
     pub fn on_reads_done(&mut self, client: ClientId, now_ns: u64) {
-        let Some(id) = self.mapping.zone(client) else { return };
+        let Some(id) = self.zone_of(client) else { return };
         let epoch = self.scheduler.epoch();
         let zone = self.zone_mut(id);
         if zone.state != ZoneState::Warming {
@@ -188,7 +185,7 @@ impl<M: Memory> Server<M> {
 
     /// Makes a zone active whose READs are complete, and accepts the requests that they returned.
     fn begin_zone(&mut self, zone: ZoneId) {
-        let Some(client) = self.mapping.client(zone) else { return };
+        let Some(client) = self.zone(zone).client else { return };
         self.zone_mut(zone).state = ZoneState::Active;
         self.owed += 1;
         self.active.push(ActiveZone { zone, client });
@@ -234,7 +231,7 @@ impl<M: Memory> Server<M> {
 
     /// Returns the event that a response to the client carries, if one is due, and counts it as told.
     pub(super) fn event_for(&mut self, client: ClientId, now_ns: u64) -> Option<Event> {
-        let id = self.mapping.zone(client)?;
+        let id = self.zone_of(client)?;
         let ask_ns = now_ns.saturating_add((self.slice_ns / ASK_DIVISOR).min(self.drain_ns / 2));
         let evict_ns = now_ns.saturating_add(self.drain_ns);
         let zone = self.zone_mut(id);
@@ -266,7 +263,7 @@ impl<M: Memory> Server<M> {
         while let Some(nth) = self.busy[first..].iter().position(|zone| self.zone(*zone).is_due(now_ns)) {
             let id = self.busy[first + nth];
             first += nth + 1;
-            let Some(client) = self.mapping.client(id) else { continue };
+            let Some(client) = self.zone(id).client else { continue };
             if let ZoneState::Draining { ask_ns, .. } = self.zone(id).state {
                 // Its release may have come and not been found: a poll looks at a number of entries only (S19), and a server that was
                 // absent has not polled for long.
@@ -282,8 +279,6 @@ impl<M: Memory> Server<M> {
                 }
                 self.zone_mut(id).state = ZoneState::Quarantined;
                 self.stats.evictions += 1;
-                // The zone is in use, so it can be quarantined.
-                let _quarantined = self.pools[usize::from(id.pool)].quarantine(u32::from(id.zone));
                 out.push(ServerOp::Evict { client });
             } else {
                 self.tell_bare(client, now_ns, out);
@@ -331,8 +326,8 @@ impl<M: Memory> Server<M> {
 
     /// Frees a zone that no client writes into (S8).
     pub(super) fn free_zone(&mut self, id: ZoneId) {
-        if let Some(client) = self.mapping.client(id) {
-            self.mapping.unbind(client);
+        if let Some(record) = self.zone(id).client.and_then(|client| self.clients[client.index()].as_mut()) {
+            record.zone = None;
         }
         self.owed -= usize::from(self.zone(id).owes_event());
         if self.zone(id).state == ZoneState::Active {
@@ -340,7 +335,6 @@ impl<M: Memory> Server<M> {
         }
         *self.zone_mut(id) = Zone::default();
         self.busy.retain(|busy| *busy != id);
-        // `warm_client` allocated it, and it is unbound once.
-        let _freed = self.pools[usize::from(id.pool)].release(u32::from(id.zone));
+        self.pools[usize::from(id.pool)].push(id.zone);
     }
 }

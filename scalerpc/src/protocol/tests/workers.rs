@@ -6,7 +6,7 @@ use super::defects::active_world;
 use super::world::{World, small};
 use crate::protocol::handlers::LONG_RUNS;
 use crate::protocol::{
-    CallError, CallFailure, ClientOp, CloseReason, HandlerError, Handlers, HeldRequest, ReplyFailure, ServerConfig, ServerOp,
+    CallError, CallFailure, ClientOp, CloseReason, HandlerError, Handlers, HeldRequest, ReplyTooLarge, ServerConfig, ServerOp,
 };
 
 #[test]
@@ -16,8 +16,8 @@ fn a_permit_is_had_in_process_only_and_keeps_the_client_there() {
     world.call(0).unwrap();
     world.run(20);
     let side = &mut world.sides[0];
-    let mut permit = side.client.try_activate(&mut side.to_server).unwrap();
-    permit.call(7, &[0, 1, 0x5a, 0xa5], 0, &mut side.to_server).unwrap();
+    side.client.try_activate(&mut side.to_server).unwrap();
+    side.client.call(7, &[0, 1, 0x5a, 0xa5], 0, &mut side.to_server).unwrap();
     assert!(matches!(side.to_server.last(), Some(ClientOp::WriteRequest { .. })), "left at once");
     side.client.close(CloseReason::ClosedHere);
     assert_eq!(side.client.try_activate(&mut side.to_server).unwrap_err(), CallError::Closed(CloseReason::ClosedHere));
@@ -91,11 +91,11 @@ fn a_handler_that_panics_answers_that_it_failed() {
 }
 
 #[test]
-fn a_handler_that_takes_longer_than_a_slice_is_served_from_the_legacy_lane_and_a_full_lane_says_so() {
-    let config = ServerConfig { depth: 3, ..small() };
-    let mut world = active_world(&config, 1);
+fn requests_of_a_handler_that_takes_longer_than_a_slice_wait_for_a_step_without_others_and_run_one_in_a_step() {
+    let mut world = active_world(&ServerConfig { depth: 3, ..small() }, 1);
     let mut handlers = Handlers::new(world.server.layout().max_payload());
     handlers.insert(1, |_: &[u8], _: &mut [u8]| Ok(0));
+    handlers.insert(2, |_: &[u8], _: &mut [u8]| Ok(2));
     let mut now_ns = 0;
     let mut slow = || {
         now_ns += 1_001;
@@ -106,21 +106,23 @@ fn a_handler_that_takes_longer_than_a_slice_is_served_from_the_legacy_lane_and_a
         assert_eq!(world.server.stats().legacy, 0);
     }
     let side = &mut world.sides[0];
-    side.client.call(1, &[], 0, &mut side.to_server).unwrap();
-    world.deliver_to_server(0);
-    world.poll_server();
-    assert_eq!(handlers.step(&mut world.server, 8, 0, &mut slow, &mut Vec::new()), 0, "then they wait in the lane, unanswered");
-    assert_eq!(answer(&mut world, &mut handlers, 1, &mut slow), Some(Err(CallFailure::Busy)), "which has one place");
-    let mut ops = Vec::new();
-    assert!(handlers.step_legacy(&mut world.server, &mut slow, &mut ops));
-    assert_eq!(deliver(&mut world, ops), Some(Ok(0)), "of its own slot, whenever it comes");
-    assert!(!handlers.step_legacy(&mut world.server, &mut slow, &mut Vec::new()));
-    assert_eq!(world.server.stats().legacy, 2);
+    for _ in 0..2 {
+        side.client.call(1, &[], 0, &mut side.to_server).unwrap();
+    }
+    while world.deliver_to_server(0) {}
+    assert_eq!(answer(&mut world, &mut handlers, 2, || 0), Some(Ok(2)), "the other type is answered first");
+    assert_eq!((world.server.stats().legacy, world.server.free_buffers()), (2, 4), "those that wait hold no response buffer");
+    for left in [1, 0] {
+        let mut ops = Vec::new();
+        assert_eq!(handlers.step(&mut world.server, 8, 0, &mut slow, &mut ops), 1, "one in each step");
+        assert_eq!(deliver(&mut world, ops), Some(Ok(0)), "{left} left");
+    }
+    assert_eq!(handlers.step(&mut world.server, 8, 0, &mut slow, &mut Vec::new()), 0);
 }
 
 /// The operating system may have made its runs long.
 #[test]
-fn a_type_whose_handler_takes_less_than_a_slice_again_leaves_the_legacy_lane() {
+fn a_type_whose_handler_takes_less_than_a_slice_again_is_answered_like_any() {
     let mut world = active_world(&ServerConfig { depth: 3, ..small() }, 1);
     let mut handlers = Handlers::new(world.server.layout().max_payload());
     handlers.insert(1, |_: &[u8], _: &mut [u8]| Ok(0));
@@ -133,25 +135,26 @@ fn a_type_whose_handler_takes_less_than_a_slice_again_leaves_the_legacy_lane() {
         assert_eq!(answer(&mut world, &mut handlers, 1, &mut clock), Some(Ok(0)));
     }
     // One that is long between them begins the count anew.
-    for run in (0..LONG_RUNS - 1).chain([LONG_RUNS]).chain(0..LONG_RUNS) {
+    for (put_aside, run) in (1..).zip((0..LONG_RUNS - 1).chain([LONG_RUNS]).chain(0..LONG_RUNS)) {
         run_ns.set(if run == LONG_RUNS { 1_001 } else { 1_000 });
-        assert_eq!(answer(&mut world, &mut handlers, 1, &mut clock), None, "run {run} waits in the lane");
-        let mut ops = Vec::new();
-        assert!(handlers.step_legacy(&mut world.server, &mut clock, &mut ops));
-        assert_eq!(deliver(&mut world, ops), Some(Ok(0)));
+        assert_eq!(answer(&mut world, &mut handlers, 1, &mut clock), Some(Ok(0)));
+        assert_eq!(world.server.stats().legacy, put_aside, "run {run}");
     }
+    let put_aside = world.server.stats().legacy;
     // Its runs are not measured any more, but that of a step is.
     run_ns.set(1_001);
     for _ in 0..=LONG_RUNS {
-        assert_eq!(answer(&mut world, &mut handlers, 1, &mut clock), Some(Ok(0)), "it is answered like any");
+        assert_eq!(answer(&mut world, &mut handlers, 1, &mut clock), Some(Ok(0)));
+        assert_eq!(world.server.stats().legacy, put_aside, "it is answered like any");
     }
-    assert_eq!(answer(&mut world, &mut handlers, 1, &mut clock), None, "it is long again");
+    assert_eq!(answer(&mut world, &mut handlers, 1, &mut clock), Some(Ok(0)));
+    assert_eq!(world.server.stats().legacy, put_aside + 1, "it is long again");
 }
 
 /// A request without a buffer for its response is not taken, and stays where it is.
 #[test]
 fn requests_wait_for_response_buffers() {
-    let config = ServerConfig { depth: 2, response_buffers: 1, legacy_capacity: 0, ..small() };
+    let config = ServerConfig { depth: 2, response_buffers: 1, ..small() };
     let mut world = active_world(&config, 1);
     world.call(0).unwrap();
     world.call(0).unwrap();
@@ -166,7 +169,7 @@ fn requests_wait_for_response_buffers() {
 /// answer, and each other call gets its own answer, once.
 #[test]
 fn requests_that_are_held_are_answered_whenever_by_whomever() {
-    let config = ServerConfig { depth: 4, response_buffers: 2, legacy_capacity: 0, ..small() };
+    let config = ServerConfig { depth: 4, response_buffers: 2, ..small() };
     let mut world = active_world(&config, 1);
     let held = RefCell::new(Vec::new());
     let mut handlers = Handlers::new(world.server.layout().max_payload());
@@ -183,7 +186,7 @@ fn requests_that_are_held_are_answered_whenever_by_whomever() {
     let mut requests: Vec<HeldRequest> = held.take();
     assert!(requests.iter().zip(0..).all(|(request, call)| *request.payload() == [call]));
     let too_large = vec![0; requests[0].max_response() + 1];
-    assert!(matches!(requests.remove(1).reply(too_large), Err(ReplyFailure::TooLarge { .. })));
+    assert!(matches!(requests.remove(1).reply(too_large), Err(ReplyTooLarge { .. })));
     drop(requests.remove(1));
     let worker = std::thread::spawn(move || {
         for request in requests.into_iter().rev() {

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 
-use crate::protocol::mapping::ClientId;
 use crate::protocol::memory::{HeapMemory, Memory};
+use crate::protocol::request::ClientId;
 use crate::protocol::wire::Status;
 use crate::protocol::{
     CallFailure, CallHandle, Client, ClientMemory, ClientOp, ClientRegions, CloseReason, Completion, Handlers, Request, Server,
@@ -37,7 +37,6 @@ pub(super) fn small() -> ServerConfig {
         spare_zones: 0,
         slice_ns: 1_000,
         response_buffers: 4,
-        legacy_capacity: 1,
         drain_ns: 1 << 40,
         ..ServerConfig::default()
     }
@@ -292,7 +291,7 @@ impl World {
             return false;
         }
         let outcome = if is_well { Ok(&bytes[..]) } else { Err(Status::Failed) };
-        let _maybe_gone = self.server.reply(request, outcome, self.now_ns, &mut self.ops);
+        self.server.reply(&request, outcome, self.now_ns, &mut self.ops);
         self.distribute();
         true
     }
@@ -386,7 +385,7 @@ impl World {
             ClientOp::Read { addr, rkey, into, len, slot } => {
                 assert_eq!(rkey, AREA_RKEY);
                 copy(&self.server.memory().responses, (addr - AREA) as usize, &side.client.memory().responses, into, len as usize);
-                side.client.on_read_done(slot);
+                side.client.on_read_done(slot, &mut side.to_server);
             }
         }
         true

@@ -15,6 +15,7 @@ use super::{Carrier, Counter, Polled, SendError};
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
 use crate::topology::{Peer, Routing};
+use crate::transport::Feature;
 use crate::values::{Values, copy};
 
 /// Time to look for the cause after a peer left in order, in ns of the device's clock.
@@ -79,8 +80,9 @@ impl<C> Carrier<C> for Links<C> {
 
     fn open(plan: &Plan, peers: &[Peer], device: &ThreadDevice<'_>) -> Result<Self, BackendError> {
         let config = config(plan, peers.len());
-        let context = ContextBuilder::new(device.spec.clone()).endpoints_with(peers.len() as u32, &config).build_on(device.open()?);
-        let context: Context<C> = context.map_err(|e| BackendError::setup("the RDMA context", e))?;
+        let builder = ContextBuilder::new(device.spec.clone()).endpoints_with(peers.len() as u32, &config);
+        let builder = builder.cqe_compression(plan.has(Feature::CqeCompression)).blueflame_batch(plan.has(Feature::BlueflameBatch));
+        let context: Context<C> = builder.build_on(device.open()?).map_err(|e| BackendError::setup("the RDMA context", e))?;
         let link = |peer: &Peer| match context.create_endpoint(&config) {
             Ok(pending) => Ok(Link { peer: *peer, end: End::Pending(pending) }),
             Err(error) => Err(BackendError::setup(format!("the endpoint to {peer}"), error)),
@@ -240,6 +242,7 @@ impl<C> Carrier<C> for Links<C> {
         ("waits", |stats| stats.ring_full + stats.insufficient_credit),
         ("credit_waits", |stats| stats.insufficient_credit),
         ("window_stalls", |stats| stats.window_stalls),
+        ("blueflame_batches", |stats| stats.blueflame_batches),
     ];
 
     fn stats(&self) -> Stats {
@@ -247,7 +250,7 @@ impl<C> Carrier<C> for Links<C> {
     }
 
     fn report(&self) -> TransportReport {
-        TransportReport::on(self.context.device_info())
+        TransportReport::on(self.context.device())
     }
 }
 

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use mlx5::{
-    Access, ConnectOptions, Cq, Cqe, Device, Inline, MonoCq, Mr, OutOfBounds, PostError, QpAddress, QpConfig, RcQp, ReceiveSource, Send,
-    Signal, Write,
+    Access, ConnectOptions, Cq, CqConfig, Cqe, Device, Inline, MonoCq, Mr, OutOfBounds, PostError, QpAddress, QpConfig, RcQp,
+    ReceiveSource, Send, Signal, Write,
 };
 use shm::sleep::{self, Due, Look, Sleeper, Watch};
 use thiserror::Error;
@@ -22,6 +22,7 @@ use super::{Carrier, Counter, Polled, SendError, Ticket};
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
 use crate::topology::Peer;
+use crate::transport::Feature;
 use crate::values::Values;
 
 /// Returns the bytes of a receive: a message with a tail, which shares no cache line with another receive.
@@ -81,6 +82,8 @@ struct Receives {
 pub(super) struct Counters {
     sends: u64,
     waits: u64,
+    /// Messages that arrived in their CQEs.
+    scattered: u64,
 }
 
 struct Link<C> {
@@ -116,7 +119,12 @@ impl<C> Carrier<C> for Links<C> {
         // of their own.
         let completions = (per_link * peers.len()) as u32;
         let send_cq = device.create_cq(completions).map_err(|e| BackendError::setup("the send completion queue", e))?;
-        let recv_cq = device.create_mono_cq(completions + POLL_BUDGET as u32);
+        let recv_cq = CqConfig {
+            cqe_bytes: if plan.has(Feature::ScatterToCqe) { 128 } else { 64 },
+            compression: plan.has(Feature::CqeCompression),
+            ..CqConfig::from(completions + POLL_BUDGET as u32)
+        };
+        let recv_cq = device.create_mono_cq(recv_cq);
         let mut recv_cq = recv_cq.map_err(|e| BackendError::setup("the receive completion queue", e))?;
         let (tail_bytes, messages) = (plan.values.tail_bytes(), per_link * peers.len());
         let bytes = receive_bytes(tail_bytes);
@@ -126,7 +134,12 @@ impl<C> Carrier<C> for Links<C> {
         let tails = tails.map_err(|e| BackendError::setup("the memory of values that are sent", e))?;
         // With a tail a message takes two entries.
         let entries = per_link * (1 + usize::from(tail_bytes > 0));
-        let config = QpConfig { max_send_wr: entries as u32, max_inline_data: Frame::MAX_BYTES, ..QpConfig::default() };
+        let config = QpConfig {
+            max_send_wr: entries as u32,
+            max_inline_data: Frame::MAX_BYTES,
+            scatter_to_cqe: plan.has(Feature::ScatterToCqe),
+            ..QpConfig::default()
+        };
         let own = ReceiveSource::Own { depth: per_link as u32, max_sge: 1 };
         let mut links = Vec::with_capacity(peers.len());
         for (number, peer) in peers.iter().enumerate() {
@@ -193,11 +206,11 @@ impl<C> Carrier<C> for Links<C> {
         _serve: impl FnMut(&Request, &mut [u8]) -> Option<Response>,
         mut keep: impl FnMut(Request, &[u8], Ticket),
     ) -> Result<Polled, BackendError> {
-        let Self { recv_cq, send_cq, links, receives, message, .. } = self;
+        let Self { recv_cq, send_cq, links, receives, message, counters, .. } = self;
         let (mut answers, mut has_failed) = (0, false);
         let mut cqes = recv_cq.poll(POLL_BUDGET, |number, cqe| {
             let Some((number, link)) = number.and_then(|number| Some((*number, links.get_mut(*number)?))) else { return };
-            match link.receive(number, receives, &cqe, message) {
+            match link.receive(number, receives, &cqe, message, &mut counters.scattered) {
                 Ok((Arrival::Answer(whom, response), tail)) => {
                     answers += 1;
                     answer(whom, response, tail);
@@ -278,15 +291,19 @@ impl<C> Carrier<C> for Links<C> {
 
     type Stats = Counters;
 
-    const COUNTERS: &'static [Counter<Counters>] =
-        &[("writes", |counters| counters.sends), ("messages", |counters| counters.sends), ("waits", |counters| counters.waits)];
+    const COUNTERS: &'static [Counter<Counters>] = &[
+        ("writes", |counters| counters.sends),
+        ("messages", |counters| counters.sends),
+        ("waits", |counters| counters.waits),
+        ("scattered", |counters| counters.scattered),
+    ];
 
     fn stats(&self) -> Counters {
         self.counters
     }
 
     fn report(&self) -> TransportReport {
-        TransportReport::on(self.device.info())
+        TransportReport::on(&self.device)
     }
 }
 
@@ -345,11 +362,18 @@ impl<C> Link<C> {
         receives: &Receives,
         cqe: &Cqe<'_>,
         message: &'a mut [u8],
+        scattered: &mut u64,
     ) -> Result<(Arrival<C>, &'a [u8]), String> {
         let place = self.qp.complete_receive(cqe).ok_or("a receive completed that was not posted")? as usize;
         cqe.result().map_err(|error| error.to_string())?;
         let bytes = message.get_mut(..cqe.byte_count() as usize).ok_or("it sent more bytes than a receive holds")?;
-        receives.region.read(receives.offset(number, place), bytes).map_err(|error| error.to_string())?;
+        match cqe.inline_data() {
+            Some(data) => {
+                bytes.copy_from_slice(data);
+                *scattered += 1;
+            }
+            None => receives.region.read(receives.offset(number, place), bytes).map_err(|error| error.to_string())?,
+        }
         receives.post(&mut self.qp, number, place)?;
         self.qp.ring_receives();
         self.pulse.was_heard = true;

@@ -1,19 +1,17 @@
-//! [`Simulation`]: a network of software HCAs and the programs that drive them, in one thread and in virtual time.
+//! The network: its devices, its actors, and the order of their events.
 
 use std::fmt;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Wake, Waker};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-mod due;
+use mlx5_hca::network::hash_of;
+use mlx5_hca::{Clock, EVERY_LID, FabricSpec, Hca, LocalFabric, SoftOptions, Timing};
 
-use self::due::{DueTimes, NEVER};
-use crate::debug::trace::hash_of;
-use crate::options::{FabricSpec, SoftOptions};
-use crate::requester::complete::EVERY_LID;
-use crate::sim::numbered::ByNumber;
-use crate::{Clock, ContextUses, Hca, LocalFabric, NicModel, NicParameters, Timing};
+use crate::actor::{Actor, ActorId, Bell, Did};
+use crate::due::{DueTimes, NEVER};
+use crate::nic::{ContextUses, NicModel, NicParameters};
+use crate::numbered::ByNumber;
 
 /// A software HCA, or a device that has one, so that a driver's devices can be given to a [`Simulation`].
 pub trait Simulated {
@@ -24,93 +22,6 @@ pub trait Simulated {
 impl Simulated for Rc<Hca> {
     fn hca(&self) -> Option<&Rc<Hca>> {
         Some(self)
-    }
-}
-
-/// The action of an actor in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Did {
-    /// It worked, and that took this many ns (at least 1): it is stepped again then, and not before.
-    Cost(u64),
-    /// It found nothing to do: every queue empty, every memory word it looks at unchanged. It is stepped again when one of its devices
-    /// changes, or at this time if that is earlier.
-    IdleUntil(Option<u64>),
-}
-
-/// A program in a simulation: a client, a server, a daemon. Closures are actors.
-pub trait Actor {
-    /// Does something at `now_ns`. Everything it posts is posted at that moment; how long it worked it says with [`Did::Cost`].
-    ///
-    /// It must not wait: a poll of an empty CQ takes no time here, so that a loop around one never ends.
-    fn step(&mut self, now_ns: u64) -> Did;
-
-    /// Returns whether there is something to do for it, asked while it is idle and one of its devices has changed; `false`: it sleeps on.
-    /// For actors that share a device.
-    fn has_news(&mut self) -> bool {
-        true
-    }
-
-    /// When it takes its turn, if it is idle and woken at `now_ns`: at once, or when a loop that had polled on would have noticed. `is_rung`: by
-    /// a [`Bell`], and not by a device.
-    fn notices_ns(&self, now_ns: u64, is_rung: bool) -> u64 {
-        let _ = is_rung;
-        now_ns
-    }
-}
-
-/// The number of an actor in its [`Simulation`], in the order in which they were added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ActorId(usize);
-
-/// Ends the sleep of actors from inside the steps of others, which have a way to them that is no device: see [`Simulation::bell`].
-#[derive(Clone, Debug, Default)]
-pub struct Bell(Arc<Rung>);
-
-/// Actors it was rung for.
-#[derive(Debug, Default)]
-struct Rung {
-    actors: Mutex<Vec<usize>>,
-    /// There are some: most steps ring for nobody.
-    is_any: AtomicBool,
-}
-
-impl Bell {
-    /// If it is idle, this actor is stepped at the time of the step that is going on, after it. If not, nothing happens.
-    pub fn ring(&self, actor: ActorId) {
-        self.rung().push(actor.0);
-        // After the actor: a thread that sees this sees the actor.
-        self.0.is_any.store(true, Ordering::Release);
-    }
-
-    /// Returns a waker that rings the bell for this actor.
-    #[must_use]
-    pub fn waker(&self, actor: ActorId) -> Waker {
-        Waker::from(Arc::new(Ring { bell: self.clone(), actor }))
-    }
-
-    fn rung(&self) -> MutexGuard<'_, Vec<usize>> {
-        self.0.actors.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-struct Ring {
-    bell: Bell,
-    actor: ActorId,
-}
-
-impl Wake for Ring {
-    fn wake(self: Arc<Self>) {
-        self.bell.ring(self.actor);
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.bell.ring(self.actor);
-    }
-}
-
-impl<F: FnMut(u64) -> Did> Actor for F {
-    fn step(&mut self, now_ns: u64) -> Did {
-        self(now_ns)
     }
 }
 
@@ -148,27 +59,6 @@ struct Bound<'a> {
 ///
 /// Devices are opened with its [`options`](Self::options) and then made known with [`add`](Self::add), or by being bound to an actor. They belong
 /// to this thread, as does the simulation.
-///
-/// ```
-/// use std::rc::Rc;
-///
-/// use mlx5_hca::{Did, Hca, NicParameters, Simulation};
-///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let mut steps = 0;
-/// let mut simulation = Simulation::new(NicParameters::default());
-/// let device = Rc::new(Hca::open(&simulation.options())?);
-/// simulation.spawn(&[&device], |now_ns| {
-///     steps += 1;
-///     if now_ns < 1_000 { Did::Cost(100) } else { Did::IdleUntil(None) }
-/// })?;
-/// simulation.run(u64::MAX);
-/// assert_eq!(simulation.now_ns(), 1_000);
-/// drop(simulation);
-/// assert_eq!(steps, 11);
-/// # Ok(())
-/// # }
-/// ```
 pub struct Simulation<'a> {
     fabric: LocalFabric,
     now_ns: Arc<AtomicU64>,
@@ -245,7 +135,7 @@ impl<'a> Simulation<'a> {
             fabric: FabricSpec::Local(self.fabric.clone()),
             arena_bytes: 1 << 30,
             clock: Clock::Manual(Arc::clone(&self.now_ns)),
-            timing: Timing::Model(self.model.clone()),
+            timing: Timing::Model(Arc::new(self.model.clone())),
             strict: true,
             trace: true,
             ..SoftOptions::default()
@@ -383,11 +273,8 @@ impl<'a> Simulation<'a> {
 
     /// Ends the sleep of the actors the bell was rung for, in that order.
     fn follow_bell(&mut self) {
-        // A ring of another thread that is missed here is heard with the next event.
-        if self.bell.0.is_any.load(Ordering::Acquire) {
-            self.bell.0.is_any.store(false, Ordering::Relaxed);
-            let bell = self.bell.clone();
-            bell.rung().drain(..).for_each(|number| self.end_sleep(number, true));
+        for number in self.bell.take() {
+            self.end_sleep(number, true);
         }
     }
 

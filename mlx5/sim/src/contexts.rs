@@ -1,6 +1,6 @@
 //! The queue-pair contexts that a NIC holds on its chip.
 
-use crate::sim::numbered::ByNumber;
+use crate::numbered::ByNumber;
 
 /// No entry.
 const NONE: usize = usize::MAX;
@@ -78,8 +78,9 @@ impl ContextCache {
 
 #[cfg(test)]
 mod tests {
+    use mlx5_hca::network::Random;
+
     use super::*;
-    use crate::random::Random;
 
     #[test]
     fn it_holds_what_a_plain_list_of_the_last_used_holds() {

@@ -1,19 +1,19 @@
 //! The order of a simulation: the first due is found, and one is changed, in a time that grows with the logarithm of their number.
 
 /// Nothing to do.
-pub(super) const NEVER: u128 = u128::MAX;
+pub(crate) const NEVER: u128 = u128::MAX;
 
 /// A time for each place: what is compared first, and below it whatever decides between equal times. A tree in an array: the node `i` holds the
 /// smaller one of nodes `2 i` and `2 i + 1`, the root is 1, and the leaves are the second half, place by place, filled up with [`NEVER`].
 #[derive(Debug, Default)]
-pub(super) struct DueTimes {
+pub(crate) struct DueTimes {
     tree: Vec<u128>,
     places: usize,
 }
 
 impl DueTimes {
     /// One more place, behind the others, with nothing to do.
-    pub(super) fn push(&mut self) {
+    pub(crate) fn push(&mut self) {
         if self.places == self.tree.len() / 2 {
             let times = self.times();
             self.build(&times, (2 * self.places).max(1));
@@ -22,7 +22,7 @@ impl DueTimes {
     }
 
     /// Takes a place away; those behind it move up.
-    pub(super) fn remove(&mut self, place: usize) {
+    pub(crate) fn remove(&mut self, place: usize) {
         let mut times = self.times();
         times.remove(place);
         self.places -= 1;
@@ -30,7 +30,7 @@ impl DueTimes {
     }
 
     /// Sets the time of a place.
-    pub(super) fn set(&mut self, place: usize, time: u128) {
+    pub(crate) fn set(&mut self, place: usize, time: u128) {
         let mut node = self.tree.len() / 2 + place;
         if std::mem::replace(&mut self.tree[node], time) == time {
             return;
@@ -45,12 +45,12 @@ impl DueTimes {
     }
 
     /// Returns the earliest time, [`NEVER`] if there is none.
-    pub(super) fn first(&self) -> u128 {
+    pub(crate) fn first(&self) -> u128 {
         self.tree.get(1).copied().unwrap_or(NEVER)
     }
 
     /// Returns the first place with something to do at `time` or before.
-    pub(super) fn first_due(&self, time: u128) -> Option<usize> {
+    pub(crate) fn first_due(&self, time: u128) -> Option<usize> {
         let time = time.min(NEVER - 1);
         if self.first() > time {
             return None;
@@ -80,8 +80,9 @@ impl DueTimes {
 
 #[cfg(test)]
 mod tests {
+    use mlx5_hca::network::Random;
+
     use super::*;
-    use crate::random::Random;
 
     #[test]
     fn it_finds_what_a_scan_of_a_plain_list_finds() {

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::random::Random;
-use crate::shared::receives::Receives;
-use crate::sim::contexts::ContextCache;
-use crate::sim::numbered::ByNumber;
+use mlx5_hca::network::{Network, Random, ReceiveQueue, Request, Times};
+
+use crate::contexts::ContextCache;
+use crate::numbered::ByNumber;
 
 /// Costs of a NIC. All times in ns, of the clock that the devices share.
 ///
@@ -114,31 +114,6 @@ struct NextReceive {
     free_ns: u64,
 }
 
-/// One WQE, as the model sees it.
-pub(crate) struct Request<'a> {
-    /// When its doorbell rang, or later: what it has to wait for at its own end.
-    pub(crate) posted_ns: u64,
-    /// No effect before that: of what was posted before it.
-    pub(crate) after_ns: u64,
-    /// LID and QPN of the sender.
-    pub(crate) own: (u16, u32),
-    /// LID and QPN of the queue pair that the sender is connected to.
-    pub(crate) peer: Option<(u16, u32)>,
-    /// Bytes it sends.
-    pub(crate) bytes: u64,
-    /// Bytes that come back.
-    pub(crate) response: Option<u64>,
-    /// The receive queue, if it takes a receive.
-    pub(crate) receives: Option<(u32, &'a Receives)>,
-}
-
-/// The time at which a WQE has its effect, and the time at which its completion can be seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Times {
-    pub(crate) effect_ns: u64,
-    pub(crate) acknowledged_ns: u64,
-}
-
 /// `start_ns` and what is added to it; the end of time is never passed.
 fn sum_ns<const N: usize>(start_ns: u64, costs: [u64; N]) -> u64 {
     costs.into_iter().fold(start_ns, u64::saturating_add)
@@ -176,7 +151,7 @@ impl Nic {
 
     /// Takes the next receive for a message that came at `came_ns`, not before `at_ns`; returns when it has. A message that waits for what was
     /// sent before it keeps no other from the NIC.
-    fn receive(&mut self, came_ns: u64, at_ns: u64, rqn: u32, receives: &Receives, parameters: &NicParameters) -> u64 {
+    fn receive(&mut self, came_ns: u64, at_ns: u64, rqn: u32, receives: &ReceiveQueue, parameters: &NicParameters) -> u64 {
         let next = self.receives.entry(rqn).or_default();
         let (count, index) = receives.head();
         let ahead = next.count.wrapping_sub(count);
@@ -207,8 +182,10 @@ impl NicModel {
         let nics = self.nics.lock().unwrap_or_else(PoisonError::into_inner);
         nics.by_lid.get(&lid).map_or_else(ContextUses::default, |nic| nic.uses)
     }
+}
 
-    pub(crate) fn times(&self, request: &Request<'_>) -> Times {
+impl Network for NicModel {
+    fn times(&self, request: &Request<'_>) -> Times {
         let Self { parameters, nics } = self;
         let Nics { by_lid, random } = &mut *nics.lock().unwrap_or_else(PoisonError::into_inner);
         let (lid, qpn) = request.own;

@@ -1,0 +1,72 @@
+//! An open device: the path of a command to the thread that owns its HCA, and of the result back.
+//!
+//! The HCA belongs to one thread for its whole life, because its peers take that thread's death for the HCA's. So every command runs on
+//! that thread. The thread that wrote the command waits, so the memory it points to stays valid.
+
+use std::io;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+
+use crate::command::Call;
+use crate::options::errno::Errno;
+
+/// A command on the way to the thread. If it is dropped without an answer, the HCA has failed.
+#[derive(Debug)]
+pub(crate) struct Job {
+    /// The command.
+    pub(crate) call: Call,
+    answer: SyncSender<Result<(), Errno>>,
+}
+
+impl Job {
+    /// Lets the waiting thread go on with this result.
+    pub(crate) fn answer(self, result: Result<(), Errno>) {
+        // It waits, and there is room for one answer.
+        let _ = self.answer.send(result);
+    }
+}
+
+/// An open device. Dropping it closes the device, and waits until it is closed.
+#[derive(Debug)]
+pub(crate) struct Device {
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Device {
+    /// Starts the thread with `spawn`. The device is closed when the thread's receiver is disconnected.
+    ///
+    /// # Errors
+    /// `EAGAIN`: the system has no room for another thread.
+    pub(crate) fn open(spawn: impl FnOnce(Receiver<Job>) -> io::Result<JoinHandle<()>>) -> Result<Self, Errno> {
+        let (jobs, receiver) = channel();
+        let thread = spawn(receiver).map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
+        Ok(Self { jobs: Some(jobs), thread: Some(thread) })
+    }
+
+    /// Passes a command to the thread, and waits for its result.
+    ///
+    /// # Errors
+    /// The command's error, or `EIO` if the HCA has failed.
+    ///
+    /// # Safety
+    /// The memory that the command names fulfils a driver's contract with the kernel: see the commands.
+    pub(crate) unsafe fn execute(&self, call: Call) -> Result<(), Errno> {
+        let (answer, result) = sync_channel(1);
+        if let Some(jobs) = &self.jobs {
+            // A thread that has failed drops the job, and so the sender of the answer.
+            let _ = jobs.send(Job { call, answer });
+        }
+        result.recv().unwrap_or(Err(Errno(libc::EIO)))
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // The thread catches its own panics.
+            let _ = thread.join();
+        }
+    }
+}
