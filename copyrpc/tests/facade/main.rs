@@ -18,7 +18,6 @@ mod wait;
 use std::time::{Duration, Instant};
 
 use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, RecvHandle};
-use mlx5::verbs::VerbsOptions;
 use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 
 /// Nothing here takes long; this only ends a hang.
@@ -28,7 +27,7 @@ const WATCHDOG: Duration = Duration::from_secs(60);
 fn builder(fabric: &LocalFabric) -> ContextBuilder {
     ContextBuilder::new(match std::env::var("MLX5_TEST_DEVICE").ok() {
         None => DeviceSpec::Soft(SoftOptions { fabric: FabricSpec::Local(fabric.clone()), ..SoftOptions::default() }),
-        device => DeviceSpec::Verbs(VerbsOptions { device, ..VerbsOptions::default() }),
+        Some(name) => DeviceSpec::from(&*name),
     })
 }
 

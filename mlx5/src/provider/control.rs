@@ -91,6 +91,14 @@ impl Control {
         self.hook.as_ref().is_some_and(|hook| hook.empty_poll())
     }
 
+    /// Tells a relay that the record of a receive queue was stored: every other device reads it when a message needs a receive.
+    #[inline(always)]
+    pub(crate) fn receives_posted(&self) {
+        if let Some(Hook::Relay(relay)) = &self.hook {
+            relay.receives_posted();
+        }
+    }
+
     /// Calls `then` with the watch that ends a sleep on the device, alone or beside other watches.
     pub(crate) fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
         match self.soft() {

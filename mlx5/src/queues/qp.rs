@@ -310,6 +310,7 @@ impl<T: Transport> Qp<T> {
     pub fn ring_receives(&mut self) {
         if let Some(rq) = &mut self.rq {
             rq.ring();
+            self.object.control.receives_posted();
         }
     }
 

@@ -203,6 +203,7 @@ impl Srq {
     pub fn ring(&mut self) {
         // SAFETY: the record lives as long as `object`.
         mmio::ring_record(unsafe { self.record.as_ref() }, queue_record(self.counter));
+        self.object.pd.control.receives_posted();
     }
 
     /// Takes a completion of a receive of this queue, whichever queue pair's message consumed it: returns the entry to the queue, and

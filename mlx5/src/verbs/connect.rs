@@ -5,7 +5,7 @@ use core::ptr::NonNull;
 
 use super::abi::*;
 use super::context::Context;
-use super::device::{Port, gid_of, mtu_code};
+use super::device::{Port, bytes_of, gid_of, mtu_code};
 use super::error::CallError;
 use super::numbers::*;
 use super::tables::foreign;
@@ -40,9 +40,8 @@ impl Context {
 }
 
 impl Context {
-    /// Makes the handle of the path to the port of `remote`. On RoCE the kernel resolves the MAC address.
-    pub(super) fn create_ah(&self, pdn: u32, remote: &QpAddress) -> Result<NonNull<ibv_ah>, ConnectError> {
-        let mut route = route(&self.port, &self.options, remote)?;
+    /// Makes the handle of a path. On RoCE the kernel resolves the MAC address.
+    pub(super) fn create_ah(&self, pdn: u32, mut route: ibv_ah_attr) -> Result<NonNull<ibv_ah>, ConnectError> {
         let pd = self.objects.borrow().pd(pdn)?;
         // SAFETY: a domain of this device, and attributes that live through the call.
         let ah = NonNull::new(unsafe { (self.device.api.verbs.ibv_create_ah)(pd, &raw mut route) });
@@ -126,7 +125,7 @@ impl Connections for Context {
 
     /// Returns the path of datagrams to the port of `remote`.
     fn address_vector(&self, pdn: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
-        let ah = self.create_ah(pdn, remote)?;
+        let ah = self.create_ah(pdn, route(&self.port, &self.options, remote)?)?;
         let mut dv = mlx5dv_ah { av: core::ptr::null(), comp_mask: 0 };
         let object = mlx5dv_obj { ah: Pair { from: ah.as_ptr(), to: &raw mut dv }, ..mlx5dv_obj::NONE };
         // SAFETY: just created, and room for the answer.
@@ -141,8 +140,27 @@ impl Connections for Context {
     }
 }
 
+/// Returns a path in the form that WQEs of InfiniBand have it.
+pub(super) fn vector_of(route: &ibv_ah_attr) -> AddressVector {
+    let ibv_ah_attr { grh, dlid, sl, is_global, .. } = *route;
+    let local = AddressVector::local(dlid, sl);
+    if is_global == 0 {
+        local
+    } else {
+        local.with_grh(grh.sgid_index, grh.flow_label, grh.hop_limit, grh.traffic_class, bytes_of(grh.dgid))
+    }
+}
+
+/// Returns the path of [`vector_of`], from `port`.
+pub(super) fn route_of(vector: &AddressVector, port: &Port) -> ibv_ah_attr {
+    let &AddressVector { stat_rate_sl, rlid: dlid, tclass, hop_limit, grh_gid_fl, rgid, .. } = vector;
+    let (sgid_index, flow_label) = (vector.source_gid_index(), grh_gid_fl & 0xf_ffff);
+    let grh = ibv_global_route { dgid: gid_of(rgid), flow_label, sgid_index, hop_limit, traffic_class: tclass };
+    ibv_ah_attr { grh, dlid, sl: stat_rate_sl & 0xf, is_global: vector.has_grh().into(), port_num: port.number, ..ibv_ah_attr::default() }
+}
+
 /// Returns the path from `port` to the port of `remote`.
-fn route(port: &Port, options: &VerbsOptions, remote: &QpAddress) -> Result<ibv_ah_attr, ConnectError> {
+pub(super) fn route(port: &Port, options: &VerbsOptions, remote: &QpAddress) -> Result<ibv_ah_attr, ConnectError> {
     let mut route = ibv_ah_attr { sl: options.service_level, port_num: port.number, ..ibv_ah_attr::default() };
     if port.link_layer == LinkLayer::InfiniBand {
         route.dlid = remote.lid;
@@ -195,7 +213,7 @@ pub(super) fn advise(error: CallError) -> CallError {
 
 #[cfg(test)]
 mod tests {
-    use super::super::device::{Gid, bytes_of};
+    use super::super::device::Gid;
     use super::*;
 
     const GID: [u8; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];

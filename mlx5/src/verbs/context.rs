@@ -71,7 +71,18 @@ impl Context {
         let channel = channel.ok_or_else(|| CallError::last("ibv_create_comp_channel"))?;
         device.never_wait_for_async_events()?;
         let alarm = Arc::new(Alarm::with_descriptor().map_err(|_| CallError::last("eventfd"))?);
-        Ok(Self { device, port, options: options.clone(), attr, is_direct, dv, channel, objects: RefCell::default(), is_due: Cell::default(), alarm })
+        Ok(Self {
+            device,
+            port,
+            options: options.clone(),
+            attr,
+            is_direct,
+            dv,
+            channel,
+            objects: RefCell::default(),
+            is_due: Cell::default(),
+            alarm,
+        })
     }
 
     pub(crate) fn channel(&self) -> *mut ibv_comp_channel {

@@ -40,7 +40,9 @@ impl Context {
         if rkey != key && access.intersects(Access::REMOTE) {
             // SAFETY: just created, and in no table.
             unsafe { (self.device.api.verbs.ibv_dereg_mr)(mr.as_ptr()) };
-            return Err(CallError::new("ibv_reg_mr_iova2", libc::EOPNOTSUPP).advise("the device gives a region two keys; this crate needs one"));
+            return Err(
+                CallError::new("ibv_reg_mr_iova2", libc::EOPNOTSUPP).advise("the device gives a region two keys; this crate needs one")
+            );
         }
         objects.mrs.insert(key, MrObject { mr, memory });
         Ok(Region { key, addr, len, pages: Pages::Base })

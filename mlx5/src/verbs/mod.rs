@@ -23,8 +23,8 @@ mod tables;
 use std::fmt;
 
 pub(crate) use context::Context;
-pub(crate) use relay::Relay;
 pub use error::{CallError, PortState, VerbsError};
+pub(crate) use relay::Relay;
 
 /// The choice of a device behind libibverbs, and of the path to its peers. Plain data.
 ///

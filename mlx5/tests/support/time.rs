@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use mlx5::verbs::VerbsOptions;
 use mlx5::{Clock, Device, DeviceSpec, FabricSpec, LocalFabric, NicModel, NicParameters, Rule, SoftOptions, Timing};
 
 /// When operations are executed in this run.
@@ -128,7 +127,7 @@ impl Net {
     /// A device with `options`, for another thread to open. Hardware has none of these options.
     pub(crate) fn spec(options: &SoftOptions) -> DeviceSpec {
         match hardware() {
-            device @ Some(_) => DeviceSpec::Verbs(VerbsOptions { device, ..VerbsOptions::default() }),
+            Some(name) => DeviceSpec::from(&*name),
             None => DeviceSpec::Soft(options.clone()),
         }
     }

@@ -21,7 +21,7 @@ const QPN_EXTENDED: u32 = 1 << 31;
 const GRH_PRESENT: u32 = 1 << 30;
 
 /// The path of a datagram to a port: the fields of the segment that do not name a queue pair.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct AddressVector {
     /// Static rate in the upper 4 bits, service level in the lower.
     pub stat_rate_sl: u8,

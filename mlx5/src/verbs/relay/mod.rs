@@ -24,7 +24,7 @@ use self::completions::CompletionRing;
 use self::receives::{ReceiveRing, Target};
 use self::sends::{Chain, SendRing};
 use super::abi::*;
-use super::connect::advise;
+use super::connect::{advise, route, route_of, vector_of};
 use super::context::Context;
 use super::error::{CallError, VerbsError};
 use super::numbers::*;
@@ -40,9 +40,6 @@ use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions, CqArm, Serv
 
 /// Number of buffers of a work request: the bytes inside a WQE, and the memory that it names.
 const SEND_SGES: u32 = 2;
-
-/// The number of no protection domain.
-const NO_DOMAIN: u32 = 0;
 
 /// A queue pair that the device made, and the inline bytes that it takes.
 #[derive(Clone, Copy)]
@@ -129,7 +126,8 @@ pub(crate) struct Relay {
     rings: RefCell<Rings>,
     /// Last number given to a domain, a completion queue or a shared receive queue: libibverbs has handles only.
     last_number: Cell<u32>,
-    handles: RefCell<AddressHandles>,
+    /// Address handles of the paths that datagrams took, by protection domain.
+    handles: RefCell<HashMap<(u32, AddressVector), NonNull<ibv_ah>>>,
 }
 
 /// The queues.
@@ -141,13 +139,6 @@ struct Rings {
     /// Number of queue pairs so far.
     generations: u16,
     chain: Chain,
-}
-
-/// The address handles of the paths of datagrams. A WQE names one by its place in the list.
-#[derive(Default)]
-struct AddressHandles {
-    list: Vec<(u32, NonNull<ibv_ah>)>,
-    places: HashMap<(u32, u16, [u8; 16]), u32>,
 }
 
 /// Makes the error for more objects of a kind than a [`Table`] holds.
@@ -174,16 +165,21 @@ impl Relay {
 
     /// Posts the new WQEs of the queue pair whose doorbell `offset` names.
     pub(crate) fn ring(&self, offset: usize) {
-        let Rings { receives, sends, chain, .. } = &mut *self.rings.borrow_mut();
+        let Rings { sends, chain, .. } = &mut *self.rings.borrow_mut();
         let Some(ring) = sends.get_mut((offset / REGISTER_BYTES) as u16) else { return };
-        // First, so that an answer finds them.
-        receives.iter_mut().for_each(|ring| ring.relay(&self.calls));
-        if ring.relay(&self.calls, chain, &self.handles.borrow().list).is_err() {
+        let pdn = ring.pdn;
+        if ring.relay(&self.calls, chain, |path| self.handle(pdn, path)).is_err() {
             self.base.fail_qp(ring.qpn);
         }
     }
 
-    /// Posts new receives and takes work completions. Returns whether there are new CQEs.
+    /// Posts the new receives.
+    #[cold]
+    pub(crate) fn receives_posted(&self) {
+        self.rings.borrow_mut().receives.iter_mut().for_each(|ring| ring.relay(&self.calls));
+    }
+
+    /// Posts receives that the device had no room for, and takes work completions. Returns whether there are new CQEs.
     pub(crate) fn empty_poll(&self) -> bool {
         let Rings { cqs, receives, sends, .. } = &mut *self.rings.borrow_mut();
         receives.iter_mut().for_each(|ring| ring.relay(&self.calls));
@@ -197,6 +193,28 @@ impl Relay {
             }
         }
         has_new
+    }
+
+    /// Returns the address handle of a path; `None` if the device knows no such path.
+    fn handle(&self, pdn: u32, path: &AddressVector) -> Option<NonNull<ibv_ah>> {
+        let handles = &mut *self.handles.borrow_mut();
+        if let Some(known) = handles.get(&(pdn, *path)) {
+            return Some(*known);
+        }
+        let handle = self.base.create_ah(pdn, route_of(path, &self.base.port)).ok()?;
+        handles.insert((pdn, *path), handle);
+        Some(handle)
+    }
+
+    /// Destroys the address handles of a domain, in which no queue pair exists any more.
+    fn drop_handles(&self, pdn: u32) {
+        self.handles.borrow_mut().retain(|(of, _), handle| {
+            if *of == pdn {
+                // SAFETY: out of the table, and only queue pairs of the domain used it.
+                unsafe { (self.base.device.api.verbs.ibv_destroy_ah)(handle.as_ptr()) };
+            }
+            *of != pdn
+        });
     }
 
     /// Makes the ring of a receive queue of the device. Returns its place, and its parts.
@@ -234,15 +252,6 @@ impl Relay {
     }
 }
 
-impl Drop for Relay {
-    fn drop(&mut self) {
-        for (_, ah) in self.handles.borrow_mut().list.drain(..).filter(|(of, _)| *of != NO_DOMAIN) {
-            // SAFETY: no queue pair uses it any more: every queue pair kept the device open.
-            unsafe { (self.base.device.api.verbs.ibv_destroy_ah)(ah.as_ptr()) };
-        }
-    }
-}
-
 impl Provider for Relay {
     fn kind(&self) -> DeviceKind {
         self.base.kind()
@@ -253,8 +262,6 @@ impl Provider for Relay {
     }
 
     fn wait(&self, timeout_ns: Option<u64>) -> bool {
-        // The receives posted since the last poll.
-        self.empty_poll();
         self.base.wait(timeout_ns)
     }
 
@@ -314,14 +321,7 @@ impl Queues for Relay {
     }
 
     fn dealloc_pd(&self, pdn: u32) {
-        let AddressHandles { list, places } = &mut *self.handles.borrow_mut();
-        places.retain(|(of, ..), _| *of != pdn);
-        // The others keep their places.
-        for (of, ah) in list.iter_mut().filter(|(of, _)| *of == pdn) {
-            // SAFETY: no queue pair of that domain exists any more, and no WQE of another finds the handle.
-            unsafe { (self.base.device.api.verbs.ibv_destroy_ah)(ah.as_ptr()) };
-            *of = NO_DOMAIN;
-        }
+        self.drop_handles(pdn);
         self.base.dealloc_pd(pdn);
     }
 
@@ -461,7 +461,6 @@ impl Connections for Relay {
     }
 
     fn connect(&self, qpn: u32, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError> {
-        self.empty_poll();
         self.base.connect(qpn, remote, options)
     }
 
@@ -477,19 +476,7 @@ impl Connections for Relay {
         self.base.fail_qp(qpn);
     }
 
-    /// Returns a vector whose GID is the place of the address handle: only the relay reads it.
-    fn address_vector(&self, pdn: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
-        let AddressHandles { list, places } = &mut *self.handles.borrow_mut();
-        let place = match places.entry((pdn, remote.lid, remote.gid)) {
-            std::collections::hash_map::Entry::Occupied(known) => *known.get(),
-            std::collections::hash_map::Entry::Vacant(new) => {
-                let ah = self.base.create_ah(pdn, remote)?;
-                list.push((pdn, ah));
-                *new.insert(list.len() as u32 - 1)
-            }
-        };
-        let mut rgid = [0; 16];
-        rgid[..4].copy_from_slice(&place.to_be_bytes());
-        Ok(AddressVector { rgid, ..AddressVector::default() })
+    fn address_vector(&self, _pdn: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
+        Ok(vector_of(&route(&self.base.port, &self.base.options, remote)?))
     }
 }

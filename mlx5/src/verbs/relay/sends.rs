@@ -7,12 +7,12 @@ use core::sync::atomic::Ordering;
 use super::super::abi::*;
 use super::super::numbers::*;
 use super::completions::CompletionRing;
-use super::{Id, MadeQp, NO_DOMAIN, SEND_SGES};
+use super::{Id, MadeQp, SEND_SGES};
 use crate::provider::parts::QpRequest;
 use crate::provider::private::SqPlace;
 use crate::wire::{
-    AtomicSegment, CtrlSegment, DataSegment, DatagramSegment, ErrorCqe, FenceMode, InlineHeader, Opcode, RaddrSegment, SEGMENT, Service, Syndrome,
-    WQEBB,     queue_record_index,
+    AddressVector, AtomicSegment, CtrlSegment, DataSegment, DatagramSegment, ErrorCqe, FenceMode, InlineHeader, Opcode, RaddrSegment,
+    SEGMENT, Service, Syndrome, WQEBB, queue_record_index,
 };
 
 /// Work requests that one call posts.
@@ -38,6 +38,7 @@ pub(super) struct Refused;
 pub(super) struct SendRing {
     qp: NonNull<ibv_qp>,
     pub(super) qpn: u32,
+    pub(super) pdn: u32,
     place: u16,
     generation: u16,
     sq: SqPlace,
@@ -58,11 +59,35 @@ pub(super) struct SendRing {
 
 impl SendRing {
     /// Makes the ring of a new queue pair.
-    pub(super) fn new(made: MadeQp, place: u16, generation: u16, sq: SqPlace, key: u32, own_receives: Option<u16>, request: &QpRequest<'_>) -> Self {
+    pub(super) fn new(
+        made: MadeQp,
+        place: u16,
+        generation: u16,
+        sq: SqPlace,
+        key: u32,
+        own_receives: Option<u16>,
+        request: &QpRequest<'_>,
+    ) -> Self {
         let MadeQp { qp, qpn, max_inline } = made;
         let (send_cq, is_datagram) = (request.send_cq as u16, request.service == Service::Datagram);
         let (next, last_posted, last_completed, is_refused) = (0, None, None, false);
-        Self { qp, qpn, place, generation, sq, key, max_inline, is_datagram, own_receives, send_cq, next, last_posted, last_completed, is_refused }
+        Self {
+            qp,
+            qpn,
+            pdn: request.pd,
+            place,
+            generation,
+            sq,
+            key,
+            max_inline,
+            is_datagram,
+            own_receives,
+            send_cq,
+            next,
+            last_posted,
+            last_completed,
+            is_refused,
+        }
     }
 }
 
@@ -100,13 +125,18 @@ impl Segments {
 
 impl SendRing {
     /// Posts the new WQEs.
-    pub(super) fn relay(&mut self, calls: &ibv_context_ops, chain: &mut Chain, handles: &[(u32, NonNull<ibv_ah>)]) -> Result<(), Refused> {
+    pub(super) fn relay(
+        &mut self,
+        calls: &ibv_context_ops,
+        chain: &mut Chain,
+        mut handle: impl FnMut(&AddressVector) -> Option<NonNull<ibv_ah>>,
+    ) -> Result<(), Refused> {
         // SAFETY: the record lives as long as the queue; the driver stores it through the same atomic type.
         let producer = queue_record_index(unsafe { self.sq.sq.record.as_ref() }.load(Ordering::Acquire));
         while self.next != producer && !self.is_refused {
             let (start, mut count) = (self.next, 0);
             while self.next != producer && count < CHAIN {
-                let Some(is_request) = self.fill(&mut chain.0[count], handles) else {
+                let Some(is_request) = self.fill(&mut chain.0[count], &mut handle) else {
                     self.is_refused = true;
                     break;
                 };
@@ -141,7 +171,11 @@ impl SendRing {
 
     /// Makes the work request of the WQE at `next`, and goes on to the WQE after it. Returns `false` for a NOP, which needs none, and `None`, and stays,
     /// for a WQE that this crate does not make.
-    fn fill(&mut self, (request, sges): &mut (ibv_send_wr, [ibv_sge; SEND_SGES as usize]), handles: &[(u32, NonNull<ibv_ah>)]) -> Option<bool> {
+    fn fill(
+        &mut self,
+        (request, sges): &mut (ibv_send_wr, [ibv_sge; SEND_SGES as usize]),
+        handle: &mut impl FnMut(&AddressVector) -> Option<NonNull<ibv_ah>>,
+    ) -> Option<bool> {
         let index = usize::from(self.next) & (self.sq.sq.wqe_cnt as usize - 1);
         // SAFETY: inside the queue. A WQE does not cross its end.
         let mut wqe = Segments { at: unsafe { self.sq.sq.buffer.add(index * WQEBB) }, left: SEGMENT };
@@ -153,7 +187,7 @@ impl SendRing {
             self.next = self.next.wrapping_add(blocks);
             return Some(false);
         }
-        request.opcode = self.operands(opcode, &mut wqe, handles, &mut request.wr)?;
+        request.opcode = self.operands(opcode, &mut wqe, handle, &mut request.wr)?;
         let (mut count, mut bytes, mut is_inline) = (0, 0, true);
         while wqe.left > 0 {
             let (sge, is_in_wqe) = wqe.buffer(self.key)?;
@@ -174,7 +208,13 @@ impl SendRing {
     }
 
     /// Takes the segments between control segment and buffers. Returns the opcode of libibverbs.
-    fn operands(&self, opcode: Opcode, wqe: &mut Segments, handles: &[(u32, NonNull<ibv_ah>)], out: &mut ibv_send_wr_operands) -> Option<c_int> {
+    fn operands(
+        &self,
+        opcode: Opcode,
+        wqe: &mut Segments,
+        handle: &mut impl FnMut(&AddressVector) -> Option<NonNull<ibv_ah>>,
+        out: &mut ibv_send_wr_operands,
+    ) -> Option<c_int> {
         let mut remote = || wqe.take().map(|bytes| RaddrSegment::parse(&bytes));
         Some(match opcode {
             Opcode::Nop => return None,
@@ -198,9 +238,7 @@ impl SendRing {
             Opcode::Send | Opcode::SendImm => {
                 if self.is_datagram {
                     let DatagramSegment { vector, qpn, qkey } = DatagramSegment::parse(&wqe.take()?);
-                    let place = u32::from_be_bytes(*vector.rgid.first_chunk()?);
-                    let (_, ah) = handles.get(place as usize).filter(|(pdn, _)| *pdn != NO_DOMAIN)?;
-                    out.ud = ibv_send_ud { ah: ah.as_ptr(), remote_qpn: qpn, remote_qkey: qkey };
+                    out.ud = ibv_send_ud { ah: handle(&vector)?.as_ptr(), remote_qpn: qpn, remote_qkey: qkey };
                 }
                 if opcode == Opcode::Send { IBV_WR_SEND } else { IBV_WR_SEND_WITH_IMM }
             }
