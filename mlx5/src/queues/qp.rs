@@ -320,12 +320,15 @@ impl<T: Transport> Qp<T> {
         if cqe.qpn() != self.qpn() {
             return None;
         }
-        match cqe.opcode() {
-            Some(CqeOpcode::ResponderWriteImm | CqeOpcode::ResponderSend | CqeOpcode::ResponderSendImm) => {}
-            Some(CqeOpcode::ResponderError) => self.set_state(QpState::Error),
+        let wqe_counter = match cqe.opcode() {
+            Some(CqeOpcode::ResponderWriteImm | CqeOpcode::ResponderSend | CqeOpcode::ResponderSendImm) => Some(cqe.wqe_counter()),
+            Some(CqeOpcode::ResponderError) => {
+                self.set_state(QpState::Error);
+                None
+            }
             _ => return None,
-        }
-        self.rq.as_mut()?.complete(cqe.wqe_counter())
+        };
+        self.rq.as_mut()?.complete(wqe_counter)
     }
 
     /// Returns the number of receives that can be posted now; 0 with a shared receive queue.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::{Oracle, report};
+use super::{ask, report};
 
 #[path = "../../src/verbs/abi.rs"]
 #[allow(dead_code, reason = "only its list is of interest")]
@@ -39,9 +39,6 @@ fn structs_and_numbers_of_the_verbs_libraries_are_the_headers() {
         size.iter().for_each(|size| put(format!("sizeof({name})"), *size as u64));
         fields.iter().for_each(|(field, offset)| put(format!("{name}.{field}"), *offset as u64));
     }
-    let answers = Oracle::compile("verbs", "plain").run("libraries\n");
-    let words: Vec<_> = answers[0].split_whitespace().collect();
-    let header: BTreeMap<_, _> = words.chunks(2).map(|pair| (pair[0].to_owned(), u64::from_str_radix(pair[1], 16).unwrap())).collect();
-    assert_eq!(ours, header);
+    assert_eq!(ours, ask("libraries"));
     report("structs and numbers of the verbs libraries", ours.len(), 150);
 }

@@ -48,7 +48,7 @@ pub use limits::{
     ATOMIC_BYTES, BLUEFLAME_BYTES, GRH_BYTES, MAX_CQE, MAX_DATAGRAM_BYTES, MAX_INLINE, MAX_MESSAGE_BYTES, MAX_RECV_SGE, MAX_RECV_WR,
     MAX_SEND_WR,
 };
-pub use mini_cqe::{MINI_CQES_PER_ARRAY, MiniCqe, MiniCqeIterator, TitleCqe, mini_array_offset};
+pub use mini_cqe::{MINI_CQES_PER_ARRAY, MiniCqe, TitleCqe, mini_array_offset};
 pub use raddr::RaddrSegment;
 pub use srq::NextSegment;
 
