@@ -32,7 +32,7 @@ use crate::wire::{Access, AsyncEvent};
 /// send::<mlx5::DeviceSpec>();
 /// ```
 #[derive(Clone, Debug)]
-#[allow(clippy::large_enum_variant, reason = "one for each device")]
+#[allow(clippy::large_enum_variant, reason = "a program has one for each of its devices")]
 pub enum DeviceSpec {
     /// The software HCA.
     Soft(SoftOptions),

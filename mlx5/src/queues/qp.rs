@@ -271,7 +271,7 @@ impl<T: Transport> Qp<T> {
     }
 
     /// Like [`complete`](Self::complete), but passes to `each` the `user` values of all operations that this completion finishes,
-    /// unsignaled ones included, in posting order. Returns their number. All but the last have succeeded; the completion tells the outcome
+    /// unsignaled ones included, in posting order. Returns their number. All but the last have succeeded; the completion has the outcome
     /// of the last. If `each` panics, the remaining values are not handed out.
     #[inline]
     pub fn complete_each(&mut self, cqe: &Cqe<'_>, each: impl FnMut(u64)) -> usize {

@@ -27,7 +27,7 @@ const LINGER: Duration = Duration::from_millis(20);
 /// Maximum number of clients that have a queue pair and are not admitted yet. Further clients wait.
 const MOST_OFFERED: usize = 64;
 /// Number of new clients that a server takes at a time if others share its address.
-const PEERS_PER_LOOK_OF_MANY: usize = 1;
+const PEERS_PER_POLL_OF_MANY: usize = 1;
 /// Offset of the clocks of servers on one host: they share one clock.
 const SAME_CLOCK: Option<i64> = Some(0);
 /// Time after which a client that connects loses its place, if as many clients connect as may.
@@ -211,7 +211,7 @@ impl Server {
     pub fn beside(other: SharedAddress) -> Result<Self, ServerError> {
         let SharedAddress { listener, options, stop } = other;
         let mut server = Self::at(Gate::over(listener, CONNECT_TIME), options, stop)?;
-        server.gate.take_by(PEERS_PER_LOOK_OF_MANY);
+        server.gate.accept_at_most(PEERS_PER_POLL_OF_MANY);
         server.rdma.synchronise(SAME_CLOCK);
         Ok(server)
     }
@@ -229,7 +229,7 @@ impl Server {
     /// No descriptor is free.
     pub fn share(&mut self) -> io::Result<SharedAddress> {
         let listener = self.gate.listener()?;
-        self.gate.take_by(PEERS_PER_LOOK_OF_MANY);
+        self.gate.accept_at_most(PEERS_PER_POLL_OF_MANY);
         self.rdma.synchronise(SAME_CLOCK);
         Ok(SharedAddress { listener, options: self.options.clone(), stop: self.stop.clone() })
     }
@@ -349,7 +349,7 @@ impl Server {
         let Self { rdma, gate, lifelines, .. } = self;
         let mut offered = gate.arriving().filter(|arriving| matches!(arriving, Arriving::Offered(_))).count();
         let (mut is_full, mut arrived) = (false, Vec::new());
-        gate.look(
+        gate.poll(
             || Arriving::Silent(Incoming::default()),
             |arriving, stream| {
                 let outcome = arriving.advance(stream, rdma, &mut offered);
