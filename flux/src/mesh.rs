@@ -25,7 +25,7 @@ type Lane<T> = Box<[Slot<Message<T>>]>;
 
 /// A received call: its tag, the node that made it and the node that received it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct Received {
     pub(crate) tag: Tag,
     pub(crate) from: u32,
     pub(crate) to: u32,
@@ -38,7 +38,7 @@ struct Inbound {
     ready: Box<[Line<AtomicU64>]>,
     /// Received calls whose tokens were dropped. What tells the node of them is its own place in `armed` and `ready`, since it does not
     /// call itself.
-    dropped: Dropped<Asked>,
+    dropped: Dropped<Received>,
     /// The node was dropped.
     closed: AtomicBool,
     /// Alone on its line: the node writes there when it is about to sleep, and the rest is read by all.
@@ -80,7 +80,7 @@ impl Towards {
     /// # Safety
     /// The mesh is there.
     #[inline(always)]
-    pub(crate) unsafe fn tell(&self) -> bool {
+    pub(crate) unsafe fn notify(&self) -> bool {
         // R1
         light_barrier_within_process();
         // SAFETY: contract of this function.
@@ -125,9 +125,9 @@ pub(crate) struct Mesh<T> {
 
 /// Asks the node that received a call to reject it; does nothing if the network is gone. Called from any thread.
 #[cold]
-pub(crate) fn reject(network: u64, asked: Asked) {
+pub(crate) fn reject(network: u64, received: Received) {
     if let Some(signals) = NETWORKS.with(network, Weak::upgrade).flatten() {
-        signals.reject(asked);
+        signals.reject(received);
     }
 }
 
@@ -198,14 +198,14 @@ impl Signals {
     }
 
     /// Returns the calls that `node` has to reject.
-    pub(crate) fn dropped(&self, node: usize) -> Option<&Dropped<Asked>> {
+    pub(crate) fn dropped(&self, node: usize) -> Option<&Dropped<Received>> {
         self.nodes.get(node).map(|inbound| &inbound.dropped)
     }
 
-    fn reject(&self, asked: Asked) {
-        let node = asked.to as usize;
+    fn reject(&self, received: Received) {
+        let node = received.to as usize;
         let (Some(dropped), Some(armed), Some(ready)) = (self.dropped(node), self.armed(node, node), self.ready(node)) else { return };
-        dropped.push(asked);
+        dropped.push(received);
         // R1, W1: as with a message from another node.
         if ready.notify_if_armed(node, armed) {
             self.nodes.get(node).into_iter().for_each(|inbound| inbound.sleep.wake());

@@ -30,11 +30,11 @@ use shm::sync::{AtomicU32, FIRST, LightBarrier};
 
 use crate::config::{Config, ConfigError};
 use crate::error::{CallError, ForeignToken};
-use crate::mesh::{Asked, CALL, Mesh, Message, REJECTION, REPLY, Towards};
+use crate::mesh::{CALL, Mesh, Message, REJECTION, REPLY, Received, Towards};
 use crate::token::{CallToken, Token};
 
 /// Empty polls between two looks for dropped nodes.
-const POLLS_PER_LOOK: u32 = 64;
+const POLLS_PER_CHECK: u32 = 64;
 
 /// One node of a network, for one thread. `T` is the payload of calls and replies, `U` what the caller wants back with each reply.
 ///
@@ -42,7 +42,7 @@ const POLLS_PER_LOOK: u32 = 64;
 pub struct Node<T, U> {
     hot: HotSet,
     ready: ReadyWords,
-    polls_to_look: u32,
+    polls_to_check: u32,
     clock: Clock,
     /// There may be calls with deadlines.
     is_timed: bool,
@@ -56,8 +56,8 @@ struct Ends<T, U> {
     peers: Vec<Peer<T, U>>,
     /// Received calls that are neither answered nor rejected.
     held: usize,
-    /// The held calls that wait for [`Node::try_recv_raw`].
-    inbox: VecDeque<(Asked, T)>,
+    /// The held calls that wait for [`Node::recv`].
+    inbox: VecDeque<(Received, T)>,
     /// Last: everything above points into it.
     mesh: Joined<T>,
 }
@@ -102,12 +102,12 @@ struct Outgoing<T> {
 
 impl<T: Copy + Send> Outgoing<T> {
     /// Publishes a message; M2 says that there is room, or the other node is gone and nothing is taken any more. `is_one_of_several`: others are
-    /// under way. Returns whether the other node was found dropped, for which only a node that polls another lane, sleeps or is dropped is asked.
+    /// under way. Returns whether the other node was found dropped, for which only a node that polls another lane, sleeps or is dropped is received.
     #[inline(always)]
     fn publish(&mut self, is_one_of_several: bool, tag: u64, payload: MaybeUninit<T>) -> bool {
         self.tx.publish_tagged(tag, payload, if is_one_of_several { Ahead::Line } else { Ahead::Nothing });
         // SAFETY: a node keeps the mesh as long as its peers.
-        unsafe { self.towards.tell() }
+        unsafe { self.towards.notify() }
     }
 }
 
@@ -135,10 +135,10 @@ impl<T, U> Node<T, U> {
     /// ```
     #[must_use]
     pub fn map<V>(self, mut f: impl FnMut(U) -> V) -> Node<T, V> {
-        let Self { hot, ready, polls_to_look, clock, is_timed, ends: Ends { peers, held, inbox, mesh } } = self;
+        let Self { hot, ready, polls_to_check, clock, is_timed, ends: Ends { peers, held, inbox, mesh } } = self;
         let peer = |Peer { out, rx, calls, gone }| Peer { out, rx, calls: calls.map(&mut f), gone };
         let ends = Ends { peers: peers.into_iter().map(peer).collect(), held, inbox, mesh };
-        Node { hot, ready, polls_to_look, clock, is_timed, ends }
+        Node { hot, ready, polls_to_check, clock, is_timed, ends }
     }
 }
 
@@ -191,7 +191,7 @@ impl<T: Copy + Send, U> Node<T, U> {
         Some(Self {
             hot: HotSet::new(nodes),
             ready: mesh.signals().ready(index)?,
-            polls_to_look: POLLS_PER_LOOK,
+            polls_to_check: POLLS_PER_CHECK,
             clock,
             is_timed: false,
             ends: Ends {
@@ -293,7 +293,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     }
 
     /// One bounded pass over the nodes that have sent something, at most 16 messages of each of at most 8 of them, in rotation. Replies go to
-    /// `f`, calls wait for [`try_recv_raw`](Self::try_recv_raw), and calls whose [`Token`] was dropped are rejected. Returns the number of messages
+    /// `f`, calls wait for [`recv`](Self::recv), and calls whose [`Token`] was dropped are rejected. Returns the number of messages
     /// taken and calls rejected. Idle nodes cost nothing.
     ///
     /// When a node was dropped, calls to it that are unanswered end through `f`, within 64 empty polls.
@@ -304,7 +304,7 @@ impl<T: Copy + Send, U> Node<T, U> {
 
     /// Like [`poll`](Self::poll), and answers every call that it takes with what `handler` makes of the caller's number and the payload.
     /// This takes the fewest instructions; one who answers later, or in another order, polls and takes calls with
-    /// [`try_recv_raw`](Self::try_recv_raw). Those that a poll has found before are answered too. A call whose handler panics is rejected.
+    /// [`recv`](Self::recv). Those that a poll has found before are answered too. A call whose handler panics is rejected.
     #[inline(always)]
     pub fn step(&mut self, f: impl FnMut(U, Result<T, CallFailed>), mut handler: impl FnMut(usize, &T) -> T) -> usize {
         if !self.ends.inbox.is_empty() {
@@ -315,7 +315,7 @@ impl<T: Copy + Send, U> Node<T, U> {
 
     #[cold]
     fn answer_waiting(&mut self, handler: &mut impl FnMut(usize, &T) -> T) {
-        while let Some((from, token, payload)) = self.try_recv_raw() {
+        while let Some((from, token, payload)) = self.recv() {
             // The token is this node's own.
             let _ = self.reply(token, handler(from, &payload));
         }
@@ -330,15 +330,15 @@ impl<T: Copy + Send, U> Node<T, U> {
             taken += self.expire(&mut f);
         }
         if taken == 0 {
-            self.polls_to_look -= 1;
-            if self.polls_to_look == 0 {
+            self.polls_to_check -= 1;
+            if self.polls_to_check == 0 {
                 return self.end_calls_to_the_gone(&mut f);
             }
         }
         taken
     }
 
-    /// Sleeps until there is something to [`poll`](Self::poll) for or to take with [`try_recv_raw`](Self::try_recv_raw), the end of a node
+    /// Sleeps until there is something to [`poll`](Self::poll) for or to take with [`recv`](Self::recv), the end of a node
     /// that was called included; at most for `timeout` (`None`: without end). Returns whether there is. Nothing spins here.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         sleep::wait([self as &mut dyn Sleeper], timeout)
@@ -352,7 +352,7 @@ impl<T: Copy + Send, U> Node<T, U> {
 
     #[cold]
     fn end_calls_to_the_gone(&mut self, f: &mut impl FnMut(U, Result<T, CallFailed>)) -> usize {
-        self.polls_to_look = POLLS_PER_LOOK;
+        self.polls_to_check = POLLS_PER_CHECK;
         let ends = &mut self.ends;
         let mut ended = 0;
         for to in 0..ends.mesh.len() {
@@ -377,9 +377,9 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// Returns the oldest received call: the node that made it, the token to answer it with, and its payload. The caller waits until the
     /// token is answered or dropped; tokens may be kept, and answered in any order.
     #[inline(always)]
-    pub fn try_recv_raw(&mut self) -> Option<(usize, Token, T)> {
-        let (asked, payload) = self.ends.inbox.pop_front()?;
-        Some((asked.from as usize, Token { asked, network: self.ends.mesh.number }, payload))
+    pub fn recv(&mut self) -> Option<(usize, Token, T)> {
+        let (received, payload) = self.ends.inbox.pop_front()?;
+        Some((received.from as usize, Token { received, network: self.ends.mesh.number }, payload))
     }
 
     /// Answers a call. The caller can see the answer when this returns; nothing has to be flushed, and nothing can be full.
@@ -389,10 +389,10 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// error.
     #[inline(always)]
     pub fn reply(&mut self, token: Token, payload: T) -> Result<(), ForeignToken<T>> {
-        if token.network != self.ends.mesh.number || token.asked.to as usize != self.ends.mesh.index {
+        if token.network != self.ends.mesh.number || token.received.to as usize != self.ends.mesh.index {
             return Err(ForeignToken { token, payload });
         }
-        let Asked { from, tag, .. } = token.asked;
+        let Received { from, tag, .. } = token.received;
         std::mem::forget(token);
         self.ends.held -= 1;
         let is_busy = self.ends.held > 0;
@@ -438,12 +438,12 @@ impl<T, F: FnMut(usize, &T) -> T> Handle<T> for F {
 }
 
 /// The answer to a call whose handler runs. A handler that panics leaves a rejection.
-struct Owed<'a, T: Copy + Send> {
+struct Unanswered<'a, T: Copy + Send> {
     out: &'a mut Outgoing<T>,
     tag: Tag,
 }
 
-impl<T: Copy + Send> Drop for Owed<'_, T> {
+impl<T: Copy + Send> Drop for Unanswered<'_, T> {
     #[cold]
     fn drop(&mut self) {
         self.out.publish(false, self.tag.pack(REJECTION), MaybeUninit::uninit());
@@ -470,7 +470,7 @@ impl<T: Copy + Send, U> Ends<T, U> {
     #[cold]
     fn reject_dropped(&mut self) -> usize {
         let dropped = self.mesh.signals().dropped(self.mesh.index).map_or_else(Vec::new, Dropped::take);
-        for &Asked { from, tag, .. } in &dropped {
+        for &Received { from, tag, .. } in &dropped {
             self.held -= 1;
             let is_busy = self.held > 0;
             if let Some(Peer { out, .. }) = self.peer(from) {
@@ -496,14 +496,14 @@ impl<T: Copy + Send, U> Ends<T, U> {
                 end_rejected(calls, word, f);
                 return;
             };
-            let owed = Owed { out, tag };
+            let unanswered = Unanswered { out, tag };
             let answer = handler.handle(from, lent());
-            std::mem::forget(owed);
+            std::mem::forget(unanswered);
             if let Some(answer) = answer {
                 out.publish(!is_first || calls.len() > 1, tag.pack(REPLY), MaybeUninit::new(answer));
             } else {
                 *held += 1;
-                inbox.push_back((Asked { tag, from: from as u32, to: *index as u32 }, *lent()));
+                inbox.push_back((Received { tag, from: from as u32, to: *index as u32 }, *lent()));
             }
         });
         if taken > 0 {
@@ -538,15 +538,15 @@ impl<T: Copy + Send, U> Watch for Node<T, U> {
     }
 
     fn look(&mut self, is_told: bool) -> bool {
-        let is_cool = self.hot.cool(&self.ends, is_told);
+        let are_empty = self.hot.deactivate(&self.ends, is_told);
         let is_due = self.until_deadline().is_some_and(|left| left.is_zero());
-        if is_due || !is_cool || !self.ends.inbox.is_empty() || self.ready.any() {
+        if is_due || !are_empty || !self.ends.inbox.is_empty() || self.ready.any() {
             return true;
         }
         if !self.is_a_called_node_gone() {
             return false;
         }
-        self.polls_to_look = 1;
+        self.polls_to_check = 1;
         true
     }
 
@@ -579,7 +579,7 @@ mod model {
                 assert_eq!((user, reply), (ended, Ok(user + 1)));
                 ended += 1;
             });
-            while let Some((_, token, payload)) = node.try_recv_raw() {
+            while let Some((_, token, payload)) = node.recv() {
                 assert_eq!(payload, answered);
                 node.reply(token, payload + 1).unwrap();
                 answered += 1;
@@ -604,7 +604,7 @@ mod model {
             let b = loom::thread::spawn(move || drop(b));
             let (mut made, mut ended) = (0, 0);
             let mut look = |a: &mut Node<u64, ()>| {
-                a.polls_to_look = 1;
+                a.polls_to_check = 1;
                 a.poll(|(), outcome| {
                     assert_eq!(outcome, Err(CallFailed::Disconnected(SessionEnd::PeerGone)));
                     ended += 1;

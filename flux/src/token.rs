@@ -2,7 +2,7 @@
 
 use calls::Tag;
 
-use crate::mesh::{self, Asked};
+use crate::mesh::{self, Received};
 
 /// Names one call of a node until it has ended, and none after that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -19,7 +19,7 @@ pub struct CallToken {
 #[derive(Debug)]
 #[must_use = "a token that is dropped rejects its call"]
 pub struct Token {
-    pub(crate) asked: Asked,
+    pub(crate) received: Received,
     /// The number of the network.
     pub(crate) network: u64,
 }
@@ -27,6 +27,6 @@ pub struct Token {
 impl Drop for Token {
     #[cold]
     fn drop(&mut self) {
-        mesh::reject(self.network, self.asked);
+        mesh::reject(self.network, self.received);
     }
 }

@@ -19,12 +19,12 @@ pub(crate) fn serve<S>(
     mut step: impl FnMut(&mut S) -> usize,
     wait: impl Fn(&mut S, Option<Duration>) -> bool,
 ) {
-    let mut in_vain = 0;
+    let mut idle_rounds = 0;
     while !stop.is_stopped() {
         if step(server) > 0 {
-            in_vain = 0;
-        } else if in_vain < SPINS {
-            in_vain += 1;
+            idle_rounds = 0;
+        } else if idle_rounds < SPINS {
+            idle_rounds += 1;
             spin_loop();
         } else {
             wait(server, Some(SLICE));

@@ -14,10 +14,10 @@ use shm::sync::spin_loop;
 
 use crate::announce::Announce;
 use crate::blocking::{self, SPINS};
+use crate::entries::JoinError;
 use crate::error::ConnectError;
 use crate::layout::{AreaBytes, Header};
 use crate::membership::Membership;
-use crate::seats::JoinError;
 use crate::views::{self, Views};
 
 /// One client of a [`Server`](crate::Server). `U` is what the caller wants back with each reply, and `W` is the server's.
@@ -36,7 +36,7 @@ impl<Req, Resp, U, W> fmt::Debug for Client<Req, Resp, U, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
             .field("server", &self.member.region.name())
-            .field("id", &self.member.seat)
+            .field("id", &self.member.entry)
             .field("in_flight", &self.calls.waiting())
             .finish_non_exhaustive()
     }
@@ -74,27 +74,27 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         Ok(unsafe { Self::join(region, Views::new(base, &layout)) }?)
     }
 
-    /// Takes a seat at the server of `region`.
+    /// Takes an entry at the server of `region`.
     ///
     /// # Safety
     /// The views are of the region.
     pub(crate) unsafe fn join(region: Region, views: Views<Req, Resp, W>) -> Result<Self, JoinError> {
-        let Views { seats, lanes, announced } = views;
+        let Views { entries, lanes, announced } = views;
         // SAFETY: contract of this function; the region outlives all views (see the order of the fields).
-        let member = unsafe { Membership::join(region, seats, |seat| lanes.are_unused(seat)) }?;
-        let (seat, depth) = (member.seat, lanes.depth());
-        // SAFETY: as above. The seat is ours alone, and its lanes are empty (C2).
+        let member = unsafe { Membership::join(region, entries, |entry| lanes.are_unused(entry)) }?;
+        let (entry, depth) = (member.entry, lanes.depth());
+        // SAFETY: as above. The entry is ours alone, and its lanes are empty (C2).
         // The requests have one producer, this one; `call` publishes only while fewer than `depth` calls are unanswered, and the server
         // takes requests in order before it answers them. Any bytes are a valid response, by `Plain`.
         let (requests, responses) =
-            unsafe { (LaneTx::new(lanes.requests_of(seat), depth as u64, 0), LaneRx::new(lanes.responses_to(seat), depth as u64, 0)) };
+            unsafe { (LaneTx::new(lanes.requests_of(entry), depth as u64, 0), LaneRx::new(lanes.responses_to(entry), depth as u64, 0)) };
         Ok(Self { announced, requests, responses, calls: Calls::new(depth), member })
     }
 
     /// This client's number at the server, below its `max_clients`.
     #[must_use]
     pub fn id(&self) -> usize {
-        self.member.seat
+        self.member.entry
     }
 
     /// Returns the number of calls that have not ended.
@@ -175,18 +175,18 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
 
     #[cold]
     fn announce(&self) {
-        self.announced.announce(self.member.seat, self.member.holding.armed());
-        self.member.seats.server_sleep().wake();
+        self.announced.announce(self.member.entry, self.member.holding.armed());
+        self.member.entries.server_sleep().wake();
     }
 
-    /// Sleeps until there is something to [`poll`](Self::poll) for: a reply, a deadline, or the end of the session; at most for `timeout` (`None`:
+    /// Sleeps until there is something to [`poll`](Self::poll) for: a reply, a deadline, or the end of the session; at expected for `timeout` (`None`:
     /// without end). Returns whether there is. Nothing spins here, and a server that dies is noticed within
     /// [`SLICE`](shm::sleep::SLICE) of the kernel's noticing it.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         sleep::wait([self as &mut dyn Sleeper], timeout)
     }
 
-    /// Hands the replies that have arrived to `f`, at most [`depth`](Self::depth) of them, and returns how many.
+    /// Hands the replies that have arrived to `f`, at expected [`depth`](Self::depth) of them, and returns how many.
     ///
     /// # Errors
     /// [`SessionEnd`] when the session is over: then every unanswered call has been ended through `f`, and so it stays. A dead server
@@ -227,8 +227,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     #[inline(always)]
     fn take_replies(&mut self, f: &mut impl FnMut(U, usize, Result<Resp, CallFailed>)) -> usize {
         let Self { responses, calls, .. } = self;
-        let (mut ended, mut most) = (0, calls.len());
-        while ended < most {
+        let (mut ended, mut expected) = (0, calls.len());
+        while ended < expected {
             let Some((word, response)) = responses.pop_tagged() else { break };
             let tag = CallToken::without_note(word);
             if let Some(user_data) = calls.take(tag) {
@@ -237,7 +237,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
             } else if Self::take_rejected(calls, word, f) {
                 ended += 1;
             } else {
-                most -= 1;
+                expected -= 1;
             }
         }
         ended
@@ -285,7 +285,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
 }
 
 impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
-    /// Calls and waits for the reply, at most for `timeout`. For a client that has no other call unanswered.
+    /// Calls and waits for the reply, at expected for `timeout`. For a client that has no other call unanswered.
     ///
     /// # Errors
     /// [`AskError`].
@@ -310,14 +310,14 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
 
     /// Waits for the reply to the only call that is unanswered, whose slot comes before it.
     pub(crate) fn answer(&mut self) -> Result<(usize, Resp), CallFailed> {
-        let (mut ended, mut in_vain) = (None, 0);
+        let (mut ended, mut idle_rounds) = (None, 0);
         loop {
             let polled = self.poll_slots(|(), slot, outcome| ended = Some(outcome.map(|response| (slot, response))));
             match (ended, polled) {
                 (Some(outcome), _) => return outcome,
                 (None, Err(end)) => return Err(CallFailed::Disconnected(end)),
-                (None, Ok(_)) if in_vain < SPINS => {
-                    in_vain += 1;
+                (None, Ok(_)) if idle_rounds < SPINS => {
+                    idle_rounds += 1;
                     spin_loop();
                 }
                 (None, Ok(_)) => {

@@ -4,8 +4,8 @@ use shm::dir::DirError;
 use shm::plain::TypeShape;
 use shm::region;
 
+use crate::entries::JoinError;
 use crate::limits::{CLIENTS_MAX, DEPTH_MAX, LINE, MESSAGE_MAX};
-use crate::seats::JoinError;
 use crate::token::Token;
 
 /// Why the parameters of a server are invalid.
@@ -84,7 +84,7 @@ pub enum ConnectError {
         /// Bytes present.
         have: usize,
     },
-    /// No seat for another client.
+    /// No entry for another client.
     #[error(transparent)]
     Join(#[from] JoinError),
 }

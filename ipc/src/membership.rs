@@ -1,43 +1,43 @@
-//! The client's side of a session: its seat, and whether there is still a server.
+//! The client's side of a session: its entry, and whether there is still a server.
 
 use calls::SessionEnd;
 use shm::region::{OwnerWatch, Region};
 
-use crate::seats::{Holding, JoinError, Seats, Session};
+use crate::entries::{Entries, Holding, JoinError, Session};
 
 /// A client's place at a server, given up on drop; a forked child that drops its copy gives nothing up.
 pub(crate) struct Membership {
-    /// The seats of all clients.
-    pub(crate) seats: Seats,
+    /// The entries of all clients.
+    pub(crate) entries: Entries,
     /// The client's number, below the server's `max_clients`.
-    pub(crate) seat: usize,
-    /// The client's time in its seat.
+    pub(crate) entry: usize,
+    /// The client's time in its entry.
     pub(crate) holding: Holding,
     /// `None` only while it is dropped.
     session: Option<Session>,
     watch: OwnerWatch,
     end: Option<SessionEnd>,
-    /// Last: the seats lie in it.
+    /// Last: the entries lie in it.
     pub(crate) region: Region,
 }
 
 impl Membership {
-    /// Takes a seat that `is_fit`. Gives others back to the server: a free seat that is not fit was not freed by the server, but by garbage.
+    /// Takes an entry that `is_fit`. Gives others back to the server: a free entry that is not fit was not freed by the server, but by garbage.
     ///
     /// # Safety
-    /// `seats` lie in `region`.
+    /// `entries` lie in `region`.
     ///
     /// # Errors
     /// [`JoinError`].
-    pub(crate) unsafe fn join(region: Region, seats: Seats, is_fit: impl Fn(usize) -> bool) -> Result<Self, JoinError> {
+    pub(crate) unsafe fn join(region: Region, entries: Entries, is_fit: impl Fn(usize) -> bool) -> Result<Self, JoinError> {
         let (session, holding) = loop {
-            let session = seats.join(region.lock_file())?;
-            match seats.held_by(session.seat, session.generation).filter(|_| is_fit(session.seat)) {
+            let session = entries.join(region.lock_file())?;
+            match entries.held_by(session.entry, session.generation).filter(|_| is_fit(session.entry)) {
                 Some(holding) => break (session, holding),
-                None => seats.leave(session),
+                None => entries.leave(session),
             }
         };
-        Ok(Self { seats, seat: session.seat, holding, session: Some(session), watch: OwnerWatch::default(), end: None, region })
+        Ok(Self { entries, entry: session.entry, holding, session: Some(session), watch: OwnerWatch::default(), end: None, region })
     }
 
     /// How the session ended, if it did: normally two loads of lines that nobody writes. Once ended, always ended. What the server
@@ -63,7 +63,7 @@ impl Membership {
         self.end
     }
 
-    /// Leaves the state after a `SIGKILL`, for models: the lock is free, and the seat taken.
+    /// Leaves the state after a `SIGKILL`, for models: the lock is free, and the entry taken.
     #[cfg(all(test, loom))]
     pub(crate) fn die(mut self) {
         self.session = None;
@@ -80,9 +80,9 @@ impl Membership {
 impl Drop for Membership {
     fn drop(&mut self) {
         let session = self.session.take();
-        // In a forked child the seat is the parent's, and its memory is not there.
+        // In a forked child the entry is the parent's, and its memory is not there.
         if let Some(session) = session.filter(|_| self.region.is_here()) {
-            self.seats.leave(session);
+            self.entries.leave(session);
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::blocking;
 use crate::error::{CreateError, ReplyError};
 use crate::layout::{AreaBytes, Header, Layout};
 use crate::limits::{CLIENTS, DEPTH};
-use crate::sessions::{Asker, Sessions};
+use crate::sessions::{CallId, Sessions};
 use crate::token::{Listed, StopHandle, Token};
 use crate::views::Views;
 
@@ -89,13 +89,13 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
                 view.base().cast::<Header>().write(header);
                 Views::<Req, Resp, W>::new(view.base(), &layout)
             };
-            views.seats.prepare();
+            views.entries.prepare();
         })?;
         // SAFETY: the region was made for this layout and outlives the views (see the order of the fields).
-        let Views { seats, lanes, announced } = unsafe { Views::new(region.view().base(), &layout) };
+        let Views { entries, lanes, announced } = unsafe { Views::new(region.view().base(), &layout) };
         // SAFETY: as above. The region has no other server.
-        let sessions = unsafe { Sessions::new(seats, lanes, region.clock().clone()) };
-        Ok(Self { sessions, announced, listed: Listed::new(seats), region })
+        let sessions = unsafe { Sessions::new(entries, lanes, region.clock().clone()) };
+        Ok(Self { sessions, announced, listed: Listed::new(entries), region })
     }
 
     /// One bounded pass over the clients that have something to say: finds at most 16 requests of each of at most 8 of them, in
@@ -125,8 +125,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
 
     #[cold]
     fn reject_all(&mut self) {
-        for asker in self.listed.dropped().take() {
-            self.sessions.answer(&asker, REJECTED, Resp::new_zeroed);
+        for call in self.listed.dropped().take() {
+            self.sessions.answer(&call, REJECTED, Resp::new_zeroed);
         }
     }
 
@@ -141,8 +141,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     /// change any more. The client waits until the token is answered, rejected or dropped; tokens may be kept, and answered in any order.
     #[inline(always)]
     pub fn recv(&mut self) -> Option<(Token, Req)> {
-        let (asker, request) = self.sessions.recv()?;
-        Some((Token::new(asker, &self.listed), request))
+        let (call, request) = self.sessions.recv()?;
+        Some((Token::new(call, &self.listed), request))
     }
 
     /// Answers a request. The client can see the answer when this returns; nothing has to be flushed, and nothing can be full.
@@ -165,22 +165,22 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
 
     /// Answers with what `make` gives, which is called if the client is there and while the place of the answer is the server's.
     #[inline(always)]
-    pub(crate) fn end(&mut self, token: Token, note: u8, make: impl FnOnce(&Asker) -> Resp) -> Result<(), ReplyError> {
-        let Some(asker) = token.asker_at(&self.listed) else { return Err(ReplyError::ForeignToken { client: token.client() }) };
+    pub(crate) fn end(&mut self, token: Token, note: u8, make: impl FnOnce(&CallId) -> Resp) -> Result<(), ReplyError> {
+        let Some(call) = token.call_at(&self.listed) else { return Err(ReplyError::ForeignToken { client: token.client() }) };
         token.use_up();
-        let is_there = self.sessions.answer(&asker, note, || make(&asker));
-        if is_there { Ok(()) } else { Err(ReplyError::ClientGone { client: asker.client() }) }
+        let is_there = self.sessions.answer(&call, note, || make(&call));
+        if is_there { Ok(()) } else { Err(ReplyError::ClientGone { client: call.client() }) }
     }
 
     /// Like [`recv`](Self::recv), of a message that `take` makes sense of; a client whose message it does not loses its session.
     #[inline]
-    pub(crate) fn recv_if(&mut self, mut take: impl FnMut(&Asker, Req) -> bool) -> Option<Token> {
+    pub(crate) fn recv_if(&mut self, mut take: impl FnMut(&CallId, Req) -> bool) -> Option<Token> {
         loop {
-            let (asker, request) = self.sessions.recv()?;
-            if take(&asker, request) {
-                return Some(Token::new(asker, &self.listed));
+            let (call, request) = self.sessions.recv()?;
+            if take(&call, request) {
+                return Some(Token::new(call, &self.listed));
             }
-            self.sessions.evict(&asker);
+            self.sessions.evict(&call);
         }
     }
 

@@ -15,7 +15,7 @@ use shm::ready::{ARMED, HotSet, Lanes, Wakes};
 use shm::sleep::{Watch, Word};
 use shm::sync::{AtomicU32, Ordering};
 
-use crate::seats::{Holding, LOOKS_PER_ROUND, Patrol, SEATS_PER_ROUND, Seats};
+use crate::entries::{ENTRIES_PER_ROUND, Entries, Holding, LOOKS_PER_ROUND, Reaper};
 
 /// The lanes of all clients: client `c` has its requests at `requests + c x request_stride` and its responses at `responses + c x
 /// response_stride`, in bytes, `depth` slots each.
@@ -89,15 +89,15 @@ impl<Req, Resp> LanePairs<Req, Resp> {
 
 /// One call of one client. Any number may stand for the tag's slot, if the client is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Asker {
+pub(crate) struct CallId {
     client: u32,
     generation: u32,
     /// The tag that the client gave the call.
     pub(crate) tag: Tag,
 }
 
-impl Asker {
-    /// Returns the client's number, below the number of seats.
+impl CallId {
+    /// Returns the client's number, below the number of entries.
     #[inline(always)]
     pub(crate) fn client(&self) -> usize {
         self.client as usize
@@ -138,7 +138,7 @@ impl<Req: Plain, Resp> Session<Req, Resp> {
 /// All sessions of a server. Allocates while it meets clients, and for the most lanes that ever waited; otherwise never.
 pub(crate) struct Sessions<Req, Resp> {
     hot: HotSet,
-    patrol: Patrol,
+    reaper: Reaper,
     table: Table<Req, Resp>,
     clock: Clock,
 }
@@ -146,7 +146,7 @@ pub(crate) struct Sessions<Req, Resp> {
 struct Table<Req, Resp> {
     sessions: Box<[Option<Session<Req, Resp>>]>,
     inbox: Inbox,
-    seats: Seats,
+    entries: Entries,
     lanes: LanePairs<Req, Resp>,
 }
 
@@ -157,7 +157,7 @@ struct Inbox {
     current: Batch,
     /// The batches after the current one.
     later: VecDeque<Batch>,
-    /// Requests in the later batches. At most seats x depth, with the current one's.
+    /// Requests in the later batches. At most entries x depth, with the current one's.
     later_waiting: usize,
 }
 
@@ -210,12 +210,12 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
     /// No sessions yet.
     ///
     /// # Safety
-    /// There are lanes for every seat, and they, like the seats, outlive this value, which is their only server.
-    pub(crate) unsafe fn new(seats: Seats, lanes: LanePairs<Req, Resp>, clock: Clock) -> Self {
+    /// There are lanes for every entry, and they, like the entries, outlive this value, which is their only server.
+    pub(crate) unsafe fn new(entries: Entries, lanes: LanePairs<Req, Resp>, clock: Clock) -> Self {
         Self {
-            hot: HotSet::new(seats.count()),
-            patrol: Patrol::of(seats),
-            table: Table { sessions: (0..seats.count()).map(|_| None).collect(), inbox: Inbox::default(), seats, lanes },
+            hot: HotSet::new(entries.count()),
+            reaper: Reaper::of(entries),
+            table: Table { sessions: (0..entries.count()).map(|_| None).collect(), inbox: Inbox::default(), entries, lanes },
             clock,
         }
     }
@@ -251,16 +251,16 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         file: &LockFile,
         visit: impl FnMut(&mut Table<Req, Resp>, usize, usize) -> usize,
     ) -> usize {
-        let Self { hot, patrol, table, clock } = self;
-        if patrol.is_due() {
-            look_for_the_gone(hot, patrol, table, file);
+        let Self { hot, reaper, table, clock } = self;
+        if reaper.is_due() {
+            reap_clients(hot, reaper, table, file);
         }
-        hot.pass(wakes, table, visit, || patrol.tick(clock.now_ns()))
+        hot.pass(wakes, table, visit, || reaper.tick(clock.now_ns()))
     }
 
     /// Returns the oldest request that [`pass`](Self::pass) has found, and whose it is.
     #[inline(always)]
-    pub(crate) fn recv(&mut self) -> Option<(Asker, Req)> {
+    pub(crate) fn recv(&mut self) -> Option<(CallId, Req)> {
         loop {
             let client = self.table.inbox.pop()?;
             if let Some(Some(session)) = self.table.sessions.get_mut(client) {
@@ -270,12 +270,12 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
                     if let Some((word, bit)) = session.bit(tag).filter(|(word, bit)| **word & bit == 0) {
                         *word |= bit;
                         session.held += 1;
-                        return Some((Asker { client: client as u32, generation, tag }, payload));
+                        return Some((CallId { client: client as u32, generation, tag }, payload));
                     }
                 }
             }
             // C5: it was there, and a broken client took it back; or the client has no such call, or has made it before.
-            disown(&self.table.seats, client);
+            evict_client(&self.table.entries, client);
             self.table.inbox.forget(client);
         }
     }
@@ -283,9 +283,9 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
     /// Answers a request with what `make` gives, which is called while the place of the answer is the server's; `note` says how the call went.
     /// The client can see the answer when this returns. Call it once for each request. Whether the client was still there.
     #[inline(always)]
-    pub(crate) fn answer(&mut self, to: &Asker, note: u8, make: impl FnOnce() -> Resp) -> bool {
+    pub(crate) fn answer(&mut self, to: &CallId, note: u8, make: impl FnOnce() -> Resp) -> bool {
         let Some(Some(session)) = self.table.sessions.get_mut(to.client()) else { return false };
-        // C5: a late answer to a former holder of the seat reaches nobody.
+        // C5: a late answer to a former holder of the entry reaches nobody.
         if session.generation != to.generation {
             return false;
         }
@@ -303,8 +303,8 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
     }
 
     /// Ends the session of a client that asked for something that breaks the protocol.
-    pub(crate) fn evict(&self, from: &Asker) {
-        self.table.seats.evict(from.client(), from.generation);
+    pub(crate) fn evict(&self, from: &CallId) {
+        self.table.entries.evict(from.client(), from.generation);
     }
 
     /// Returns the condition that a sleeping server waits for: something to pass for or to receive. Looks for dead clients in every slice.
@@ -316,22 +316,22 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
 // Counted on rows of its own, by this name.
 #[cold]
 #[inline(never)]
-fn look_for_the_gone<Req: Plain, Resp: Plain>(hot: &mut HotSet, patrol: &mut Patrol, table: &mut Table<Req, Resp>, file: &LockFile) {
-    if patrol.pass(file, |client, _| forget(client, hot, table)) {
-        hot.mend(table, usize::MAX, SEATS_PER_ROUND, LOOKS_PER_ROUND);
+fn reap_clients<Req: Plain, Resp: Plain>(hot: &mut HotSet, reaper: &mut Reaper, table: &mut Table<Req, Resp>, file: &LockFile) {
+    if reaper.pass(file, |client, _| forget(client, hot, table)) {
+        hot.mend(table, usize::MAX, ENTRIES_PER_ROUND, LOOKS_PER_ROUND);
     }
 }
 
-/// Forgets a client that is gone, and makes its seat fit for the next.
+/// Forgets a client that is gone, and makes its entry fit for the next.
 fn forget<Req: Plain, Resp: Plain>(client: usize, hot: &mut HotSet, table: &mut Table<Req, Resp>) {
     hot.remove(client);
     table.inbox.forget(client);
     if let Some(session) = table.sessions.get_mut(client) {
         *session = None;
-        // SAFETY: there are lanes for every seat; the client is gone, and our ends went with the session.
+        // SAFETY: there are lanes for every entry; the client is gone, and our ends went with the session.
         unsafe { table.lanes.reset(client) };
     }
-    if let Some(armed) = table.seats.armed(client) {
+    if let Some(armed) = table.entries.armed(client) {
         armed.store(ARMED, Ordering::Relaxed);
     }
 }
@@ -344,10 +344,10 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
     }
 
     fn begun(&mut self, client: usize) -> Option<()> {
-        let generation = self.seats.taken_by(client)?;
-        let holding = self.seats.held_by(client, generation)?;
+        let generation = self.entries.taken_by(client)?;
+        let holding = self.entries.held_by(client, generation)?;
         let depth = self.lanes.depth as u64;
-        // SAFETY: there are lanes for every seat, and they outlive the sessions (contract of `Sessions::new`). This is the only consumer of
+        // SAFETY: there are lanes for every entry, and they outlive the sessions (contract of `Sessions::new`). This is the only consumer of
         // the requests and the only producer of the responses, both begin at 0 with empty slots, and `answer` publishes no more than the
         // client has room for. Any bytes are a valid request, by `Plain`.
         let (requests, responses) =
@@ -361,18 +361,18 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
 
     /// Returns whether the first request of a session not begun is there.
     fn first_is_ready(&self, client: usize) -> bool {
-        // SAFETY: as in `begin`; the seat is taken, so there is such a client, and nothing is consumed here.
+        // SAFETY: as in `begin`; the entry is taken, so there is such a client, and nothing is consumed here.
         let requests = unsafe { LaneRx::new(self.lanes.requests_of(client), self.lanes.depth as u64, 0) };
         requests.is_ready_at(0)
     }
 }
 
-/// C5: what there is of a client that is not what it was: nothing. If somebody has overwritten the seat, what a new holder sends would be
+/// C5: what there is of a client that is not what it was: nothing. If somebody has overwritten the entry, what a new holder sends would be
 /// taken for its predecessor's.
 #[cold]
-fn disown(seats: &Seats, client: usize) {
-    if let Some(generation) = seats.taken_by(client) {
-        seats.evict(client, generation);
+fn evict_client(entries: &Entries, client: usize) {
+    if let Some(generation) = entries.taken_by(client) {
+        entries.evict(client, generation);
     }
 }
 
@@ -393,7 +393,7 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
         let most = budget.min(depth - (next - session.requests.position()) as usize);
         // C5: it calls more than it may, or is not what it was.
         if most == 0 || !session.holding.lasts() {
-            disown(&self.seats, client);
+            evict_client(&self.entries, client);
             return 0;
         }
         let mut found = 1;
@@ -420,13 +420,13 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
             // C5: it has no such call, or one that is held; or the client is not what it was.
             let is_held = |slot: usize| in_use.get(slot / 64).is_none_or(|word| word >> (slot % 64) & 1 != 0);
             if tag.slot() >= depth || !holds_none && is_held(tag.slot()) || answered == 0 && !holding.lasts() {
-                disown(&self.seats, client);
+                evict_client(&self.entries, client);
                 break;
             }
             let request = request.read();
-            let owed = Owed { responses, holding, tag };
+            let unanswered = Unanswered { responses, holding, tag };
             let response = handler(&request);
-            std::mem::forget(owed);
+            std::mem::forget(unanswered);
             // L3: as in `Sessions::answer`.
             responses.publish_tagged(tag.pack(ANSWERED), response, if answered > 0 { Ahead::Slot } else { Ahead::Nothing });
             answered += 1;
@@ -437,13 +437,13 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
 }
 
 /// The answer to a request whose handler runs. A handler that panics leaves a rejection.
-struct Owed<'a, Resp: Plain> {
+struct Unanswered<'a, Resp: Plain> {
     responses: &'a mut LaneTx<Tagged<Resp>>,
     holding: &'a Holding,
     tag: Tag,
 }
 
-impl<Resp: Plain> Drop for Owed<'_, Resp> {
+impl<Resp: Plain> Drop for Unanswered<'_, Resp> {
     #[cold]
     fn drop(&mut self) {
         self.responses.publish_tagged(self.tag.pack(REJECTED), Resp::new_zeroed(), Ahead::Nothing);
@@ -453,7 +453,7 @@ impl<Resp: Plain> Drop for Owed<'_, Resp> {
 
 impl<Req: Plain, Resp: Plain> Lanes for Table<Req, Resp> {
     fn is_ready(&self, client: usize) -> bool {
-        if self.seats.taken_by(client).is_none() {
+        if self.entries.taken_by(client).is_none() {
             return false;
         }
         match self.sessions.get(client) {
@@ -463,7 +463,7 @@ impl<Req: Plain, Resp: Plain> Lanes for Table<Req, Resp> {
     }
 
     fn armed(&self, client: usize) -> Option<&AtomicU32> {
-        self.seats.armed(client)
+        self.entries.armed(client)
     }
 }
 
@@ -476,26 +476,26 @@ struct Idle<'a, Req, Resp, W> {
 
 impl<Req: Plain, Resp: Plain, W: Wakes> Watch for Idle<'_, Req, Resp, W> {
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
-        show(self.sessions.table.seats.server_sleep().word());
+        show(self.sessions.table.entries.server_sleep().word());
     }
 
     fn arm(&mut self) {
-        let Sessions { hot, patrol, table, clock } = &mut *self.sessions;
+        let Sessions { hot, reaper, table, clock } = &mut *self.sessions;
         // The first pass after the sleep looks for the dead.
-        patrol.tick(clock.now_ns());
+        reaper.tick(clock.now_ns());
         hot.arm(table);
     }
 
     fn look(&mut self, is_told: bool) -> bool {
         let Sessions { hot, table, .. } = &mut *self.sessions;
         let is_quiet = table.inbox.waiting() == 0 && !self.wakes.any();
-        !(hot.cool(table, is_told) && is_quiet)
+        !(hot.deactivate(table, is_told) && is_quiet)
     }
 
     fn check(&mut self) -> bool {
         let Self { sessions, file, .. } = self;
-        let Sessions { hot, patrol, table, clock } = &mut **sessions;
-        patrol.check(file, clock.now_ns(), |client, _| forget(client, hot, table));
+        let Sessions { hot, reaper, table, clock } = &mut **sessions;
+        reaper.check(file, clock.now_ns(), |client, _| forget(client, hot, table));
         // What it takes up is looked at again, and may be empty.
         hot.mend(table, usize::MAX, usize::MAX, usize::MAX);
         false

@@ -6,9 +6,9 @@ use shm::plain::{Plain, TypeShape};
 use shm::region::Region;
 
 use crate::announce::Announce;
+use crate::entries::Entries;
 use crate::error::ConnectError;
 use crate::layout::{AreaBytes, Header, Layout};
-use crate::seats::Seats;
 use crate::sessions::LanePairs;
 
 /// A copy of the header of a server's region, of this layout's version; nothing else is known of it.
@@ -48,7 +48,7 @@ pub(crate) fn layout<Req: Plain, Resp: Plain, W: Announce>(
 
 /// The parts of a region, as its server and its clients see them.
 pub(crate) struct Views<Req, Resp, W> {
-    pub(crate) seats: Seats,
+    pub(crate) entries: Entries,
     pub(crate) lanes: LanePairs<Req, Resp>,
     pub(crate) announced: W,
 }
@@ -62,7 +62,7 @@ impl<Req, Resp, W: Announce> Views<Req, Resp, W> {
             let requests = (base.add(layout.requests), layout.request_stride());
             let responses = (base.add(layout.responses), layout.response_stride());
             Self {
-                seats: Seats::new(base.add(layout.seats), layout.max_clients),
+                entries: Entries::new(base.add(layout.entries), layout.max_clients),
                 lanes: LanePairs::new(requests, responses, layout.depth),
                 announced: W::new(base.add(Layout::ANNOUNCED), layout.max_clients, layout.words),
             }

@@ -244,7 +244,7 @@ impl HotSet {
     #[cold]
     fn prepare(&mut self, wakes: &mut impl Wakes, lanes: &impl Lanes, now_ns: impl FnOnce() -> u64) -> &mut [Hot] {
         if wakes.any() {
-            wakes.drain(|lane| self.heat(lane, lanes));
+            wakes.drain(|lane| self.activate(lane, lanes));
         }
         if self.passes_to_rest == 0 {
             self.rest(wakes, lanes, now_ns);
@@ -274,7 +274,7 @@ impl HotSet {
         }
     }
 
-    fn heat(&mut self, lane: usize, lanes: &impl Lanes) {
+    fn activate(&mut self, lane: usize, lanes: &impl Lanes) {
         let (Some(is_hot), Some(armed)) = (self.is_hot.get_mut(lane), lanes.armed(lane)) else { return };
         armed.store(HOT, Ordering::Relaxed);
         if !*is_hot {
@@ -294,14 +294,14 @@ impl HotSet {
             self.next_flag = lane + 1;
             let is_armed = lanes.armed(lane).is_none_or(|armed| armed.load(Ordering::Relaxed) == ARMED);
             if !is_armed && self.is_hot.get(lane) == Some(&false) {
-                self.heat(lane, lanes);
+                self.activate(lane, lanes);
             }
         }
         for _ in 0..looks.min(count) {
             let lane = self.next_look % count;
             self.next_look = lane + 1;
             if self.is_hot.get(lane) == Some(&false) && lanes.is_ready(lane) {
-                self.heat(lane, lanes);
+                self.activate(lane, lanes);
             }
         }
     }
@@ -314,7 +314,7 @@ impl HotSet {
         }
     }
 
-    /// Arms every lane, before the consumer sleeps. A [`heavy_barrier`] and [`cool`](Self::cool) must follow.
+    /// Arms every lane, before the consumer sleeps. A [`heavy_barrier`] and [`deactivate`](Self::deactivate) must follow.
     pub fn arm(&self, lanes: &impl Lanes) {
         self.arm_some(lanes, |_| true);
     }
@@ -329,16 +329,16 @@ impl HotSet {
         any
     }
 
-    /// Returns whether all hot lanes are empty. Those that are go cold if `may_cool`, which says that they were [armed](Self::arm) and
+    /// Returns whether all hot lanes are empty. Those that are go cold if `may_deactivate`, which says that they were [armed](Self::arm) and
     /// that a [`heavy_barrier`] returned `true` since (R1): a producer that publishes there from now on sets a ready bit. The others are
     /// polled on.
     #[must_use]
-    pub fn cool(&mut self, lanes: &impl Lanes, may_cool: bool) -> bool {
-        self.cool_some(lanes, may_cool, |_| true)
+    pub fn deactivate(&mut self, lanes: &impl Lanes, may_deactivate: bool) -> bool {
+        self.deactivate_some(lanes, may_deactivate, |_| true)
     }
 
-    /// [`cool`](Self::cool) for the lanes that are `chosen`.
-    fn cool_some(&mut self, lanes: &impl Lanes, may_cool: bool, chosen: impl Fn(&Hot) -> bool) -> bool {
+    /// [`deactivate`](Self::deactivate) for the lanes that are `chosen`.
+    fn deactivate_some(&mut self, lanes: &impl Lanes, may_deactivate: bool, chosen: impl Fn(&Hot) -> bool) -> bool {
         let (is_hot, mut all_empty) = (&mut self.is_hot, true);
         self.hot.retain(|hot| {
             if !chosen(hot) {
@@ -350,7 +350,7 @@ impl HotSet {
             };
             let is_ready = lanes.is_ready(hot.lane);
             all_empty &= !is_ready;
-            let keep = is_ready || !may_cool;
+            let keep = is_ready || !may_deactivate;
             if keep {
                 armed.store(HOT, Ordering::Relaxed);
             }
@@ -371,8 +371,8 @@ impl HotSet {
         let is_idle = |hot: &Hot| hot.idle_epochs > 1;
         if self.arm_some(lanes, is_idle) {
             // R1: from here on a producer sees the flag, or its message is seen.
-            let may_cool = heavy_barrier();
-            self.cool_some(lanes, may_cool, is_idle);
+            let may_deactivate = heavy_barrier();
+            self.deactivate_some(lanes, may_deactivate, is_idle);
         }
     }
 }
@@ -448,12 +448,12 @@ mod tests {
         fn a_lane_that_is_idle_for_months_stays_idle() {
             let (lanes, _) = boxes(1);
             let mut set = HotSet::new(1);
-            set.heat(0, &lanes);
+            set.activate(0, &lanes);
             for epoch in 1..4 {
                 set.hot.iter_mut().for_each(|hot| hot.idle_epochs = u32::MAX);
                 set.tick(&lanes, epoch * EPOCH_NS);
                 assert!(set.hot.iter().all(|hot| hot.idle_epochs > 1));
-                set.heat(0, &lanes);
+                set.activate(0, &lanes);
             }
         }
 
@@ -554,7 +554,7 @@ mod tests {
                     ready.notify_if_armed(0, &a);
                 });
                 let mut set = HotSet::new(1);
-                set.heat(0, &lanes);
+                set.activate(0, &lanes);
                 set.hot[0].idle_epochs = 1;
                 set.tick(&lanes, EPOCH_NS);
                 let was_cold = set.hot.is_empty();
@@ -582,7 +582,7 @@ mod tests {
                 self.set.arm(self.lanes);
             }
             fn look(&mut self, is_told: bool) -> bool {
-                !self.set.cool(self.lanes, is_told) || self.ready.any()
+                !self.set.deactivate(self.lanes, is_told) || self.ready.any()
             }
         }
 
@@ -602,7 +602,7 @@ mod tests {
                     });
                     let mut set = HotSet::new(1);
                     if armed == HOT {
-                        set.heat(0, &lanes);
+                        set.activate(0, &lanes);
                     }
                     let mut idle = Idle { set: &mut set, lanes: &lanes, ready, sleep: &sleep };
                     assert!(wait([&mut idle as &mut dyn Sleeper], None));

@@ -1,13 +1,13 @@
-//! Which clients a server has: seats with generations in its region, each held by a lock that the kernel drops when the client dies.
+//! Which clients a server has: entries with generations in its region, each held by a lock that the kernel drops when the client dies.
 //!
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|
-//! | `Seat::session` free -> taken -> left | the client that holds the seat's lock | server | **C1**: AcqRel CAS / Acquire load |
-//! | `Seat::session` taken or left -> evicted or free | server | clients | **C2**: Release store or CAS / Acquire load: the seat's memory is reset |
-//! | `departures` | clients `fetch_add` after leaving | server | **C3**: Release / Acquire: the departed seat is seen |
+//! | `Entry::session` free -> taken -> left | the client that holds the entry's lock | server | **C1**: AcqRel CAS / Acquire load |
+//! | `Entry::session` taken or left -> evicted or free | server | clients | **C2**: Release store or CAS / Acquire load: the entry's memory is reset |
+//! | `departures` | clients `fetch_add` after leaving | server | **C3**: Release / Acquire: the departed entry is seen |
 //!
-//! **C4**: a client takes the byte lock `1 + seat` of the region's file first and the seat second, so a taken seat whose lock is free belongs
-//! to a dead client. A client stopped or killed at any instruction affects its own seat only, and only the server makes a seat free again,
+//! **C4**: a client takes the byte lock `1 + entry` of the region's file first and the entry second, so a taken entry whose lock is free belongs
+//! to a dead client. A client stopped or killed at any instruction affects its own entry only, and only the server makes an entry free again,
 //! after it has dealt with what the client left. (A client whose own process opens and closes the region's file by other means loses
 //! its lock, is taken for dead, and finds itself [disconnected](Holding::lasts).)
 
@@ -22,7 +22,7 @@ const FREE: u64 = 0;
 const TAKEN: u64 = 1;
 const LEFT: u64 = 2;
 const EVICTED: u64 = 3;
-/// No seat's state: see [`Holding::end`].
+/// No entry's state: see [`Holding::end`].
 const NEVER: u64 = 4;
 
 fn word(generation: u32, state: u64) -> u64 {
@@ -32,10 +32,10 @@ fn word(generation: u32, state: u64) -> u64 {
 /// One client's line, 64 B; zeroed is free.
 #[derive(Debug)]
 #[repr(C, align(64))]
-struct Seat {
+struct Entry {
     /// Generation in the high half, state in the low half.
     session: AtomicU64,
-    /// See [`Seats::armed`].
+    /// See [`Entries::armed`].
     armed: AtomicU32,
     /// For people who look at the memory; no decision is made by it.
     pid: AtomicU32,
@@ -43,7 +43,7 @@ struct Seat {
     sleep: Sleep,
 }
 
-/// The line before the seats, 64 B.
+/// The line before the entries, 64 B.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Head {
@@ -55,21 +55,21 @@ struct Head {
 #[cfg(not(loom))]
 const _: () = {
     assert!(size_of::<Head>() == 64);
-    assert!(size_of::<Seat>() == 64);
-    assert!(std::mem::offset_of!(Seat, session) == 0);
-    assert!(std::mem::offset_of!(Seat, armed) == 8);
-    assert!(std::mem::offset_of!(Seat, pid) == 12);
-    assert!(std::mem::offset_of!(Seat, sleep) == 16);
+    assert!(size_of::<Entry>() == 64);
+    assert!(std::mem::offset_of!(Entry, session) == 0);
+    assert!(std::mem::offset_of!(Entry, armed) == 8);
+    assert!(std::mem::offset_of!(Entry, pid) == 12);
+    assert!(std::mem::offset_of!(Entry, sleep) == 16);
     assert!(std::mem::offset_of!(Head, sleep) == 8);
 };
 
-/// Why a client got no seat.
+/// Why a client got no entry.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// All seats are taken, perhaps by clients whose end the server has not handled yet: it does so when it polls.
-    #[error("all {max_clients} client seats are taken: end a client, or create the server with more; or try again if one just ended")]
+    /// All entries are taken, perhaps by clients whose end the server has not handled yet: it does so when it polls.
+    #[error("all {max_clients} client entries are taken: end a client, or create the server with more; or try again if one just ended")]
     Full {
-        /// Number of seats.
+        /// Number of entries.
         max_clients: usize,
     },
     /// The lock that proves the client alive cannot be taken.
@@ -85,53 +85,53 @@ impl JoinError {
     }
 }
 
-/// A client's hold on its seat. Let [`Seats::leave`] have it in the end; if it is merely dropped, the server takes the client for dead,
+/// A client's hold on its entry. Let [`Entries::leave`] have it in the end; if it is merely dropped, the server takes the client for dead,
 /// with the same outcome a little later.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// The client's number, below the number of seats.
-    pub(crate) seat: usize,
-    /// Tells this holder of the seat from those before it.
+    /// The client's number, below the number of entries.
+    pub(crate) entry: usize,
+    /// Tells this holder of the entry from those before it.
     pub(crate) generation: u32,
     _lock: ByteLock,
 }
 
-/// One holder's time in its seat, for callers that look there with every message; [`Seats::held_by`] returns it.
+/// One holder's time in its entry, for callers that look there with every message; [`Entries::held_by`] returns it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Holding {
-    seat: NonNull<Seat>,
+    entry: NonNull<Entry>,
     /// The value of the session's word meanwhile.
     word: u64,
     /// Barrier of the process that looks.
     barrier: LightBarrier,
 }
 
-// SAFETY: a view of shared atomics; the memory's lifetime is the contract of `Seats::new`.
+// SAFETY: a view of shared atomics; the memory's lifetime is the contract of `Entries::new`.
 unsafe impl Send for Holding {}
 
 impl Holding {
     #[inline(always)]
-    fn seat(&self) -> &Seat {
-        // SAFETY: contract of `Seats::new`.
-        unsafe { self.seat.as_ref() }
+    fn entry(&self) -> &Entry {
+        // SAFETY: contract of `Entries::new`.
+        unsafe { self.entry.as_ref() }
     }
 
-    /// Returns whether the holder has the seat. One load of a line that nobody writes in normal operation.
+    /// Returns whether the holder has the entry. One load of a line that nobody writes in normal operation.
     #[inline(always)]
     pub(crate) fn lasts(&self) -> bool {
         // C1, C2
-        self.seat().session.load(Ordering::Acquire) == self.word
+        self.entry().session.load(Ordering::Acquire) == self.word
     }
 
-    /// It [lasts](Self::lasts) no longer for those who look here, whatever becomes of the seat.
+    /// It [lasts](Self::lasts) no longer for those who look here, whatever becomes of the entry.
     pub(crate) fn end(&mut self) {
         self.word = NEVER;
     }
 
-    /// Like [`Seats::armed`].
+    /// Like [`Entries::armed`].
     #[inline(always)]
     pub(crate) fn armed(&self) -> &AtomicU32 {
-        &self.seat().armed
+        &self.entry().armed
     }
 
     /// The holder has published a request: whether it is to announce itself.
@@ -151,29 +151,29 @@ impl Holding {
     /// Returns the word that the holder sleeps on.
     #[inline(always)]
     pub(crate) fn sleep(&self) -> &Sleep {
-        &self.seat().sleep
+        &self.entry().sleep
     }
 }
 
-/// The seats in a region, as server and clients see them.
+/// The entries in a region, as server and clients see them.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Seats {
+pub(crate) struct Entries {
     head: NonNull<Head>,
     count: usize,
 }
 
 // SAFETY: a view of shared atomics; the memory's lifetime is the contract of `new`.
-unsafe impl Send for Seats {}
+unsafe impl Send for Entries {}
 // SAFETY: as above.
-unsafe impl Sync for Seats {}
+unsafe impl Sync for Entries {}
 
-impl Seats {
-    /// Returns the number of bytes that `count` seats take: a line each, and one for all.
+impl Entries {
+    /// Returns the number of bytes that `count` entries take: a line each, and one for all.
     pub(crate) const fn bytes(count: usize) -> usize {
-        size_of::<Head>() + count * size_of::<Seat>()
+        size_of::<Head>() + count * size_of::<Entry>()
     }
 
-    /// The seats at `base`.
+    /// The entries at `base`.
     ///
     /// # Safety
     /// `base` is aligned to 64 and points to [`bytes(count)`](Self::bytes) bytes, zeroed before anybody used them, that stay mapped as
@@ -182,23 +182,23 @@ impl Seats {
         Self { head: base.cast(), count }
     }
 
-    /// One free seat, for models.
+    /// One free entry, for models.
     #[cfg(all(test, loom))]
     pub(crate) fn leaked() -> Self {
         #[repr(C)]
-        struct One(Head, Seat);
+        struct One(Head, Entry);
         let head = Head { departures: AtomicU64::new(0), sleep: Sleep::default() };
         let (session, armed, pid) = (AtomicU64::new(word(FIRST, FREE)), AtomicU32::new(0), AtomicU32::new(0));
-        let one = Box::leak(Box::new(One(head, Seat { session, armed, pid, sleep: Sleep::default() })));
+        let one = Box::leak(Box::new(One(head, Entry { session, armed, pid, sleep: Sleep::default() })));
         // SAFETY: leaked, and one behind the other, as both are whole lines.
         unsafe { Self::new(NonNull::from(one).cast(), 1) }
     }
 
-    /// Makes the seats of a new region fit: all are free, and who calls first is to say so.
+    /// Makes the entries of a new region fit: all are free, and who calls first is to say so.
     pub(crate) fn prepare(&self) {
-        for seat in (0..self.count).filter_map(|seat| self.seat(seat)) {
-            seat.session.store(word(FIRST, FREE), Ordering::Relaxed);
-            seat.armed.store(ARMED, Ordering::Relaxed);
+        for entry in (0..self.count).filter_map(|entry| self.entry(entry)) {
+            entry.session.store(word(FIRST, FREE), Ordering::Relaxed);
+            entry.armed.store(ARMED, Ordering::Relaxed);
         }
     }
 
@@ -207,27 +207,27 @@ impl Seats {
         unsafe { self.head.as_ref() }
     }
 
-    fn seat(&self, seat: usize) -> Option<&Seat> {
-        if seat >= self.count {
+    fn entry(&self, entry: usize) -> Option<&Entry> {
+        if entry >= self.count {
             return None;
         }
         // SAFETY: contract of `new`; the index was checked.
-        Some(unsafe { self.head.add(1).cast::<Seat>().add(seat).as_ref() })
+        Some(unsafe { self.head.add(1).cast::<Entry>().add(entry).as_ref() })
     }
 
-    /// Returns the number of seats.
+    /// Returns the number of entries.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
 
-    /// Client: takes a free seat.
+    /// Client: takes a free entry.
     ///
     /// # Errors
     /// [`JoinError`]; nothing stays taken.
     pub(crate) fn join(&self, file: &LockFile) -> Result<Session, JoinError> {
         for index in 0..self.count {
-            let Some(seat) = self.seat(index) else { break };
-            let free = seat.session.load(Ordering::Acquire);
+            let Some(entry) = self.entry(index) else { break };
+            let free = entry.session.load(Ordering::Acquire);
             if free as u32 != FREE as u32 {
                 continue;
             }
@@ -238,26 +238,26 @@ impl Seats {
             };
             let generation = ((free >> 32) as u32).wrapping_add(1);
             // C1, C2
-            if seat.session.compare_exchange(free, word(generation, TAKEN), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                seat.pid.store(std::process::id(), Ordering::Relaxed);
-                return Ok(Session { seat: index, generation, _lock: lock });
+            if entry.session.compare_exchange(free, word(generation, TAKEN), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                entry.pid.store(std::process::id(), Ordering::Relaxed);
+                return Ok(Session { entry: index, generation, _lock: lock });
             }
         }
         Err(JoinError::Full { max_clients: self.count })
     }
 
-    /// Returns the holding of holder `generation` in a seat. Registers this process for barriers, which may take long the first time.
-    pub(crate) fn held_by(&self, seat: usize, generation: u32) -> Option<Holding> {
-        let (seat, barrier) = (NonNull::from(self.seat(seat)?), LightBarrier::of_process());
-        Some(Holding { seat, word: word(generation, TAKEN), barrier })
+    /// Returns the holding of holder `generation` in an entry. Registers this process for barriers, which may take long the first time.
+    pub(crate) fn held_by(&self, entry: usize, generation: u32) -> Option<Holding> {
+        let (entry, barrier) = (NonNull::from(self.entry(entry)?), LightBarrier::of_process());
+        Some(Holding { entry, word: word(generation, TAKEN), barrier })
     }
 
-    /// Client: gives its seat up. It must not write to the seat's memory any more.
+    /// Client: gives its entry up. It must not write to the entry's memory any more.
     pub(crate) fn leave(&self, session: Session) {
-        let Some(seat) = self.seat(session.seat) else { return };
+        let Some(entry) = self.entry(session.entry) else { return };
         let (taken, left) = (word(session.generation, TAKEN), word(session.generation, LEFT));
         // C1; an evicted client has nothing to say.
-        if seat.session.compare_exchange(taken, left, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        if entry.session.compare_exchange(taken, left, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             // C3
             self.head().departures.fetch_add(1, Ordering::Release);
             self.head().sleep.wake();
@@ -266,8 +266,8 @@ impl Seats {
 
     /// A word beside the session for the protocol's use: ipc keeps the [`armed`](shm::ready) flag of the client's lane there.
     #[inline(always)]
-    pub(crate) fn armed(&self, seat: usize) -> Option<&AtomicU32> {
-        self.seat(seat).map(|seat| &seat.armed)
+    pub(crate) fn armed(&self, entry: usize) -> Option<&AtomicU32> {
+        self.entry(entry).map(|entry| &entry.armed)
     }
 
     /// Returns the word that the server sleeps on. Clients wake it after each thing that they tell it.
@@ -276,27 +276,27 @@ impl Seats {
         &self.head().sleep
     }
 
-    /// Server: the generation of the client in `seat`, or `None` if there is none (any more).
+    /// Server: the generation of the client in `entry`, or `None` if there is none (any more).
     #[inline(always)]
-    pub(crate) fn taken_by(&self, seat: usize) -> Option<u32> {
+    pub(crate) fn taken_by(&self, entry: usize) -> Option<u32> {
         // C1
-        let session = self.seat(seat)?.session.load(Ordering::Acquire);
+        let session = self.entry(entry)?.session.load(Ordering::Acquire);
         (session as u32 == TAKEN as u32).then_some((session >> 32) as u32)
     }
 
-    /// Server: ends the session of a client that breaks the protocol. The seat is free again when that client is gone.
-    pub(crate) fn evict(&self, seat: usize, generation: u32) {
-        if let Some(seat) = self.seat(seat) {
+    /// Server: ends the session of a client that breaks the protocol. The entry is free again when that client is gone.
+    pub(crate) fn evict(&self, entry: usize, generation: u32) {
+        if let Some(entry) = self.entry(entry) {
             let (taken, evicted) = (word(generation, TAKEN), word(generation, EVICTED));
             // C2; if the client left meanwhile, all the better.
-            let _ = seat.session.compare_exchange(taken, evicted, Ordering::AcqRel, Ordering::Relaxed);
-            seat.sleep.wake();
+            let _ = entry.session.compare_exchange(taken, evicted, Ordering::AcqRel, Ordering::Relaxed);
+            entry.sleep.wake();
         }
     }
 
-    /// The generation of the client of `seat` if that client is gone for good: it left, or its lock is free.
-    fn departed(&self, seat: usize, file: &LockFile, looks: &mut usize) -> Option<u32> {
-        let session = self.seat(seat)?.session.load(Ordering::Acquire);
+    /// The generation of the client of `entry` if that client is gone for good: it left, or its lock is free.
+    fn departed(&self, entry: usize, file: &LockFile, looks: &mut usize) -> Option<u32> {
+        let session = self.entry(entry)?.session.load(Ordering::Acquire);
         let generation = (session >> 32) as u32;
         match u64::from(session as u32) {
             FREE => None,
@@ -304,17 +304,17 @@ impl Seats {
             _ => {
                 let look = looks.checked_sub(1)?;
                 *looks = look;
-                (!file.is_held(1 + seat as u64)).then_some(generation)
+                (!file.is_held(1 + entry as u64)).then_some(generation)
             }
         }
     }
 }
 
-/// The server's round of the seats, which finds the clients that are gone: who left, at the next pass; who died, within a time that
+/// The server's round of the entries, which finds the clients that are gone: who left, at the next pass; who died, within a time that
 /// grows with the number of clients, a millisecond for every [`LOOKS_PER_ROUND`] of them (a server that sleeps: and [`SLICE`](shm::sleep::SLICE)).
 #[derive(Debug)]
-pub(crate) struct Patrol {
-    seats: Seats,
+pub(crate) struct Reaper {
+    entries: Entries,
     next: usize,
     departures: u64,
     /// The count of departures as long as there is nothing to do.
@@ -326,22 +326,22 @@ pub(crate) struct Patrol {
 
 /// Clients that are asked for by system call per round; about 0.2 us each.
 pub(crate) const LOOKS_PER_ROUND: usize = 8;
-/// Seats that a round looks at, a line each.
-pub(crate) const SEATS_PER_ROUND: usize = 64;
+/// Entries that a round looks at, a line each.
+pub(crate) const ENTRIES_PER_ROUND: usize = 64;
 const ROUND_NS: u64 = 1_000_000;
 /// Rounds that one pass makes up for, of a server that polls rarely.
 const ROUNDS_PER_PASS: usize = 8;
 
-impl Patrol {
+impl Reaper {
     /// A round that has not begun.
-    pub(crate) fn of(seats: Seats) -> Self {
-        Self { seats, next: 0, departures: 0, expected: 0, now_ns: None, round_ns: 0 }
+    pub(crate) fn of(entries: Entries) -> Self {
+        Self { entries, next: 0, departures: 0, expected: 0, now_ns: None, round_ns: 0 }
     }
 
     #[inline(always)]
     fn departures(&self) -> u64 {
         // C3
-        self.seats.head().departures.load(Ordering::Acquire)
+        self.entries.head().departures.load(Ordering::Acquire)
     }
 
     /// Lets the next pass look for the dead as of `now_ns`, of any monotonic clock, and returns it. Call it as often as the clock is read anyway.
@@ -357,61 +357,61 @@ impl Patrol {
         self.departures() != self.expected
     }
 
-    /// One pass that [is due](Self::is_due). `bury(seat, generation)` must forget the client and reset the memory of its seat; when it returns,
-    /// the seat is free for others. Returns whether it has gone round looking for the dead, as it does about every millisecond.
+    /// One pass that [is due](Self::is_due). `reap(entry, generation)` must forget the client and reset the memory of its entry; when it returns,
+    /// the entry is free for others. Returns whether it has gone round looking for the dead, as it does about every millisecond.
     #[cold]
-    pub(crate) fn pass(&mut self, file: &LockFile, mut bury: impl FnMut(usize, u32)) -> bool {
+    pub(crate) fn pass(&mut self, file: &LockFile, mut reap: impl FnMut(usize, u32)) -> bool {
         self.expected = self.departures();
         if self.expected != self.departures {
             self.departures = self.expected;
-            self.round(file, self.seats.count, 0, &mut bury);
+            self.round(file, self.entries.count, 0, &mut reap);
         }
         let now_ns = self.now_ns.take();
-        now_ns.is_some_and(|now_ns| self.catch_up(file, now_ns, ROUNDS_PER_PASS, &mut bury))
+        now_ns.is_some_and(|now_ns| self.catch_up(file, now_ns, ROUNDS_PER_PASS, &mut reap))
     }
 
     /// Like [`pass`](Self::pass), of a server that has nothing to do: all the looks are made that have become due.
-    pub(crate) fn check(&mut self, file: &LockFile, now_ns: u64, mut bury: impl FnMut(usize, u32)) {
-        self.pass(file, &mut bury);
-        self.catch_up(file, now_ns, self.seats.count, &mut bury);
+    pub(crate) fn check(&mut self, file: &LockFile, now_ns: u64, mut reap: impl FnMut(usize, u32)) {
+        self.pass(file, &mut reap);
+        self.catch_up(file, now_ns, self.entries.count, &mut reap);
     }
 
     /// Runs a round without asking the kernel, for models.
     #[cfg(all(test, loom))]
-    pub(crate) fn find_left(&mut self, file: &LockFile, mut bury: impl FnMut(usize, u32)) {
-        self.round(file, self.seats.count, 0, &mut bury);
+    pub(crate) fn reap_departed(&mut self, file: &LockFile, mut reap: impl FnMut(usize, u32)) {
+        self.round(file, self.entries.count, 0, &mut reap);
     }
 
     #[cold]
-    fn catch_up(&mut self, file: &LockFile, now: u64, most: usize, bury: &mut impl FnMut(usize, u32)) -> bool {
+    fn catch_up(&mut self, file: &LockFile, now: u64, most: usize, reap: &mut impl FnMut(usize, u32)) -> bool {
         let due = usize::try_from(now.wrapping_sub(self.round_ns) / ROUND_NS).unwrap_or(most).min(most);
         if due > 0 {
             self.round_ns = now;
-            let most = |per_round: usize| due.saturating_mul(per_round).min(self.seats.count);
-            self.round(file, most(SEATS_PER_ROUND), most(LOOKS_PER_ROUND), bury);
+            let most = |per_round: usize| due.saturating_mul(per_round).min(self.entries.count);
+            self.round(file, most(ENTRIES_PER_ROUND), most(LOOKS_PER_ROUND), reap);
         }
         due > 0
     }
 
-    /// Looks at the next `most` seats for clients that left, and, from where it asked last on, by at most `looks` system calls for those that died.
+    /// Looks at the next `most` entries for clients that left, and, from where it asked last on, by at most `looks` system calls for those that died.
     #[cold]
-    fn round(&mut self, file: &LockFile, most: usize, mut looks: usize, bury: &mut impl FnMut(usize, u32)) {
+    fn round(&mut self, file: &LockFile, most: usize, mut looks: usize, reap: &mut impl FnMut(usize, u32)) {
         let start = self.next;
         let is_for_the_dead = looks > 0;
         for step in 0..most {
             if is_for_the_dead && looks == 0 {
                 break;
             }
-            let index = (start + step) % self.seats.count;
-            let departed = self.seats.departed(index, file, &mut looks);
+            let index = (start + step) % self.entries.count;
+            let departed = self.entries.departed(index, file, &mut looks);
             if is_for_the_dead {
                 self.next = index + 1;
             }
-            if let (Some(generation), Some(seat)) = (departed, self.seats.seat(index)) {
-                bury(index, generation);
-                seat.sleep.reset();
+            if let (Some(generation), Some(entry)) = (departed, self.entries.entry(index)) {
+                reap(index, generation);
+                entry.sleep.reset();
                 // C2
-                seat.session.store(word(generation, FREE), Ordering::Release);
+                entry.session.store(word(generation, FREE), Ordering::Release);
             }
         }
     }
