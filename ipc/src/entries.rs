@@ -1,4 +1,4 @@
-//! Which clients a server has: entries with generations in its region, each held by a lock that the kernel drops when the client dies.
+//! The clients of a server: entries with generations in its region. A client holds its entry by a lock that the kernel drops when it dies.
 //!
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|
@@ -22,7 +22,7 @@ const FREE: u64 = 0;
 const TAKEN: u64 = 1;
 const LEFT: u64 = 2;
 const EVICTED: u64 = 3;
-/// No entry's state: see [`Holding::end`].
+/// Not a state of an entry: see [`Holding::end`].
 const NEVER: u64 = 4;
 
 fn word(generation: u32, state: u64) -> u64 {
@@ -37,7 +37,7 @@ struct Entry {
     session: AtomicU64,
     /// See [`Entries::armed`].
     armed: AtomicU32,
-    /// For people who look at the memory; no decision is made by it.
+    /// The client's process, for people who inspect the memory; no decision depends on it.
     pid: AtomicU32,
     /// The client sleeps here.
     sleep: Sleep,
@@ -63,10 +63,10 @@ const _: () = {
     assert!(std::mem::offset_of!(Head, sleep) == 8);
 };
 
-/// Why a client got no entry.
+/// The reason why a client got no entry.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// All entries are taken, perhaps by clients whose end the server has not handled yet: it does so when it polls.
+    /// All entries are taken, maybe by clients that have gone: the server frees their entries when it polls.
     #[error("all {max_clients} client entries are taken: end a client, or create the server with more; or try again if one just ended")]
     Full {
         /// Number of entries.
@@ -85,24 +85,24 @@ impl JoinError {
     }
 }
 
-/// A client's hold on its entry. Let [`Entries::leave`] have it in the end; if it is merely dropped, the server takes the client for dead,
-/// with the same outcome a little later.
+/// A client's hold on its entry. [`Entries::leave`] ends it. If it is merely dropped, the server takes the client for dead, with the same
+/// outcome a little later.
 #[derive(Debug)]
 pub(crate) struct Session {
     /// The client's number, below the number of entries.
     pub(crate) entry: usize,
-    /// Tells this holder of the entry from those before it.
+    /// A number that tells this holder of the entry from earlier ones.
     pub(crate) generation: u32,
     _lock: ByteLock,
 }
 
-/// One holder's time in its entry, for callers that look there with every message; [`Entries::held_by`] returns it.
+/// A view of an entry by which either end checks, with every message, that a holder still has it. [`Entries::held_by`] returns it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Holding {
     entry: NonNull<Entry>,
-    /// The value of the session's word meanwhile.
+    /// The session word as long as the holder has the entry.
     word: u64,
-    /// Barrier of the process that looks.
+    /// Barrier of this process.
     barrier: LightBarrier,
 }
 
@@ -123,7 +123,7 @@ impl Holding {
         self.entry().session.load(Ordering::Acquire) == self.word
     }
 
-    /// It [lasts](Self::lasts) no longer for those who look here, whatever becomes of the entry.
+    /// Makes [`lasts`](Self::lasts) return `false` from now on, whatever becomes of the entry.
     pub(crate) fn end(&mut self) {
         self.word = NEVER;
     }
@@ -134,7 +134,7 @@ impl Holding {
         &self.entry().armed
     }
 
-    /// The holder has published a request: whether it is to announce itself.
+    /// Returns whether the holder, which has published a request, must announce itself.
     #[inline(always)]
     pub(crate) fn must_announce(&self) -> bool {
         // R1
@@ -142,7 +142,7 @@ impl Holding {
         self.armed().load(Ordering::Relaxed) == ARMED
     }
 
-    /// The server has published a response: wakes the holder if it sleeps.
+    /// Wakes the holder if it sleeps, after the server has published a response.
     #[inline(always)]
     pub(crate) fn wake(&self) {
         self.sleep().wake_behind(self.barrier);
@@ -173,10 +173,10 @@ impl Entries {
         size_of::<Head>() + count * size_of::<Entry>()
     }
 
-    /// The entries at `base`.
+    /// Makes a view of the entries at `base`.
     ///
     /// # Safety
-    /// `base` is aligned to 64 and points to [`bytes(count)`](Self::bytes) bytes, zeroed before anybody used them, that stay mapped as
+    /// `base` is aligned to 64 and points to [`bytes(count)`](Self::bytes) bytes, zeroed before the first use, that stay mapped as
     /// long as this value or a copy is used.
     pub(crate) const unsafe fn new(base: NonNull<u8>, count: usize) -> Self {
         Self { head: base.cast(), count }
@@ -194,7 +194,7 @@ impl Entries {
         unsafe { Self::new(NonNull::from(one).cast(), 1) }
     }
 
-    /// Makes the entries of a new region fit: all are free, and who calls first is to say so.
+    /// Initialises the entries of a new region: all are free, and all lanes are armed.
     pub(crate) fn prepare(&self) {
         for entry in (0..self.count).filter_map(|entry| self.entry(entry)) {
             entry.session.store(word(FIRST, FREE), Ordering::Relaxed);
@@ -252,11 +252,11 @@ impl Entries {
         Some(Holding { entry, word: word(generation, TAKEN), barrier })
     }
 
-    /// Client: gives its entry up. It must not write to the entry's memory any more.
+    /// Client: leaves its entry. It must not write to the entry's memory any more.
     pub(crate) fn leave(&self, session: Session) {
         let Some(entry) = self.entry(session.entry) else { return };
         let (taken, left) = (word(session.generation, TAKEN), word(session.generation, LEFT));
-        // C1; an evicted client has nothing to say.
+        // C1; an evicted client does not leave.
         if entry.session.compare_exchange(taken, left, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             // C3
             self.head().departures.fetch_add(1, Ordering::Release);
@@ -264,13 +264,13 @@ impl Entries {
         }
     }
 
-    /// A word beside the session for the protocol's use: ipc keeps the [`armed`](shm::ready) flag of the client's lane there.
+    /// Returns the [`armed`](shm::ready) flag of the client's lane.
     #[inline(always)]
     pub(crate) fn armed(&self, entry: usize) -> Option<&AtomicU32> {
         self.entry(entry).map(|entry| &entry.armed)
     }
 
-    /// Returns the word that the server sleeps on. Clients wake it after each thing that they tell it.
+    /// Returns the word that the server sleeps on. Clients wake it after each announcement.
     #[inline(always)]
     pub(crate) fn server_sleep(&self) -> &Sleep {
         &self.head().sleep
@@ -288,52 +288,51 @@ impl Entries {
     pub(crate) fn evict(&self, entry: usize, generation: u32) {
         if let Some(entry) = self.entry(entry) {
             let (taken, evicted) = (word(generation, TAKEN), word(generation, EVICTED));
-            // C2; if the client left meanwhile, all the better.
+            // C2; it fails if the client has left meanwhile.
             let _ = entry.session.compare_exchange(taken, evicted, Ordering::AcqRel, Ordering::Relaxed);
             entry.sleep.wake();
         }
     }
 
-    /// The generation of the client of `entry` if that client is gone for good: it left, or its lock is free.
-    fn departed(&self, entry: usize, file: &LockFile, looks: &mut usize) -> Option<u32> {
+    /// Returns the generation of the client of `entry` if it left or its lock is free. A check of a lock takes one of `checks`.
+    fn departed(&self, entry: usize, file: &LockFile, checks: &mut usize) -> Option<u32> {
         let session = self.entry(entry)?.session.load(Ordering::Acquire);
         let generation = (session >> 32) as u32;
         match u64::from(session as u32) {
             FREE => None,
             LEFT => Some(generation),
             _ => {
-                let look = looks.checked_sub(1)?;
-                *looks = look;
+                *checks = checks.checked_sub(1)?;
                 (!file.is_held(1 + entry as u64)).then_some(generation)
             }
         }
     }
 }
 
-/// The server's round of the entries, which finds the clients that are gone: who left, at the next pass; who died, within a time that
-/// grows with the number of clients, a millisecond for every [`LOOKS_PER_ROUND`] of them (a server that sleeps: and [`SLICE`](shm::sleep::SLICE)).
+/// The server's search for clients that are gone. It finds a client that left in the next pass, and a client that died within a millisecond
+/// for every [`LOOKS_PER_ROUND`] entries; a server that sleeps takes a [`SLICE`](shm::sleep::SLICE) more.
 #[derive(Debug)]
 pub(crate) struct Reaper {
     entries: Entries,
     next: usize,
     departures: u64,
-    /// The count of departures as long as there is nothing to do.
+    /// The count of departures while no pass is due.
     expected: u64,
     /// The time, if the clock was read since the last pass.
     now_ns: Option<u64>,
     round_ns: u64,
 }
 
-/// Clients that are asked for by system call per round; about 0.2 us each.
+/// Locks that a round checks by system call; about 0.2 us each.
 pub(crate) const LOOKS_PER_ROUND: usize = 8;
-/// Entries that a round looks at, a line each.
+/// Entries that a round reads, a line each.
 pub(crate) const ENTRIES_PER_ROUND: usize = 64;
 const ROUND_NS: u64 = 1_000_000;
-/// Rounds that one pass makes up for, of a server that polls rarely.
+/// Maximum number of rounds that a pass catches up with, for a server that polls rarely.
 const ROUNDS_PER_PASS: usize = 8;
 
 impl Reaper {
-    /// A round that has not begun.
+    /// Makes a reaper that begins with entry 0.
     pub(crate) fn of(entries: Entries) -> Self {
         Self { entries, next: 0, departures: 0, expected: 0, now_ns: None, round_ns: 0 }
     }
@@ -344,21 +343,22 @@ impl Reaper {
         self.entries.head().departures.load(Ordering::Acquire)
     }
 
-    /// Lets the next pass look for the dead as of `now_ns`, of any monotonic clock, and returns it. Call it as often as the clock is read anyway.
+    /// Makes the next pass check for dead clients. `now_ns` is the time of any monotonic clock; it is returned. Call this whenever the clock is
+    /// read anyway.
     pub(crate) fn tick(&mut self, now_ns: u64) -> u64 {
         self.now_ns = Some(now_ns);
         self.expected = !self.departures();
         now_ns
     }
 
-    /// Returns whether there is something to do in this [`pass`](Self::pass): one load, and nearly never.
+    /// Returns whether [`pass`](Self::pass) has something to do, which is rare. One load.
     #[inline(always)]
     pub(crate) fn is_due(&self) -> bool {
         self.departures() != self.expected
     }
 
-    /// One pass that [is due](Self::is_due). `reap(entry, generation)` must forget the client and reset the memory of its entry; when it returns,
-    /// the entry is free for others. Returns whether it has gone round looking for the dead, as it does about every millisecond.
+    /// Does one pass that [is due](Self::is_due). `reap(entry, generation)` must forget the client and reset the memory of its entry, which is
+    /// free for others afterwards. Returns whether locks were checked, as they are about every millisecond.
     #[cold]
     pub(crate) fn pass(&mut self, file: &LockFile, mut reap: impl FnMut(usize, u32)) -> bool {
         self.expected = self.departures();
@@ -370,7 +370,7 @@ impl Reaper {
         now_ns.is_some_and(|now_ns| self.catch_up(file, now_ns, ROUNDS_PER_PASS, &mut reap))
     }
 
-    /// Like [`pass`](Self::pass), of a server that has nothing to do: all the looks are made that have become due.
+    /// Like [`pass`](Self::pass), for a server that has nothing else to do: makes all checks that are due.
     pub(crate) fn check(&mut self, file: &LockFile, now_ns: u64, mut reap: impl FnMut(usize, u32)) {
         self.pass(file, &mut reap);
         self.catch_up(file, now_ns, self.entries.count, &mut reap);
@@ -383,28 +383,29 @@ impl Reaper {
     }
 
     #[cold]
-    fn catch_up(&mut self, file: &LockFile, now: u64, most: usize, reap: &mut impl FnMut(usize, u32)) -> bool {
-        let due = usize::try_from(now.wrapping_sub(self.round_ns) / ROUND_NS).unwrap_or(most).min(most);
+    fn catch_up(&mut self, file: &LockFile, now: u64, max: usize, reap: &mut impl FnMut(usize, u32)) -> bool {
+        let due = usize::try_from(now.wrapping_sub(self.round_ns) / ROUND_NS).unwrap_or(max).min(max);
         if due > 0 {
             self.round_ns = now;
-            let most = |per_round: usize| due.saturating_mul(per_round).min(self.entries.count);
-            self.round(file, most(ENTRIES_PER_ROUND), most(LOOKS_PER_ROUND), reap);
+            let max = |per_round: usize| due.saturating_mul(per_round).min(self.entries.count);
+            self.round(file, max(ENTRIES_PER_ROUND), max(LOOKS_PER_ROUND), reap);
         }
         due > 0
     }
 
-    /// Looks at the next `most` entries for clients that left, and, from where it asked last on, by at most `looks` system calls for those that died.
+    /// Checks the next `max` entries: for clients that left, and by at most `checks` system calls, from the last checked lock on, for clients that
+    /// died.
     #[cold]
-    fn round(&mut self, file: &LockFile, most: usize, mut looks: usize, reap: &mut impl FnMut(usize, u32)) {
+    fn round(&mut self, file: &LockFile, max: usize, mut checks: usize, reap: &mut impl FnMut(usize, u32)) {
         let start = self.next;
-        let is_for_the_dead = looks > 0;
-        for step in 0..most {
-            if is_for_the_dead && looks == 0 {
+        let checks_locks = checks > 0;
+        for step in 0..max {
+            if checks_locks && checks == 0 {
                 break;
             }
             let index = (start + step) % self.entries.count;
-            let departed = self.entries.departed(index, file, &mut looks);
-            if is_for_the_dead {
+            let departed = self.entries.departed(index, file, &mut checks);
+            if checks_locks {
                 self.next = index + 1;
             }
             if let (Some(generation), Some(entry)) = (departed, self.entries.entry(index)) {

@@ -1,9 +1,9 @@
 //! Layout of a server's region, and of its header.
 //!
-//! | offset | bytes | what | writer |
+//! | offset | bytes | content | writer |
 //! |---|---|---|---|
 //! | 0 | 128 | [`Header`] | server, before the region has a name |
-//! | 128 | [`Announce::bytes`] | how clients announce themselves | clients, server |
+//! | 128 | [`Announce::bytes`] | announcements | clients, server |
 //! | then | [`Entries::bytes`] | a line for all clients and one for each: session, `armed`, what they sleep on | clients, server |
 //! | then, per client | depth x `Slot<Tagged<Req>>` | request lane | the client |
 //! | then, per client | depth x `Slot<Tagged<Resp>>` | response lane | the server |
@@ -11,8 +11,8 @@
 //! | | response bytes, rounded up to 64 | long response ([`bytes`](crate::bytes) only) | the server |
 //!
 //! A slot is the lane's sequence word (8 B), the tag word (8 B) and the payload, rounded up to 64 B: payloads up to 48 B take one line.
-//! The place of a long message is that of its call's tag: the client's from the call to the server's receiving it, and the server's from
-//! its answer to the client's taking it.
+//! The slot of a call's tag selects the area of its long messages. The client owns the area of a request until the server has received it; the
+//! server owns the area of a response until the client has taken it.
 
 use std::mem::offset_of;
 
@@ -25,7 +25,7 @@ use crate::entries::Entries;
 use crate::error::ParameterError;
 use crate::limits::{CLIENTS_MAX, DEPTH_MAX, LINE};
 
-/// Kind of the region of a server of byte messages, whose lanes hold short messages and the lengths of long ones.
+/// Kind of the region of a server of byte messages. Its lanes hold short messages, and the lengths of long ones.
 pub(crate) const BYTES_KIND: u64 = u64::from_be_bytes(*b"ipcBYTE\x02");
 
 /// First two lines of the region.
@@ -81,7 +81,7 @@ pub(crate) struct AreaBytes {
 }
 
 impl Layout {
-    /// Offset of the words through which clients announce themselves.
+    /// Offset of the words for announcements.
     pub(crate) const ANNOUNCED: usize = size_of::<Header>();
 
     pub(crate) fn new<Req: Plain, Resp: Plain, W: Announce>(

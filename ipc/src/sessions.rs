@@ -1,6 +1,6 @@
-//! The server's side of its clients' sessions: a pair of lanes for each, of which it polls those with something in them.
+//! The server's side of its clients' sessions: a pair of lanes for each client. The server polls the lanes of active clients only.
 //!
-//! Its owner has the [`Wakes`] that tells it of a client that begins to call: a set of bits, or a ring of names.
+//! The owner has the [`Wakes`] through which a client announces that it begins to call: a set of bits, or a ring of names.
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -29,15 +29,15 @@ pub(crate) struct LanePairs<Req, Resp> {
     _types: PhantomData<(Req, Resp)>,
 }
 
-// SAFETY: addresses in shared memory; what is done there is the contract of the ends that are made from them.
+// SAFETY: `LanePairs` holds only addresses; the ends that are made from it uphold the aliasing rules.
 unsafe impl<Req: Send, Resp: Send> Send for LanePairs<Req, Resp> {}
 
 impl<Req, Resp> LanePairs<Req, Resp> {
     /// Makes the lanes at these addresses; the strides are in bytes.
     ///
     /// # Safety
-    /// For every client that is asked for below, both lanes lie in zeroed shared memory, aligned to 64 B, that stays mapped as long as
-    /// anything made from this value; they overlap with nothing. `depth` is a power of two.
+    /// Both lanes of every client lie in zeroed shared memory, aligned to 64 B. The memory stays mapped as long as any end that is made from
+    /// this value. No two lanes overlap. `depth` is a power of two.
     pub(crate) unsafe fn new(requests: (NonNull<u8>, usize), responses: (NonNull<u8>, usize), depth: usize) -> Self {
         let ((requests, request_stride), (responses, response_stride)) = (requests, responses);
         Self { requests, responses, request_stride, response_stride, depth, _types: PhantomData }
@@ -49,15 +49,19 @@ impl<Req, Resp> LanePairs<Req, Resp> {
         self.depth
     }
 
+    /// Returns the request lane of a client.
+    ///
     /// # Safety
-    /// There is a client of this number.
+    /// The client's number is valid.
     pub(crate) unsafe fn requests_of(&self, client: usize) -> NonNull<Slot<Tagged<Req>>> {
         // SAFETY: contract of this function and of `new`.
         unsafe { self.requests.add(client * self.request_stride).cast() }
     }
 
+    /// Returns the response lane of a client.
+    ///
     /// # Safety
-    /// There is a client of this number.
+    /// The client's number is valid.
     pub(crate) unsafe fn responses_to(&self, client: usize) -> NonNull<Slot<Tagged<Resp>>> {
         // SAFETY: contract of this function and of `new`.
         unsafe { self.responses.add(client * self.response_stride).cast() }
@@ -66,7 +70,7 @@ impl<Req, Resp> LanePairs<Req, Resp> {
     /// Returns whether the client has made no call yet. The first request lies in the first slot.
     ///
     /// # Safety
-    /// There is a client of this number.
+    /// The client's number is valid.
     pub(crate) unsafe fn are_unused(&self, client: usize) -> bool {
         // SAFETY: contract of this function and of `new`.
         unsafe { self.requests_of(client).as_ref().is_empty() }
@@ -75,7 +79,7 @@ impl<Req, Resp> LanePairs<Req, Resp> {
     /// Empties both lanes of a client.
     ///
     /// # Safety
-    /// There is a client of this number, and nobody uses its lanes: it is gone, and no end of this process refers to them.
+    /// The client's number is valid. The client is gone, and this process has no end of its lanes.
     unsafe fn reset(&self, client: usize) {
         for slot in 0..self.depth {
             // SAFETY: contract of this function.
@@ -87,7 +91,7 @@ impl<Req, Resp> LanePairs<Req, Resp> {
     }
 }
 
-/// One call of one client. Any number may stand for the tag's slot, if the client is broken.
+/// The name of one call of one client. The tag's slot may be any number if the client is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct CallId {
     client: u32,
@@ -112,15 +116,15 @@ struct Session<Req, Resp> {
     holding: Holding,
     requests: LaneRx<Tagged<Req>>,
     responses: LaneTx<Tagged<Resp>>,
-    /// Number of the first request that was not [found](Table::find) yet, unless the lane is further.
+    /// Number of the first request that [`Table::find`] has not found yet, unless the lane's position is higher.
     next: u64,
-    /// A bit for each slot of the client's calls: it is up while a request of that slot is held, and where there is no such slot. So no more than
-    /// `depth` are held.
+    /// A bit for each slot of the client's calls. It is set while a request of that slot is held, and for slots that do not exist. So at most
+    /// `depth` requests are held.
     in_use: Box<[u64]>,
 }
 
 impl<Req, Resp> Session<Req, Resp> {
-    /// Returns the word of a slot and its bit; `None` if there is no such slot.
+    /// Returns the word and the bit of a slot; `None` if the slot does not exist.
     #[inline(always)]
     fn bit(&mut self, tag: Tag) -> Option<(&mut u64, u64)> {
         Some((self.in_use.get_mut(tag.slot() / 64)?, 1 << (tag.slot() % 64)))
@@ -128,14 +132,14 @@ impl<Req, Resp> Session<Req, Resp> {
 }
 
 impl<Req: Plain, Resp> Session<Req, Resp> {
-    /// Number of the first request that waits and was not found.
+    /// Returns the number of the first waiting request that was not found.
     #[inline(always)]
     fn next(&self) -> u64 {
         self.next.max(self.requests.position())
     }
 }
 
-/// All sessions of a server. Allocates while it meets clients, and for the most lanes that ever waited; otherwise never.
+/// All sessions of a server. Allocates when a session begins, and when more lanes wait than ever before.
 pub(crate) struct Sessions<Req, Resp> {
     hot: HotSet,
     reaper: Reaper,
@@ -150,10 +154,10 @@ struct Table<Req, Resp> {
     lanes: LanePairs<Req, Resp>,
 }
 
-/// Requests that a pass has found and nobody has received: they wait in their lanes, so each is copied once.
+/// Requests that a pass has found and that were not received. They stay in their lanes, so each is copied once.
 #[derive(Debug, Default)]
 struct Inbox {
-    /// The lane that is received from.
+    /// The batch that requests are received from.
     current: Batch,
     /// The batches after the current one.
     later: VecDeque<Batch>,
@@ -207,10 +211,10 @@ impl Inbox {
 }
 
 impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
-    /// No sessions yet.
+    /// Makes a set without sessions.
     ///
     /// # Safety
-    /// There are lanes for every entry, and they, like the entries, outlive this value, which is their only server.
+    /// There are lanes for every entry. Lanes and entries outlive this value, which is their only server.
     pub(crate) unsafe fn new(entries: Entries, lanes: LanePairs<Req, Resp>, clock: Clock) -> Self {
         Self {
             hot: HotSet::new(entries.count()),
@@ -220,15 +224,15 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         }
     }
 
-    /// Requests that [`recv`](Self::recv) can take.
+    /// Returns the number of requests that [`recv`](Self::recv) can take.
     #[inline(always)]
     pub(crate) fn waiting(&self) -> usize {
         self.table.inbox.waiting()
     }
 
-    /// One bounded pass over the clients that have something to say, except those whose bit is set in `mask` (client `c` is bit `c % 64` of word
-    /// `c / 64`; missing words are zero): finds at most 16 requests of each of at most 8 of them, in rotation. Then looks for clients that are
-    /// gone, which hold locks in `file`.
+    /// Does one bounded pass over the active clients: finds at most 16 requests of each of at most 8 clients, in rotation. Passes over clients
+    /// whose bit is set in `mask` (client `c` is bit `c % 64` of word `c / 64`; missing words are zero). Then reaps clients that have gone;
+    /// living ones hold locks in `file`.
     #[inline(always)]
     pub(crate) fn pass(&mut self, wakes: &mut impl Wakes, mask: &[u64], file: &LockFile) {
         self.pass_over(wakes, file, |table, client, budget| {
@@ -237,7 +241,7 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         });
     }
 
-    /// Like [`pass`](Self::pass), answering each request with what `handler` makes of it. Returns how many. For when none is
+    /// Like [`pass`](Self::pass), and answers each request with the result of `handler`. Returns their number. No request may be
     /// [waiting](Self::waiting).
     #[inline(always)]
     pub(crate) fn pass_answering(&mut self, wakes: &mut impl Wakes, file: &LockFile, mut handler: impl FnMut(&Req) -> Resp) -> usize {
@@ -258,7 +262,7 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         hot.pass(wakes, table, visit, || reaper.tick(clock.now_ns()))
     }
 
-    /// Returns the oldest request that [`pass`](Self::pass) has found, and whose it is.
+    /// Returns the oldest request that [`pass`](Self::pass) has found, with the name of its call.
     #[inline(always)]
     pub(crate) fn recv(&mut self) -> Option<(CallId, Req)> {
         loop {
@@ -274,18 +278,18 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
                     }
                 }
             }
-            // C5: it was there, and a broken client took it back; or the client has no such call, or has made it before.
+            // C5: a broken client took the request back, named a slot that does not exist, or repeated a call that is held.
             evict_client(&self.table.entries, client);
             self.table.inbox.forget(client);
         }
     }
 
-    /// Answers a request with what `make` gives, which is called while the place of the answer is the server's; `note` says how the call went.
-    /// The client can see the answer when this returns. Call it once for each request. Whether the client was still there.
+    /// Answers a request with the result of `make`, which is called while the memory of the answer is the server's. `note` is the outcome of
+    /// the call. The client can see the answer when this returns. Call it once for each request. Returns whether the client was still there.
     #[inline(always)]
     pub(crate) fn answer(&mut self, to: &CallId, note: u8, make: impl FnOnce() -> Resp) -> bool {
         let Some(Some(session)) = self.table.sessions.get_mut(to.client()) else { return false };
-        // C5: a late answer to a former holder of the entry reaches nobody.
+        // C5: a late answer to a former holder of the entry is discarded.
         if session.generation != to.generation {
             return false;
         }
@@ -302,18 +306,18 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         true
     }
 
-    /// Ends the session of a client that asked for something that breaks the protocol.
+    /// Ends the session of a client whose request breaks the protocol.
     pub(crate) fn evict(&self, from: &CallId) {
         self.table.entries.evict(from.client(), from.generation);
     }
 
-    /// Returns the condition that a sleeping server waits for: something to pass for or to receive. Looks for dead clients in every slice.
+    /// Returns the condition that a sleeping server waits for: a request to find or to receive. Reaps dead clients in every slice.
     pub(crate) fn watch<'a>(&'a mut self, wakes: &'a mut impl Wakes, file: &'a LockFile) -> impl Watch + 'a {
         Idle { sessions: self, wakes, file }
     }
 }
 
-// Counted on rows of its own, by this name.
+// The instruction benchmark counts this function by its name.
 #[cold]
 #[inline(never)]
 fn reap_clients<Req: Plain, Resp: Plain>(hot: &mut HotSet, reaper: &mut Reaper, table: &mut Table<Req, Resp>, file: &LockFile) {
@@ -322,7 +326,7 @@ fn reap_clients<Req: Plain, Resp: Plain>(hot: &mut HotSet, reaper: &mut Reaper, 
     }
 }
 
-/// Forgets a client that is gone, and makes its entry fit for the next.
+/// Removes the session of a client that is gone, and resets its entry for the next client.
 fn forget<Req: Plain, Resp: Plain>(client: usize, hot: &mut HotSet, table: &mut Table<Req, Resp>) {
     hot.remove(client);
     table.inbox.forget(client);
@@ -337,7 +341,7 @@ fn forget<Req: Plain, Resp: Plain>(client: usize, hot: &mut HotSet, table: &mut 
 }
 
 impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
-    /// Begins the session of `client` at the first sight of it, if there is such a client.
+    /// Begins the session of `client`, whose first request was announced. Returns whether there is such a client.
     #[cold]
     fn begin(&mut self, client: usize) -> bool {
         self.begun(client).is_some()
@@ -359,7 +363,7 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
         Some(())
     }
 
-    /// Returns whether the first request of a session not begun is there.
+    /// Returns whether the first request of a session that has not begun is there.
     fn first_is_ready(&self, client: usize) -> bool {
         // SAFETY: as in `begin`; the entry is taken, so there is such a client, and nothing is consumed here.
         let requests = unsafe { LaneRx::new(self.lanes.requests_of(client), self.lanes.depth as u64, 0) };
@@ -367,8 +371,8 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
     }
 }
 
-/// C5: what there is of a client that is not what it was: nothing. If somebody has overwritten the entry, what a new holder sends would be
-/// taken for its predecessor's.
+/// C5: evicts a client that broke the protocol or whose entry was overwritten; its pending messages are discarded. Otherwise the messages of
+/// the entry's next holder would be taken for those of this one.
 #[cold]
 fn evict_client(entries: &Entries, client: usize) {
     if let Some(generation) = entries.taken_by(client) {
@@ -377,7 +381,7 @@ fn evict_client(entries: &Entries, client: usize) {
 }
 
 impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
-    /// Finds requests of a client, which stay in their lane.
+    /// Finds requests of a client. They stay in their lane.
     #[inline(always)]
     fn find(&mut self, client: usize, budget: usize) -> usize {
         let depth = self.lanes.depth;
@@ -385,13 +389,13 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
             return if self.begin(client) { self.find(client, budget) } else { 0 };
         };
         let next = session.next();
-        // Nothing else is looked at while there is nothing.
+        // An empty lane costs this load only.
         if !session.requests.is_ready_at(next) {
             return 0;
         }
-        // No more than the lane has slots.
+        // The lane has `depth` slots.
         let most = budget.min(depth - (next - session.requests.position()) as usize);
-        // C5: it calls more than it may, or is not what it was.
+        // C5: the client has more calls than it may, or its entry was overwritten.
         if most == 0 || !session.holding.lasts() {
             evict_client(&self.entries, client);
             return 0;
@@ -417,7 +421,7 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
         while answered < budget {
             let Some((word, request)) = requests.pop_tagged() else { break };
             let tag = Tag::without_note(word);
-            // C5: it has no such call, or one that is held; or the client is not what it was.
+            // C5: the slot does not exist or its call is held, or the client's entry was overwritten.
             let is_held = |slot: usize| in_use.get(slot / 64).is_none_or(|word| word >> (slot % 64) & 1 != 0);
             if tag.slot() >= depth || !holds_none && is_held(tag.slot()) || answered == 0 && !holding.lasts() {
                 evict_client(&self.entries, client);
@@ -436,7 +440,7 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
     }
 }
 
-/// The answer to a request whose handler runs. A handler that panics leaves a rejection.
+/// A request whose handler runs. If the handler panics, the drop rejects the request.
 struct Unanswered<'a, Resp: Plain> {
     responses: &'a mut LaneTx<Tagged<Resp>>,
     holding: &'a Holding,
@@ -467,7 +471,7 @@ impl<Req: Plain, Resp: Plain> Lanes for Table<Req, Resp> {
     }
 }
 
-/// A server that waits.
+/// The condition of a server that sleeps.
 struct Idle<'a, Req, Resp, W> {
     sessions: &'a mut Sessions<Req, Resp>,
     wakes: &'a mut W,
@@ -481,7 +485,7 @@ impl<Req: Plain, Resp: Plain, W: Wakes> Watch for Idle<'_, Req, Resp, W> {
 
     fn arm(&mut self) {
         let Sessions { hot, reaper, table, clock } = &mut *self.sessions;
-        // The first pass after the sleep looks for the dead.
+        // The first pass after the sleep reaps dead clients.
         reaper.tick(clock.now_ns());
         hot.arm(table);
     }
@@ -496,7 +500,7 @@ impl<Req: Plain, Resp: Plain, W: Wakes> Watch for Idle<'_, Req, Resp, W> {
         let Self { sessions, file, .. } = self;
         let Sessions { hot, reaper, table, clock } = &mut **sessions;
         reaper.check(file, clock.now_ns(), |client, _| forget(client, hot, table));
-        // What it takes up is looked at again, and may be empty.
+        // Lanes that become active here may turn out to be empty.
         hot.mend(table, usize::MAX, usize::MAX, usize::MAX);
         false
     }

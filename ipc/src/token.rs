@@ -1,4 +1,4 @@
-//! The duty to answer, and what else of a server is in other threads' hands.
+//! Tokens of received requests, and the handles by which other threads reach a server.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::sessions::CallId;
 
 /// The duty to answer a received request, 24 bytes. It can be kept anywhere, also as the user data of another call, and be moved to another thread.
 ///
-/// Dropping it, on whatever thread, ends the client's call with [`CallFailed::Rejected`](crate::CallFailed::Rejected): the server tells the client in
+/// Dropping it, on any thread, ends the client's call with [`CallFailed::Rejected`](crate::CallFailed::Rejected): the server sends the rejection in
 /// its next [`poll`](crate::Server::poll) or [`wait`](crate::Server::wait), and is woken for it. A token of a server that is gone does nothing.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a token that is dropped rejects its request"]
@@ -27,19 +27,19 @@ impl Token {
         Self { call, server: server.number }
     }
 
-    /// Returns the number of the client that asks, below `max_clients`.
+    /// Returns the number of the calling client, below `max_clients`.
     #[must_use]
     pub fn client(&self) -> usize {
         self.call.client()
     }
 
-    /// Returns the client of the request and its slot, if this server received it.
+    /// Returns the name of the call, if this server received it.
     #[inline(always)]
     pub(crate) fn call_at(&self, server: &Listed) -> Option<CallId> {
         (self.server == server.number).then_some(self.call)
     }
 
-    /// The request, which the caller answers.
+    /// Ends the token without a rejection: the caller answers the request.
     #[inline(always)]
     pub(crate) fn use_up(self) {
         std::mem::forget(self);
@@ -71,7 +71,7 @@ impl StopHandle {
         SERVERS.with(self.server, Entry::wake);
     }
 
-    /// Returns whether it was told to stop.
+    /// Returns whether [`stop`](Self::stop) was called.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.notes.is_stopped.load(Ordering::Acquire)
@@ -97,14 +97,14 @@ struct Entry {
 
 impl Entry {
     fn wake(&self) {
-        // In a forked child the memory is not there, and the server is the parent's.
+        // In a forked child the memory is not mapped, and the server is the parent's.
         if self.pid == std::process::id() {
             self.entries.server_sleep().wake();
         }
     }
 }
 
-/// A server's entry among those of the process. Drop it while the region is mapped.
+/// A server's registration in [`SERVERS`]. Drop it while the region is mapped.
 pub(crate) struct Listed {
     /// Not used again in this process.
     number: u64,

@@ -11,7 +11,7 @@ use crate::error::ConnectError;
 use crate::layout::{AreaBytes, Header, Layout};
 use crate::sessions::LanePairs;
 
-/// A copy of the header of a server's region, of this layout's version; nothing else is known of it.
+/// Returns a copy of the header of a server's region. Only its version is checked.
 pub(crate) fn header<W: Announce>(region: &Region) -> Result<Header, ConnectError> {
     let have = region.view().len();
     let Some(header) = region.view().at::<Header>(0) else {
@@ -27,7 +27,7 @@ pub(crate) fn header<W: Announce>(region: &Region) -> Result<Header, ConnectErro
     }
 }
 
-/// Returns the layout of a region with this header, for these types and this shape, known to fit the region.
+/// Returns the layout of a region with this header. Checks the types, and that the layout fits the region.
 pub(crate) fn layout<Req: Plain, Resp: Plain, W: Announce>(
     region: &Region,
     header: &Header,
@@ -54,6 +54,8 @@ pub(crate) struct Views<Req, Resp, W> {
 }
 
 impl<Req, Resp, W: Announce> Views<Req, Resp, W> {
+    /// Makes the views of a region.
+    ///
     /// # Safety
     /// The region at `base` was zeroed when it was created, and outlives what is made from this value. The layout, made for these types, fits it.
     pub(crate) unsafe fn new(base: NonNull<u8>, layout: &Layout) -> Self {
