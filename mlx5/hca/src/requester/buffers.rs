@@ -6,7 +6,7 @@
 //! - Results: what a READ or an atomic brings is in its buffer when the response would be here, and not before. Meanwhile the buffer
 //!   holds [`NOT_HERE`].
 
-use mlx5_wire::{Access, AtomicSegment, CtrlSegment, DatagramSegment, FenceMode, Opcode, RaddrSegment, SEGMENT, WQEBB};
+use mlx5_wire::{Access, AtomicSegment, CtrlSegment, CtrlWords, DatagramSegment, FenceMode, Opcode, RaddrSegment, SEGMENT, WQEBB};
 
 use crate::Hca;
 use crate::debug::rule::{Queue, Rule, Violation};
@@ -25,11 +25,11 @@ pub(crate) fn remember(hca: &Hca, qp: &mut SoftQp, from: u16, to: u16) {
     let mut counter = from;
     while counter != to {
         let wqe = bytes_of(qp, counter, 16 * WQEBB);
-        let ctrl = CtrlSegment::parse(&head(&wqe));
-        if let Some(hash) = source_hash(hca, qp, &wqe).filter(|_| ctrl.fence == FenceMode::None) {
+        let ctrl = CtrlWords::parse(&head(&wqe));
+        if let Some(hash) = source_hash(hca, qp, &wqe).filter(|_| ctrl.fence() == FenceMode::None) {
             qp.under_way.sources.push_back(Source { counter, hash });
         }
-        counter = counter.wrapping_add(blocks(CtrlSegment::ds_in(&head(&wqe))).max(1).min(to.wrapping_sub(counter)));
+        counter = counter.wrapping_add(blocks(ctrl.ds()).max(1).min(to.wrapping_sub(counter)));
     }
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn land(hca: &Hca, qp: &SoftQp, landing: &Landing) {
 
 /// Hash of all that a WQE gathers from memory. `None`: nothing, or what it may not.
 fn source_hash(hca: &Hca, qp: &SoftQp, wqe: &[u8; 16 * WQEBB]) -> Option<u64> {
-    let header = match Opcode::from_wire(CtrlSegment::parse(&head(wqe)).opcode)? {
+    let header = match Opcode::from_wire(CtrlWords::parse(&head(wqe)).opcode())? {
         Opcode::Send | Opcode::SendImm if qp.is_datagram() => DatagramSegment::LEN,
         Opcode::Send | Opcode::SendImm => 0,
         Opcode::RdmaWrite | Opcode::RdmaWriteImm => RaddrSegment::LEN,
@@ -99,7 +99,7 @@ fn source_hash(hca: &Hca, qp: &SoftQp, wqe: &[u8; 16 * WQEBB]) -> Option<u64> {
 /// Calls `f` with the buffers of a WQE that brings something.
 fn each_result(hca: &Hca, qp: &SoftQp, counter: u16, f: impl FnMut(&Piece)) -> Option<()> {
     let wqe = bytes_of(qp, counter, 16 * WQEBB);
-    let header = match Opcode::from_wire(CtrlSegment::parse(&head(&wqe)).opcode)? {
+    let header = match Opcode::from_wire(CtrlWords::parse(&head(&wqe)).opcode())? {
         Opcode::RdmaRead => RaddrSegment::LEN,
         Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => RaddrSegment::LEN + AtomicSegment::LEN,
         _ => return None,
@@ -109,7 +109,7 @@ fn each_result(hca: &Hca, qp: &SoftQp, counter: u16, f: impl FnMut(&Piece)) -> O
 
 /// Calls `f` with the buffers of a WQE, behind `header` bytes of other segments, each checked. `None` once one may not be accessed.
 fn each_piece(hca: &Hca, qp: &SoftQp, wqe: &[u8; 16 * WQEBB], header: usize, access: Access, mut f: impl FnMut(&Piece)) -> Option<()> {
-    let ds = usize::from(CtrlSegment::parse(&head(wqe)).ds);
+    let ds = usize::from(CtrlWords::parse(&head(wqe)).ds());
     let data = Data::parse(wqe.get(CtrlSegment::LEN + header..ds * SEGMENT)?)?;
     let checked = data.each(|piece| {
         if let Some(key) = piece.key {

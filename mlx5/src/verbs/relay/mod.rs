@@ -348,7 +348,7 @@ impl Queues for Relay {
         cqs.set(index, CompletionRing::new(cq, place));
         // The number is the place. No register takes the command to arm the queue.
         let cqn = u32::from(index);
-        self.base.objects.borrow_mut().cqs.insert(cqn, CqObject { cq, uar: NonNull::dangling(), events: 0 });
+        self.base.objects.borrow_mut().cqs.insert(cqn, CqObject { cq, uar: NonNull::dangling(), record: memory.record.cast(), events: 0 });
         Ok((cqn, memory))
     }
 

@@ -10,7 +10,7 @@ use super::super::abi::*;
 use super::Id;
 use crate::error::CreateError;
 use crate::provider::private::PrivateMemory;
-use crate::wire::{DataSegment, INVALID_LKEY, MAX_RECV_SGE, NextSegment, SEGMENT, WQEBB, queue_record_index};
+use crate::wire::{DataWords, INVALID_LKEY, MAX_RECV_SGE, NextSegment, SEGMENT, WQEBB, queue_record_index};
 
 /// The queue of the device.
 #[derive(Clone, Copy)]
@@ -70,11 +70,11 @@ impl ReceiveRing {
         let mut sges = [ibv_sge::default(); MAX_RECV_SGE as usize + 1];
         let mut count = 0;
         for (at, sge) in (usize::from(is_linked)..stride / SEGMENT).zip(&mut sges) {
-            let DataSegment { byte_count, lkey, addr } = DataSegment::parse(&segment(at));
-            if lkey == INVALID_LKEY {
+            let data = DataWords::parse(&segment(at));
+            if data.lkey() == INVALID_LKEY {
                 break;
             }
-            *sge = ibv_sge { addr, length: byte_count, lkey };
+            *sge = ibv_sge { addr: data.addr(), length: data.byte_count(), lkey: data.lkey() };
             count += 1;
         }
         let wqe_counter = if is_linked { index } else { self.posted };

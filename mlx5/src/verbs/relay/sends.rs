@@ -11,8 +11,8 @@ use super::{Id, MadeQp, SEND_SGES};
 use crate::provider::parts::QpRequest;
 use crate::provider::private::SqPlace;
 use crate::wire::{
-    AddressVector, AtomicSegment, CtrlSegment, DataSegment, DatagramSegment, ErrorCqe, FenceMode, InlineHeader, Opcode, RaddrSegment,
-    SEGMENT, Service, Syndrome, WQEBB, queue_record_index,
+    AddressVector, AtomicSegment, CtrlWords, DataWords, DatagramSegment, ErrorCqe, FenceMode, InlineHeader, Opcode, RaddrSegment, SEGMENT,
+    Service, Syndrome, WQEBB, queue_record_index,
 };
 
 /// Work requests that one call posts.
@@ -112,14 +112,15 @@ impl Segments {
     fn buffer(&mut self, key: u32) -> Option<(ibv_sge, bool)> {
         let start = self.at;
         let bytes = self.take::<SEGMENT>()?;
-        let Some(InlineHeader { byte_count }) = InlineHeader::parse(&[bytes[0], bytes[1], bytes[2], bytes[3]]) else {
-            let DataSegment { byte_count, lkey, addr } = DataSegment::parse(&bytes);
-            return Some((ibv_sge { addr, length: byte_count, lkey }, false));
-        };
-        for _ in 1..InlineHeader::segments(byte_count as usize) {
+        let data = DataWords::parse(&bytes);
+        let (length, lkey) = (data.byte_count(), data.lkey());
+        if !data.is_inline() {
+            return Some((ibv_sge { addr: data.addr(), length, lkey }, false));
+        }
+        for _ in 1..InlineHeader::segments(length as usize) {
             self.take::<SEGMENT>()?;
         }
-        Some((ibv_sge { addr: start.as_ptr() as u64 + InlineHeader::LEN as u64, length: byte_count, lkey: key }, true))
+        Some((ibv_sge { addr: start.as_ptr() as u64 + InlineHeader::LEN as u64, length, lkey: key }, true))
     }
 }
 
@@ -179,10 +180,10 @@ impl SendRing {
         let index = usize::from(self.next) & (self.sq.sq.wqe_cnt as usize - 1);
         // SAFETY: inside the queue. A WQE does not cross its end.
         let mut wqe = Segments { at: unsafe { self.sq.sq.buffer.add(index * WQEBB) }, left: SEGMENT };
-        let ctrl = CtrlSegment::parse(&wqe.take()?);
-        wqe.left = (usize::from(ctrl.ds) * SEGMENT).min((self.sq.sq.wqe_cnt as usize - index) * WQEBB).checked_sub(SEGMENT)?;
-        let opcode = Opcode::from_wire(ctrl.opcode)?;
-        let blocks = u16::from(ctrl.ds).div_ceil((WQEBB / SEGMENT) as u16).max(1);
+        let ctrl = CtrlWords::parse(&wqe.take()?);
+        wqe.left = (usize::from(ctrl.ds()) * SEGMENT).min((self.sq.sq.wqe_cnt as usize - index) * WQEBB).checked_sub(SEGMENT)?;
+        let opcode = Opcode::from_wire(ctrl.opcode())?;
+        let blocks = u16::from(ctrl.ds()).div_ceil((WQEBB / SEGMENT) as u16).max(1);
         if opcode == Opcode::Nop {
             self.next = self.next.wrapping_add(blocks);
             return Some(false);
@@ -196,13 +197,13 @@ impl SendRing {
         }
         let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
         request.num_sge = count as c_int;
-        request.imm_data = ctrl.imm.to_be();
-        request.send_flags = flag(ctrl.signaled, IBV_SEND_SIGNALED)
-            | flag(ctrl.solicited, IBV_SEND_SOLICITED)
-            | flag(ctrl.fence != FenceMode::None, IBV_SEND_FENCE)
+        request.imm_data = ctrl.imm().to_be();
+        request.send_flags = flag(ctrl.signaled(), IBV_SEND_SIGNALED)
+            | flag(ctrl.solicited(), IBV_SEND_SOLICITED)
+            | flag(ctrl.fence() != FenceMode::None, IBV_SEND_FENCE)
             | flag(is_inline && count > 0 && bytes <= self.max_inline, IBV_SEND_INLINE);
         let (place, generation) = (self.place, self.generation);
-        request.wr_id = Id { is_receive: false, place, generation, wqe_opcode: ctrl.opcode, wqe_counter: self.next }.to_bits();
+        request.wr_id = Id { is_receive: false, place, generation, wqe_opcode: ctrl.opcode(), wqe_counter: self.next }.to_bits();
         self.next = self.next.wrapping_add(blocks);
         Some(true)
     }
@@ -268,13 +269,13 @@ impl SendRing {
         while self.next != producer && cq.room() > 0 {
             let index = usize::from(self.next) & (self.sq.sq.wqe_cnt as usize - 1);
             // SAFETY: inside the queue.
-            let ctrl = CtrlSegment::parse(&unsafe { self.sq.sq.buffer.add(index * WQEBB).cast().read() });
-            if ctrl.opcode != Opcode::Nop as u8 {
-                let (raw_syndrome, wqe_opcode, wqe_counter) = (syndrome as u8, ctrl.opcode, self.next);
+            let ctrl = CtrlWords::parse(&unsafe { self.sq.sq.buffer.add(index * WQEBB).cast().read() });
+            if ctrl.opcode() != Opcode::Nop as u8 {
+                let (raw_syndrome, wqe_opcode, wqe_counter) = (syndrome as u8, ctrl.opcode(), self.next);
                 any |= cq.fail_send(&ErrorCqe { raw_syndrome, vendor_syndrome: 0, wqe_opcode, qpn, wqe_counter, user_index: 0 });
                 syndrome = Syndrome::WorkRequestFlushed;
             }
-            self.next = self.next.wrapping_add(u16::from(ctrl.ds).div_ceil((WQEBB / SEGMENT) as u16).max(1));
+            self.next = self.next.wrapping_add(u16::from(ctrl.ds()).div_ceil((WQEBB / SEGMENT) as u16).max(1));
         }
         any
     }
