@@ -1,5 +1,6 @@
 //! The network: its devices, its actors, and the order of their events.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -11,7 +12,6 @@ use mlx5_hca::{Clock, EVERY_LID, FabricSpec, Hca, LocalFabric, SoftOptions, Timi
 use crate::actor::{Actor, ActorId, Bell, Did};
 use crate::due::{DueTimes, NEVER};
 use crate::nic::{ContextUses, NicModel, NicParameters};
-use crate::numbered::ByNumber;
 
 /// A software HCA, or a device that has one, so that a driver's devices can be given to a [`Simulation`].
 pub trait Simulated {
@@ -67,8 +67,8 @@ pub struct Simulation<'a> {
     nodes: Vec<Node>,
     /// When each of them has something to do, as of its last look.
     due: DueTimes,
-    /// Index of a LID in `nodes`. Looked up by single keys only.
-    places: ByNumber<u16, usize>,
+    /// Index in `nodes`, by LID.
+    places: BTreeMap<u16, usize>,
     actors: Vec<Bound<'a>>,
     /// When each of them takes its turn, by number; of turns at the same time, the one that was decided first.
     turns: DueTimes,
@@ -99,7 +99,7 @@ impl<'a> Simulation<'a> {
             model: NicModel::new(parameters),
             nodes: Vec::new(),
             due: DueTimes::default(),
-            places: ByNumber::default(),
+            places: BTreeMap::new(),
             actors: Vec::new(),
             turns: DueTimes::default(),
             last_turn: 0,
