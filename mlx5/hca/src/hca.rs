@@ -22,7 +22,7 @@ use crate::objects::regions::Regions;
 use crate::objects::rqs::RqSlot;
 use crate::options::{Gid, GidKind, Port};
 use crate::queues::cq::SoftCq;
-use crate::queues::qp::{Mode, REGISTER_BYTES, SoftQp};
+use crate::queues::qp::{Mode, SoftQp};
 use crate::random::Random;
 use crate::requester::execute;
 use crate::requester::timing::Timing;
@@ -204,14 +204,14 @@ pub(crate) fn seat_of(qpn: u32) -> u16 {
 impl Hca {
     /// Returns the index of a queue pair's BlueFlame register among those of the device, for [`ring`](Self::ring).
     #[must_use]
-    pub fn register_offset(qpn: u32) -> usize {
-        qp_index(qpn) * REGISTER_BYTES
+    pub fn register_index(qpn: u32) -> usize {
+        qp_index(qpn)
     }
 
-    /// A store to the BlueFlame register at `offset` ([`register_offset`](Self::register_offset), plus 256 for its second half) just happened.
-    /// Executes that queue pair's new WQEs.
-    pub fn ring(&self, offset: usize) {
-        self.executing(|| execute::doorbell(self, offset));
+    /// Executes the new WQEs of the queue pair whose BlueFlame register has this index ([`register_index`](Self::register_index)). To be called
+    /// right after each store to it.
+    pub fn ring(&self, index: usize) {
+        self.executing(|| execute::doorbell(self, index));
     }
 
     /// A completion queue was found empty. Runs what is due and turns arrived messages into CQEs; returns whether there may be CQEs now that

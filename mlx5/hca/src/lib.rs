@@ -66,7 +66,6 @@ pub use mlx5_wire::{Access, AsyncEvent, ConnectOptions, Service};
 pub use objects::request::{Address, CqMemory, Pages, QpMemory, Receives, Region, RqMemory, SqMemory};
 pub use options::{FabricSpec, Gid, GidKind, Port, SoftOptions};
 pub use queues::cq;
-pub use queues::qp::REGISTER_BYTES;
 pub use requester::complete::EVERY_LID;
 pub use requester::timing::Timing;
 pub use shared::fabric::{LocalFabric, MAX_SEAT};

@@ -13,7 +13,7 @@ use crate::debug::rule::{Queue, Rule, Violation};
 use crate::debug::watch::QpWatch;
 use crate::objects::rqs::RqSlot;
 use crate::queues::cq::SoftCq;
-use crate::queues::qp::{Mode, REGISTER_BYTES, SoftQp, blocks, bytes_of, head};
+use crate::queues::qp::{Mode, SoftQp, blocks, bytes_of, head};
 use crate::{Hca, Queues, State};
 
 /// Byte that fills a register half after it was looked at.
@@ -22,24 +22,21 @@ const POISON: u8 = 0xdb;
 pub(crate) fn poison_register(qp: &SoftQp) {
     if let Some(register) = qp.sq.register {
         // SAFETY: both halves of the register, which only the storing thread (this one) accesses.
-        unsafe { register.cast().write([POISON; REGISTER_BYTES]) };
+        unsafe { register.cast().write([POISON; 2 * BLUEFLAME_BYTES]) };
     }
 }
 
-/// The register of queue pair `index` was written at `offset`. Whether everything is as it must be; else the queue pair's next WQE fails.
+/// Checks the doorbell of queue pair `index`, whose register was just written. Returns whether it obeys all rules; if not, the queue pair's next WQE
+/// fails.
 #[cold]
-pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize, offset: usize) -> bool {
+pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize) -> bool {
     let State { queues: Queues { qps, .. }, violations, .. } = state;
     let Some(Some(qp)) = qps.get_mut(index) else { return false };
     let Some(register) = qp.sq.register else { return false };
-    let half = offset / BLUEFLAME_BYTES * BLUEFLAME_BYTES;
-    // SAFETY: half a register, which only the storing thread (this one) accesses.
-    let register = unsafe {
-        let at = register.add(half).cast::<[u8; BLUEFLAME_BYTES]>();
-        let bytes = at.read();
-        at.write([POISON; BLUEFLAME_BYTES]);
-        bytes
-    };
+    // SAFETY: both halves of the register, which only the storing thread (this one) accesses.
+    let halves = unsafe { register.cast::<[[u8; BLUEFLAME_BYTES]; 2]>().replace([[POISON; BLUEFLAME_BYTES]; 2]) };
+    let half = usize::from(halves[0][..8] == [POISON; 8]);
+    let register = halves[half];
     let producer = qp.sq_producer();
     // In the error state everything is flushed, whatever it is.
     let result = if qp.failed {

@@ -3,7 +3,7 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use mlx5_wire::{Access, BLUEFLAME_BYTES, ConnectOptions, SEGMENT, WQEBB, Writes, queue_record_index};
+use mlx5_wire::{Access, ConnectOptions, SEGMENT, WQEBB, Writes, queue_record_index};
 use shm::lane::LaneRx;
 
 use crate::Hca;
@@ -15,9 +15,6 @@ use crate::shared::layout::{LanePlace, Message, QpEntry, RECEIVES, RIGHTS};
 use crate::shared::mr_cache::{Looks, Reach};
 use crate::shared::receives::{Receives, Taken};
 use crate::shared::remote::Remote;
-
-/// A BlueFlame register: two halves.
-pub const REGISTER_BYTES: usize = 2 * BLUEFLAME_BYTES;
 
 /// The place of a send queue.
 pub(crate) struct SqPlace {

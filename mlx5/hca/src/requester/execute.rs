@@ -12,12 +12,12 @@ use crate::debug::faults::{Fate, Injector};
 use crate::debug::rule::VENDOR;
 use crate::debug::strict;
 use crate::deferred::LANE_RETRY_NS;
-use crate::queues::qp::{Mode, REGISTER_BYTES, SoftQp, Waiting, blocks};
+use crate::queues::qp::{Mode, SoftQp, Waiting, blocks};
 use crate::requester::buffers;
 use crate::requester::complete::{self, Completions};
 use crate::requester::operations::execute;
 use crate::requester::outcome::{Limit, Malformed, Outcome, WaitFor};
-use crate::requester::plain::{self, Ran};
+use crate::requester::plain;
 use crate::requester::timing::Timing;
 use crate::shared::layout::qp_index;
 use crate::shared::links::Links;
@@ -31,30 +31,21 @@ const RNR_RETRY_WITHOUT_END: u8 = 7;
 /// Longest WQE, in bytes: `ds` has 6 bits.
 const MAX_WQE: usize = 16 * WQEBB;
 
-/// A BlueFlame register was written. It belongs to one queue pair, whose number its first 8 bytes repeat.
+/// Executes the new WQEs of queue pair `index`, whose register was just written.
 #[inline(always)]
-pub(crate) fn doorbell(hca: &Hca, uar_offset: usize) {
-    // The others borrow the state anew, so that its address need not be kept for them.
-    let ran = plain::rung(hca, &mut hca.state.borrow_mut(), uar_offset / REGISTER_BYTES);
-    match ran {
-        Ran::All => {}
-        Ran::Some(index) => ring_rest(hca, index),
-        Ran::None => ring(hca, uar_offset),
+pub(crate) fn doorbell(hca: &Hca, index: usize) {
+    // The rest borrows the state anew, so that its address need not be kept for it.
+    let left = plain::rung(hca, &mut hca.state.borrow_mut(), index);
+    if let Err(index) = left {
+        ring_rest(hca, index);
     }
 }
 
-/// Does the rest of [`doorbell`].
+/// Executes the WQEs that [`plain::rung`] left, in strict mode after checking the doorbell.
 #[inline(never)]
 fn ring_rest(hca: &Hca, index: usize) {
-    rung(hca, &mut hca.state.borrow_mut(), index);
-}
-
-/// Does all of [`doorbell`].
-#[inline(never)]
-fn ring(hca: &Hca, uar_offset: usize) {
     let state = &mut *hca.state.borrow_mut();
-    let index = uar_offset / REGISTER_BYTES;
-    if hca.strict && !strict::doorbell(hca, state, index, uar_offset % REGISTER_BYTES) {
+    if hca.strict && !strict::doorbell(hca, state, index) {
         return announce_all(hca, state, index);
     }
     rung(hca, state, index);
