@@ -334,7 +334,7 @@ impl Hca {
     /// Returns its LID, or its seat of a port.
     #[must_use]
     pub fn lid(&self) -> u16 {
-        self.membership.lid()
+        self.membership.lid
     }
 
     /// Returns the device that has queue pair `qpn` of the port that `vector` leads to, if there is such a port and the own one is up.

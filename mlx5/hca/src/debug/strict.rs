@@ -4,16 +4,14 @@
 //! register is poisoned, so that the next store to it is seen for what it is. What nobody announces is found at the next progress.
 //! A missing barrier cannot be found here: the stores of a thread are seen by itself in order.
 
-use mlx5_wire::{
-    AtomicSegment, BLUEFLAME_BYTES, CtrlSegment, CtrlWords, DataSegment, DatagramSegment, InlineHeader, Opcode, RaddrSegment, SEGMENT,
-    WQEBB,
-};
+use mlx5_wire::{BLUEFLAME_BYTES, CtrlSegment, CtrlWords, DataSegment, InlineHeader, Opcode, SEGMENT, WQEBB, announced_bytes};
 
 use crate::debug::rule::{Queue, Rule, Violation};
 use crate::debug::watch::QpWatch;
 use crate::objects::rqs::RqSlot;
 use crate::queues::cq::SoftCq;
 use crate::queues::qp::{Mode, SoftQp, blocks, bytes_of, head};
+use crate::requester::data::header_bytes;
 use crate::{Hca, Queues, State};
 
 /// Byte that fills a register half after it was looked at.
@@ -37,9 +35,9 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize) -> bool {
     let halves = unsafe { register.cast::<[[u8; BLUEFLAME_BYTES]; 2]>().replace([[POISON; BLUEFLAME_BYTES]; 2]) };
     let half = usize::from(halves[0][..8] == [POISON; 8]);
     let register = halves[half];
-    let producer = qp.sq_producer();
+    let producer = qp.sq.producer();
     // In the error state everything is flushed, whatever it is.
-    let result = if qp.failed {
+    let result = if qp.has_failed() {
         Ok(())
     } else {
         // The WQEs first: a register that repeats a wrong one is not what is wrong.
@@ -55,8 +53,8 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize) -> bool {
 fn break_rule(hca: &Hca, qp: &mut SoftQp, violations: &mut Vec<Violation>, violation: Violation) {
     violations.push(violation);
     qp.watch.broken = Some(violation.rule);
-    qp.mode = Mode::Odd;
-    if qp.sq_producer() == qp.sq_limit {
+    qp.mode = qp.mode.max(Mode::Odd);
+    if qp.sq.producer() == qp.sq_limit {
         // Nothing is posted that could fail.
         qp.break_down(hca);
     }
@@ -78,19 +76,14 @@ fn check_register(qp: &SoftQp, half: usize, register: &[u8; BLUEFLAME_BYTES], pr
     if producer == qp.watch.notified || (producer.wrapping_sub(end) as i16) < 0 {
         return Err(broken(Rule::RecordBehindRegister));
     }
-    // 8 bytes, or the whole WQE: then nothing of it is poison; or all new ones, as a batch.
-    let whole = usize::from(ctrl.ds()) * SEGMENT;
-    let is_whole = register[8..SEGMENT] != [POISON; 8];
-    let compared = if producer != end {
-        let all = usize::from(producer.wrapping_sub(ctrl.wqe_index())) * WQEBB;
-        if ctrl.wqe_index() != qp.watch.notified || all > BLUEFLAME_BYTES || register[all - WQEBB..][..8] == [POISON; 8] {
-            return Err(broken(Rule::RegisterNotLast));
-        }
-        all
-    } else if is_whole && whole <= BLUEFLAME_BYTES {
-        whole.max(8)
+    // The last WQE, or all new ones as a batch. Of one WQE the driver may store the first 8 bytes only: the rest is poison then.
+    let announced = announced_bytes(ctrl, producer);
+    let compared = if producer == end {
+        let is_whole = register[8..SEGMENT] != [POISON; 8];
+        announced.filter(|_| is_whole).unwrap_or(8).max(8)
     } else {
-        8
+        let all = announced.filter(|&all| ctrl.wqe_index() == qp.watch.notified && register[all - WQEBB..][..8] != [POISON; 8]);
+        all.ok_or_else(|| broken(Rule::RegisterNotLast))?
     };
     let queue = bytes_of(qp, ctrl.wqe_index(), compared);
     if register[..compared] != queue[..compared] {
@@ -150,15 +143,11 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes
         return Err(Rule::WqeReserved);
     }
     let opcode = Opcode::from_wire(ctrl.opcode()).ok_or(Rule::WqeOpcode)?;
-    let header = CtrlSegment::LEN
-        + match opcode {
-            // A NOP may have any length, and what is behind its control segment means nothing.
-            Opcode::Nop => return Ok(()),
-            Opcode::Send | Opcode::SendImm if qp.is_datagram() => DatagramSegment::LEN,
-            Opcode::Send | Opcode::SendImm => 0,
-            Opcode::RdmaWrite | Opcode::RdmaWriteImm | Opcode::RdmaRead => RaddrSegment::LEN,
-            Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => RaddrSegment::LEN + AtomicSegment::LEN,
-        };
+    // A NOP may have any length, and what is behind its control segment means nothing.
+    if opcode == Opcode::Nop {
+        return Ok(());
+    }
+    let header = CtrlSegment::LEN + header_bytes(opcode, qp.is_datagram());
     let mut data = bytes[..len].get(header..).ok_or(Rule::WqeLength)?;
     // An atomic has one result.
     if matches!(opcode, Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) && data.len() != SEGMENT {
@@ -180,8 +169,8 @@ pub(crate) fn finds_unannounced(hca: &Hca, state: &mut State, index: usize) -> b
     let State { queues: Queues { qps, .. }, violations, .. } = state;
     let Some(Some(qp)) = qps.get_mut(index) else { return false };
     let Some(violation) = unannounced(qp) else { return false };
-    qp.watch.notified = qp.sq_producer();
-    if !qp.failed {
+    qp.watch.notified = qp.sq.producer();
+    if !qp.has_failed() {
         break_rule(hca, qp, violations, violation);
     }
     true
@@ -209,12 +198,12 @@ pub(crate) fn check_queues(state: &mut State) {
 
 fn unannounced(qp: &SoftQp) -> Option<Violation> {
     let notified = qp.watch.notified;
-    (qp.sq_producer() != notified).then(|| of_send(qp, notified, &bytes_of(qp, notified, SEGMENT), Rule::RegisterNotWritten))
+    (qp.sq.producer() != notified).then(|| of_send(qp, notified, &bytes_of(qp, notified, SEGMENT), Rule::RegisterNotWritten))
 }
 
 /// A queue pair goes away.
 pub(crate) fn destroyed(violations: &mut Vec<Violation>, qp: &SoftQp) {
-    violations.extend(unannounced(qp).filter(|_| !qp.failed));
+    violations.extend(unannounced(qp).filter(|_| !qp.has_failed()));
 }
 
 fn check_receives(rqn: u32, rq: &mut RqSlot) -> Result<(), Violation> {
@@ -242,7 +231,7 @@ fn check_receives(rqn: u32, rq: &mut RqSlot) -> Result<(), Violation> {
         let next = receives.successor(index);
         // One that was posted before, and is not yet taken.
         let is_posted = |number: &u64| *number > 0 && !taken.is_accounted(next, (*number - 1) as u32);
-        if receives.is_list() && (next == index || watch.posted.get(usize::from(next)).is_none_or(is_posted)) {
+        if receives.is_linked && (next == index || watch.posted.get(usize::from(next)).is_none_or(is_posted)) {
             return found(index, Rule::ReceiveLink);
         }
         watch.next = next;

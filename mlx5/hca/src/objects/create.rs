@@ -6,8 +6,8 @@ use std::cell::{Cell, RefCell};
 use std::io;
 
 use mlx5_wire::{
-    Access, AsyncEvent, CQE_BYTES, CQE128_BYTES, ConnectOptions, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR, SEGMENT, Service, WQEBB,
-    Writes,
+    Access, AsyncEvent, CQE_BYTES, CQE128_BYTES, ConnectOptions, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR, SEGMENT,
+    Service, WQEBB, Writes,
 };
 use shm::lane::{LaneRx, Slot};
 use shm::ready::ARMED;
@@ -113,7 +113,7 @@ impl Hca {
         let barrier = LightBarrier::of_process();
         memory.control().header.has_fences.store(barrier.is_fence().into(), Ordering::Relaxed);
         let membership = Membership::join(&options.fabric, &memory, options.port.is_some())?;
-        let random = &mut Random::new(membership.seed());
+        let random = &mut Random::new(membership.seed);
         let mut state = State::new(arena_bytes, &options.faults, ready_words(&memory), random);
         let is_plain = options.timing.is_immediate() && !options.strict && !options.trace;
         if !is_plain || options.clock.steps() || state.queues.injector.is_some() {
@@ -149,7 +149,7 @@ impl Hca {
     pub fn info(&self) -> DeviceInfo {
         let state = self.state.borrow();
         DeviceInfo {
-            name: format!("soft:lid={}", self.membership.lid()),
+            name: format!("soft:lid={}", self.membership.lid),
             transport: self.membership.describe(),
             dead_peer_timeout_ns: self.dead_peer_timeout_ns,
             modes: faults::modes(self, state.queues.injector.as_deref()),
@@ -177,7 +177,7 @@ impl Hca {
     /// Returns the address at which peers reach a queue pair.
     #[must_use]
     pub fn address(&self, qpn: u32) -> Address {
-        Address { lid: self.membership.lid(), qpn, epoch: self.membership.epoch() }
+        Address { lid: self.membership.lid, qpn, epoch: self.membership.epoch }
     }
 
     /// Returns the hash over everything this device did so far, if it keeps one.
@@ -329,10 +329,7 @@ impl Hca {
         };
         // SAFETY: guaranteed by the caller.
         let place = unsafe { SqPlace::new(&SqMemory { wqe_cnt, ..sq }) };
-        let result = self.place_qp(state, memory, rqn, place).map(|qp| {
-            qp.has_sq = sq.wqe_cnt > 0;
-            qp.qpn
-        });
+        let result = self.place_qp(state, memory, rqn, place).map(|qp| qp.qpn);
         if result.is_err() && is_new {
             self.give_rq(state, rqn);
         }
@@ -396,7 +393,6 @@ impl Hca {
             send_cq: memory.send_cq,
             recv_cq: memory.recv_cq,
             rqn,
-            owns_rq: !matches!(memory.receives, Source::Shared(_)),
             scatters,
             is_compact,
             flushed: 0,
@@ -409,7 +405,6 @@ impl Hca {
             user_index: memory.user_index.unwrap_or(rqn),
             sq_consumer: 0,
             sq_limit: 0,
-            failed: false,
             mode: self.first_mode(state.queues.injector.as_deref()),
             waiting: None,
             lane,
@@ -419,7 +414,6 @@ impl Hca {
             access: Access::empty(),
             options: ConnectOptions::default(),
             is_watched: false,
-            has_sq: true,
             under_way: UnderWay::with_capacity(later, self.strict),
             next_payload: 0,
             watch: QpWatch::default(),
@@ -444,7 +438,7 @@ impl Hca {
         let no_such_qp = ConnectError::NoSuchQp { lid: remote.lid, qpn: remote.qpn };
         let connection = qps.get_mut(qp_index(qpn)).and_then(Option::as_mut).filter(|qp| qp.qpn == qpn).and_then(|qp| {
             let own = QpEntry::pack_peer(qpn, qp.generation);
-            Some((Remote::of(&peer, remote.qpn, own, self.membership.epoch())?, qp))
+            Some((Remote::of(&peer, remote.qpn, own, self.membership.epoch)?, qp))
         });
         drop(peer);
         let Some((connection, qp)) = connection else {
@@ -478,7 +472,7 @@ impl Hca {
         let state = &mut *self.state.borrow_mut();
         let index = qp_index(qpn);
         if let Some(Some(qp)) = state.queues.qps.get_mut(index).filter(|qp| qp.as_ref().is_some_and(|qp| qp.qpn == qpn)) {
-            qp.is_watched = qp.has_sq;
+            qp.is_watched = true;
             qp.fail(self);
             execute::announce_all(self, state, index);
         }
@@ -502,7 +496,7 @@ impl Hca {
     fn take_qp(&self, state: &mut State, qpn: u32) -> Option<u32> {
         let index = qp_index(qpn);
         let mut qp = state.queues.qps.get_mut(index)?.take_if(|qp| qp.qpn == qpn)?;
-        let own_rq = qp.owns_rq.then_some(qp.rqn);
+        let own_rq = qp.owns_rq().then_some(qp.rqn);
         self.forget_events(|event| event == AsyncEvent::QpFatal { qpn });
         if self.strict {
             crate::debug::strict::destroyed(&mut state.violations, &qp);

@@ -39,7 +39,7 @@ impl Hca {
             self.follow(qp);
         }
         let told = qp.under_way.announced.back().map_or(qp.sq_limit, |last| last.end);
-        let producer = qp.sq_producer();
+        let producer = qp.sq.producer();
         if !qp.is_watched || producer == told {
             return false;
         }
@@ -63,7 +63,7 @@ impl Hca {
             return;
         }
         let (peer, qpn) = (Rc::clone(&remote.peer), remote.qpn());
-        let Some(new) = Remote::of(&peer, qpn, own, self.membership.epoch()) else { return };
+        let Some(new) = Remote::of(&peer, qpn, own, self.membership.epoch) else { return };
         **remote = new;
         qp.version = qp.version.wrapping_add(1);
         let (entry, generation) = (self.memory.qp(qp.index), remote.generation());
@@ -82,7 +82,7 @@ impl Hca {
 
     /// RESET to INIT: its own receive queue is looked at from now on.
     pub fn initialize(&self, qpn: u32) {
-        let Some((rqn, true)) = self.with_qp(qpn, |qp| (qp.rqn, qp.owns_rq)) else { return };
+        let Some((rqn, true)) = self.with_qp(qpn, |qp| (qp.rqn, qp.owns_rq())) else { return };
         if let Some(Some(rq)) = self.state.borrow_mut().rqs.get_mut(rqn as usize) {
             rq.mirror.iter_mut().for_each(Mirror::start);
         }
@@ -93,7 +93,7 @@ impl Hca {
     pub fn start_sending(&self, qpn: u32, options: &ConnectOptions) {
         self.with_qp(qpn, |qp| {
             qp.options = *options;
-            qp.is_watched = qp.has_sq;
+            qp.is_watched = true;
         });
     }
 
@@ -128,7 +128,7 @@ impl Hca {
     /// Returns whether the queue pair is in the error state.
     #[must_use]
     pub fn has_failed(&self, qpn: u32) -> bool {
-        self.with_qp(qpn, |qp| qp.failed).unwrap_or(false)
+        self.with_qp(qpn, |qp| qp.has_failed()).unwrap_or(false)
     }
 
     /// Back to RESET, as after [`create_qp`](Self::create_qp), under the same number: neither queue is looked at, so the driver may set its
@@ -151,11 +151,11 @@ impl Hca {
         // SAFETY: committed when it was made; the peer was waited for.
         qp.lane = unsafe { self.clear_lane(index, qp.lane_place) };
         (qp.sq_consumer, qp.sq_limit, qp.flushed, qp.answered) = (0, 0, 0, 0);
-        (qp.failed, qp.mode, qp.is_watched) = (false, self.first_mode(state.queues.injector.as_deref()), false);
+        (qp.mode, qp.is_watched) = (self.first_mode(state.queues.injector.as_deref()), false);
         qp.waiting = None;
         qp.under_way = UnderWay::with_capacity(0, false);
         qp.transport = if qp.is_datagram() { Transport::Datagram { qkey: 0 } } else { Transport::Unconnected };
-        if let (true, Some(Some(rq))) = (qp.owns_rq, rqs.get_mut(qp.rqn as usize)) {
+        if let (true, Some(Some(rq))) = (qp.owns_rq(), rqs.get_mut(qp.rqn as usize)) {
             rq.receives.reset();
             rq.taken.reset();
             rq.mirror.iter_mut().for_each(Mirror::reset);

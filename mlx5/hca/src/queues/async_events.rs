@@ -31,7 +31,7 @@ impl Hca {
         if self.is_port_up.replace(is_up) == is_up {
             return;
         }
-        self.state.borrow_mut().queues.qps.iter_mut().flatten().for_each(|qp| qp.mode = Mode::Odd);
+        self.state.borrow_mut().queues.qps.iter_mut().flatten().for_each(|qp| qp.mode = qp.mode.max(Mode::Odd));
         self.report(if is_up { AsyncEvent::PortActive { port: PORT } } else { AsyncEvent::PortError { port: PORT } });
     }
 
@@ -55,13 +55,21 @@ impl SoftQp {
     /// Goes to the error state for a reason that no completion tells.
     #[cold]
     pub(crate) fn break_down(&mut self, hca: &Hca) {
-        if !self.failed {
+        if !self.has_failed() {
             hca.report(AsyncEvent::QpFatal { qpn: self.qpn });
         }
         self.fail(hca);
     }
 
-    /// A completion of it found no room in `cqn`.
+    /// Takes the result of writing one of its CQEs to `cqn`: without room for the CQE it goes to the error state.
+    #[inline(always)]
+    pub(crate) fn wrote(&mut self, hca: &Hca, cqn: u32, written: Result<(), Overrun>) {
+        if let Err(overrun) = written {
+            self.overran(hca, cqn, overrun);
+        }
+    }
+
+    /// Goes to the error state, as one of its CQEs found no room in `cqn`.
     #[cold]
     pub(crate) fn overran(&mut self, hca: &Hca, cqn: u32, overrun: Overrun) {
         if overrun.is_first {

@@ -79,8 +79,6 @@ pub(crate) struct SoftQp {
     pub(crate) send_cq: u32,
     pub(crate) recv_cq: u32,
     pub(crate) rqn: u32,
-    /// Whether the receive queue is this queue pair's alone, and is flushed with it.
-    pub(crate) owns_rq: bool,
     /// Receives flushed by an error.
     pub(crate) flushed: u32,
     /// Messages of its lane that took no receive: atomics.
@@ -101,7 +99,6 @@ pub(crate) struct SoftQp {
     pub(crate) sq_consumer: u16,
     /// WQEBBs that may be executed by now: those of the doorbells whose time has come.
     pub(crate) sq_limit: u16,
-    pub(crate) failed: bool,
     pub(crate) mode: Mode,
     pub(crate) waiting: Option<Waiting>,
     pub(crate) lane: LaneRx<Message>,
@@ -116,8 +113,6 @@ pub(crate) struct SoftQp {
     pub(crate) options: ConnectOptions,
     /// Its doorbells are found by looking at the record: another driver's, which may send.
     pub(crate) is_watched: bool,
-    /// The send queue has WQEBBs.
-    pub(crate) has_sq: bool,
     /// Work that its timing delays.
     pub(crate) under_way: UnderWay,
     /// State of strict mode.
@@ -125,14 +120,16 @@ pub(crate) struct SoftQp {
 }
 
 /// How the WQEs of a send queue are run.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Mode {
     /// In immediate time, neither strict nor traced: those that are [`plain`](crate::requester::plain) as such.
     Plain,
     /// All in the same way.
     Ordinary,
-    /// It failed, broke a rule, or there are faults to make.
+    /// It broke a rule, the port is down, or there are faults to make.
     Odd,
+    /// It is in the error state: everything is flushed.
+    Failed,
 }
 
 /// The target of a queue pair's messages.
@@ -175,6 +172,16 @@ impl SoftQp {
         QpEntry::pack_identity(self.version, self.qpn, flags)
     }
 
+    /// Returns whether it is in the error state.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.mode == Mode::Failed
+    }
+
+    /// Returns whether the receive queue is this queue pair's alone, and is flushed with it: a ring. Shared ones are lists.
+    pub(crate) fn owns_rq(&self) -> bool {
+        !self.receives.is_linked
+    }
+
     pub(crate) fn is_datagram(&self) -> bool {
         matches!(self.transport, Transport::Datagram { .. })
     }
@@ -197,24 +204,13 @@ impl SoftQp {
         }
     }
 
-    /// Returns the producer counter in the doorbell record.
-    pub(crate) fn sq_producer(&self) -> u16 {
-        self.sq.producer()
-    }
-
-    /// Returns the WQEBB of a counter.
-    #[inline(always)]
-    pub(crate) fn wqebb(&self, counter: u16) -> NonNull<u8> {
-        self.sq.wqebb(counter)
-    }
-
     /// The queue pair goes to the error state: its own operations are flushed, and its peer's are not answered any more.
     #[cold]
     pub(crate) fn fail(&mut self, hca: &Hca) {
-        if !core::mem::replace(&mut self.failed, true) {
+        if !self.has_failed() {
             hca.failed.borrow_mut().push((self.index, self.generation));
         }
-        self.mode = Mode::Odd;
+        self.mode = Mode::Failed;
         hca.has_chores.set(true);
         self.entry().identity.store(self.identity(0), Ordering::Release);
     }
@@ -236,7 +232,7 @@ pub(crate) fn bytes_of(qp: &SoftQp, counter: u16, len: usize) -> [u8; 16 * WQEBB
     let mut bytes = [0; 16 * WQEBB];
     for (block, out) in bytes.chunks_mut(WQEBB).take(len.div_ceil(WQEBB)).enumerate() {
         // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
-        out.copy_from_slice(&unsafe { qp.wqebb(counter.wrapping_add(block as u16)).cast::<[u8; WQEBB]>().read() });
+        out.copy_from_slice(&unsafe { qp.sq.wqebb(counter.wrapping_add(block as u16)).cast::<[u8; WQEBB]>().read() });
     }
     bytes
 }

@@ -21,9 +21,7 @@ fn success(user_index: u32, ctrl: CtrlWords, byte_count: u32) -> [u8; CQE_BYTES]
 /// A signaled WQE succeeded, in immediate time and with nobody watching.
 #[inline(always)]
 pub(crate) fn succeed(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], ctrl: CtrlWords, byte_count: u32) {
-    if let Err(overrun) = write_success(cqs, qp.send_cq, qp.user_index, ctrl, byte_count) {
-        qp.overran(hca, qp.send_cq, overrun);
-    }
+    qp.wrote(hca, qp.send_cq, write_success(cqs, qp.send_cq, qp.user_index, ctrl, byte_count));
 }
 
 /// Writes the CQE of [`succeed`].
@@ -130,8 +128,6 @@ pub(crate) fn show(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], viola
         buffers::release(hca, qp, wqe_counter, opcode == CqeOpcode::Requester, violations);
     }
     if let Some(Some(cq)) = cqs.get_mut(qp.send_cq as usize) {
-        if let Err(overrun) = cq.write(cqe, opcode) {
-            qp.overran(hca, qp.send_cq, overrun);
-        }
+        qp.wrote(hca, qp.send_cq, cq.write(cqe, opcode));
     }
 }

@@ -1,6 +1,8 @@
 //! The bytes of a message: where a WQE says they are, and putting them where a receive says.
 
-use mlx5_wire::{Access, DataSegment, InlineHeader, MAX_MESSAGE_BYTES, SEGMENT, Syndrome};
+use mlx5_wire::{
+    Access, AtomicSegment, DataSegment, DatagramSegment, InlineHeader, MAX_MESSAGE_BYTES, Opcode, RaddrSegment, SEGMENT, Syndrome,
+};
 
 use crate::Hca;
 use crate::requester::outcome::{Limit, Malformed, Outcome};
@@ -75,6 +77,26 @@ impl Piece {
         let behind = bytes.get(InlineHeader::segments(len) * SEGMENT..)?;
         Some(Some((Self { at: bytes[InlineHeader::LEN..].as_ptr(), len, key: None }, behind)))
     }
+}
+
+/// Returns the bytes of the segments between the control segment and the data of a WQE.
+pub(crate) fn header_bytes(opcode: Opcode, is_datagram: bool) -> usize {
+    match opcode {
+        Opcode::Send | Opcode::SendImm if is_datagram => DatagramSegment::LEN,
+        Opcode::Nop | Opcode::Send | Opcode::SendImm => 0,
+        Opcode::RdmaWrite | Opcode::RdmaWriteImm | Opcode::RdmaRead => RaddrSegment::LEN,
+        Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => RaddrSegment::LEN + AtomicSegment::LEN,
+    }
+}
+
+/// Returns whether an operation writes its result to its local buffers.
+pub(crate) fn has_result(opcode: Opcode) -> bool {
+    matches!(opcode, Opcode::RdmaRead | Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd)
+}
+
+/// Returns whether an operation on a connection takes a receive.
+pub(crate) fn takes_receive(opcode: Opcode) -> bool {
+    matches!(opcode, Opcode::RdmaWriteImm | Opcode::Send | Opcode::SendImm)
 }
 
 /// Returns the number of bytes of a segment by pointer: 0 means 2^31 on the wire.

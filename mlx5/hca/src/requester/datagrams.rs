@@ -143,7 +143,7 @@ pub(crate) fn send(hca: &Hca, links: &mut Links, from: &Sender, opcode: Opcode, 
     if copied.is_ok() {
         links.sent += 1;
         links.outgoing[lane].last = links.sent;
-        links.outgoing[lane].publish(header, hca.membership.lid());
+        links.outgoing[lane].publish(header, hca.membership.lid);
     }
     Outcome::Done(0)
 }

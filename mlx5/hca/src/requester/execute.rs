@@ -9,12 +9,12 @@ use std::collections::VecDeque;
 use mlx5_wire::{CtrlSegment, CtrlWords, FenceMode, Opcode, SEGMENT, Syndrome, WQEBB};
 
 use crate::debug::faults::{Fate, Injector};
-use crate::debug::rule::VENDOR;
 use crate::debug::strict;
 use crate::deferred::LANE_RETRY_NS;
 use crate::queues::qp::{Mode, SoftQp, Waiting, blocks};
 use crate::requester::buffers;
 use crate::requester::complete::{self, Completions};
+use crate::requester::data::takes_receive;
 use crate::requester::operations::execute;
 use crate::requester::outcome::{Limit, Malformed, Outcome, WaitFor};
 use crate::requester::plain;
@@ -56,7 +56,7 @@ fn ring_rest(hca: &Hca, index: usize) {
 pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) {
     if matches!(hca.timing, Timing::Immediate) {
         run(hca, state, index, |qp| {
-            qp.sq_limit = qp.sq_producer();
+            qp.sq_limit = qp.sq.producer();
             qp.waiting.is_none()
         });
     } else {
@@ -70,9 +70,9 @@ fn rung_for_later(hca: &Hca, state: &mut State, index: usize) {
     let Some(Some(qp)) = state.queues.qps.get_mut(index) else { return };
     let from = qp.under_way.announced.back().map_or(qp.sq_limit, |last| last.end);
     if hca.strict {
-        buffers::remember(hca, qp, from, qp.sq_producer());
+        buffers::remember(hca, qp, from, qp.sq.producer());
     }
-    let sends = hca.timing.announce(qp, hca.membership.lid(), hca.clock.now_ns(), &mut state.deferred);
+    let sends = hca.timing.announce(qp, hca.membership.lid, hca.clock.now_ns(), &mut state.deferred);
     hca.sends.set(hca.sends.get() + sends);
 }
 
@@ -81,7 +81,7 @@ fn rung_for_later(hca: &Hca, state: &mut State, index: usize) {
 pub(crate) fn announce_all(hca: &Hca, state: &mut State, index: usize) {
     run(hca, state, index, |qp| {
         qp.under_way.announced.clear();
-        qp.sq_limit = qp.sq_producer();
+        qp.sq_limit = qp.sq.producer();
         qp.waiting = None;
         true
     });
@@ -134,7 +134,7 @@ pub(crate) fn run_due(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
 /// them had to be tried again, its time is then.
 fn end_fence(hca: &Hca, qp: &mut SoftQp) {
     // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
-    let head = unsafe { qp.wqebb(qp.sq_consumer).cast::<[u8; SEGMENT]>().read() };
+    let head = unsafe { qp.sq.wqebb(qp.sq_consumer).cast::<[u8; SEGMENT]>().read() };
     if CtrlSegment::parse(&head).fence == FenceMode::None {
         return;
     }
@@ -160,11 +160,11 @@ fn run(hca: &Hca, state: &mut State, index: usize, begin: impl FnOnce(&mut SoftQ
     }
     let granted = qp.remote().map_or(0, Remote::granted);
     while qp.sq_consumer != qp.sq_limit {
-        let at = qp.wqebb(qp.sq_consumer);
+        let at = qp.sq.wqebb(qp.sq_consumer);
         // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
         let head = unsafe { at.cast::<[u8; SEGMENT]>().read() };
         let ctrl = CtrlWords::parse(&head);
-        let outcome = match if qp.mode == Mode::Odd { odd(hca, qp, injector, ctrl) } else { None } {
+        let outcome = match if qp.mode >= Mode::Odd { odd(hca, qp, injector, ctrl) } else { None } {
             None => match wqe_bytes(qp, at, ctrl) {
                 Ok(Some(wqe)) => {
                     // SAFETY: the WQE is in the SQ's memory, which `qp` holds and the driver does not touch until completion.
@@ -212,10 +212,6 @@ fn run(hca: &Hca, state: &mut State, index: usize, begin: impl FnOnce(&mut SoftQ
     }
 }
 
-fn takes_receive(ctrl: CtrlWords) -> bool {
-    matches!(Opcode::from_wire(ctrl.opcode()), Some(Opcode::RdmaWriteImm | Opcode::Send | Opcode::SendImm))
-}
-
 /// Decides how long a WQE may wait, and when to try it again.
 #[cold]
 fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u64, Syndrome> {
@@ -258,17 +254,17 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u6
 /// all.
 #[cold]
 fn odd(hca: &Hca, qp: &mut SoftQp, injector: &mut Option<Box<Injector>>, ctrl: CtrlWords) -> Option<Outcome> {
-    if qp.failed {
+    if qp.has_failed() {
         return Some(Outcome::Fail(Syndrome::WorkRequestFlushed, 0));
     }
     if let Some(rule) = qp.watch.broken.take() {
-        return Some(Outcome::Fail(Syndrome::LocalQpOperation, VENDOR + rule as u8));
+        return Some(Outcome::Fail(Syndrome::LocalQpOperation, rule.vendor()));
     }
     // Datagrams are lost where they go out.
     let is_cut_off = !hca.is_port_up.get() && !qp.is_datagram();
     let Some(injector) = injector else { return is_cut_off.then_some(Outcome::Wait(WaitFor::Peer)) };
     let is_first = qp.waiting.is_none() && ctrl.opcode() != Opcode::Nop as u8;
-    let fate = if is_first { injector.fate(takes_receive(ctrl)) } else { Fate::Normal };
+    let fate = if is_first { injector.fate(Opcode::from_wire(ctrl.opcode()).is_some_and(takes_receive)) } else { Fate::Normal };
     match fate {
         Fate::Normal if is_cut_off || injector.dropped_peers() => Some(Outcome::Wait(WaitFor::Peer)),
         Fate::Normal => None,
@@ -300,7 +296,7 @@ fn execute_wrapped(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWord
     let bytes = usize::from(ctrl.ds()) * SEGMENT;
     for (block, out) in (0..).zip(whole[..bytes].chunks_mut(WQEBB)) {
         // SAFETY: inside the SQ; the driver does not touch it until completion.
-        unsafe { out.as_mut_ptr().copy_from_nonoverlapping(qp.wqebb(qp.sq_consumer.wrapping_add(block)).as_ptr(), out.len()) };
+        unsafe { out.as_mut_ptr().copy_from_nonoverlapping(qp.sq.wqebb(qp.sq_consumer.wrapping_add(block)).as_ptr(), out.len()) };
     }
     execute(hca, links, qp, ctrl, &whole[..bytes], granted)
 }

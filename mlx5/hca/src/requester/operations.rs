@@ -5,7 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 use mlx5_wire::{Access, AtomicSegment, CqeOpcode, CtrlWords, Opcode, RaddrSegment, SEGMENT, Syndrome};
 
 use crate::queues::qp::{SoftQp, Transport};
-use crate::requester::data::{Data, check_local, scatter};
+use crate::requester::data::{Data, check_local, has_result, header_bytes, scatter};
 use crate::requester::datagrams;
 use crate::requester::outcome::{Limit, Malformed, Outcome, WaitFor};
 use crate::responder::atomics;
@@ -40,15 +40,10 @@ fn attempt(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: 
             return datagrams::send(hca, links, &from, opcode, ctrl, wqe);
         }
     };
-    let header = match opcode {
-        Opcode::Send | Opcode::SendImm => SEGMENT,
-        Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => 3 * SEGMENT,
-        _ => 2 * SEGMENT,
-    };
+    let header = SEGMENT + header_bytes(opcode, false);
     let Some(body) = wqe.get(header..) else { return Malformed::Header.into() };
     let Some(data) = Data::parse(body) else { return Malformed::InlineLength.into() };
-    let is_result = matches!(opcode, Opcode::RdmaRead | Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd);
-    let length = match check_local(hca, qp.pd, &data, is_result) {
+    let length = match check_local(hca, qp.pd, &data, has_result(opcode)) {
         Ok(length) => length,
         Err(outcome) => return outcome,
     };

@@ -103,7 +103,5 @@ fn scattered(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
             place.as_ptr().write_bytes(UNWRITTEN, length);
         }
     }
-    if let Err(overrun) = cq.write_scattered(cqe(qp, message), opcode, &data[..length]) {
-        qp.overran(hca, qp.recv_cq, overrun);
-    }
+    qp.wrote(hca, qp.recv_cq, cq.write_scattered(cqe(qp, message), opcode, &data[..length]));
 }

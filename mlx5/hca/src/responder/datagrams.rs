@@ -58,7 +58,7 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
     for _ in 0..DATAGRAM_SLOTS {
         let Some((header, payload)) = incoming.pop() else { break };
         is_any = true;
-        let qp = qps.get_mut(qp_index(header.qpn)).and_then(Option::as_deref_mut).filter(|qp| qp.qpn == header.qpn && !qp.failed);
+        let qp = qps.get_mut(qp_index(header.qpn)).and_then(Option::as_deref_mut).filter(|qp| qp.qpn == header.qpn && !qp.has_failed());
         // The sender wrote this. What no SEND leaves is dropped, like anything else that is not for this device.
         let opcode = [CqeOpcode::ResponderSend, CqeOpcode::ResponderSendImm].into_iter().find(|&opcode| opcode as u32 == header.opcode);
         let (Some(qp), Some(opcode)) = (qp, opcode) else { continue };
@@ -99,5 +99,5 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
 /// Finds the lane of device `lid` that is for this device.
 fn find_lane(hca: &Hca, links: &mut Links, lid: u16) -> Option<Incoming> {
     let peer = links.peer_of_lid(&hca.membership, lid).ok()?;
-    Incoming::find(peer, (hca.membership.lid(), hca.membership.epoch()))
+    Incoming::find(peer, (hca.membership.lid, hca.membership.epoch))
 }

@@ -1,13 +1,14 @@
 //! Flushes the work of a queue pair that goes to the error state: a send that waits stops waiting; receives of its own queue are flushed,
 //! those of a shared one stay.
 
-use mlx5_wire::{CqeOpcode, ErrorCqe, Syndrome};
+use mlx5_wire::Syndrome;
 
 use crate::debug::trace::What;
 use crate::queues::cq::SoftCq;
 use crate::queues::qp::SoftQp;
 use crate::requester::execute;
 use crate::responder::arrive;
+use crate::responder::deliver::fail_receive;
 use crate::shared::layout::Taking;
 use crate::{Hca, Queues, State};
 
@@ -18,9 +19,9 @@ pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
     let mut flushed = false;
     let mut failed = hca.failed.take();
     failed.retain(|&(index, generation)| {
-        let is_same = |qp: &&mut Box<SoftQp>| qp.failed && qp.generation == generation;
+        let is_same = |qp: &&mut Box<SoftQp>| qp.has_failed() && qp.generation == generation;
         let Some(qp) = state.queues.qps.get_mut(index).and_then(Option::as_mut).filter(is_same) else { return false };
-        let owns_rq = qp.owns_rq;
+        let owns_rq = qp.owns_rq();
         if qp.waiting.take().is_some() {
             flushed = true;
             execute::run_due(hca, state, index, hca.clock.now_ns());
@@ -67,18 +68,8 @@ fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> boo
         if let Some(trace) = &hca.trace {
             trace.record(What::Flushed, qp.qpn, index, 0, 0);
         }
-        let cqe = ErrorCqe {
-            raw_syndrome: Syndrome::WorkRequestFlushed as u8,
-            vendor_syndrome: 0,
-            wqe_opcode: 0,
-            qpn: qp.qpn,
-            wqe_counter: qp.receives.wqe_counter(taking),
-            user_index: qp.user_index,
-        };
         if let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) {
-            if let Err(overrun) = cq.write(cqe.emit(), CqeOpcode::ResponderError) {
-                qp.overran(hca, qp.recv_cq, overrun);
-            }
+            fail_receive(hca, qp, cq, taking, (Syndrome::WorkRequestFlushed as u8, 0));
         }
     }
 }

@@ -249,20 +249,14 @@ impl Receives {
 
     /// Receives that can be taken.
     pub(crate) fn available(&self) -> u16 {
-        let (entry, pop) = self.words();
-        let (count, _) = Pop::unpack(pop.word.load(Ordering::Acquire));
-        self.posted().wrapping_add(entry.returned.load(Ordering::Acquire) as u16).wrapping_sub(count as u16)
+        let returned = self.words().0.returned.load(Ordering::Acquire);
+        self.posted().wrapping_add(returned as u16).wrapping_sub(self.popped() as u16)
     }
 
     /// Returns the maximum number of receives posted: one WQE of a list ends it.
     #[must_use]
     pub fn capacity(&self) -> u16 {
         self.wqes() - u16::from(self.is_linked)
-    }
-
-    /// Returns whether every WQE names its successor.
-    pub(crate) fn is_list(&self) -> bool {
-        self.is_linked
     }
 
     /// Returns the next receive to be taken: its pop count and the index of its WQE.
@@ -297,9 +291,9 @@ impl Receives {
         unsafe { self.wqe(index).cast().read() }
     }
 
-    /// Receives taken so far.
+    /// Returns the number of receives taken so far.
     pub(crate) fn popped(&self) -> u32 {
-        Pop::unpack(self.words().1.word.load(Ordering::Acquire)).0
+        self.head().0
     }
 
     /// Owner: puts a receive that nobody will ever use back at the head of a linked list.
