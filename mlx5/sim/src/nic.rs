@@ -113,7 +113,7 @@ struct NextReceive {
     free_ns: u64,
 }
 
-/// `start_ns` and what is added to it; the end of time is never passed.
+/// Returns the sum of `start_ns` and `costs`, without overflow.
 fn sum_ns<const N: usize>(start_ns: u64, costs: [u64; N]) -> u64 {
     costs.into_iter().fold(start_ns, u64::saturating_add)
 }
@@ -145,8 +145,8 @@ impl Nic {
         self.send_free_ns
     }
 
-    /// Takes the next receive for a message that came at `came_ns`, not before `at_ns`; returns when it has. A message that waits for what was
-    /// sent before it keeps no other from the NIC.
+    /// Takes the next receive for a message that came at `came_ns`, not before `at_ns`; returns the time at which it has. A message that
+    /// waits for earlier ones of its queue pair does not delay other messages.
     fn receive(&mut self, came_ns: u64, at_ns: u64, rqn: u32, receives: &ReceiveQueue, parameters: &NicParameters) -> u64 {
         let next = at_number(&mut self.receives, rqn as usize);
         let (count, index) = receives.head();

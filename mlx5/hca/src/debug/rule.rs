@@ -45,9 +45,9 @@ rules! {
     RegisterQueue: "the register names another queue pair than the one it belongs to",
     /// A doorbell announces everything up to the WQE that the register holds.
     RegisterNotLast: "the register announces a WQE that is not the last one the doorbell record covers",
-    /// The device has not told that those WQEs are done.
+    /// The device has not reported that those WQEs are done.
     RecordBeyondRoom: "the doorbell record is further ahead than there are free WQEBBs: WQEs were overwritten",
-    /// No completion would ever tell that the queue has room again.
+    /// No completion would ever report that the queue has room again.
     NoCompletion: "a whole send queue of WQEs without the completion bit",
     /// The WQE was not written for this place: it is stale.
     WqeIndex: "the index in the WQE is not its place in the queue: a stale or unposted WQE",

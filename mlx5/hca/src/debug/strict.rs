@@ -1,8 +1,8 @@
 //! Strict mode: detects mistakes of a driver that a NIC would punish silently, by doing nothing or the wrong thing.
 //!
-//! A doorbell's hook says only that *a* register was written; what, and whether the record and the WQEs fit it, is read here. Then the
-//! register is poisoned, so that the next store to it is seen for what it is. What nobody announces is found at the next progress.
-//! A missing barrier cannot be found here: the stores of a thread are seen by itself in order.
+//! A doorbell's hook only names the queue pair. The register, the record and the WQEs are read and compared here. Then the register is
+//! poisoned, so that the next store to it can be detected. WQEs that no doorbell announced are found at the next progress. A missing
+//! barrier cannot be found here: a thread sees its own stores in order.
 
 use mlx5_wire::{BLUEFLAME_BYTES, CtrlSegment, CtrlWords, DataSegment, InlineHeader, Opcode, SEGMENT, WQEBB, announced_bytes};
 
@@ -14,7 +14,7 @@ use crate::queues::qp::{Mode, SoftQp, blocks, bytes_of, head};
 use crate::requester::data::header_bytes;
 use crate::{Hca, Queues, State};
 
-/// Byte that fills a register half after it was looked at.
+/// Byte that fills a register after it was read.
 const POISON: u8 = 0xdb;
 /// Poisons a new register.
 pub(crate) fn poison_register(qp: &SoftQp) {
@@ -40,7 +40,7 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize) -> bool {
     let result = if qp.has_failed() {
         Ok(())
     } else {
-        // The WQEs first: a register that repeats a wrong one is not what is wrong.
+        // WQEs are checked before the register, so that a malformed WQE is reported as such and not as a register mismatch.
         check_room(qp, producer).and_then(|()| check_wqes(qp, producer)).and_then(|()| check_register(qp, half, &register, producer))
     };
     qp.watch.half = Some(half);
@@ -55,7 +55,7 @@ fn break_rule(hca: &Hca, qp: &mut SoftQp, violations: &mut Vec<Violation>, viola
     qp.watch.broken = Some(violation.rule);
     qp.mode = qp.mode.max(Mode::Odd);
     if qp.sq.producer() == qp.sq_limit {
-        // Nothing is posted that could fail.
+        // No WQE is posted that could fail.
         qp.break_down(hca);
     }
 }
@@ -99,7 +99,7 @@ fn check_room(qp: &SoftQp, producer: u16) -> Result<(), Violation> {
     if u32::from(producer.wrapping_sub(reported)) <= capacity {
         return Ok(());
     }
-    // Without a CQE to come, what is missing is the one that would have made room.
+    // If no CQE is pending, the ring can never get room: the driver forgot to signal.
     let is_silent = signaled == reported && u32::from(producer.wrapping_sub(notified)) <= capacity;
     let rule = if is_silent { Rule::NoCompletion } else { Rule::RecordBeyondRoom };
     Err(of_send(qp, producer, &bytes_of(qp, notified, SEGMENT), rule))
@@ -143,7 +143,7 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes
         return Err(Rule::WqeReserved);
     }
     let opcode = Opcode::from_wire(ctrl.opcode()).ok_or(Rule::WqeOpcode)?;
-    // A NOP may have any length, and what is behind its control segment means nothing.
+    // A NOP may have any length. The bytes behind its control segment have no meaning.
     if opcode == Opcode::Nop {
         return Ok(());
     }
@@ -163,7 +163,7 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes
     Ok(())
 }
 
-/// Returns whether queue pair `index` has posted WQEs that were not announced. It fails then, so that nobody waits forever.
+/// Returns whether queue pair `index` has posted WQEs that no doorbell announced. It fails then, so that no thread waits forever.
 #[cold]
 pub(crate) fn finds_unannounced(hca: &Hca, state: &mut State, index: usize) -> bool {
     let State { queues: Queues { qps, .. }, violations, .. } = state;

@@ -20,7 +20,7 @@ use crate::shared::remote::Remote;
 pub(crate) struct SqPlace {
     buffer: NonNull<u8>,
     record: NonNull<AtomicU32>,
-    /// Bytes, less those of the last WQEBB.
+    /// Bytes of the buffer, less one WQEBB.
     mask: usize,
     /// The BlueFlame register, where it can be read.
     pub(crate) register: Option<NonNull<u8>>,
@@ -51,7 +51,7 @@ impl SqPlace {
         unsafe { self.buffer.add((usize::from(counter) * WQEBB) & self.mask) }
     }
 
-    /// WQEBBs from that of `counter` to the end of the buffer.
+    /// Returns the number of WQEBBs from the one at `counter` to the end of the buffer.
     #[inline(always)]
     pub(crate) fn to_end(&self, counter: u16) -> u16 {
         ((!(usize::from(counter) * WQEBB) & self.mask) / WQEBB) as u16 + 1
@@ -66,7 +66,7 @@ impl SqPlace {
 /// A queue pair, as the device sees it.
 pub(crate) struct SoftQp {
     pub(crate) qpn: u32,
-    /// Its WRITEs.
+    /// The first words of its WRITEs, precomputed for the fast path.
     pub(crate) writes: Writes,
     pub(crate) index: usize,
     /// The part that its peer reads, in the memory of its device.
@@ -90,30 +90,30 @@ pub(crate) struct SoftQp {
     pub(crate) receives: Receives,
     pub(crate) taken: Taken,
     pub(crate) sq: SqPlace,
-    /// The region that its last plain WRITE read from.
+    /// MR cache of the source of plain WRITEs.
     pub(crate) source: Reach,
     pub(crate) looks: Looks,
     /// User index of its CQEs. The number of its receive queue unless a driver gave another.
     pub(crate) user_index: u32,
     /// WQEBBs executed.
     pub(crate) sq_consumer: u16,
-    /// WQEBBs that may be executed by now: those of the doorbells whose time has come.
+    /// Counter up to which WQEBBs may be executed: the time of their doorbells has come.
     pub(crate) sq_limit: u16,
     pub(crate) mode: Mode,
     pub(crate) waiting: Option<Waiting>,
     pub(crate) lane: LaneRx<Message>,
     pub(crate) lane_place: LanePlace,
-    /// The requester is told how far the lane is consumed where none of these bits is set in the position: a power of two, less one.
+    /// Mask of a power of two, less one. The requester gets room whenever the position in the lane has none of these bits.
     pub(crate) told_every: u64,
-    /// Behind the last payload, where the next one goes if they go to a ring. For prefetching only.
+    /// Address behind the last payload, where the next one is if payloads go to a ring. For prefetching only.
     pub(crate) next_payload: u64,
     pub(crate) transport: Transport,
     /// Rights of its connected peer, whatever regions allow.
     pub(crate) access: Access,
     pub(crate) options: ConnectOptions,
-    /// Its doorbells are found by looking at the record: another driver's, which may send.
+    /// The HCA polls this doorbell record, because the driver does not announce doorbells.
     pub(crate) is_watched: bool,
-    /// Work that its timing delays.
+    /// Work whose time has not come.
     pub(crate) under_way: UnderWay,
     /// State of strict mode.
     pub(crate) watch: QpWatch,
@@ -122,9 +122,9 @@ pub(crate) struct SoftQp {
 /// How the WQEs of a send queue are run.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Mode {
-    /// In immediate time, neither strict nor traced: those that are [`plain`](crate::requester::plain) as such.
+    /// By the fast path, where a WQE is [`plain`](crate::requester::plain): in immediate time, neither strict nor traced.
     Plain,
-    /// All in the same way.
+    /// By the general path.
     Ordinary,
     /// It broke a rule, the port is down, or there are faults to make.
     Odd,
@@ -204,7 +204,7 @@ impl SoftQp {
         }
     }
 
-    /// The queue pair goes to the error state: its own operations are flushed, and its peer's are not answered any more.
+    /// Goes to the error state: its own operations are flushed, and the operations of its peer are not answered any more.
     #[cold]
     pub(crate) fn fail(&mut self, hca: &Hca) {
         if !self.has_failed() {
@@ -221,7 +221,7 @@ pub(crate) fn head(bytes: &[u8]) -> [u8; SEGMENT] {
     bytes.first_chunk().copied().unwrap_or([0; SEGMENT])
 }
 
-/// WQEBBs of a WQE of `ds` segments; none of one that is malformed. Who passes over it takes one.
+/// Returns the WQEBBs of a WQE of `ds` segments, or 0 if `ds` is malformed; a caller that skips such a WQE advances by 1.
 #[inline(always)]
 pub(crate) fn blocks(ds: u8) -> u16 {
     (u16::from(ds) + 3) >> 2

@@ -19,7 +19,7 @@ use crate::shared::memory::Fault;
 /// Byte that fills a result's buffer between the effect and the response.
 const NOT_HERE: u8 = 0xda;
 
-/// Remembers what the WQEBBs from `from` to `to`, just announced, are to send.
+/// Remembers the sources of the WQEBBs from `from` to `to`, just announced.
 #[cold]
 pub(crate) fn remember(hca: &Hca, qp: &mut SoftQp, from: u16, to: u16) {
     let mut counter = from;
@@ -33,7 +33,7 @@ pub(crate) fn remember(hca: &Hca, qp: &mut SoftQp, from: u16, to: u16) {
     }
 }
 
-/// A CQE of WQE `completed` is about to be visible; `has_succeeded` says which. The buffers of that WQE and of all before it go back to the
+/// Compares the sources of WQE `completed`, whose CQE is about to be visible, and of all WQEs before it. Their buffers go back to the
 /// program.
 #[cold]
 pub(crate) fn release(hca: &Hca, qp: &mut SoftQp, completed: u16, has_succeeded: bool, violations: &mut Vec<Violation>) {
@@ -50,7 +50,8 @@ pub(crate) fn release(hca: &Hca, qp: &mut SoftQp, completed: u16, has_succeeded:
     }
 }
 
-/// Takes away what the WQE at `counter`, just executed, brought. `None` if it brings nothing.
+/// Removes the bytes that the READ or atomic at `counter` fetched; they are placed when its completion is due. Returns `None` for another
+/// WQE.
 pub(crate) fn hold(hca: &Hca, qp: &SoftQp, counter: u16) -> Option<Landing> {
     let mut bytes = Vec::new();
     each_result(hca, qp, counter, |piece| {
@@ -65,7 +66,7 @@ pub(crate) fn hold(hca: &Hca, qp: &SoftQp, counter: u16) -> Option<Landing> {
     Some(Landing { counter, bytes })
 }
 
-/// Puts it where it belongs; not where the program has taken the memory away.
+/// Places the bytes of a result, unless the program has deregistered the memory.
 pub(crate) fn land(hca: &Hca, qp: &SoftQp, landing: &Landing) {
     let mut left = &landing.bytes[..];
     each_result(hca, qp, landing.counter, |piece| {
@@ -76,7 +77,7 @@ pub(crate) fn land(hca: &Hca, qp: &SoftQp, landing: &Landing) {
     });
 }
 
-/// Hash of all that a WQE gathers from memory. `None`: nothing, or what it may not.
+/// Returns the hash of the bytes that a WQE gathers from memory. Returns `None` if it gathers none, or may not access them.
 fn source_hash(hca: &Hca, qp: &SoftQp, wqe: &[u8; 16 * WQEBB]) -> Option<u64> {
     let mut hashes = Vec::new();
     each_piece(hca, qp, wqe, false, |piece| {
@@ -90,7 +91,7 @@ fn source_hash(hca: &Hca, qp: &SoftQp, wqe: &[u8; 16 * WQEBB]) -> Option<u64> {
     (!hashes.is_empty()).then(|| hash_of(hashes))
 }
 
-/// Calls `f` with the buffers of a WQE that brings something.
+/// Calls `f` with the result buffers of a WQE.
 fn each_result(hca: &Hca, qp: &SoftQp, counter: u16, f: impl FnMut(&Piece)) -> Option<()> {
     let wqe = bytes_of(qp, counter, 16 * WQEBB);
     each_piece(hca, qp, &wqe, true, f)

@@ -64,7 +64,7 @@ impl<'a> Data<'a> {
 }
 
 impl Piece {
-    /// Returns the first part of `bytes`, and what is behind it; `None` if it does not fit.
+    /// Returns the first part of `bytes`, and the bytes behind it; `None` if it does not fit.
     #[inline(always)]
     #[expect(clippy::option_option, reason = "malformed, at the end, or a part")]
     fn parse(bytes: &[u8]) -> Option<Option<(Self, &[u8])>> {
@@ -117,7 +117,7 @@ pub(crate) unsafe fn scatter(
     data: &Data<'_>,
 ) -> Result<(), (Syndrome, u8)> {
     let mut segments = receives.segments(index);
-    // What is left of the current buffer.
+    // The rest of the current buffer.
     let (mut key, mut addr, mut room) = (0, 0, 0);
     let mut skip = offset;
     let too_short = (Syndrome::LocalLength, Limit::ReceiveTooShort as u8);

@@ -51,7 +51,7 @@ fn ring_rest(hca: &Hca, index: usize) {
     rung(hca, state, index);
 }
 
-/// A doorbell of queue pair `index` rang.
+/// Executes, or schedules, the WQEs that a doorbell of queue pair `index` announced.
 #[inline(never)]
 pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) {
     if matches!(hca.timing, Timing::Immediate) {
@@ -64,7 +64,7 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) {
     }
 }
 
-/// Executes WQEs that are not executed at once.
+/// Schedules WQEs that are not executed at once.
 #[cold]
 fn rung_for_later(hca: &Hca, state: &mut State, index: usize) {
     let Some(Some(qp)) = state.queues.qps.get_mut(index) else { return };
@@ -76,7 +76,7 @@ fn rung_for_later(hca: &Hca, state: &mut State, index: usize) {
     hca.sends.set(hca.sends.get() + sends);
 }
 
-/// Everything up to the record is as good as announced; for a queue pair that broke a rule, or is in the error state.
+/// Executes everything up to the record, whatever its time; for a queue pair that broke a rule, or is in the error state.
 #[cold]
 pub(crate) fn announce_all(hca: &Hca, state: &mut State, index: usize) {
     run(hca, state, index, |qp| {
@@ -87,12 +87,12 @@ pub(crate) fn announce_all(hca: &Hca, state: &mut State, index: usize) {
     });
 }
 
-/// Looks again at the send queues whose time has come. Returns whether one was due.
+/// Runs the send queues whose time has come. Returns whether one was due.
 #[cold]
 pub(crate) fn run_deferred(hca: &Hca, state: &mut State) -> bool {
     let now_ns = hca.clock.now_ns();
     let mut any = false;
-    // Those that schedule themselves again are for the next poll.
+    // Queues that schedule themselves again are for the next poll.
     for _ in 0..state.deferred.len() {
         let Some(qpn) = state.deferred.pop_due(now_ns) else { break };
         let index = qp_index(qpn);
@@ -109,7 +109,7 @@ pub(crate) fn run_deferred(hca: &Hca, state: &mut State) -> bool {
     any
 }
 
-/// Runs what is due of a send queue: what waited, and then what was announced, piece by piece.
+/// Runs the due WQEs of a send queue: first the waiting one, then the announced ones, doorbell by doorbell.
 pub(crate) fn run_due(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
     while let Some(Some(qp)) = state.queues.qps.get_mut(index) {
         if qp.sq_consumer == qp.sq_limit {
@@ -130,8 +130,8 @@ pub(crate) fn run_due(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
     }
 }
 
-/// If the next WQE is fenced, what the READs and atomics before it bring is here: where its time did not say so already, because it or one of
-/// them had to be tried again, its time is then.
+/// Ends the fence of the next WQE, if it has one: all READs and atomics before it have returned. If a retry made one late, its result is
+/// placed now.
 fn end_fence(hca: &Hca, qp: &mut SoftQp) {
     // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
     let head = unsafe { qp.sq.wqebb(qp.sq_consumer).cast::<[u8; SEGMENT]>().read() };
@@ -250,8 +250,7 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u6
     Ok(waiting.again_ns)
 }
 
-/// Returns the outcome of a WQE that is not executed normally: it is flushed, malformed, or gets a fault. `None` if it is executed after
-/// all.
+/// Returns the outcome of a WQE that is flushed or malformed, or gets a fault. Returns `None` if it is executed normally after all.
 #[cold]
 fn odd(hca: &Hca, qp: &mut SoftQp, injector: &mut Option<Box<Injector>>, ctrl: CtrlWords) -> Option<Outcome> {
     if qp.has_failed() {

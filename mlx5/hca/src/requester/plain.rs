@@ -47,7 +47,7 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
         if !ctrl.is_one_of(qp.writes, at) {
             return Err(qp.index);
         }
-        // The length is decoded in both cases, because that of a pointer has no bit to be taken out.
+        // The length is decoded in both cases, because the length of a pointer has no flag bit to be cleared.
         let (from, len) = if data.is_inline() {
             let len = u64::from(data.byte_count());
             if !carries(&qp.sq, at, producer, ctrl, len) {
@@ -133,7 +133,8 @@ fn carries(sq: &SqPlace, at: u16, end: u16, ctrl: CtrlWords, len: u64) -> bool {
     segments == usize::from(ctrl.ds()) && len > 0 && blocks(ctrl.ds()) <= room
 }
 
-/// Looks up the region that the WQE at `wqe` reads from. Returns `false` if it may not, or this was the last of the `looks`.
+/// Looks up the source region of the WQE at `wqe` and caches it. Returns `false` if the access is refused, or no look-up is left in
+/// `looks`.
 #[cold]
 #[inline(never)]
 fn look_for_source(hca: &Hca, source: &mut Reach, looks: &mut Looks, wqe: NonNull<u8>, pd: u32) -> bool {

@@ -1,5 +1,5 @@
-//! When things happen: at once, later by a constant, or as a model of a NIC says. Whatever is later is gathered later, so a source buffer
-//! that is reused too early is sent wrongly, as it would be by a NIC.
+//! Timing: WQEs are executed at once, later by a constant, or when a model of the network says. A WQE that is executed later is gathered
+//! later: a source buffer that is reused too early is sent wrongly, as by a NIC.
 
 use std::sync::Arc;
 
@@ -38,8 +38,8 @@ impl Timing {
         matches!(self, Self::Model(_))
     }
 
-    /// The doorbell of `qp` rang: says when what it announced is to be executed. `lid` is this device's. Returns how many WRITEs and SENDs a model
-    /// has counted in it.
+    /// Schedules the WQEs that a doorbell of `qp` announced. `lid` is the LID of this device. Returns the number of WRITEs and SENDs
+    /// among them, for a model only.
     #[cold]
     pub(crate) fn announce(&self, qp: &mut SoftQp, lid: u16, now_ns: u64, deferred: &mut Deferred) -> u64 {
         let mut sends = 0;

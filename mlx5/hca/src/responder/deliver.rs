@@ -28,7 +28,7 @@ pub(crate) enum Sender {
     Datagram { qpn: u32, grh: bool },
 }
 
-/// A message becomes a CQE.
+/// Writes the CQE of a message.
 #[inline(always)]
 pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Message, sender: Sender) {
     prefetch(message.payload as usize);
@@ -37,7 +37,7 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Mess
         let copy = message;
         return deliver_other(hca, qp, cq, &copy);
     };
-    // The peer wrote this. A wrong opcode or index makes no CQE: the connection ends instead.
+    // The peer wrote the message. A wrong opcode or index makes no CQE: the connection ends instead.
     if !qp.taken.account(message.taking) {
         return qp.break_down(hca);
     }
@@ -73,7 +73,8 @@ pub(crate) fn arrived(message: &Message) -> Option<u8> {
     is_one.then_some(message.op_own as u8)
 }
 
-/// An atomic that is to be done here; or the receive failed, and the queue pair with it; or the peer wrote what is no message.
+/// Handles every other message: a request for an atomic, or a failed receive, with which the queue pair fails. Any other message is
+/// malformed.
 #[cold]
 #[inline(never)]
 fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {

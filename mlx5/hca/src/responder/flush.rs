@@ -1,5 +1,5 @@
-//! Flushes the work of a queue pair that goes to the error state: a send that waits stops waiting; receives of its own queue are flushed,
-//! those of a shared one stay.
+//! Flushing a queue pair that goes to the error state. A send that waits stops waiting. The receives of its own queue are flushed;
+//! receives of a shared queue stay.
 
 use mlx5_wire::Syndrome;
 
@@ -12,8 +12,8 @@ use crate::responder::deliver::fail_receive;
 use crate::shared::layout::Taking;
 use crate::{Hca, Queues, State};
 
-/// Flushes the sends of failed queue pairs that were waiting for something, and what is posted in their own receive queues, now and from then
-/// on. Returns whether there was something.
+/// Flushes the waiting sends of failed queue pairs, and the receives in their own queues, also those that are posted later. Returns
+/// whether there were some.
 #[cold]
 pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
     let mut flushed = false;
@@ -32,7 +32,7 @@ pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
         }
         owns_rq
     });
-    // Others may have failed meanwhile.
+    // Other queue pairs may have failed meanwhile.
     let others = hca.failed.replace(failed);
     let mut all = hca.failed.borrow_mut();
     all.extend(others);
@@ -40,10 +40,10 @@ pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
     flushed
 }
 
-/// Receives complete in the order in which they are taken. So a receive that the peer took comes first, even if it has not told of it yet: it
-/// will soon, or is dead, and then that receive is flushed too.
+/// Receives complete in the order in which they are taken. So a receive that the peer took comes first, even if it has not announced it
+/// yet: either it will, or it is dead and the receive is flushed too.
 fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> bool {
-    // Before the lane is looked at: the dead publish no more.
+    // Before the lane is read: the dead publish no more.
     let is_peer_gone = qp.remote().is_some_and(|r| r.peer.is_gone());
     let before = qp.lane.position();
     arrive::drain(hca, qp, cqs);
@@ -57,7 +57,7 @@ fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> boo
                 return flushed;
             }
         } else if !is_peer_gone || qp.receives.popped().wrapping_sub(next) as usize > qp.taken.wqes() {
-            // Not told of yet; or a word that no requester wrote, and no count of receives.
+            // The peer has not announced this receive yet, or the word is corrupt.
             return flushed;
         }
         flushed = true;

@@ -62,8 +62,8 @@ enum Place {
 }
 
 impl Membership {
-    /// Publishes `memory` under the first free LID; or under a free seat, which begins all queue pair numbers of the device and therefore is chosen at
-    /// random in a directory.
+    /// Publishes `memory` under the first free LID; or under a free seat of a port. All queue pair numbers of the device begin with the
+    /// seat, so a seat in a directory is chosen at random.
     pub(crate) fn join(spec: &FabricSpec, memory: &DeviceMemory, is_seat: bool) -> Result<Self, OpenError> {
         let max_lid = if is_seat { MAX_SEAT } else { MAX_LID };
         match spec {
@@ -199,10 +199,10 @@ pub(crate) struct Peer {
     pub(crate) lid: u16,
     pub(crate) epoch: u64,
     pub(crate) memory: DeviceMemory,
-    /// [`owner_may_be_gone`] of its value: whether to look. In what `life` holds.
+    /// Life word. `owner_may_be_gone(word)` says whether the slow check is needed. Kept alive by `life`.
     word: NonNull<AtomicU32>,
     life: Life,
-    /// The receives that it took with it have been looked for.
+    /// The receives that it held when it died have been searched for.
     noticed: Cell<bool>,
 }
 
