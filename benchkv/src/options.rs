@@ -23,10 +23,10 @@ use shm::sleep::POLL_SLICE;
 use shm::wait::WaitStrategy;
 use thiserror::Error;
 
-use crate::cli::{ClientKind, JobArgs, RingChoice};
+use crate::cli::{JobArgs, RingChoice};
 use crate::devices::Devices;
 use crate::launcher::Launcher;
-use crate::memory::{Memory, MemoryLimit, OverLimit};
+use crate::memory::{Memory, OverLimit};
 use crate::port::PortOptions;
 use engine::drain;
 use engine::policy::PolicyOptions;
@@ -121,9 +121,9 @@ impl Options {
         let launcher = Launcher::new(library, hosts, asked.server_threads + asked.client_threads);
         let (routing, transport) = asked.axes()?;
         check_ring(asked.ring_size, transport, asked.workload.value_bytes)?;
-        let pace = asked.pace.resolve()?;
+        let pace = asked.pace.resolve();
         if let Some(fault) = asked.fault.filter(|_| asked.workload.private_share() == 0.0) {
-            let legal = "only with --verify and a --read-ratio above 0 and below 1".to_owned();
+            let legal = "only with a --read-ratio above 0 and below 1, and without --no-verify".to_owned();
             return Err(range("--fault", fault, "nothing would notice it", legal).into());
         }
         asked.ucx_errors = asked.ucx.resolve(transport, &asked.device, &asked.port, launcher.hosts.len())?;
@@ -145,7 +145,6 @@ impl Options {
         let topology = Topology { routing, transport, ranks, daemons: asked.server_threads, clients: asked.client_threads };
         asked.device.check(&topology)?;
         asked.policies.check(&topology)?;
-        asked.trace.check()?;
         let workload = asked.workload;
         let sizes = Sizes::compute(asked.ring_size.bytes(), &topology, asked.queue_depth, workload.value_bytes);
         let job = Job {
@@ -163,9 +162,8 @@ impl Options {
             corrupts_value: asked.fault.is_some(),
         };
         let ranks_here = launcher.ranks_here.len();
-        let memory =
-            Memory::of_rank(&job).with_clients(asked.clients, &topology).with_traces(asked.traced.is_some(), &topology).times(ranks_here);
-        memory.check(MemoryLimit::new(asked.memory_limit))?;
+        let memory = Memory::of_rank(&job).times(ranks_here);
+        memory.check(asked.memory_limit)?;
         let threads = Threads { ranks: ranks_here, daemons: asked.server_threads, clients: asked.client_threads };
         let near = asked.device.cores();
         let cores = hosts.cores_here(asked.server_threads + asked.client_threads, &near);
@@ -202,13 +200,13 @@ impl Options {
         self.asked.device.specs(shm_dir).into_iter().map(|device| self.asked.port.on(device)).collect()
     }
 
-    /// Returns the site of `rank`, whose daemons are in process `process`. Opens the shared-memory directory.
+    /// Returns the site of `rank`. Opens the shared-memory directory.
     ///
     /// # Errors
     /// [`BackendError::Setup`] with the directory's reason.
-    pub fn site(&self, rank: usize, process: u32) -> Result<Site, BackendError> {
+    pub fn site(&self, rank: usize) -> Result<Site, BackendError> {
         let dir = Dir::open(self.asked.shm_dir.as_deref()).map_err(|e| BackendError::setup("the shared-memory directory", e))?;
-        Ok(Site { rank, process, devices: self.device_specs(dir.path()), dir })
+        Ok(Site { rank, devices: self.device_specs(dir.path()), dir })
     }
 
     /// Returns the maximum time of the job: its measurements, and ample time to set up and tear down on a loaded machine.
@@ -247,7 +245,7 @@ impl fmt::Display for Options {
             "keys {} per rank ({}){}, values of {} B, {}, {:.0} % reads, {:.0} % remote, seed {}, verify {}",
             workload.store_keys(),
             report::bytes(workload.store_bytes()),
-            if workload.preload { ", preloaded" } else { "" },
+            if workload.empty { ", empty" } else { "" },
             workload.value_bytes,
             workload.distribution,
             workload.read_ratio * 100.0,
@@ -283,13 +281,10 @@ impl fmt::Display for Options {
         if let Some(trace) = &self.asked.traced {
             writeln!(f, "traces to {}, a sample every {} rounds", trace.dir.display(), trace.interval)?;
         }
-        if self.asked.clients == ClientKind::Processes {
-            writeln!(f, "each client is a process of its own")?;
-        }
         if let Some(Pace { rate, arrivals }) = self.job.pace {
             writeln!(f, "open loop: {} of all clients together, {arrivals} arrivals", report::rate(rate))?;
         }
-        writeln!(f, "{}", self.memory)?;
+        writeln!(f, "memory about {}", self.memory)?;
         // Ranks in virtual time are no processes.
         if !self.job.is_frugal {
             write!(f, "at most {} open files of a rank (ulimit -n)", topology.open_files())?;

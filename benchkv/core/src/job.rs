@@ -136,7 +136,7 @@ impl Job {
         let pattern = workload.pattern(rank, number);
         let verifier = |writer, clients| {
             let verifier = Verifier::new(writer, clients, workload.accesses, pattern.read_keys);
-            if workload.preload { verifier.of_filled_stores() } else { verifier }
+            if workload.empty { verifier } else { verifier.of_filled_stores() }
         };
         let (writer, clients) = (rank * workload.clients + number, workload.ranks * workload.clients);
         ClientSpec {

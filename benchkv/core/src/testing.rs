@@ -31,7 +31,7 @@ impl Scratch {
 
     /// Returns the site of a rank in this process, on the software device.
     pub(crate) fn site(&self, rank: usize) -> Site {
-        Site { rank, process: std::process::id(), devices: vec![DeviceChoice::Auto.spec(Some(&self.0))], dir: self.dir() }
+        Site { rank, devices: vec![DeviceChoice::Auto.spec(Some(&self.0))], dir: self.dir() }
     }
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn job(topology: Topology) -> Job {
         clients,
         key_range: 1000,
         value_bytes: 8,
-        preload: false,
+        empty: true,
         read_ratio: 0.5,
         remote_ratio,
         distribution,
@@ -87,5 +87,5 @@ pub(crate) fn policies(args: &str) -> PolicyOptions {
         #[command(flatten)]
         policies: PolicyOptions,
     }
-    Args::try_parse_from(std::iter::once("test").chain(args.split_whitespace())).unwrap().policies.resolved()
+    Args::try_parse_from(std::iter::once("test").chain(args.split_whitespace())).unwrap().policies
 }

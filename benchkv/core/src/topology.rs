@@ -17,7 +17,6 @@ use std::fmt;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use crate::store::owner_of;
 pub use crate::transport::Transport;
 use crate::transport::name_of;
 
@@ -115,11 +114,13 @@ impl Topology {
         matches!(self.routing, Routing::Meta) && self.ranks > 1
     }
 
-    /// Returns the daemon of another rank to which rank `rank` sends a request for `key`.
+    /// Returns the number of daemons of another rank among which the key of a request decides; 1 if one daemon gets all requests of a rank.
     #[must_use]
-    #[inline]
-    pub fn far_daemon(&self, rank: usize, key: u64) -> usize {
-        self.carrier(rank).unwrap_or_else(|| owner_of(key, self.daemons))
+    pub const fn far_daemons(&self) -> usize {
+        match self.routing {
+            Routing::Meta | Routing::Delegation => 1,
+            Routing::Sharded | Routing::Direct => self.daemons,
+        }
     }
 
     /// Returns the number of daemons of a rank that get requests of other ranks for keys of another daemon of the rank: all or none.
@@ -160,7 +161,7 @@ impl Topology {
         match (self.routing, worker) {
             (Routing::Meta | Routing::Delegation, Worker::Daemon(daemon)) => {
                 // The same rule chooses the other end from the other side.
-                let far_end = self.far_daemon(rank, 0);
+                let far_end = self.carrier(rank).unwrap_or(0);
                 others.filter(|remote| self.carrier(*remote) == Some(daemon)).map(to_daemon(far_end)).collect()
             }
             (Routing::Sharded, Worker::Daemon(daemon)) => others.map(to_daemon(daemon)).collect(),
@@ -226,6 +227,7 @@ impl Topology {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::owner_of;
 
     const ROUTINGS: [Routing; 4] = [Routing::Meta, Routing::Delegation, Routing::Sharded, Routing::Direct];
 
@@ -273,7 +275,7 @@ mod tests {
                     Routing::Sharded => Worker::Daemon(owner_of(key, 3)),
                     Routing::Direct => Worker::Client(1),
                 };
-                let far_end = Peer { rank: remote, worker: Worker::Daemon(topology.far_daemon(rank, key)) };
+                let far_end = Peer { rank: remote, worker: Worker::Daemon(topology.carrier(rank).unwrap_or_else(|| owner_of(key, 3))) };
                 assert_eq!(
                     topology.peers_of(rank, sender).contains(&far_end),
                     rank != remote,

@@ -1,4 +1,4 @@
-//! `--verify`: every value records its writer, its sequence number and its key, so that a read can be judged.
+//! Verification: every value records its writer, its sequence number and its key, so that a read can be judged.
 //!
 //! A value begins with `writer (16 bits) | sequence (32) | hash of rank and key (16)`; its other bytes are a pattern of these 8 bytes. The checks:
 //!

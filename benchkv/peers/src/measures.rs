@@ -5,7 +5,7 @@ use std::time::Duration;
 use flux::Config;
 use harness::affinity::pin_current_thread;
 use harness::clock::Clock;
-use harness::load::{Answerer, Caller, Failure, Load, Payload, Wait, Window, between_threads, serve};
+use bench::load::{Answerer, Caller, Failure, Load, Payload, Wait, Window, between_threads, serve};
 use ipc::Dir;
 use launch::echo::Echo;
 use launch::exchange::Exchange;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use harness::environment::Environment;
-use harness::load::Window;
+use bench::load::Window;
 use serde::Serialize;
 
 use crate::Job;

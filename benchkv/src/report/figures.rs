@@ -69,8 +69,7 @@ impl<'a> Measurements<'a> {
 
     /// Returns the mean over time.
     fn mean(&self, figure: impl Fn(&Measured) -> f64) -> f64 {
-        let sum: f64 = self.runs.iter().zip(&self.lengths_s).map(|(run, length_s)| figure(run) * length_s).sum();
-        sum / self.lengths_s.iter().sum::<f64>().max(f64::MIN_POSITIVE)
+        mean_over_time(self.runs.iter().map(|run| figure(run)).zip(self.lengths_s.iter().copied()))
     }
 
     /// Returns the mean over runs, and their minimum and maximum.
@@ -79,6 +78,12 @@ impl<'a> Measurements<'a> {
         let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
         Point { spread: (self.runs.len() > 1).then_some((low, high)), ..Point::new(x, self.mean(&figure)) }
     }
+}
+
+/// Returns the mean of values, each with its length in time.
+fn mean_over_time(values: impl Iterator<Item = (f64, f64)>) -> f64 {
+    let (sum, time) = values.fold((0.0, 0.0), |(sum, time), (value, length)| (sum + value * length, time + length));
+    sum / f64::max(time, f64::MIN_POSITIVE)
 }
 
 /// Returns the groups of each chart, with the addition to its title.
@@ -299,6 +304,13 @@ pub(super) fn activity(groups: &[Measurements<'_>]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_short_run_counts_by_its_length() {
+        let mean = |values: &[(f64, f64)]| mean_over_time(values.iter().copied());
+        assert!((mean(&[(10.0, 2.0), (40.0, 0.5)]) - 16.0).abs() < 1e-9);
+        assert!(mean(&[]).abs() < 1e-9);
+    }
 
     #[test]
     fn the_interval_is_that_of_student() {

@@ -10,9 +10,8 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::{JobResult, Measured, SCHEMA, SCHEMA_VERSION};
-use crate::cli::RUNS;
+use crate::cli::{CLIENTS, RUNS};
 use crate::control::MAX_DAEMONS;
-use crate::interval::MAX_CLIENTS;
 
 /// Maximum bytes of the activity of a thread in a run, or in all.
 const ACTIVITY_BYTES: u64 = 2 << 10;
@@ -21,7 +20,7 @@ const MEASURED_BYTES: u64 = 1 << 20;
 /// Maximum bytes of a file: the result of the largest job.
 const MAX_BYTES: u64 = {
     let (ranks, runs) = (Launch::MAX_RANKS as u64, *RUNS.end() as u64);
-    ranks * (MAX_DAEMONS + MAX_CLIENTS) as u64 * (runs + 1) * ACTIVITY_BYTES + (ranks + runs + 1) * MEASURED_BYTES
+    ranks * (MAX_DAEMONS + *CLIENTS.end()) as u64 * (runs + 1) * ACTIVITY_BYTES + (ranks + runs + 1) * MEASURED_BYTES
 };
 
 /// Why a file cannot be read as a result.
@@ -59,7 +58,7 @@ pub enum ReadError {
     },
     /// It is a result of another version.
     #[error(
-        "{} is a result of schema version {found}, written by benchkv {writer}, and this benchkv reads versions 3 to {SCHEMA_VERSION}; \
+        "{} is a result of schema version {found}, written by benchkv {writer}, and this benchkv reads version {SCHEMA_VERSION}; \
          repeat the job, or use the benchkv that wrote it",
         path.display()
     )]
@@ -107,7 +106,7 @@ impl JobResult {
         if text.get_ref().limit() == 0 {
             return Err(ReadError::TooLong { path: path() });
         }
-        let mut document: Value = document.map_err(|source| match source.io_error_kind() {
+        let document: Value = document.map_err(|source| match source.io_error_kind() {
             Some(_) => ReadError::Io { path: path(), source: source.into() },
             None => ReadError::NotJson { path: path(), source },
         })?;
@@ -120,14 +119,10 @@ impl JobResult {
             let name = schema.as_str().map_or_else(|| "without a schema name".to_owned(), |name| format!("of the schema {name:?}"));
             return Err(ReadError::OtherSchema { path: path(), found: format!("JSON {name}") });
         }
-        if !(3..=u64::from(SCHEMA_VERSION)).contains(&found) {
+        if found != u64::from(SCHEMA_VERSION) {
             let writer = document["benchkv_version"].as_str().unwrap_or("unknown").to_owned();
             return Err(ReadError::OtherVersion { path: path(), found, writer });
         }
-        if found == 3 {
-            upgrade(&mut document);
-        }
-        document["schema_version"] = SCHEMA_VERSION.into();
         let result: Self = serde_path_to_error::deserialize(document).map_err(|source| ReadError::Malformed { path: path(), source })?;
         result.contradiction().map_or(Ok(()), |what| Err(ReadError::Impossible { path: path(), what }))?;
         Ok(result)
@@ -158,15 +153,6 @@ impl JobResult {
     }
 }
 
-/// Converts a document of version 3 to version 4, which lacks a member of this version that may be missing. Version 3 had one name for the path of requests and their carrier.
-fn upgrade(document: &mut Value) {
-    let (backend, carrier) = match document["backend"].as_str() {
-        Some(name @ ("rc-send" | "ucx-am")) => ("delegation".to_owned(), name.to_owned()),
-        name => (name.unwrap_or_default().to_owned(), "copyrpc".to_owned()),
-    };
-    (document["backend"], document["carrier"]) = (backend.into(), carrier.into());
-}
-
 #[cfg(test)]
 mod tests {
     use engine::activity::{Activity, Burst, WorkerReport};
@@ -186,20 +172,17 @@ mod tests {
         for (text, parts) in [
             ("", ["not JSON", "line 1", "--json FILE"]),
             ("{\"schema\": \"benchkv-result\", \"schema_ver", ["not JSON", "EOF", "repeat the job"]),
-            ("[1, 2]", ["without a schema version", "benchkv-result", "version 5"]),
+            ("[1, 2]", ["without a schema version", "benchkv-result", "version 6"]),
             ("{\"schema_version\": 3}", ["without a schema name", "benchkv-result", "--json FILE"]),
             ("{\"schema\": \"other\", \"schema_version\": 3}", ["\"other\"", "benchkv-result", "--json FILE"]),
             (
                 "{\"schema_version\": 1, \"per_rank\": [], \"benchkv_version\": \"0.0.9\"}",
-                ["schema version 1, written by benchkv 0.0.9", "reads versions 3 to 5", "repeat the job"],
+                ["schema version 1, written by benchkv 0.0.9", "reads version 6", "repeat the job"],
             ),
+            ("{\"schema\": \"benchkv-result\", \"schema_version\": 7}", ["version 7", "reads version 6", "the benchkv that wrote it"]),
             (
                 "{\"schema\": \"benchkv-result\", \"schema_version\": 6}",
-                ["version 6", "reads versions 3 to 5", "the benchkv that wrote it"],
-            ),
-            (
-                "{\"schema\": \"benchkv-result\", \"schema_version\": 5}",
-                ["malformed result of schema version 5: ", "missing field", "repeat the job"],
+                ["malformed result of schema version 6: ", "missing field", "repeat the job"],
             ),
         ] {
             let error = refused(text);

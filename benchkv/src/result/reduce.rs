@@ -15,7 +15,7 @@ use super::{
     EchoBaseline, HardwareCounters, Histograms, JobResult, LittlesLaw, Measured, NO_DEVICE, OpenLoop, RankResult, RunResult, SCHEMA,
     SCHEMA_VERSION, Spread, SpreadOverRuns,
 };
-use crate::cli::{ClientKind, SHORTEST_RUN_S};
+use crate::cli::SHORTEST_RUN_S;
 use crate::options::Options;
 use crate::trace::TraceError;
 use engine::activity::{ActivityRates, WorkerReport};
@@ -67,7 +67,7 @@ struct Tally {
     not_found: u64,
 }
 
-/// The findings of `--verify` on one rank.
+/// The failed checks of values of one rank.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct RankVerdict {
     failures: u64,
@@ -108,7 +108,6 @@ impl RankReport {
             *(if report.course.is_cut { &mut report.fate.unfinished } else { &mut report.fate.lost }) += client.outstanding;
             report.windows.iter_mut().zip(&client.windows).for_each(|(window, client)| window.add(client));
             report.clients.push(client.worker);
-            report.peak_rss_bytes = report.peak_rss_bytes.map(|sum| sum + client.process_rss_bytes);
             let Some(verdict) = client.verdict else { continue };
             let none = RankVerdict { failures: 0, first: None, issued: Vec::new(), highest: vec![0; verdict.highest.len()] };
             let all = report.verdict.get_or_insert(none);
@@ -366,7 +365,7 @@ impl JobResult {
             first_verify_failure,
             trace_failure: reports.iter().find_map(|report| report.trace_failure.clone()),
             open_loop,
-            cpu_ns_per_op: cpu_per_op(&reports, options.asked.clients, measured_ops),
+            cpu_ns_per_op: cpu_per_op(&reports, measured_ops),
             littles_law,
             hardware_counters: (!counters.is_empty()).then_some(counters),
             unix_echo,
@@ -376,11 +375,10 @@ impl JobResult {
     }
 }
 
-/// Returns the core time of the ranks in their windows, divided by the operations that ended there, in ns; `None` if a part of it is
-/// unknown.
-fn cpu_per_op(reports: &[RankReport], clients: ClientKind, operations: u64) -> Option<f64> {
+/// Returns the core time of the ranks in their windows, divided by the operations that ended there, in ns; `None` if it is unknown.
+fn cpu_per_op(reports: &[RankReport], operations: u64) -> Option<f64> {
     let cpu_s: f64 = reports.iter().map(|report| report.course.cpu_s).sum();
-    (clients == ClientKind::Threads && operations > 0 && cpu_s > 0.0).then(|| cpu_s * 1e9 / operations as f64)
+    (operations > 0 && cpu_s > 0.0).then(|| cpu_s * 1e9 / operations as f64)
 }
 
 /// Returns the number of windows that count: all that began, but the last of an interrupted job only if it has the minimum length of a

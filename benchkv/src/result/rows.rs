@@ -90,7 +90,7 @@ impl Row<'_> {
         self.number("warmup_s", options.warmup);
         self.count("key_range", workload.key_range);
         self.count("value_size", workload.value_bytes as u64);
-        self.text("preload", workload.preload.to_string());
+        self.text("empty", workload.empty.to_string());
         self.number("read_ratio", workload.read_ratio);
         self.number("remote_ratio", workload.remote_ratio);
         self.text("distribution", workload.distribution.to_string());

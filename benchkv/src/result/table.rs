@@ -140,7 +140,7 @@ impl JobResult {
     fn misses_line(&self) -> Option<String> {
         let (missed, gets) = (self.measured.not_found_ops, self.measured.get_latency_ns.count);
         let share = 100.0 * missed as f64 / gets.max(1) as f64;
-        (missed > 0).then(|| format!("{missed} of {gets} measured gets found no value ({share:.1} %); with --preload every key has one"))
+        (missed > 0).then(|| format!("{missed} of {gets} measured gets found no value ({share:.1} %)"))
     }
 
     /// Returns one line about the connections between ranks, all threads together.

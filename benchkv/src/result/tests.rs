@@ -52,7 +52,6 @@ fn client(local: u64, remote: u64, verdict: Option<Verdict>) -> ClientReport {
         verdict,
         pattern_hash: local,
         worker: WorkerReport::default(),
-        process_rss_bytes: 0,
     }
 }
 
@@ -61,11 +60,11 @@ fn course(windows_s: &[f64]) -> Course {
     Course { windows_s: windows_s.to_vec(), ..Course::default() }
 }
 
-pub(super) fn verdict(failures: u64, issued: u32, highest: [u32; 2]) -> Verdict {
+pub(crate) fn verdict(failures: u64, issued: u32, highest: [u32; 2]) -> Verdict {
     Verdict { failures, first: None, issued, highest: highest.to_vec() }
 }
 
-pub(super) fn reduced(verdicts: [Verdict; 2]) -> JobResult {
+pub(crate) fn reduced(verdicts: [Verdict; 2]) -> JobResult {
     let options = options("--ranks 2 --runs 2 --duration 1");
     let [first, second] = verdicts;
     let parts: Vec<Vec<u8>> = [client(100, 300, Some(first)), client(200, 400, Some(second))]
@@ -146,37 +145,9 @@ fn the_document_parses_back_and_has_the_promised_fields() {
     for field in ["mean", "p50", "p99", "p999", "max"] {
         assert!(document["latency_ns"][field].is_number(), "{field}");
     }
-    assert_eq!((document["backend"].as_str(), document["schema_version"].as_u64()), (Some("delegation"), Some(5)));
+    assert_eq!((document["backend"].as_str(), document["schema_version"].as_u64()), (Some("delegation"), Some(6)));
     assert_eq!(document["carrier"], "copyrpc");
     assert_eq!((document["runs"].as_array().unwrap().len(), document["per_rank"].as_array().unwrap().len()), (2, 2));
-}
-
-/// Version 3 had one name for the path of requests and their carrier.
-#[test]
-fn a_document_of_version_3_is_read() {
-    let result = reduced([verdict(0, 50, [9, 8]), verdict(0, 60, [50, 60])]);
-    let mut document = serde_json::to_value(&result).unwrap();
-    document["schema_version"] = 3.into();
-    document.as_object_mut().unwrap().remove("carrier");
-    for option in ["ops", "label"] {
-        document["options"].as_object_mut().unwrap().remove(option);
-    }
-    document["activity"].as_object_mut().unwrap().retain(|name, _| !["loop_ns", "rtt_ns", "rho", "message_ns"].contains(&name.as_str()));
-    let path = std::env::temp_dir().join(format!("benchkv-version-3-{}.json", std::process::id()));
-    for (name, backend, carrier) in [
-        ("meta", Routing::Meta, Transport::Copyrpc),
-        ("rc-send", Routing::Delegation, Transport::RcSend),
-        ("ucx-am", Routing::Delegation, Transport::UcxAm),
-    ] {
-        document["backend"] = name.into();
-        std::fs::write(&path, document.to_string()).unwrap();
-        let read = JobResult::read(&path).unwrap();
-        let mut expected = JobResult { backend, carrier, ..result.clone() };
-        let activity = &mut expected.measured.activity;
-        (activity.loop_ns, activity.rtt_ns, activity.rho, activity.message_ns) = (0.0, 0.0, 0.0, 0.0);
-        assert_eq!(read, expected);
-    }
-    std::fs::remove_file(path).unwrap();
 }
 
 #[test]
@@ -197,7 +168,7 @@ fn a_result_without_a_measured_operation_says_so() {
 
 #[test]
 fn unchecked_values_are_not_reported_as_correct() {
-    let options = options("--ranks 1 --runs 2 --verify=false");
+    let options = options("--ranks 1 --runs 2 --no-verify");
     let part = serde_json::to_vec(&RankReport::new(0, course(&[1.0, 1.0]), vec![client(1, 0, None)], Vec::new())).unwrap();
     let result = JobResult::reduce(&options, conditions(), &[part]).unwrap();
     assert_eq!(result.verify_failures, None);
@@ -283,7 +254,7 @@ fn measured(args: &str, course: Course, change: impl FnOnce(&mut ClientReport)) 
     change(&mut report);
     let part = serde_json::to_vec(&RankReport::new(0, course, vec![report], Vec::new())).unwrap();
     let runs = if args.contains("--ops") { "" } else { "--runs 3" };
-    JobResult::reduce(&options(&format!("--ranks 1 {runs} --verify=false {args}")), conditions(), &[part]).unwrap()
+    JobResult::reduce(&options(&format!("--ranks 1 {runs} --no-verify {args}")), conditions(), &[part]).unwrap()
 }
 
 #[test]

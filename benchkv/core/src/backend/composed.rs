@@ -47,16 +47,8 @@ impl Composed {
     ///
     /// # Errors
     /// [`BackendError::Setup`] with the cause.
-    pub fn open_client_on<U>(&self, client: usize, device: Option<&Device>) -> Result<ClientPaths<U>, BackendError> {
+    pub fn open_client_on(&self, client: usize, device: Option<&Device>) -> Result<ClientPaths, BackendError> {
         ClientPaths::open(&self.plan, client, device)
-    }
-
-    /// Makes a rank for a client process: it opens clients, of the daemons in the process of `site`, and no daemon.
-    ///
-    /// # Errors
-    /// The rank does not exist.
-    pub fn for_clients(job: &Job, site: Site) -> Result<Self, BackendError> {
-        Ok(Self { plan: Plan::for_clients(job, site)?, nodes: Mutex::default() })
     }
 }
 

@@ -139,9 +139,9 @@ impl KvDaemon {
         if self.policy.takes_requests() {
             round.moved += self.serve_ranks()?;
             round.moved += self.serve_ring()?;
-            if self.policy.looks_at_clients() {
+            if self.policy.polls_clients() {
                 let found = self.serve_clients()?;
-                self.policy.looked_at_clients(found);
+                self.policy.polled_clients(found);
                 round.moved += found;
             }
             round.moved += self.serve_daemons()?;

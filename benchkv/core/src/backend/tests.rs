@@ -9,6 +9,7 @@ use shm::sleep::{self, Bell, Watch, Word};
 
 use super::composed::Composed;
 use super::*;
+use crate::operation::Operation;
 use crate::testing::{self, Scratch, topology};
 use crate::topology::{Routing, Transport, Worker};
 
@@ -105,16 +106,16 @@ impl Job {
         self.connect(Peer { rank, worker: Worker::Client(number) }, &mut paths);
         for token in 0..OPERATIONS {
             let to = if token % 3 == 0 { rank } else { 1 - rank };
-            paths.issue(Request::get(to as u32, u64::from(token)), || token).unwrap();
+            paths.issue(Request::get(to as u32, u64::from(token)), || Operation::numbered(token)).unwrap();
             paths.flush().unwrap();
             let mut ended = None;
             while ended.is_none() {
-                paths.poll(|token, response| ended = Some((token, response))).unwrap();
+                paths.poll(|operation, response| ended = Some((operation, response))).unwrap();
                 if ended.is_none() {
                     sleep::wait([&mut Patient(&mut paths) as &mut dyn Sleeper], None);
                 }
             }
-            assert!(matches!(ended, Some((ended, Some(_))) if ended == token), "{ended:?}");
+            assert!(matches!(ended, Some((ref operation, Some(_))) if operation.access == token), "{ended:?}");
         }
         if self.clients_left.wait().is_leader() {
             self.is_over.store(true, Ordering::Release);

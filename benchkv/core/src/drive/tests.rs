@@ -59,7 +59,7 @@ fn values_arrive(transport: Transport) {
         let scratch = Scratch::new();
         let topology = topology(routing, transport, 2, 3, 2);
         let base = testing::job(topology);
-        let workload = Workload { accesses: 1024, key_range: 60, value_bytes, preload: ops < 300, ..base.workload };
+        let workload = Workload { accesses: 1024, key_range: 60, value_bytes, empty: ops >= 300, ..base.workload };
         let (sizes, ucx_errors) = (Sizes::compute(None, &topology, 4, value_bytes), Some(crate::ucx::PeerErrors::None));
         let job = Job { workload, queue_depth: 4, ops: Some(ops), sizes, ucx_errors, ..base };
         let mut cluster = Cluster::new(&job, |rank| Ok(scratch.site(rank))).unwrap();

@@ -1,51 +1,49 @@
-//! Adaptive poll budget: how many polls a round adds while it finds no completion, so that rounds take as long as the other ranks' answers.
+//! Adaptive poll budget: a controller that adds polls to rounds without completions, so that a round takes as long as the round trip to
+//! other ranks.
 //!
-//! Its idea: a round that is much shorter than a round trip finds one completion or none, does little, and so stays short; a longer one finds many,
-//! which makes it long. The controller watches the ratio rho of the two times and the share of rounds that find nothing, and has polls added when the
+//! The idea: a round that is much shorter than a round trip finds one completion or none, does little, and so stays short; a longer one finds
+//! many, which makes it long. The controller watches the ratio rho of the two times and the share of empty rounds, and adds polls when the
 //! daemon is about to fall into the first state. `docs/study.md` judges the idea.
 
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
-
 use super::ewma::Ewma;
 
-/// Weights of the newest batch, empty round and length of a round.
+/// Weight of the newest round in the means of batch, emptiness and length.
 const ROUND_ALPHA: f64 = 0.05;
-/// A daemon that finds less than one completion in a round, and nothing in so many of them, has collapsed.
+/// A daemon has collapsed if its mean batch is below, and its share of empty rounds is above these values.
 const COLLAPSED_BATCH: f64 = 1.0;
 const COLLAPSED_EMPTY: f64 = 0.9;
-/// Of the budget: its largest value lies in between.
+/// Range of the upper limit of the budget.
 const MAX_POLLS: std::ops::RangeInclusive<f64> = 8.0..=64.0;
-/// Shortest round trip that is believed, in ns.
+/// Minimum round trip, in ns; a shorter one is a measurement error.
 const MIN_RTT_NS: f64 = 500.0;
-/// Least effect of a poll on the batch that is believed.
+/// Minimum effect of a poll on the batch.
 const MIN_EFFECT: f64 = 1e-6;
 
 /// The thresholds of the controller; the defaults are those of the published controller.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tuning {
-    /// Below this ratio of the length of a round to the round trip, rounds are too short.
+    /// Ratio of the length of a round to the round trip below which rounds are too short.
     pub rho_low: f64,
-    /// Above this one there is time to spare.
+    /// Ratio above which polls may be removed.
     pub rho_high: f64,
-    /// Share of empty rounds below which polls may be taken back.
+    /// Share of empty rounds below which polls may be removed.
     pub empty_low: f64,
-    /// Share above which they are too many.
+    /// Share of empty rounds above which polls are added.
     pub empty_high: f64,
-    /// Rounds in a row that have to ask for more polls.
+    /// Number of consecutive low rounds that adds polls.
     pub low_need: u32,
-    /// The same for fewer.
+    /// Number of consecutive high rounds that removes polls.
     pub high_need: u32,
-    /// Rounds after a change in which nothing but a collapse changes the budget.
+    /// Number of rounds after a change in which only a collapse changes the budget.
     pub hold_min: u32,
     /// Polls added in the second step of the identification.
     pub probe: u32,
-    /// Rounds of each of its two steps.
+    /// Number of rounds of each of the two steps.
     pub identify: u32,
-    /// Rounds from one identification to the next; 0: there is only the one at the start.
+    /// Number of rounds between identifications; 0: one at the start.
     pub again: u32,
 }
 
@@ -66,29 +64,7 @@ impl Default for Tuning {
     }
 }
 
-impl Tuning {
-    /// Whether it is that of the published controller.
-    #[must_use]
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
-impl From<Tuning> for String {
-    fn from(tuning: Tuning) -> Self {
-        tuning.to_string()
-    }
-}
-
-impl TryFrom<String> for Tuning {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-/// As it is typed.
+/// Formats all thresholds, as they are typed.
 impl fmt::Display for Tuning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rho_low, rho_high, empty_low, empty_high, low_need, high_need, hold_min, probe, identify, again } = self;
@@ -141,9 +117,9 @@ impl FromStr for Tuning {
 #[derive(Debug)]
 pub struct BudgetController {
     tuning: Tuning,
-    /// Polls that an identification begins with.
+    /// Polls at the begin of the identification.
     base: u32,
-    /// Rounds since the last one.
+    /// Rounds since the last identification.
     since: u32,
     step: Identification,
     batch: Ewma,
@@ -156,7 +132,7 @@ pub struct BudgetController {
     hold: u32,
 }
 
-/// The progress of the identification: the daemon by itself, then with polls added.
+/// The progress of the identification: rounds without added polls, then rounds with them.
 #[derive(Debug, Clone, Copy)]
 enum Identification {
     Unaided { rounds: u32, cqes: u64 },
@@ -164,7 +140,7 @@ enum Identification {
     Done,
 }
 
-/// Polls added or taken back at a time, and their maximum.
+/// Polls added or removed at a time, and their maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Gains {
     step_up: u32,
@@ -173,31 +149,31 @@ struct Gains {
 }
 
 impl Gains {
-    /// From the effect of one poll on the batch, and the round trip.
+    /// Computes the gains from the effect of one poll on the batch, and the round trip.
     fn new(effect: f64, rtt_ns: f64) -> Self {
         let step_up = (2.0 / effect.max(MIN_EFFECT)).round().clamp(1.0, 8.0) as u32;
         Self { step_up, step_down: (2 * step_up).max(2), max: Self::max_polls(rtt_ns) }
     }
 
-    /// 2.5 polls for each us of the round trip.
+    /// Returns 2.5 polls for each us of the round trip, within [`MAX_POLLS`].
     fn max_polls(rtt_ns: f64) -> u32 {
         (2.5 * rtt_ns / 1000.0).round().clamp(*MAX_POLLS.start(), *MAX_POLLS.end()) as u32
     }
 }
 
-/// The findings of a round.
+/// The measurements of a round.
 #[derive(Debug, Clone, Copy)]
 pub struct Observed {
-    /// Completions it took.
+    /// Completions.
     pub cqes: usize,
     /// Length of the round, in ns.
     pub round_ns: u64,
-    /// The round trip, smoothed; `None`: not known yet.
+    /// Smoothed round trip, in ns; `None`: not known yet.
     pub rtt_ns: Option<f64>,
 }
 
 impl BudgetController {
-    /// That knows nothing of the daemon yet.
+    /// Makes a controller without observations.
     #[must_use]
     pub fn new(tuning: Tuning) -> Self {
         Self {
@@ -216,13 +192,13 @@ impl BudgetController {
         }
     }
 
-    /// Polls to add while a round finds nothing.
+    /// Returns the number of polls to add while a round finds nothing.
     #[must_use]
     pub const fn polls(&self) -> u32 {
         self.polls
     }
 
-    /// Takes in a round that had something to wait for; one without requests under way says nothing.
+    /// Notes a round that began with requests in flight; other rounds say nothing.
     pub fn note(&mut self, observed: Observed) {
         let cqes = observed.cqes as f64;
         self.batch.add(cqes);
@@ -244,7 +220,7 @@ impl BudgetController {
             }
             Identification::Unaided { cqes, .. } => {
                 if self.base == 0 {
-                    // The round trip of the unaided daemon is what the limit comes from.
+                    // The limit comes from the round trip without added polls.
                     self.gains.max = Gains::max_polls(rtt_ns);
                 }
                 self.polls = self.base + probe;
@@ -256,7 +232,7 @@ impl BudgetController {
             Identification::Probed { cqes, unaided, .. } => {
                 let effect = (mean(cqes + found) - unaided) / f64::from(probe);
                 self.gains = Gains { max: self.gains.max, ..Gains::new(effect, rtt_ns) };
-                // The first one goes on with what it has tried.
+                // The first identification keeps the polls that it has tried.
                 self.polls = if self.base == 0 { self.polls } else { self.base };
                 self.since = 0;
                 Identification::Done
@@ -267,7 +243,7 @@ impl BudgetController {
 
     fn adapt(&mut self, rtt_ns: f64) {
         let [Some(batch), Some(empty), Some(round_ns)] = [self.batch, self.empty, self.round_ns].map(|ewma| ewma.mean()) else { return };
-        // Before the pause after a change is looked at: a collapse feeds itself, and would be complete when the pause is over.
+        // Checked before the pause after a change: a collapse feeds itself, and would be complete when the pause is over.
         if batch < COLLAPSED_BATCH && empty > COLLAPSED_EMPTY {
             self.raise(2 * self.gains.step_up);
             return;
@@ -275,7 +251,7 @@ impl BudgetController {
         let Tuning { rho_low, rho_high, empty_low, empty_high, low_need, high_need, again, .. } = self.tuning;
         self.since = self.since.saturating_add(1);
         if again > 0 && self.since >= again {
-            // From where it stands: to begin at none would invite the collapse that the polls prevent.
+            // It keeps the current polls: without them the daemon could collapse.
             (self.base, self.step) = (self.polls, Identification::Unaided { rounds: 0, cqes: 0 });
             return;
         }
@@ -330,7 +306,7 @@ mod tests {
         Observed { cqes, round_ns, rtt_ns: Some(RTT_NS) }
     }
 
-    /// A controller that was told of `unaided` and `probed` completions in each round of its two steps.
+    /// Makes a controller whose two steps had `unaided` and `probed` completions in each round.
     fn identified(unaided: usize, probed: usize) -> BudgetController {
         let mut controller = BudgetController::default();
         for (cqes, polls) in [(unaided, 0), (probed, PROBE)] {
@@ -342,7 +318,7 @@ mod tests {
         controller
     }
 
-    /// Rounds until the budget changes.
+    /// Returns the number of rounds until the budget changes.
     fn until_change(controller: &mut BudgetController, observed: Observed, limit: u32) -> Option<u32> {
         let before = controller.polls();
         (1..=limit).find(|_| {

@@ -126,9 +126,7 @@ impl<C> Carrier<C> for Links<C> {
                 *has_lost_calls = true;
                 Err(SendError::Full(user_data))
             }
-            Err(CallError::Closed { reason, .. }) => {
-                Err(SendError::Down(BackendError::PeerGone { rank: peer.rank, how: reason.to_string() }))
-            }
+            Err(CallError::Closed { reason, .. }) => Err(SendError::Down(BackendError::gone(peer, reason))),
             Err(error) => Err(SendError::Down(BackendError::transport("a call to another rank", error.to_string()))),
         }
     }
@@ -307,7 +305,7 @@ impl<C> Links<C> {
         for Link { peer, end } in &self.links {
             let End::Connected(endpoint) = end else { continue };
             let Some(reason) = endpoint.closed() else { continue };
-            let gone = BackendError::PeerGone { rank: peer.rank, how: reason.to_string() };
+            let gone = BackendError::gone(peer, &reason);
             if reason != CloseReason::ClosedByPeer {
                 return Err(gone);
             }

@@ -25,7 +25,8 @@ use super::plan::{Plan, ThreadDevice};
 use super::{BackendError, Endpoints, Records};
 use crate::counters::{Figures, TransportReport};
 use crate::message::{Request, Response};
-use crate::topology::{Peer, Topology, Transport, Worker};
+use crate::store::owner_of;
+use crate::topology::{Peer, Transport, Worker};
 use crate::trace::Sample;
 use crate::values::copy;
 
@@ -34,12 +35,12 @@ pub(super) struct Remote<C> {
     /// Requests of other ranks, in the order of their arrival. Before the carrier, so that a drop ends them before the connections.
     arrived: VecDeque<Arrived<C>>,
     carrier: Carriers<C>,
-    topology: Topology,
-    rank: usize,
     /// By link: the thread at its other end.
     peers: Vec<Peer>,
-    /// By daemon of the job, rank after rank: the link to it.
+    /// By rank, and then by daemon if the key decides which daemon gets a request: the link to it.
     routes: Vec<Option<usize>>,
+    /// Number of routes to a rank.
+    fan: usize,
     /// By link, in order: requests that had no room.
     backlogs: Vec<VecDeque<(Request, C)>>,
     backlogged: usize,
@@ -261,17 +262,17 @@ impl<C> Remote<C> {
         if peers.is_empty() {
             return Ok(None);
         }
-        let mut routes = vec![None; topology.ranks * topology.daemons];
+        let fan = topology.far_daemons();
+        let mut routes = vec![None; topology.ranks * fan];
         for (link, peer) in peers.iter().enumerate() {
             if let Worker::Daemon(daemon) = peer.worker {
-                routes.get_mut(peer.rank * topology.daemons + daemon).into_iter().for_each(|route| *route = Some(link));
+                routes.get_mut(peer.rank * fan + daemon % fan).into_iter().for_each(|route| *route = Some(link));
             }
         }
         Ok(Some(Self {
             carrier: Carriers::open(plan, &peers, &plan.device(worker, device)?)?,
-            topology,
-            rank: plan.rank,
             routes,
+            fan,
             backlogs: peers.iter().map(|_| VecDeque::new()).collect(),
             open_links: peers.len(),
             peers,
@@ -286,8 +287,8 @@ impl<C> Remote<C> {
     /// Returns the link of this request, if it leaves from here.
     #[inline]
     pub(super) fn link_for(&self, request: &Request) -> Option<usize> {
-        let far_daemon = self.topology.far_daemon(self.rank, request.key());
-        self.routes.get(request.rank() as usize * self.topology.daemons + far_daemon).copied().flatten()
+        let daemon = if self.fan > 1 { owner_of(request.key(), self.fan) } else { 0 };
+        self.routes.get(request.rank() as usize * self.fan + daemon).copied().flatten()
     }
 
     /// Returns the number of requests that wait for room.

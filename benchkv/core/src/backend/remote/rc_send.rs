@@ -196,7 +196,7 @@ impl<C> Carrier<C> for Links<C> {
                     None => Ok(()),
                 }
             }
-            Err(error) => Err(SendError::Down(link.gone(error.to_string()))),
+            Err(error) => Err(SendError::Down(BackendError::gone(&link.peer, error))),
         }
     }
 
@@ -432,11 +432,7 @@ impl<C> Link<C> {
 
     /// Checks whether the link is usable.
     fn check(&self) -> Result<(), BackendError> {
-        self.failure.as_ref().map_or(Ok(()), |why| Err(self.gone(why.clone())))
-    }
-
-    fn gone(&self, how: String) -> BackendError {
-        BackendError::PeerGone { rank: self.peer.rank, how }
+        self.failure.as_ref().map_or(Ok(()), |why| Err(BackendError::gone(&self.peer, why)))
     }
 }
 

@@ -113,7 +113,7 @@ impl<C> Carrier<C> for Links<C> {
         self.messages += 1;
         let tail = self.tail.get_mut(..request.bytes_behind(self.values.tail_bytes())).unwrap_or_default();
         self.values.read(request.place(), tail);
-        link.post(&mut self.worker, &message, tail).map_err(|error| SendError::Down(link.gone(error.to_string())))
+        link.post(&mut self.worker, &message, tail).map_err(|error| SendError::Down(BackendError::gone(&link.peer, error)))
     }
 
     fn poll(
@@ -136,7 +136,7 @@ impl<C> Carrier<C> for Links<C> {
                     answer(whom, response, tail);
                 }
                 Ok((Arrival::Request(request, call), tail)) => keep(request, tail, Ticket { link: number, call }),
-                Err(why) => return Err(link.gone(why)),
+                Err(why) => return Err(BackendError::gone(&link.peer, why)),
             }
         }
         self.polls = self.polls.wrapping_add(1);
@@ -210,14 +210,10 @@ impl<C> Link<C> {
     /// Checks whether the link is usable.
     fn check(&self, worker: &Worker) -> Result<(), BackendError> {
         match (&self.failure, self.end.map_or(Ok(()), |end| worker.check(end.endpoint))) {
-            (Some(why), _) => Err(self.gone(why.clone())),
-            (None, Err(error)) => Err(self.gone(error.to_string())),
+            (Some(why), _) => Err(BackendError::gone(&self.peer, why)),
+            (None, Err(error)) => Err(BackendError::gone(&self.peer, error)),
             (None, Ok(())) => Ok(()),
         }
-    }
-
-    fn gone(&self, how: String) -> BackendError {
-        BackendError::PeerGone { rank: self.peer.rank, how }
     }
 }
 

@@ -22,7 +22,7 @@ use crate::drive::faults::{At, Faults};
 use crate::drive::simulated::*;
 use crate::job::{Job, Sizes};
 use crate::pace::{Arrivals, Pace};
-use crate::policy::PolicyOptions;
+use crate::policy::{HoldChoice, PolicyOptions, PollChoice};
 use crate::testing::{self, topology};
 use crate::topology::{Routing, Topology, Transport};
 use crate::workload::{Distribution, Workload};
@@ -103,13 +103,14 @@ fn policies(rng: &mut Rng, topology: &Topology) -> PolicyOptions {
     let is_governed = rng.bool() && topology.routing != Routing::Direct;
     let mut policies = PolicyOptions::default();
     if is_governed {
-        let us = |rng: &mut Rng| rng.bool().then(|| rng.u32(1..30).into());
-        policies.hold.batch_hold_us = us(rng);
-        policies.hold.adaptive_hold = rng.bool();
-        policies.hold.hold_rtt_multiplier = if policies.hold.adaptive_hold { None } else { us(rng).map(|us: f64| us / 10.0) };
+        let us = |rng: &mut Rng| rng.bool().then(|| f64::from(rng.u32(1..30)));
+        let (hold_us, is_adaptive) = (us(rng), rng.bool());
+        policies.hold.hold = match (is_adaptive, hold_us) {
+            (true, hold_us) => HoldChoice::Adaptive(hold_us),
+            (false, hold_us) => us(rng).map(|us| HoldChoice::Rtt(us / 10.0)).or(hold_us.map(HoldChoice::Fixed)).unwrap_or_default(),
+        };
         policies.coalesce.coalesce_rtt_us = us(rng);
-        policies.polls.adaptive_budget = rng.bool();
-        policies.polls.poll_budget = if policies.polls.adaptive_budget { 0 } else { rng.u32(0..20) };
+        policies.polls.poll_budget = if rng.bool() { PollChoice::Adaptive } else { PollChoice::Fixed(rng.u32(0..20)) };
         policies.flush.flush_every = rng.u32(1..6);
         policies.stagger.initial_stagger_us = us(rng);
     }

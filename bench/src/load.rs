@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::affinity::{pin_current_thread, usable_cores};
-use crate::clock::Clock;
-use crate::hist::LatencyHistogram;
+use harness::affinity::{pin_current_thread, usable_cores};
+use harness::clock::Clock;
+use harness::hist::LatencyHistogram;
 
 /// The payload of requests and replies: 32 bytes, as in the ping-pong of two processes.
 pub type Payload = [u64; 4];
