@@ -1,4 +1,4 @@
-//! What the benchmarks of single crates share, beside [`harness`]; benchkv uses none of it. It is not published.
+//! Loads of calls, and their checks: the code that benchmarks of single crates share beside [`harness`]. It is not published.
 //!
 //! - [`load`]: callers and answerers under load, over any transport. [`counted`]: single operations in sequence, for callgrind.
 //! - [`pattern`]: the content of requests and replies, by which a wrong one is noticed.

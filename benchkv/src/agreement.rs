@@ -100,8 +100,8 @@ fn facts(options: &Options) -> Facts {
     add("the profile of the build", &environment.build_profile);
     add("the version of connection records", &EXCHANGE_VERSION);
     add("the version of results", &SCHEMA_VERSION);
-    add("--backend", &options.job.topology.routing);
-    add("--carrier", &options.job.topology.transport);
+    add("--backend", &options.job.topology.backend);
+    add("--carrier", &options.job.topology.carrier);
     add("--server-threads", &options.job.topology.daemons);
     add("--client-threads", &workload.clients);
     add("--queue-depth", &options.job.queue_depth);

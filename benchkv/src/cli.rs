@@ -9,16 +9,16 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
-use engine::topology::Transport;
+use engine::topology::Carrier;
 use harness::range::time;
 use harness::report::{JsonSink, say};
 
 pub use self::job::{BackendKind, Fault, JobArgs, Mix, RingChoice, WaitChoice};
+use crate::sim::course::CourseArgs;
 use crate::sim::options::WorldArgs;
-use crate::sim::{self, course::CourseArgs};
 
 pub(crate) mod job;
-pub(crate) use self::job::{CLIENTS, RUNS, SHORTEST_RUN_S};
+pub(crate) use self::job::SHORTEST_RUN_S;
 
 /// Distributed key-value benchmark of the copyrpc stack; --help lists all options
 ///
@@ -128,11 +128,14 @@ fn under_heading(arg: clap::Arg) -> clap::Arg {
 const REAL_TIME: [&str; 13] =
     ["device", "mlx5", "port", "gid_index", "sl", "traffic_class", "mtu", "ucx_errors", "wait", "pin", "shm_dir", "report_interval", "echo"];
 
+/// Minimum and maximum length of a window of virtual time, and of its warm-up, in seconds.
+const VIRTUAL_TIMES_S: std::ops::RangeInclusive<f64> = 1e-6..=60.0;
+
 /// Adapts the options of a job to `benchkv sim`: those of virtual time are left, with its ranges, its defaults and its carriers.
 fn in_virtual_time(command: clap::Command) -> clap::Command {
     let hidden = REAL_TIME.into_iter().fold(command, |command, id| command.mut_arg(id, |arg| arg.hide(true)));
     let of_s = |arg: clap::Arg, help: &'static str, default: &'static str| {
-        arg.help(help).long_help(help).default_value(default).value_parser(time(sim::TIMES_S))
+        arg.help(help).long_help(help).default_value(default).value_parser(time(VIRTUAL_TIMES_S))
     };
     // Jobs in virtual time are short by default: their results do not vary from run to run.
     hidden
@@ -140,7 +143,7 @@ fn in_virtual_time(command: clap::Command) -> clap::Command {
         .mut_arg("warmup", |arg| of_s(arg, "Load before the first run, 1us to 60s, in the units of --duration", "500us"))
         .mut_arg("runs", |arg| arg.default_value("1"))
         .mut_arg("ranks", |arg| arg.help("Ranks, 1 to 256 [default: 2]").long_help("Ranks, 1 to 256 [default: 2]"))
-        .mut_arg("carrier", |arg| arg.value_parser(values_of(|carrier: Transport| carrier.traits().library.is_none())))
+        .mut_arg("carrier", |arg| arg.value_parser(values_of(|carrier: Carrier| carrier.traits().library.is_none())))
         .mut_arg("backend", |arg| {
             let is_simulated = |backend: BackendKind| backend.axes().1.is_none_or(|carrier| carrier.traits().library.is_none());
             arg.value_parser(values_of(is_simulated))
@@ -158,7 +161,7 @@ fn values_of<T: ValueEnum + Send + Sync + 'static>(is_legal: fn(T) -> bool) -> i
 pub enum Command {
     /// Check this machine: what benchkv can use, what is missing, how to install it
     ///
-    /// What is missing does not change the exit status.
+    /// Missing things do not change the exit status.
     Doctor(DoctorArgs),
     /// Run a job in virtual time, on models of CPUs and NICs
     ///
@@ -317,7 +320,7 @@ mod tests {
             "--pause 1@1ms+1ms",
             "--sweep depth=1,2,1",
             "--ipc-skip-idle 2",
-            "--budget-tuning probe=2 --poll-budget adaptive",
+            "--poll-budget adaptive",
             "--trace .",
             "--trace-interval 9 --trace .",
         ];

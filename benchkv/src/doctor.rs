@@ -8,7 +8,7 @@ mod tests;
 
 use std::fmt;
 
-use engine::topology::{Routing, Topology, Transport};
+use engine::topology::{Backend, Carrier, Topology};
 use harness::affinity::{PinPolicy, Plan, Threads, Usable};
 use harness::machine::{HugePages, Program, Space};
 use harness::report::bytes;
@@ -241,8 +241,8 @@ fn shared_memory(shm: &Result<(String, Space), String>) -> Check {
 
 /// The default job.
 const DEFAULT_JOB: Topology = Topology {
-    routing: Routing::Delegation,
-    transport: Transport::Copyrpc,
+    backend: Backend::Delegation,
+    carrier: Carrier::Copyrpc,
     ranks: DEFAULT_THREADS.ranks,
     daemons: DEFAULT_THREADS.daemons,
     clients: DEFAULT_THREADS.clients,

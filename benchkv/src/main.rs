@@ -18,7 +18,7 @@ use benchkv::options::Options;
 use benchkv::orchestrate::{RankError, run_rank};
 use benchkv::output::{self, OutputFile};
 use benchkv::progress::Progress;
-use benchkv::result::{Conditions, JobResult};
+use benchkv::result::{Conditions, JobResult, csv};
 use benchkv::sim;
 use benchkv::trace::TraceOptions;
 use engine::backend::composed::Composed;
@@ -189,7 +189,7 @@ fn launch(cli: Cli) -> ExitCode {
 
 /// Returns the environment variables of the ranks: those that the library of their carrier needs.
 fn environment(options: &Options) -> Vec<(&'static str, &'static str)> {
-    let library = options.job.topology.transport.traits().library;
+    let library = options.job.topology.carrier.traits().library;
     library.map(|library| library.variable).into_iter().filter(|(name, _)| std::env::var_os(name).is_none()).collect()
 }
 
@@ -204,12 +204,12 @@ fn check_output(options: &Options) -> Result<(), String> {
 
 /// Checks whether the library of the carrier can be loaded.
 fn check_library(options: &Options) -> Result<(), String> {
-    options.job.topology.transport.traits().library.map_or(Ok(()), |library| (library.load)())
+    options.job.topology.carrier.traits().library.map_or(Ok(()), |library| (library.load)())
 }
 
 /// Checks whether the device that ranks will open exists.
 fn check_device(options: &Options) -> Result<(), String> {
-    let is_opened = options.job.workload.ranks > 1 && options.job.topology.transport.traits().library.is_none();
+    let is_opened = options.job.workload.ranks > 1 && options.job.topology.carrier.traits().library.is_none();
     let checked = if is_opened { options.asked.device.exist() } else { Ok(()) };
     checked.map_err(|error| format!("--device {}: {error}", options.asked.device))
 }
@@ -309,7 +309,8 @@ fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, EchoEr
 /// Writes the result to each requested place, and prints its defects. Returns the exit status of the worst one. An interrupted job has a
 /// status of its own.
 fn show(options: &Options, result: &JobResult) -> ExitCode {
-    let table = options.asked.output.output.as_ref().map_or(Ok(()), |file| file.write(result));
+    let write = |file: &OutputFile| file.write(&csv(result).map_err(|error| error.to_string())?).map_err(|error| error.to_string());
+    let table = options.asked.output.output.as_ref().map_or(Ok(()), write);
     let mut unwritten = print(result, &result.to_string(), options.asked.json.as_ref());
     unwritten.extend(table.err().map(|error| format!("--output: {error}")));
     unwritten.extend(result.trace_failure.as_ref().map(|failure| format!("--trace: {failure}")));

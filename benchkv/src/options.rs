@@ -10,8 +10,8 @@ use engine::backend::BackendError;
 use engine::backend::plan::Site;
 use engine::job::{Job, Sizes, least_ring};
 use engine::pace::Pace;
-use engine::topology::{Topology, Transport};
-use engine::transport::name_of;
+use engine::carrier::name_of;
+use engine::topology::{Carrier, Topology};
 use harness::affinity::{AffinityError, Plan, Threads, Usable};
 use harness::range::{RangeError, range};
 use harness::report;
@@ -119,15 +119,15 @@ impl Options {
         asked.settle(ranks);
         asked.workload.check()?;
         let launcher = Launcher::new(library, hosts, asked.server_threads + asked.client_threads);
-        let (routing, transport) = asked.axes()?;
-        check_ring(asked.ring_size, transport, asked.workload.value_bytes)?;
+        let (backend, carrier) = asked.axes()?;
+        check_ring(asked.ring_size, carrier, asked.workload.value_bytes)?;
         let pace = asked.pace.resolve();
         if let Some(fault) = asked.fault.filter(|_| asked.workload.private_share() == 0.0) {
             let legal = "only with a --read-ratio above 0 and below 1, and without --no-verify".to_owned();
             return Err(range("--fault", fault, "nothing would notice it", legal).into());
         }
-        asked.ucx_errors = asked.ucx.resolve(transport, &asked.device, &asked.port, launcher.hosts.len())?;
-        let own_choice = transport.traits().library;
+        asked.ucx_errors = asked.ucx.resolve(carrier, &asked.device, &asked.port, launcher.hosts.len())?;
+        let own_choice = carrier.traits().library;
         if own_choice.is_none() {
             (asked.device, asked.device_by_auto) = asked.device.resolve()?;
         }
@@ -142,7 +142,7 @@ impl Options {
             return Err(OptionError::SeveralHosts { device: asked.device, hosts: launcher.hosts });
         }
         asked.carried_by = own_choice.map_or_else(|| asked.device.to_string(), |library| library.name.to_owned());
-        let topology = Topology { routing, transport, ranks, daemons: asked.server_threads, clients: asked.client_threads };
+        let topology = Topology { backend, carrier, ranks, daemons: asked.server_threads, clients: asked.client_threads };
         asked.device.check(&topology)?;
         asked.policies.check(&topology)?;
         let workload = asked.workload;
@@ -178,7 +178,7 @@ impl Options {
     #[must_use]
     pub fn address_bytes(&self) -> u64 {
         let topology = self.job.topology;
-        let has_soft = self.asked.device.is_soft() && topology.transport.traits().library.is_none();
+        let has_soft = self.asked.device.is_soft() && topology.carrier.traits().library.is_none();
         if has_soft { topology.mapped_devices() * SoftOptions::default().arena_bytes as u64 } else { 0 }
     }
 
@@ -229,8 +229,8 @@ impl fmt::Display for Options {
         writeln!(
             f,
             "backend {}, carrier {}, {} device, {} x ({} + {}), depth {}",
-            topology.routing,
-            topology.transport,
+            topology.backend,
+            topology.carrier,
             self.asked.carried_by,
             report::plural(workload.ranks, "rank"),
             report::plural(topology.daemons, "daemon"),
@@ -263,7 +263,7 @@ impl fmt::Display for Options {
             sizes.ring_slots, sizes.flux_in_flight, self.wait
         )?;
         let is_hardware = !self.asked.device.is_soft();
-        if self.wait == WaitStrategy::Event && (is_hardware || topology.transport.traits().library.is_some()) {
+        if self.wait == WaitStrategy::Event && (is_hardware || topology.carrier.traits().library.is_some()) {
             writeln!(f, "threads with connections sleep for {POLL_SLICE:?} at most: what other ranks send does not wake them")?;
         }
         if self.asked.port != PortOptions::default() {
@@ -302,12 +302,12 @@ impl fmt::Display for Options {
     }
 }
 
-fn check_ring(ring: RingChoice, transport: Transport, value_bytes: usize) -> Result<(), RangeError> {
+fn check_ring(ring: RingChoice, carrier: Carrier, value_bytes: usize) -> Result<(), RangeError> {
     let RingChoice::Bytes(given) = ring else { return Ok(()) };
     let least = least_ring(value_bytes).max(*RING_BYTES.start());
     let legal = format!("auto, or a power of two from {least} to {}", RING_BYTES.end());
     match given {
-        _ if transport.traits().is_by_message => {
+        _ if carrier.traits().is_by_message => {
             Err(range("--ring-size", given, "messages of this --carrier are not written into rings", "no value; leave it out".to_owned()))
         }
         _ if given < *RING_BYTES.start() => Err(range("--ring-size", given, "too small to hold a batch", legal)),

@@ -1,5 +1,6 @@
 //! One rank of a job: its threads, and the order of a run. Beside it:
 //!
+//! - `control`: the control of the workers by the main thread.
 //! - `client`: a client from its first connection to its report.
 //! - `records`: the connection records of all endpoints.
 //!
@@ -11,6 +12,7 @@
 //! decides the length of a drain.
 
 mod client;
+mod control;
 mod records;
 
 use std::any::Any;
@@ -28,13 +30,13 @@ use launch::exchange::{Exchange, ExchangeError};
 use shm::sleep::{SLICE, Sleeper};
 use thiserror::Error;
 
-use crate::control::Control;
 use crate::interval::{Published, Reporter};
 use crate::options::Options;
 use crate::progress::Progress;
 use crate::result::{Course, RankReport};
+use control::Control;
 use engine::activity::{ActivityLog, WorkerReport};
-use engine::backend::{Backend, BackendError, Daemon, Endpoints, Records};
+use engine::backend::{BackendError, Daemon, Endpoints, Records, Workers};
 use engine::client::ClientReport;
 use engine::drain::{self, DAEMON_SLEEP, Drain, End, LOOK_INTERVAL, View};
 use engine::phase::Phase;
@@ -108,9 +110,9 @@ impl RankError {
 }
 
 /// State that the threads of a rank share.
-struct Rank<'a, B> {
+struct Rank<'a, W> {
     options: &'a Options,
-    backend: &'a B,
+    workers: &'a W,
     clock: Clock,
     progress: &'a Progress,
     control: Control,
@@ -160,9 +162,9 @@ impl Assembly {
 ///
 /// # Errors
 /// The first failure of this rank, or the message of another rank's.
-pub fn run_rank<B: Backend>(
+pub fn run_rank<W: Workers>(
     options: &Options,
-    backend: &B,
+    workers: &W,
     exchange: &mut dyn Exchange,
     clock: Clock,
     progress: &Progress,
@@ -170,7 +172,7 @@ pub fn run_rank<B: Backend>(
     let rank = exchange.rank();
     let reports = rank == 0 && options.asked.report_interval.is_some();
     let published = (0..options.job.workload.clients).filter(|_| reports).map(|_| Published::default()).collect();
-    let rank = Rank { options, backend, clock, progress, control: Control::default(), published, rank };
+    let rank = Rank { options, workers, clock, progress, control: Control::new(options.job.topology.daemons), published, rank };
     let outcome = std::thread::scope(|scope| {
         let outcome = rank.conduct(scope, exchange);
         // On success every thread has ended already; on failure this ends them, and the scope waits for them.
@@ -191,7 +193,7 @@ pub fn run_rank<B: Backend>(
 
 type Thread<'scope, T> = ScopedJoinHandle<'scope, Option<T>>;
 
-impl<B: Backend> Rank<'_, B> {
+impl<W: Workers> Rank<'_, W> {
     /// Returns the index of this rank among those of its host, which decides its cores.
     fn local_rank(&self) -> Option<usize> {
         self.options.launcher.local_rank(self.rank)
@@ -301,7 +303,7 @@ impl<B: Backend> Rank<'_, B> {
         let mut drain = Drain::new(self.clock.now_ns(), quiet, longest);
         loop {
             let has_drained = self.await_end(clients, LOOK_INTERVAL, watch);
-            let daemons = self.control.drain_progress(self.options.job.topology.daemons);
+            let daemons = self.control.drain_progress();
             let is_interrupted = exchange.is_interrupted();
             let view = drain.look(self.clock.now_ns(), has_drained, is_interrupted, &daemons);
             // While clients issue, an interrupt ends only the issuing.
@@ -408,7 +410,7 @@ impl<B: Backend> Rank<'_, B> {
         if let Some(core) = self.local_rank().and_then(|rank| self.options.plan.daemon_core(rank, number)) {
             pin_current_thread(core)?;
         }
-        let mut daemon = self.backend.open_daemon(number)?;
+        let mut daemon = self.workers.open_daemon(number)?;
         if !self.connect(Worker::Daemon(number), &mut daemon, post)? {
             return Ok((WorkerReport::default(), None));
         }

@@ -7,9 +7,7 @@ use std::str::FromStr;
 use clap::Args;
 use harness::file::WriteError;
 use harness::report::JsonSink;
-use thiserror::Error;
 
-use crate::result::{JobResult, Value, rows};
 use crate::trace::TraceFile;
 
 /// The option of the flat table.
@@ -34,17 +32,6 @@ impl FromStr for OutputFile {
     }
 }
 
-/// The table cannot be written.
-#[derive(Debug, Error)]
-pub enum OutputError {
-    /// The file cannot be written.
-    #[error(transparent)]
-    File(#[from] WriteError),
-    /// The table cannot be encoded.
-    #[error("the result cannot be encoded: {0}")]
-    Encode(#[from] csv::Error),
-}
-
 impl OutputFile {
     /// Checks before a long run whether the table can be written at its end. Changes nothing.
     ///
@@ -54,12 +41,12 @@ impl OutputFile {
         harness::file::check(&self.0)
     }
 
-    /// Writes the table of `result`. Replaces an existing file.
+    /// Writes the table. Replaces an existing file.
     ///
     /// # Errors
     /// The system's reason; a partly written file is not left behind.
-    pub fn write(&self, result: &JobResult) -> Result<(), OutputError> {
-        Ok(harness::file::write(&self.0, &csv(result)?)?)
+    pub fn write(&self, table: &[u8]) -> Result<(), WriteError> {
+        harness::file::write(&self.0, table)
     }
 }
 
@@ -83,36 +70,9 @@ pub fn check_apart(json: Option<&JsonSink>, output: Option<&OutputFile>, trace: 
     Ok(())
 }
 
-/// Encodes the table as CSV by RFC 4180, with a header. A cell without a value is empty. Numbers read back unchanged.
-fn csv(result: &JobResult) -> Result<Vec<u8>, csv::Error> {
-    let mut writer = csv::Writer::from_writer(Vec::new());
-    let rows = rows(result);
-    writer.write_record(rows.first().into_iter().flatten().map(|cell| cell.column.as_bytes()))?;
-    for row in rows {
-        let texts = row.into_iter().map(|cell| match cell.value {
-            Value::Text(text) => text,
-            Value::Count(count) => count.map(|count| count.to_string()),
-            Value::Number(number) => number.map(|number| number.to_string()),
-        });
-        writer.write_record(texts.map(Option::unwrap_or_default))?;
-    }
-    writer.into_inner().map_err(|error| error.into_error().into())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::tests::{reduced, verdict};
-
-    #[test]
-    fn a_figure_without_a_value_is_an_empty_cell_and_zero_is_not() {
-        let table = csv(&reduced([verdict(0, 50, [9, 8]), verdict(0, 60, [50, 60])])).unwrap();
-        let mut reader = csv::Reader::from_reader(&*table);
-        let names = reader.headers().unwrap().clone();
-        let job = reader.records().next().unwrap().unwrap();
-        let cell = |name: &str| job.get(names.iter().position(|column| column == name).unwrap()).unwrap();
-        assert_eq!([cell("window_stalls_per_s"), cell("rank"), cell("ops"), cell("unfinished")], ["", "", "", "0"]);
-    }
 
     #[test]
     fn a_name_that_is_not_csv_is_refused() {

@@ -22,7 +22,7 @@ use crate::sim::options::SimulationRecord;
 use engine::activity::{ActivityRates, WorkerReport};
 use engine::client::Counts;
 use engine::job::Sizes;
-use engine::topology::{Routing, Transport};
+use engine::topology::{Backend, Carrier};
 
 mod open_loop;
 mod read;
@@ -33,7 +33,7 @@ mod table;
 pub use open_loop::OpenLoop;
 pub use read::ReadError;
 pub use reduce::{Conditions, Course, RankReport, ReduceError};
-pub use rows::{Cell, Value, rows};
+pub use rows::{Cell, Value, csv, rows};
 
 /// The value of [`JobResult::schema`].
 pub const SCHEMA: &str = "benchkv-result";
@@ -53,9 +53,9 @@ pub struct JobResult {
     /// Version of benchkv.
     pub benchkv_version: String,
     /// The path of requests to other ranks.
-    pub backend: Routing,
+    pub backend: Backend,
     /// The carrier of these requests.
-    pub carrier: Transport,
+    pub carrier: Carrier,
     /// Kind of the device that carried remote requests; `none` for a job of one rank.
     pub device: String,
     /// Rank processes.
@@ -167,20 +167,20 @@ pub struct Histograms {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SpreadOverRuns {
     /// Operations per second.
-    pub total_rps: Spread,
+    pub total_rps: RunSpread,
     /// Local operations per second.
-    pub local_rps: Spread,
+    pub local_rps: RunSpread,
     /// Remote operations per second.
-    pub remote_rps: Spread,
+    pub remote_rps: RunSpread,
     /// Median round trip of all operations.
-    pub p50_ns: Spread,
+    pub p50_ns: RunSpread,
     /// 99th percentile of the round trips of all operations.
-    pub p99_ns: Spread,
+    pub p99_ns: RunSpread,
 }
 
 /// The spread of values; all 0 without a value.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Spread {
+pub struct RunSpread {
     /// Minimum.
     pub min: f64,
     /// Maximum.
@@ -189,7 +189,7 @@ pub struct Spread {
     pub std_dev: Option<f64>,
 }
 
-impl Spread {
+impl RunSpread {
     /// Returns the spread of `values`.
     #[must_use]
     pub fn of(values: &[f64]) -> Self {
@@ -316,4 +316,4 @@ impl JobResult {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

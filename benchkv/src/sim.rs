@@ -22,9 +22,6 @@ pub mod options;
 /// Number of accesses in a client's pattern. They repeat sooner than in a job in real time, which affects the keys only.
 const ACCESSES: usize = 4096;
 
-/// Minimum and maximum length of a window, and of the warm-up, in seconds.
-pub(crate) const TIMES_S: std::ops::RangeInclusive<f64> = 1e-6..=60.0;
-
 /// Why there is no result.
 #[derive(Debug, Error)]
 pub enum SimError {

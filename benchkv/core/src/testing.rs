@@ -10,7 +10,7 @@ use shm::dir::Dir;
 use crate::backend::plan::Site;
 use crate::job::{Job, Sizes};
 use crate::policy::PolicyOptions;
-use crate::topology::{Routing, Topology, Transport};
+use crate::topology::{Backend, Carrier, Topology};
 use crate::workload::{Distribution, PATTERN_LEN, Workload};
 
 /// A directory for shared memory, removed with its content.
@@ -41,9 +41,9 @@ impl Drop for Scratch {
     }
 }
 
-/// Returns a topology with this carrier and this routing.
-pub(crate) const fn topology(routing: Routing, transport: Transport, ranks: usize, daemons: usize, clients: usize) -> Topology {
-    Topology { routing, transport, ranks, daemons, clients }
+/// Returns a topology with this carrier and this backend.
+pub(crate) const fn topology(backend: Backend, carrier: Carrier, ranks: usize, daemons: usize, clients: usize) -> Topology {
+    Topology { backend, carrier, ranks, daemons, clients }
 }
 
 /// Returns a verified job of `topology`, 32 deep.

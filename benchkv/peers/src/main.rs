@@ -14,8 +14,8 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
 use bench::load::{Failure, two_cores};
+use clap::Parser;
 use harness::report::{JsonSink, say};
 use launch::exchange::Exchange;
 use launch::launcher::Launch;

@@ -15,7 +15,6 @@ use launch::launcher::Launch;
 use serde::{Deserialize, Serialize};
 use shm::wait::WaitStrategy;
 
-use crate::control::MAX_DAEMONS;
 use crate::devices::Devices;
 use crate::output::OutputArgs;
 use crate::pace::PaceArgs;
@@ -23,16 +22,16 @@ use crate::port::PortOptions;
 use crate::trace::{TraceArgs, TraceOptions};
 use crate::ucx::{PeerErrorsChoice, UcxArgs};
 use engine::policy::PolicyOptions;
-use engine::topology::{Routing, Transport};
-use engine::transport::Feature;
+use engine::carrier::Feature;
+use engine::topology::{Backend, Carrier};
 use engine::ucx::PeerErrors;
 use engine::workload::{Distribution, SHARE, Workload};
 
 const RANKS: RangeInclusive<usize> = 1..=Launch::MAX_RANKS;
-const DAEMONS: RangeInclusive<usize> = 1..=MAX_DAEMONS;
-pub(crate) const CLIENTS: RangeInclusive<usize> = 1..=256;
+const DAEMONS: RangeInclusive<usize> = 1..=64;
+const CLIENTS: RangeInclusive<usize> = 1..=256;
 const DEPTHS: RangeInclusive<usize> = 1..=4096;
-pub(crate) const RUNS: RangeInclusive<usize> = 1..=32;
+const RUNS: RangeInclusive<usize> = 1..=32;
 const OPS: RangeInclusive<u64> = 1..=u32::MAX as u64;
 /// Minimum length of a window, in seconds.
 pub(crate) const SHORTEST_RUN_S: f64 = 0.01;
@@ -61,7 +60,7 @@ pub struct JobArgs {
     /// It works with any --backend [default: copyrpc, or the carrier in the name of the --backend].
     #[arg(long, value_enum, hide_possible_values = true)]
     #[serde(skip)]
-    pub carrier: Option<Transport>,
+    pub carrier: Option<Carrier>,
 
     /// Rank processes to start, 1 to 256 [default: 2]
     ///
@@ -287,13 +286,13 @@ impl JobArgs {
     ///
     /// # Errors
     /// `--backend` and `--carrier` name two carriers.
-    pub fn axes(&self) -> Result<(Routing, Transport), RangeError> {
-        let (routing, named) = self.backend.axes();
+    pub fn axes(&self) -> Result<(Backend, Carrier), RangeError> {
+        let (backend, named) = self.backend.axes();
         match (named, self.carrier) {
             (Some(named), Some(given)) if named != given => {
-                Err(range("--carrier", given, "the name of this --backend says another", format!("no value, or --backend {routing}")))
+                Err(range("--carrier", given, "the name of this --backend says another", format!("no value, or --backend {backend}")))
             }
-            (named, given) => Ok((routing, given.or(named).unwrap_or(Transport::Copyrpc))),
+            (named, given) => Ok((backend, given.or(named).unwrap_or(Carrier::Copyrpc))),
         }
     }
 
@@ -341,15 +340,15 @@ pub enum BackendKind {
 impl BackendKind {
     /// Returns the path of requests, and their carrier between ranks if the name has one.
     #[must_use]
-    pub const fn axes(self) -> (Routing, Option<Transport>) {
+    pub const fn axes(self) -> (Backend, Option<Carrier>) {
         match self {
-            Self::Meta => (Routing::Meta, None),
-            Self::Delegation => (Routing::Delegation, None),
-            Self::Sharded => (Routing::Sharded, None),
-            Self::Direct => (Routing::Direct, None),
-            Self::RcSend => (Routing::Delegation, Some(Transport::RcSend)),
-            Self::UcxAm => (Routing::Delegation, Some(Transport::UcxAm)),
-            Self::CopyrpcDirect => (Routing::Direct, Some(Transport::Copyrpc)),
+            Self::Meta => (Backend::Meta, None),
+            Self::Delegation => (Backend::Delegation, None),
+            Self::Sharded => (Backend::Sharded, None),
+            Self::Direct => (Backend::Direct, None),
+            Self::RcSend => (Backend::Delegation, Some(Carrier::RcSend)),
+            Self::UcxAm => (Backend::Delegation, Some(Carrier::UcxAm)),
+            Self::CopyrpcDirect => (Backend::Direct, Some(Carrier::Copyrpc)),
         }
     }
 }
@@ -450,7 +449,7 @@ macro_rules! named_by_value_enum {
     ($($name:ty),*) => {$(
         impl std::fmt::Display for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(&engine::transport::name_of(self))
+                f.write_str(&engine::carrier::name_of(self))
             }
         }
     )*};

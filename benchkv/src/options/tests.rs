@@ -182,7 +182,7 @@ fn a_window_holds_what_is_in_flight_and_what_a_rank_can_have_receives_for() {
 fn any_backend_goes_with_any_carrier_and_names_may_say_both() {
     let axes = |args: &str| {
         let topology = resolve(args).unwrap().job.topology;
-        format!("{} {}", topology.routing, topology.transport)
+        format!("{} {}", topology.backend, topology.carrier)
     };
     for backend in ["meta", "delegation", "sharded", "direct"] {
         for carrier in ["copyrpc", "rc-send", "ucx-am"] {

@@ -6,12 +6,12 @@ use shm::wait::Waiter;
 
 use super::{Post, Rank, RankError};
 use engine::activity::ActivityLog;
-use engine::backend::{Backend, Paths};
+use engine::backend::{Paths, Workers};
 use engine::client::{Client, ClientReport, Step};
 use engine::phase::Phase;
 use engine::topology::Worker;
 
-impl<B: Backend> Rank<'_, B> {
+impl<W: Workers> Rank<'_, W> {
     /// Runs client `number` of the rank, on the calling thread.
     pub(super) fn client_thread(&self, number: usize, post: &Post) -> Result<ClientReport, RankError> {
         let Self { options, control, clock, .. } = self;
@@ -20,7 +20,7 @@ impl<B: Backend> Rank<'_, B> {
         }
         // This takes a while: the rank begins when its clients are connected.
         let spec = options.job.client(self.rank, number);
-        let mut paths = self.backend.open_client(number)?;
+        let mut paths = self.workers.open_client(number)?;
         let is_wanted = self.connect(Worker::Client(number), &mut paths, post)?;
         let mut client = Client::new(spec, paths);
         let mut log = ActivityLog::new(options.job.runs, clock.now_ns());

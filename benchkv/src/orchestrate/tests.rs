@@ -180,7 +180,7 @@ struct ChannelPaths {
     replies: Receiver<Answer>,
 }
 
-impl Backend for Channels {
+impl Workers for Channels {
     type Daemon = ChannelDaemon;
     type Paths = ChannelPaths;
 

@@ -7,7 +7,7 @@ use harness::report::rate;
 
 use super::compare::{Comparison, Group};
 use super::page::Cell;
-use crate::result::{Histograms, JobResult, Measured, Spread};
+use crate::result::{Histograms, JobResult, Measured, RunSpread};
 
 /// Points of a latency curve for each decade of its x axis.
 const POINTS_PER_DECADE: u32 = 12;
@@ -150,7 +150,7 @@ pub(super) fn confidence(values: &[f64]) -> Option<f64> {
         12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101,
         2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
     ];
-    let std_dev = Spread::of(values).std_dev?;
+    let std_dev = RunSpread::of(values).std_dev?;
     Some(T.get(values.len() - 2).copied().unwrap_or(1.96) * std_dev / (values.len() as f64).sqrt())
 }
 

@@ -12,8 +12,8 @@ use thiserror::Error;
 
 use super::open_loop::OpenTally;
 use super::{
-    EchoBaseline, HardwareCounters, Histograms, JobResult, LittlesLaw, Measured, NO_DEVICE, OpenLoop, RankResult, RunResult, SCHEMA,
-    SCHEMA_VERSION, Spread, SpreadOverRuns,
+    EchoBaseline, HardwareCounters, Histograms, JobResult, LittlesLaw, Measured, NO_DEVICE, OpenLoop, RankResult, RunResult, RunSpread,
+    SCHEMA, SCHEMA_VERSION, SpreadOverRuns,
 };
 use crate::cli::SHORTEST_RUN_S;
 use crate::options::Options;
@@ -30,7 +30,7 @@ pub struct RankReport {
     fate: Counts,
     trace_failure: Option<String>,
     course: Course,
-    windows: Vec<Tally>,
+    windows: Vec<Sums>,
     verdict: Option<RankVerdict>,
     daemons: Vec<WorkerReport>,
     clients: Vec<WorkerReport>,
@@ -54,7 +54,7 @@ pub struct Course {
 
 /// The measurements of a window, or of several: sums over clients, ranks or runs.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-struct Tally {
+struct Sums {
     local_rps: f64,
     remote_rps: f64,
     errors: u64,
@@ -92,7 +92,7 @@ impl RankReport {
             rank,
             fate: Counts::default(),
             trace_failure: None,
-            windows: vec![Tally::default(); course.windows_s.len()],
+            windows: vec![Sums::default(); course.windows_s.len()],
             course,
             verdict: None,
             daemons,
@@ -144,7 +144,7 @@ impl RankReport {
     }
 
     /// Returns the windows, each with its weight in a mean over all of them: its share of their length.
-    fn weighted(&self) -> impl Iterator<Item = (&Tally, f64)> {
+    fn weighted(&self) -> impl Iterator<Item = (&Sums, f64)> {
         let total_s: f64 = self.course.windows_s.iter().sum();
         self.windows.iter().zip(self.course.windows_s.iter().map(move |length_s| length_s / total_s))
     }
@@ -153,7 +153,7 @@ impl RankReport {
         let activity = activity_of(&[self], None);
         Ok(RankResult {
             rank: self.rank,
-            measured: Tally::sum(self.weighted())?.measured(activity)?,
+            measured: Sums::sum(self.weighted())?.measured(activity)?,
             pattern_hash: format!("{:016x}", self.pattern_hash),
             fate: self.fate,
             verify_failures: self.verdict.as_ref().map(|verdict| verdict.failures),
@@ -188,7 +188,7 @@ fn seconds_of(reports: &[&RankReport], run: Option<usize>) -> f64 {
     reports.iter().map(|report| windows_s(report)).sum::<f64>() / reports.len().max(1) as f64
 }
 
-impl Tally {
+impl Sums {
     /// Returns the figures of an open loop, for clients that may have `depth` operations outstanding.
     fn open_loop(&self, depth: u64) -> OpenLoop {
         OpenLoop::of_run(&self.open_loop, self.local_rps + self.remote_rps, self.ended(), self.outstanding, depth)
@@ -263,7 +263,7 @@ impl Tally {
 
 impl SpreadOverRuns {
     fn of(runs: &[RunResult]) -> Self {
-        let of = |figure: fn(&Measured) -> f64| Spread::of(&runs.iter().map(|run| figure(&run.measured)).collect::<Vec<_>>());
+        let of = |figure: fn(&Measured) -> f64| RunSpread::of(&runs.iter().map(|run| figure(&run.measured)).collect::<Vec<_>>());
         Self {
             total_rps: of(|run| run.total_rps),
             local_rps: of(|run| run.local_rps),
@@ -319,13 +319,13 @@ impl JobResult {
         let windows = |run: usize| reports.iter().filter_map(move |report| report.windows.get(run));
         let depth = (options.job.workload.ranks * options.job.workload.clients * options.job.queue_depth) as u64;
         let run_result = |run| {
-            let tally = Tally::sum(windows(run).map(|window| (window, 1.0)))?;
+            let tally = Sums::sum(windows(run).map(|window| (window, 1.0)))?;
             let (errors, open_loop) = (tally.errors, options.job.pace.map(|_| tally.open_loop(depth)));
             let (duration_s, activity) = (seconds_of(&all_reports, Some(run)), activity_of(&all_reports, Some(run)));
             Ok(RunResult { duration_s, measured: tally.measured(activity)?, errors, open_loop })
         };
         let runs: Vec<RunResult> = (0..count).map(run_result).collect::<Result<_, HistogramError>>()?;
-        let all = Tally::sum(reports.iter().flat_map(RankReport::weighted))?;
+        let all = Sums::sum(reports.iter().flat_map(RankReport::weighted))?;
         let littles_law = LittlesLaw::new(all.outstanding, all.waited, all.carried);
         let open_loop = options.job.pace.map(|_| all.open_loop(depth).of_job(runs.iter().filter_map(|run| run.open_loop)));
         let measured = all.measured(activity_of(&all_reports, None))?;
@@ -341,8 +341,8 @@ impl JobResult {
             schema: SCHEMA.to_owned(),
             schema_version: SCHEMA_VERSION,
             benchkv_version: env!("CARGO_PKG_VERSION").to_owned(),
-            backend: options.job.topology.routing,
-            carrier: options.job.topology.transport,
+            backend: options.job.topology.backend,
+            carrier: options.job.topology.carrier,
             device: device_of(&reports),
             ranks: options.job.workload.ranks,
             server_threads: options.job.topology.daemons,

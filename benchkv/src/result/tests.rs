@@ -60,11 +60,11 @@ fn course(windows_s: &[f64]) -> Course {
     Course { windows_s: windows_s.to_vec(), ..Course::default() }
 }
 
-pub(crate) fn verdict(failures: u64, issued: u32, highest: [u32; 2]) -> Verdict {
+pub(super) fn verdict(failures: u64, issued: u32, highest: [u32; 2]) -> Verdict {
     Verdict { failures, first: None, issued, highest: highest.to_vec() }
 }
 
-pub(crate) fn reduced(verdicts: [Verdict; 2]) -> JobResult {
+pub(super) fn reduced(verdicts: [Verdict; 2]) -> JobResult {
     let options = options("--ranks 2 --runs 2 --duration 1");
     let [first, second] = verdicts;
     let parts: Vec<Vec<u8>> = [client(100, 300, Some(first)), client(200, 400, Some(second))]
@@ -220,11 +220,11 @@ fn littles_law_shows_how_far_its_sides_are_apart() {
 
 #[test]
 fn the_spread_is_that_of_a_sample() {
-    let spread = Spread::of(&[2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0]);
+    let spread = RunSpread::of(&[2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0]);
     assert_eq!((spread.min, spread.max), (2.0, 9.0));
     assert!((spread.std_dev.unwrap() - (32.0f64 / 7.0).sqrt()).abs() < 1e-12, "{spread:?}");
-    assert_eq!(Spread::of(&[3.0]), Spread { min: 3.0, max: 3.0, std_dev: None }, "one run says nothing of the next");
-    assert_eq!(Spread::of(&[]), Spread::default());
+    assert_eq!(RunSpread::of(&[3.0]), RunSpread { min: 3.0, max: 3.0, std_dev: None }, "one run says nothing of the next");
+    assert_eq!(RunSpread::of(&[]), RunSpread::default());
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use engine::backend::composed::Composed;
-use engine::backend::{Backend, BackendError, Daemon, Endpoints};
+use engine::backend::{BackendError, Daemon, Endpoints, Workers};
 use engine::client::{Client, Step};
 use engine::drive::simulated::{Cpu, Simulated, SimulationError, World};
 use engine::job::Job;

@@ -9,7 +9,7 @@ use engine::activity::Activity;
 use engine::backend::composed::Composed;
 use engine::backend::daemon::KvDaemon;
 use engine::backend::paths::ClientPaths;
-use engine::backend::{Backend, BackendError, Daemon, Endpoints};
+use engine::backend::{BackendError, Daemon, Endpoints, Workers};
 use engine::counters::Round;
 use engine::drive::cluster::Cluster;
 use engine::drive::simulated::{Simulated, World};
@@ -76,7 +76,7 @@ impl Daemon for Kept {
     }
 }
 
-impl Backend for Keeping {
+impl Workers for Keeping {
     type Daemon = Kept;
     type Paths = ClientPaths;
 

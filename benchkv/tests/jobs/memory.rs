@@ -4,7 +4,7 @@ use benchkv::cli::Cli;
 use benchkv::options::Options;
 use clap::Parser;
 use engine::backend::composed::Composed;
-use engine::backend::{Backend, Endpoints, Records};
+use engine::backend::{Endpoints, Records, Workers};
 use engine::topology::{Peer, Worker};
 
 use crate::job::{Scratch, turn};

@@ -1,8 +1,8 @@
-//! The contribution of a backend to a rank: daemons that are stepped, and the paths of a client's requests to them.
+//! The workers of a rank: daemons that are stepped, and the paths of a client's requests to them.
 //!
-//! A driver owns the threads, the order of the run and the measurement; a backend owns the transports.
+//! A driver owns the threads, the order of the run and the measurement; [`Workers`] own the transports.
 //!
-//! [`composed`] is the only backend so far: ipc, delegationrpc, flux and the carrier of messages between ranks, combined to one of the
+//! [`composed`] makes them of ipc, delegationrpc, flux and the carrier of messages between ranks, combined to one of the
 //! topologies of [`topology`](crate::topology). Its parts: `daemon` (a daemon's phases), `remote` (a thread's connections to other ranks:
 //! copyrpc, SENDs, UCX), `shards` (a daemon's channel to the other daemons of the rank), `paths` (a client).
 
@@ -29,8 +29,8 @@ use crate::topology::Peer;
 use crate::trace::Sample;
 use crate::values::ClientValues;
 
-/// A topology. One value per rank, shared by its threads.
-pub trait Backend: Sync {
+/// The daemons and clients of a rank. One value per rank, shared by its threads.
+pub trait Workers: Sync {
     /// A daemon, made and stepped on its own thread.
     type Daemon: Daemon;
     /// A client's paths to the daemons, made and polled on the client's thread.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use mlx5::Device;
 use shm::sleep::{self, Due, Sleeper, Watch};
 
-use super::plan::{Plan, TYPE_TAG};
+use super::plan::{RankPlan, TYPE_TAG};
 use super::remote::Remote;
 use super::{BackendError, Endpoints, IssueError, Paths, Restful};
 use crate::message::{Request, Response};
@@ -29,7 +29,7 @@ pub struct ClientPaths {
 }
 
 impl ClientPaths {
-    pub(super) fn open(plan: &Plan, client: usize, device: Option<&Device>) -> Result<Self, BackendError> {
+    pub(super) fn open(plan: &RankPlan, client: usize, device: Option<&Device>) -> Result<Self, BackendError> {
         let topology = plan.topology;
         let shard = |daemon| {
             let name = plan.server_name(&format!("ipc{daemon}"));

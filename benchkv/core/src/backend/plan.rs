@@ -1,4 +1,4 @@
-//! `Plan`: the parameters that daemons and clients of a rank need.
+//! `RankPlan`: the parameters that daemons and clients of a rank need.
 
 use mlx5::{Device, DeviceSpec};
 use shm::dir::Dir;
@@ -27,7 +27,7 @@ pub struct Site {
 
 /// The parameters that daemons and clients of a rank need.
 #[derive(Debug, Clone)]
-pub(super) struct Plan {
+pub(super) struct RankPlan {
     pub(super) topology: Topology,
     pub(super) rank: usize,
     /// Operations of a client, rounded up to a power of two.
@@ -50,7 +50,7 @@ pub(super) struct Plan {
     pub(super) dir: Dir,
 }
 
-impl Plan {
+impl RankPlan {
     /// Makes the plan of a rank.
     pub(super) fn new(job: &Job, site: Site) -> Result<Self, BackendError> {
         let values = Values::new(job.places()).map_err(|e| BackendError::setup("the memory of values under way", e))?;

@@ -11,7 +11,7 @@ use super::composed::Composed;
 use super::*;
 use crate::operation::Operation;
 use crate::testing::{self, Scratch, topology};
-use crate::topology::{Routing, Transport, Worker};
+use crate::topology::{Backend, Carrier, Worker};
 
 const RANKS: usize = 2;
 const DAEMONS: usize = 2;
@@ -61,8 +61,8 @@ struct Job {
 }
 
 impl Job {
-    fn new(routing: Routing, transport: Transport) -> Self {
-        let (dir, job) = (Scratch::new(), testing::job(topology(routing, transport, RANKS, DAEMONS, CLIENTS)));
+    fn new(backend: Backend, carrier: Carrier) -> Self {
+        let (dir, job) = (Scratch::new(), testing::job(topology(backend, carrier, RANKS, DAEMONS, CLIENTS)));
         let threads = RANKS * (DAEMONS + CLIENTS);
         Self {
             ranks: (0..RANKS).map(|rank| Composed::new(&job, dir.site(rank)).unwrap()).collect(),
@@ -124,8 +124,8 @@ impl Job {
     }
 }
 
-fn ends((routing, transport): (Routing, Transport)) {
-    let job = Arc::new(Job::new(routing, transport));
+fn ends((backend, carrier): (Backend, Carrier)) {
+    let job = Arc::new(Job::new(backend, carrier));
     let workers = (0..DAEMONS).map(Worker::Daemon).chain((0..CLIENTS).map(Worker::Client));
     let start = |(rank, worker)| {
         let job = Arc::clone(&job);
@@ -137,15 +137,15 @@ fn ends((routing, transport): (Routing, Transport)) {
     let threads: Vec<_> = workers.flat_map(|worker| [(0, worker), (1, worker)]).map(start).collect();
     let began = Instant::now();
     while !threads.iter().all(|thread| thread.is_finished()) {
-        assert!(began.elapsed() < WATCHDOG, "{routing:?}, {transport:?}: somebody sleeps forever");
+        assert!(began.elapsed() < WATCHDOG, "{backend:?}, {carrier:?}: somebody sleeps forever");
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert!(threads.into_iter().all(|thread| thread.join().is_ok()), "{routing:?}, {transport:?}");
+    assert!(threads.into_iter().all(|thread| thread.join().is_ok()), "{backend:?}, {carrier:?}");
 }
 
 #[test]
 fn threads_are_woken_through_everything_that_they_wait_for() {
-    let routings = [Routing::Meta, Routing::Delegation, Routing::Sharded, Routing::Direct].map(|routing| (routing, Transport::Copyrpc));
-    let by_send = [Routing::Delegation, Routing::Direct].map(|routing| (routing, Transport::RcSend));
+    let routings = [Backend::Meta, Backend::Delegation, Backend::Sharded, Backend::Direct].map(|backend| (backend, Carrier::Copyrpc));
+    let by_send = [Backend::Delegation, Backend::Direct].map(|backend| (backend, Carrier::RcSend));
     routings.into_iter().chain(by_send).for_each(ends);
 }

@@ -5,9 +5,6 @@
 //! many, which makes it long. The controller watches the ratio rho of the two times and the share of empty rounds, and adds polls when the
 //! daemon is about to fall into the first state. `docs/study.md` judges the idea.
 
-use std::fmt;
-use std::str::FromStr;
-
 use super::ewma::Ewma;
 
 /// Weight of the newest round in the means of batch, emptiness and length.
@@ -21,106 +18,24 @@ const MAX_POLLS: std::ops::RangeInclusive<f64> = 8.0..=64.0;
 const MIN_RTT_NS: f64 = 500.0;
 /// Minimum effect of a poll on the batch.
 const MIN_EFFECT: f64 = 1e-6;
-
-/// The thresholds of the controller; the defaults are those of the published controller.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Tuning {
-    /// Ratio of the length of a round to the round trip below which rounds are too short.
-    pub rho_low: f64,
-    /// Ratio above which polls may be removed.
-    pub rho_high: f64,
-    /// Share of empty rounds below which polls may be removed.
-    pub empty_low: f64,
-    /// Share of empty rounds above which polls are added.
-    pub empty_high: f64,
-    /// Number of consecutive low rounds that adds polls.
-    pub low_need: u32,
-    /// Number of consecutive high rounds that removes polls.
-    pub high_need: u32,
-    /// Number of rounds after a change in which only a collapse changes the budget.
-    pub hold_min: u32,
-    /// Polls added in the second step of the identification.
-    pub probe: u32,
-    /// Number of rounds of each of the two steps.
-    pub identify: u32,
-    /// Number of rounds between identifications; 0: one at the start.
-    pub again: u32,
-}
-
-impl Default for Tuning {
-    fn default() -> Self {
-        Self {
-            rho_low: 0.8,
-            rho_high: 1.2,
-            empty_low: 0.4,
-            empty_high: 0.75,
-            low_need: 64,
-            high_need: 128,
-            hold_min: 32,
-            probe: 8,
-            identify: 128,
-            again: 0,
-        }
-    }
-}
-
-/// Formats all thresholds, as they are typed.
-impl fmt::Display for Tuning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rho_low, rho_high, empty_low, empty_high, low_need, high_need, hold_min, probe, identify, again } = self;
-        write!(f, "rho_low={rho_low},rho_high={rho_high},empty_low={empty_low},empty_high={empty_high},low_need={low_need},")?;
-        write!(f, "high_need={high_need},hold_min={hold_min},probe={probe},identify={identify},again={again}")
-    }
-}
-
-impl FromStr for Tuning {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut tuning = Self::default();
-        for part in text.split(',').filter(|part| !part.is_empty()) {
-            let (key, value) = part.split_once('=').ok_or_else(|| format!("{part:?} is no KEY=VALUE"))?;
-            let share = |most: f64| {
-                let number = value.parse().ok().filter(|number| (0.0..=most).contains(number));
-                number.ok_or_else(|| format!("{key} is a number from 0 to {most}"))
-            };
-            let count = |least: u32, most: u32| {
-                let number = value.parse().ok().filter(|number| (least..=most).contains(number));
-                number.ok_or_else(|| format!("{key} is a whole number from {least} to {most}"))
-            };
-            match key {
-                "rho_low" => tuning.rho_low = share(100.0)?,
-                "rho_high" => tuning.rho_high = share(100.0)?,
-                "empty_low" => tuning.empty_low = share(1.0)?,
-                "empty_high" => tuning.empty_high = share(1.0)?,
-                "low_need" => tuning.low_need = count(1, 1_000_000)?,
-                "high_need" => tuning.high_need = count(1, 1_000_000)?,
-                "hold_min" => tuning.hold_min = count(0, 1_000_000)?,
-                "probe" => tuning.probe = count(1, *MAX_POLLS.end() as u32)?,
-                "identify" => tuning.identify = count(1, 1_000_000)?,
-                "again" => tuning.again = count(0, 1_000_000_000)?,
-                _ => {
-                    let known = "rho_low, rho_high, empty_low, empty_high, low_need, high_need, hold_min, probe, identify and again";
-                    return Err(format!("{part}: known are {known}"));
-                }
-            }
-        }
-        let Self { rho_low, rho_high, empty_low, empty_high, .. } = tuning;
-        if rho_low > rho_high || empty_low > empty_high {
-            return Err("the low threshold has to be below the high one".to_owned());
-        }
-        Ok(tuning)
-    }
-}
+/// Ratio of the length of a round to the round trip: below the first, rounds are too short; above the second, polls may be removed.
+const RHO_LOW: f64 = 0.8;
+const RHO_HIGH: f64 = 1.2;
+/// Share of empty rounds: below the first, polls may be removed; above the second, polls are added.
+const EMPTY_LOW: f64 = 0.4;
+const EMPTY_HIGH: f64 = 0.75;
+/// Number of consecutive rounds that adds polls, and that removes polls.
+const LOW_NEED: u32 = 64;
+const HIGH_NEED: u32 = 128;
+/// Number of rounds after a change in which only a collapse changes the budget.
+const HOLD_MIN: u32 = 32;
+/// Number of rounds of each of the two steps of the identification, and of the polls added in the second.
+const IDENTIFY_ROUNDS: u32 = 128;
+const PROBE: u32 = 8;
 
 /// The controller.
 #[derive(Debug)]
 pub struct BudgetController {
-    tuning: Tuning,
-    /// Polls at the begin of the identification.
-    base: u32,
-    /// Rounds since the last identification.
-    since: u32,
     step: Identification,
     batch: Ewma,
     empty: Ewma,
@@ -173,25 +88,6 @@ pub struct Observed {
 }
 
 impl BudgetController {
-    /// Makes a controller without observations.
-    #[must_use]
-    pub fn new(tuning: Tuning) -> Self {
-        Self {
-            tuning,
-            base: 0,
-            since: 0,
-            step: Identification::Unaided { rounds: 0, cqes: 0 },
-            batch: Ewma::new(ROUND_ALPHA),
-            empty: Ewma::new(ROUND_ALPHA),
-            round_ns: Ewma::new(ROUND_ALPHA),
-            gains: Gains::new(0.0, 0.0),
-            polls: 0,
-            low: 0,
-            high: 0,
-            hold: 0,
-        }
-    }
-
     /// Returns the number of polls to add while a round finds nothing.
     #[must_use]
     pub const fn polls(&self) -> u32 {
@@ -212,29 +108,23 @@ impl BudgetController {
     }
 
     fn identify(&mut self, found: u64, rtt_ns: f64) {
-        let Tuning { identify, probe, .. } = self.tuning;
-        let mean = |cqes| cqes as f64 / f64::from(identify);
+        let mean = |cqes| cqes as f64 / f64::from(IDENTIFY_ROUNDS);
         self.step = match self.step {
-            Identification::Unaided { rounds, cqes } if rounds + 1 < identify => {
+            Identification::Unaided { rounds, cqes } if rounds + 1 < IDENTIFY_ROUNDS => {
                 Identification::Unaided { rounds: rounds + 1, cqes: cqes + found }
             }
             Identification::Unaided { cqes, .. } => {
-                if self.base == 0 {
-                    // The limit comes from the round trip without added polls.
-                    self.gains.max = Gains::max_polls(rtt_ns);
-                }
-                self.polls = self.base + probe;
+                // The limit comes from the round trip without added polls.
+                self.gains.max = Gains::max_polls(rtt_ns);
+                self.polls = PROBE;
                 Identification::Probed { rounds: 0, cqes: 0, unaided: mean(cqes + found) }
             }
-            Identification::Probed { rounds, cqes, unaided } if rounds + 1 < identify => {
+            Identification::Probed { rounds, cqes, unaided } if rounds + 1 < IDENTIFY_ROUNDS => {
                 Identification::Probed { rounds: rounds + 1, cqes: cqes + found, unaided }
             }
             Identification::Probed { cqes, unaided, .. } => {
-                let effect = (mean(cqes + found) - unaided) / f64::from(probe);
+                let effect = (mean(cqes + found) - unaided) / f64::from(PROBE);
                 self.gains = Gains { max: self.gains.max, ..Gains::new(effect, rtt_ns) };
-                // The first identification keeps the polls that it has tried.
-                self.polls = if self.base == 0 { self.polls } else { self.base };
-                self.since = 0;
                 Identification::Done
             }
             Identification::Done => Identification::Done,
@@ -248,20 +138,13 @@ impl BudgetController {
             self.raise(2 * self.gains.step_up);
             return;
         }
-        let Tuning { rho_low, rho_high, empty_low, empty_high, low_need, high_need, again, .. } = self.tuning;
-        self.since = self.since.saturating_add(1);
-        if again > 0 && self.since >= again {
-            // It keeps the current polls: without them the daemon could collapse.
-            (self.base, self.step) = (self.polls, Identification::Unaided { rounds: 0, cqes: 0 });
-            return;
-        }
         if self.hold > 0 {
             self.hold -= 1;
             return;
         }
         let rho = round_ns / rtt_ns;
-        let is_low = rho < rho_low || empty > empty_high;
-        let is_high = rho > rho_high && empty < empty_low;
+        let is_low = rho < RHO_LOW || empty > EMPTY_HIGH;
+        let is_high = rho > RHO_HIGH && empty < EMPTY_LOW;
         (self.low, self.high) = if is_low {
             (self.low + 1, 0)
         } else if is_high {
@@ -269,9 +152,9 @@ impl BudgetController {
         } else {
             (0, 0)
         };
-        if self.low >= low_need {
+        if self.low >= LOW_NEED {
             self.raise(self.gains.step_up);
-        } else if self.high >= high_need {
+        } else if self.high >= HIGH_NEED {
             self.change(self.polls.saturating_sub(self.gains.step_down));
         }
     }
@@ -281,13 +164,24 @@ impl BudgetController {
     }
 
     fn change(&mut self, polls: u32) {
-        (self.polls, self.low, self.high, self.hold) = (polls, 0, 0, self.tuning.hold_min);
+        (self.polls, self.low, self.high, self.hold) = (polls, 0, 0, HOLD_MIN);
     }
 }
 
+/// A controller without observations.
 impl Default for BudgetController {
     fn default() -> Self {
-        Self::new(Tuning::default())
+        Self {
+            step: Identification::Unaided { rounds: 0, cqes: 0 },
+            batch: Ewma::new(ROUND_ALPHA),
+            empty: Ewma::new(ROUND_ALPHA),
+            round_ns: Ewma::new(ROUND_ALPHA),
+            gains: Gains::new(0.0, 0.0),
+            polls: 0,
+            low: 0,
+            high: 0,
+            hold: 0,
+        }
     }
 }
 
@@ -296,11 +190,6 @@ mod tests {
     use super::*;
 
     const RTT_NS: f64 = 6_000.0;
-    const IDENTIFY_ROUNDS: u32 = 128;
-    const PROBE: u32 = 8;
-    const LOW_NEED: u32 = 64;
-    const HIGH_NEED: u32 = 128;
-    const HOLD_MIN: u32 = 32;
 
     fn round(cqes: usize, round_ns: u64) -> Observed {
         Observed { cqes, round_ns, rtt_ns: Some(RTT_NS) }
@@ -435,40 +324,5 @@ mod tests {
             assert!(controller.polls() <= 64);
         }
         assert!(controller.batch.mean().is_some_and(f64::is_finite));
-    }
-
-    #[test]
-    fn a_tuning_reads_back_and_says_what_it_does_not_know() {
-        let tuning: Tuning = "rho_low=0.5,high_need=9,again=1000".parse().unwrap();
-        assert_eq!(tuning, Tuning { rho_low: 0.5, high_need: 9, again: 1000, ..Tuning::default() });
-        assert_eq!(tuning.to_string().parse(), Ok(tuning));
-        for (text, says) in [
-            ("rho=1", "known are rho_low"),
-            ("rho_low", "KEY=VALUE"),
-            ("rho_low=2", "below the high one"),
-            ("empty_low=1.1", "0 to 1"),
-            ("probe=0", "1 to 64"),
-            ("low_need=0", "1 to 1000000"),
-        ] {
-            assert!(text.parse::<Tuning>().unwrap_err().contains(says), "{text}");
-        }
-    }
-
-    /// The load changes so that a poll brings more; the gains follow, and the budget stays where it was.
-    #[test]
-    fn it_identifies_again_from_where_it_stands() {
-        let mut controller = BudgetController::new(Tuning { again: 500, ..Tuning::default() });
-        for cqes in [1, 1] {
-            (0..IDENTIFY_ROUNDS).for_each(|_| controller.note(round(cqes, RTT_NS as u64)));
-        }
-        assert_eq!((controller.gains.step_up, controller.polls()), (8, PROBE));
-        (0..500).for_each(|_| controller.note(round(1, RTT_NS as u64)));
-        (0..IDENTIFY_ROUNDS).for_each(|_| controller.note(round(1, RTT_NS as u64)));
-        assert_eq!(controller.polls(), 2 * PROBE, "the second step");
-        (0..IDENTIFY_ROUNDS).for_each(|_| controller.note(round(33, RTT_NS as u64)));
-        assert_eq!((controller.gains.step_up, controller.polls()), (1, PROBE));
-        let max = controller.gains.max;
-        (0..400).for_each(|_| controller.note(round(33, RTT_NS as u64)));
-        assert_eq!((controller.polls(), controller.gains.max), (PROBE, max), "not yet again");
     }
 }

@@ -34,9 +34,9 @@ impl Asked for FlushArgs {
     }
 
     fn suits(&self, topology: &Topology) -> Result<(), RangeError> {
-        if !topology.transport.traits().gathers {
+        if !topology.carrier.traits().gathers {
             let (why, legal) = ("UCX sends each message at once", "--carrier copyrpc or rc-send".to_owned());
-            return Err(range("--flush-every", format!("with --carrier {}", topology.transport), why, legal));
+            return Err(range("--flush-every", format!("with --carrier {}", topology.carrier), why, legal));
         }
         needs_exchange("--flush-every", topology)
     }

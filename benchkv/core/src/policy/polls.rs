@@ -4,10 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use clap::Args;
-use harness::range::{RangeError, range};
+use harness::range::RangeError;
 use serde::{Deserialize, Serialize};
 
-use super::budget::{BudgetController, Observed, Tuning};
+use super::budget::{BudgetController, Observed};
 use super::rule::{Asked, Found, RoundState, Rule, needs_exchange};
 use super::{PolicyReport, Sample};
 use crate::topology::Topology;
@@ -26,13 +26,6 @@ pub struct PollArgs {
     #[serde(with = "harness::as_text")]
     #[doc(alias = "adaptive_budget")]
     pub poll_budget: PollChoice,
-
-    /// Thresholds of the controller of --poll-budget adaptive, as KEY=VALUE,...: rho_low=0.8, rho_high=1.2 (length of a round over the round trip);
-    /// empty_low=0.4, empty_high=0.75 (share of rounds that find nothing); low_need=64, high_need=128, hold_min=32 (rounds); probe=8 (polls);
-    /// identify=128 (rounds of each step), again=0 (rounds from one identification to the next; 0: there is one).
-    #[arg(long, hide_short_help = true, value_name = "KEY=VALUE,...", default_value_t, hide_default_value = true)]
-    #[serde(with = "harness::as_text")]
-    pub budget_tuning: Tuning,
 }
 
 /// The choices of `--poll-budget`.
@@ -73,23 +66,16 @@ impl FromStr for PollChoice {
 
 impl Asked for PollArgs {
     fn typed(&self) -> Option<String> {
-        let tuning = (self.budget_tuning != Tuning::default()).then(|| format!("budget-tuning {}", self.budget_tuning));
-        let budget = (self.poll_budget != PollChoice::default()).then(|| format!("poll-budget {}", self.poll_budget));
-        let typed: Vec<String> = budget.into_iter().chain(tuning).collect();
-        (!typed.is_empty()).then(|| typed.join(", "))
+        (self.poll_budget != PollChoice::default()).then(|| format!("poll-budget {}", self.poll_budget))
     }
 
     fn suits(&self, topology: &Topology) -> Result<(), RangeError> {
-        if self.budget_tuning != Tuning::default() && self.poll_budget != PollChoice::Adaptive {
-            let why = "no controller uses it";
-            return Err(range("--budget-tuning", self.budget_tuning, why, "with --poll-budget adaptive".to_owned()));
-        }
         needs_exchange("--poll-budget", topology)
     }
 
     fn rule(&self, _ranks: usize) -> Option<Box<dyn Rule>> {
         let budget = match self.poll_budget {
-            PollChoice::Adaptive => Budget::Adaptive(BudgetController::new(self.budget_tuning)),
+            PollChoice::Adaptive => Budget::Adaptive(BudgetController::default()),
             PollChoice::Fixed(polls) => Budget::Fixed(polls),
         };
         Some(Box::new(ExtraPolls { budget, last_ns: None, added: 0, peak: 0 }))

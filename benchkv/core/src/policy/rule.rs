@@ -7,7 +7,7 @@ use std::time::Duration;
 use harness::range::{RangeError, range};
 
 use super::{PolicyReport, Sample};
-use crate::topology::{Routing, Topology};
+use crate::topology::{Backend, Topology};
 
 /// Legal times, in us.
 pub(super) const TIMES_US: RangeInclusive<f64> = 0.1..=1_000_000.0;
@@ -126,7 +126,7 @@ pub(super) fn needs_others(flag: &'static str, topology: &Topology) -> Result<()
 /// Refuses a flag that concerns messages of daemons to other ranks in a job whose daemons send none.
 pub(super) fn needs_exchange(flag: &'static str, topology: &Topology) -> Result<(), RangeError> {
     needs_others(flag, topology)?;
-    if topology.routing == Routing::Direct {
+    if topology.backend == Backend::Direct {
         let why = "its clients have connections of their own, and no daemon sends for them";
         return Err(range(flag, "with --backend direct", why, "another --backend".to_owned()));
     }

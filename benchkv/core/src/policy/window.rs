@@ -47,7 +47,7 @@ impl Asked for WindowArgs {
         needs_others(flag, topology)?;
         if topology.is_by_message() {
             let (why, legal) = ("the window is one of copyrpc's batches", "--carrier copyrpc".to_owned());
-            return Err(range(flag, format!("with --carrier {}", topology.transport), why, legal));
+            return Err(range(flag, format!("with --carrier {}", topology.carrier), why, legal));
         }
         Ok(())
     }

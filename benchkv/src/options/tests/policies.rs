@@ -52,17 +52,6 @@ fn ranges_end_where_they_say() {
 }
 
 #[test]
-fn the_controller_of_polls_is_tuned_only_where_it_acts() {
-    let tuned = resolve("--poll-budget adaptive --budget-tuning again=1000,probe=4").unwrap();
-    assert!(
-        tuned.to_string().contains("poll-budget adaptive, budget-tuning rho_low=0.8,") && tuned.to_string().contains("probe=4,"),
-        "{tuned}"
-    );
-    let refused = resolve("--budget-tuning again=5").unwrap_err();
-    assert!(refused.starts_with("--budget-tuning ") && refused.contains("--poll-budget adaptive"), "{refused}");
-}
-
-#[test]
 fn what_daemons_do_with_other_ranks_needs_daemons_that_do_and_other_ranks() {
     let flags = [
         ("--hold", "--hold 10us"),

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use super::super::composed::Composed;
 use super::super::paths::ClientPaths;
-use super::super::{Backend, Paths, Records};
+use super::super::{Paths, Records, Workers};
 use super::*;
 
 use crate::operation::Operation;
 use crate::policy::PolicyOptions;
 use crate::testing::{self, Scratch, topology};
-use crate::topology::{Peer, Routing, Transport};
+use crate::topology::{Backend, Carrier, Peer};
 
 /// A job in which rank 0 calls, and the other ranks answer.
 struct Job {
@@ -28,7 +28,7 @@ impl Job {
     /// Makes a job whose `policies` apply to rank 0.
     fn new(ranks: usize, policies: &str) -> Self {
         let dir = Scratch::new();
-        let job = testing::job(topology(Routing::Delegation, Transport::Copyrpc, ranks, 1, 1));
+        let job = testing::job(topology(Backend::Delegation, Carrier::Copyrpc, ranks, 1, 1));
         let open = |rank: usize| {
             let policies = if rank == 0 { testing::policies(policies) } else { PolicyOptions::default() };
             let backend = Composed::new(&crate::job::Job { policies, ..job.clone() }, dir.site(rank)).unwrap();

@@ -15,10 +15,10 @@ use shm::sleep::{self, Due, Look, Sleeper, Watch};
 use thiserror::Error;
 
 use super::super::BackendError;
-use super::super::plan::{Plan, ThreadDevice};
+use super::super::plan::{RankPlan, ThreadDevice};
 use super::dialogue::{Arrival, Dialogue};
 use super::frame::{Frame, FrameBytes};
-use super::{Carrier, Counter, Polled, SendError, Ticket};
+use super::{Counter, LinkSet, Polled, SendError, Ticket};
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
 use crate::topology::Peer;
@@ -108,10 +108,10 @@ struct Pulse {
     is_probing: bool,
 }
 
-impl<C> Carrier<C> for Links<C> {
+impl<C> LinkSet<C> for Links<C> {
     type Handle = Ticket;
 
-    fn open(plan: &Plan, peers: &[Peer], device: &ThreadDevice<'_>) -> Result<Self, BackendError> {
+    fn open(plan: &RankPlan, peers: &[Peer], device: &ThreadDevice<'_>) -> Result<Self, BackendError> {
         let device = device.open()?;
         let pd = device.alloc_pd().map_err(|e| BackendError::setup("a protection domain", e))?;
         let per_link = 2 * plan.window;
@@ -439,21 +439,21 @@ impl<C> Link<C> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{pair, pair_of};
-    use super::super::{Carriers, Remote};
+    use super::super::{LinkSets, Remote};
     use super::*;
     use crate::message::Outcome;
     use crate::testing::Scratch;
-    use crate::topology::Transport;
+    use crate::topology::Carrier;
 
     fn links(remote: &mut Remote<usize>) -> &mut Links<usize> {
-        let Carriers::RcSend(links) = &mut remote.carrier else { panic!("another carrier") };
+        let LinkSets::RcSend(links) = &mut remote.links else { panic!("another carrier") };
         links
     }
 
     /// Sends `bytes` as an unsound peer. Returns the other end's error.
     fn forge(bytes: &[u8]) -> String {
         let scratch = Scratch::new();
-        let [mut forging, mut taking] = pair(&scratch, Transport::RcSend);
+        let [mut forging, mut taking] = pair(&scratch, Carrier::RcSend);
         let link = &mut links(&mut forging).links[0];
         link.qp.post(&Send { payload: Inline(bytes) }, Signal::Always, MESSAGE).unwrap();
         link.qp.ring();
@@ -469,7 +469,7 @@ mod tests {
     #[test]
     fn a_message_whose_tail_has_no_memory_ends_the_connection() {
         let scratch = Scratch::new();
-        let [mut asking, mut answering] = pair_of(&scratch, Transport::RcSend, [40, 40]);
+        let [mut asking, mut answering] = pair_of(&scratch, Carrier::RcSend, [40, 40]);
         let get = Request::get(1, 1);
         asking.call(asking.link_for(&get).unwrap(), get, 0).unwrap();
         asking.flush().unwrap();

@@ -4,14 +4,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use engine::drain::Progress;
+use engine::drain::DrainProgress;
 use engine::phase::Phase;
 use shm::sleep::{self, Bell, Look, Sleeper};
 
-use crate::orchestrate::RankError;
-
-/// Maximum number of daemons of a rank.
-pub const MAX_DAEMONS: usize = 64;
+use super::RankError;
 
 /// The words that all workers poll, in cache lines without other data.
 #[derive(Debug, Default)]
@@ -27,11 +24,11 @@ const _: () = assert!(Phase::Ready.encode() == 0);
 
 /// The control of a rank's workers, and their first failure.
 #[derive(Debug)]
-pub struct Control {
+pub(super) struct Control {
     words: Words,
     failure: Mutex<Option<RankError>>,
     /// Progress of the drain, by daemon.
-    drains: [DaemonDrain; MAX_DAEMONS],
+    drains: Vec<DaemonDrain>,
 }
 
 /// The work of a daemon since the drain began, in a cache line of its own. Only its daemon writes it.
@@ -42,71 +39,70 @@ struct DaemonDrain {
     moved: AtomicU64,
 }
 
-impl Default for Control {
-    /// Makes a control, in [`Phase::Ready`].
-    fn default() -> Self {
-        Self { words: Words::default(), failure: Mutex::new(None), drains: std::array::from_fn(|_| DaemonDrain::default()) }
-    }
-}
-
 impl Control {
+    /// Makes a control of a rank with that many daemons, in [`Phase::Ready`].
+    pub(super) fn new(daemons: usize) -> Self {
+        let drains = (0..daemons).map(|_| DaemonDrain::default()).collect();
+        Self { words: Words::default(), failure: Mutex::new(None), drains }
+    }
+
     /// Returns the phase of the clients.
     #[inline]
-    #[must_use]
-    pub fn phase(&self) -> Phase {
+    pub(super) fn phase(&self) -> Phase {
         Phase::decode(self.words.phase.load(Ordering::Acquire))
     }
 
     /// Returns whether every worker has to end at once.
     #[inline]
-    #[must_use]
-    pub fn is_stopped(&self) -> bool {
+    pub(super) fn is_stopped(&self) -> bool {
         self.words.is_stopped.load(Ordering::Acquire)
     }
 
     /// Sleeps until there is work in `part`, the phase changes or workers are stopped, at most for `longest`. Called by a worker that saw
     /// `phase` and finds nothing to do.
-    pub fn sleep(&self, phase: Phase, part: &mut dyn Sleeper, longest: Duration) {
+    pub(super) fn sleep(&self, phase: Phase, part: &mut dyn Sleeper, longest: Duration) {
         let mut heard = self.words.bell.listen();
         let mut has_changed = Look(|| self.is_stopped() || self.phase() != phase);
         sleep::wait([&mut heard as &mut dyn Sleeper, &mut has_changed, part], Some(longest));
     }
 
     /// Starts a phase.
-    pub fn set_phase(&self, phase: Phase) {
+    pub(super) fn set_phase(&self, phase: Phase) {
         self.words.phase.store(phase.encode(), Ordering::Release);
         self.words.bell.ring();
     }
 
     /// Notes a round of a daemon while clients drain, in which it moved that many messages.
-    pub fn note_drain_round(&self, daemon: usize, moved: usize) {
+    pub(super) fn note_drain_round(&self, daemon: usize, moved: usize) {
         if let Some(drain) = self.drains.get(daemon) {
             drain.rounds.fetch_add(1, Ordering::Relaxed);
             drain.moved.fetch_add(moved as u64, Ordering::Relaxed);
         }
     }
 
-    /// Returns the progress of each of the first `daemons` daemons since the drain began.
-    pub fn drain_progress(&self, daemons: usize) -> Vec<Progress> {
-        let load =
-            |drain: &DaemonDrain| Progress { rounds: drain.rounds.load(Ordering::Relaxed), moved: drain.moved.load(Ordering::Relaxed) };
-        self.drains.iter().take(daemons).map(load).collect()
+    /// Returns the progress of each daemon since the drain began.
+    pub(super) fn drain_progress(&self) -> Vec<DrainProgress> {
+        let load = |drain: &DaemonDrain| DrainProgress {
+            rounds: drain.rounds.load(Ordering::Relaxed),
+            moved: drain.moved.load(Ordering::Relaxed),
+        };
+        self.drains.iter().map(load).collect()
     }
 
     /// Ends every worker.
-    pub fn stop(&self) {
+    pub(super) fn stop(&self) {
         self.words.is_stopped.store(true, Ordering::Release);
         self.words.bell.ring();
     }
 
     /// Ends every worker because of `failure`. Keeps the first failure: the others follow from it.
-    pub fn fail(&self, failure: RankError) {
+    pub(super) fn fail(&self, failure: RankError) {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
         self.stop();
     }
 
     /// Takes the failure.
-    pub fn take_failure(&self) -> Option<RankError> {
+    pub(super) fn take_failure(&self) -> Option<RankError> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
@@ -121,7 +117,7 @@ mod tests {
 
     #[test]
     fn phases_survive_the_shared_word() {
-        let control = Control::default();
+        let control = Control::new(1);
         assert_eq!((control.phase(), control.is_stopped()), (Phase::Ready, false));
         for phase in [Phase::WarmUp, Phase::Between, Phase::Window(0), Phase::Window(u16::MAX), Phase::Drain, Phase::GiveUp] {
             control.set_phase(phase);
@@ -152,7 +148,7 @@ mod tests {
                 }
             }
         }
-        let pair: &'static [Control; 2] = Box::leak(Box::new([(); 2].map(|()| Control::default())));
+        let pair: &'static [Control; 2] = Box::leak(Box::new([(); 2].map(|()| Control::new(1))));
         let [one, other] = pair;
         let players = [std::thread::spawn(move || play(one, other, true)), std::thread::spawn(move || play(other, one, false))];
         let start = Instant::now();
@@ -165,7 +161,7 @@ mod tests {
 
     #[test]
     fn the_first_failure_is_the_one_reported() {
-        let control = Control::default();
+        let control = Control::new(1);
         control.fail(RankError::View { rank: 1 });
         control.fail(RankError::View { rank: 2 });
         assert!(control.is_stopped());
