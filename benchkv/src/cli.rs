@@ -125,8 +125,21 @@ fn under_heading(arg: clap::Arg) -> clap::Arg {
 }
 
 /// The options of a job that have no meaning in virtual time. `benchkv sim` has no help for them, and refuses them.
-const REAL_TIME: [&str; 13] =
-    ["device", "mlx5", "port", "gid_index", "sl", "traffic_class", "mtu", "ucx_errors", "wait", "pin", "shm_dir", "report_interval", "echo"];
+const REAL_TIME: [&str; 13] = [
+    "device",
+    "mlx5",
+    "port",
+    "gid_index",
+    "sl",
+    "traffic_class",
+    "mtu",
+    "ucx_errors",
+    "wait",
+    "pin",
+    "shm_dir",
+    "report_interval",
+    "echo",
+];
 
 /// Minimum and maximum length of a window of virtual time, and of its warm-up, in seconds.
 const VIRTUAL_TIMES_S: std::ops::RangeInclusive<f64> = 1e-6..=60.0;

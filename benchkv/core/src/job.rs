@@ -5,11 +5,11 @@ use std::time::Duration;
 use copyrpc::ring::{MAX_RING_SIZE, MIN_RING_SIZE};
 use serde::{Deserialize, Serialize};
 
+use crate::carrier::Feature;
 use crate::client::ClientSpec;
 use crate::message::Request;
 use crate::pace::{Pace, Schedule};
 use crate::policy::PolicyOptions;
-use crate::carrier::Feature;
 use crate::topology::{Backend, Topology};
 use crate::ucx::PeerErrors;
 use crate::values::{HEAD_BYTES, Places};

@@ -4,10 +4,10 @@ use mlx5::{Device, DeviceSpec};
 use shm::dir::Dir;
 
 use super::BackendError;
+use crate::carrier::Feature;
 use crate::job::Job;
 use crate::policy::PolicyOptions;
 use crate::topology::{Topology, Worker};
-use crate::transport::Feature;
 use crate::ucx::PeerErrors;
 use crate::values::Values;
 

@@ -12,9 +12,9 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::super::BackendError;
 use super::super::plan::{RankPlan, ThreadDevice};
 use super::{Counter, LinkSet, Polled, SendError};
+use crate::carrier::Feature;
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
-use crate::carrier::Feature;
 use crate::topology::{Backend, Peer};
 use crate::values::{Values, copy};
 

@@ -19,10 +19,10 @@ use super::super::plan::{RankPlan, ThreadDevice};
 use super::dialogue::{Arrival, Dialogue};
 use super::frame::{Frame, FrameBytes};
 use super::{Counter, LinkSet, Polled, SendError, Ticket};
+use crate::carrier::Feature;
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
 use crate::topology::Peer;
-use crate::transport::Feature;
 use crate::values::Values;
 
 /// Returns the bytes of a receive: a message with a tail, which shares no cache line with another receive.
