@@ -178,8 +178,8 @@ fn a_stopped_rank_is_named_by_the_exchange_and_removed() {
     let output = finish(launcher);
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{err}");
-    assert_eq!(err.matches("launch-probe: no sign of rank 2 within 2s").count(), 2, "{err}");
-    assert!(err.contains("launcher: no sign of rank 2 within 2s"), "{err}");
+    assert_eq!(err.matches("launch-probe: rank 2 did not answer within 2s").count(), 2, "{err}");
+    assert!(err.contains("launcher: rank 2 did not answer within 2s"), "{err}");
     assert_gone(&ranks);
 }
 
@@ -272,7 +272,7 @@ fn the_cause_is_named_whichever_end_is_seen_first() {
 #[test]
 fn a_rank_that_does_not_end_when_all_others_follow_it_is_named() {
     let err = text(&run(3, "precede-stuck", 1).stderr);
-    assert!(err.contains("launcher: no sign of rank 1 within 500ms: stopped, or stuck"), "{err}");
+    assert!(err.contains("launcher: rank 1 did not answer within 500ms: stopped, or stuck"), "{err}");
 }
 
 #[test]

@@ -302,7 +302,7 @@ fn a_rate_that_is_not_reached_is_said_in_words() {
     assert!((law.throughput_times_latency - 0.07).abs() < 1e-3, "an operation is outstanding from its issue: {law:?}");
     assert!(text.contains("offered 101 /s, reached 100 /s") && !text.contains("NOT REACHED"), "{text}");
     let (behind, text, _) = open_loop("--queue-depth 1", 103, 10);
-    assert!(!behind.kept_up && text.contains("THE RATE WAS NOT REACHED") && text.contains("10 operations were due"), "{text}");
+    assert!(!behind.kept_up && text.contains("THE RATE WAS NOT REACHED") && text.contains("10 operations were overdue"), "{text}");
     let deep = |due| open_loop("--queue-depth 4096", due, 0).0.kept_up;
     assert!(deep(105), "what becomes due in a tenth of a second is under way at the end");
     assert!(!deep(110), "a hiccup is at one end, not at each");

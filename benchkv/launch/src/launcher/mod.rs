@@ -90,7 +90,7 @@ pub enum LaunchError {
         rank: usize,
     },
     /// Ranks did not take part in an exchange in time, or did not end when the others ended because of them.
-    #[error("no sign of rank {} within {within:?}: stopped, or stuck", rank_list(.ranks))]
+    #[error("rank {} did not answer within {within:?}: stopped, or stuck", rank_list(.ranks))]
     Missing {
         /// The ranks.
         ranks: Vec<usize>,
