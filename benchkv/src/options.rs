@@ -132,7 +132,7 @@ impl Options {
             (asked.device, asked.device_by_auto) = asked.device.resolve()?;
         }
         asked.port.check(&asked.device)?;
-        let of_carrier = transport.traits().features;
+        let of_carrier = carrier.traits().features;
         if let Some(feature) = asked.mlx5.iter().find(|feature| !of_carrier.contains(feature)) {
             let legal = of_carrier.iter().map(name_of).collect::<Vec<_>>().join(" or ");
             let legal = if legal.is_empty() { "no value".to_owned() } else { legal };
