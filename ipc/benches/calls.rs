@@ -2,7 +2,7 @@
 //! measures; `scripts/instructions` counts.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
-#[path = "../../benchkv/harness/criterion/calls.rs"]
+#[path = "../../bench/criterion/calls.rs"]
 mod calls;
 mod ends;
 

@@ -8,7 +8,7 @@ mod pair;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use harness::counted::{self, Operation};
+use bench::counted::{self, Operation};
 use ipc::ReadyWords;
 use pair::{DEPTH, WITHOUT_LOOKS, parts};
 

@@ -55,7 +55,7 @@ class Point:
 
     def __init__(self, ranks, *args, depth=1, nic="", cpu="", time="1ms", warmup="1ms", clients=CLIENTS, is_cheap=None):
         nics = nic if nic.startswith("queue=") else f"queue={CEILING},{nic}".rstrip(",")
-        self.args = ["-n", ranks, "-d", depth, "--client-threads", clients, "-t", time, "--warmup", warmup, "--no-verify"]
+        self.args = ["-n", ranks, "-d", depth, "--client-threads", clients, "-t", time, "--warmup", warmup, "--no-verify", "--empty"]
         self.args += ["--memory-limit", "1024G", "--nic", nics, "--cpu", cpu, *args]
         self.args = [str(arg) for arg in self.args]
         # Whether --check runs it.

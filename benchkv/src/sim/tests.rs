@@ -9,7 +9,7 @@ use engine::activity::Activity;
 use engine::backend::composed::Composed;
 use engine::backend::daemon::KvDaemon;
 use engine::backend::paths::ClientPaths;
-use engine::backend::{Backend, BackendError, Daemon, Endpoints};
+use engine::backend::{BackendError, Daemon, Endpoints, Workers};
 use engine::counters::Round;
 use engine::drive::cluster::Cluster;
 use engine::drive::simulated::{Simulated, World};
@@ -76,7 +76,7 @@ impl Daemon for Kept {
     }
 }
 
-impl Backend for Keeping {
+impl Workers for Keeping {
     type Daemon = Kept;
     type Paths = ClientPaths;
 
@@ -111,7 +111,7 @@ impl Drop for Scratch {
 fn threads(options: &Options) -> (u64, Stores) {
     let meeting = Arc::<Meeting>::default();
     let run = |rank| {
-        let backend = Composed::new(&options.job, options.site(rank, std::process::id()).unwrap()).unwrap();
+        let backend = Composed::new(&options.job, options.site(rank).unwrap()).unwrap();
         let backend = Keeping { backend, stores: Arc::default() };
         let mut exchange = ThreadExchange::new(rank, options.job.topology.ranks, &meeting);
         let report = run_rank(options, &backend, &mut exchange, Clock::monotonic(), &Progress::hidden()).unwrap();
@@ -129,7 +129,7 @@ fn threads(options: &Options) -> (u64, Stores) {
 
 /// Runs all ranks in this thread, in turn.
 fn lockstep(options: &Options) -> (u64, Stores) {
-    let mut cluster = Cluster::new(&options.job, |rank| options.site(rank, std::process::id())).unwrap();
+    let mut cluster = Cluster::new(&options.job, |rank| options.site(rank)).unwrap();
     let moved = cluster.run(u64::MAX, || 0).unwrap();
     let stores = cluster.ranks.into_iter().map(|rank| rank.daemons.into_iter().map(KvDaemon::into_store).collect());
     (moved.by_clients / 2, stores.collect())

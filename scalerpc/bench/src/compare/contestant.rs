@@ -1,13 +1,13 @@
 //! The contestants by name, one load, and the interface that makes each of them a server and its clients. One loop puts all of them under
-//! load ([`super::load`]), and one check verifies all payloads ([`harness::pattern`]).
+//! load ([`super::load`]), and one check verifies all payloads ([`bench::pattern`]).
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use bench::load::Failure;
+use bench::pattern::{self, Tag};
 use clap::ValueEnum;
-use harness::load::Failure;
-use harness::pattern::{self, Tag};
 use mlx5::{Device, DeviceInfo, DeviceSpec};
 use serde::Serialize;
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use bench::load::{BLOCK_CALLS, BLOCK_TRIPS, Failure, Measure};
+use bench::pattern::{self, Tag};
 use harness::clock::Clock;
-use harness::load::{BLOCK_CALLS, BLOCK_TRIPS, Failure, Measure};
-use harness::pattern::{self, Tag};
 use serde::{Deserialize, Serialize};
 use shm::wait::{WaitStrategy, Waiter};
 
