@@ -17,8 +17,8 @@ const BATCHES: RangeInclusive<u32> = 1..=1024;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Args)]
 pub struct WindowArgs {
     /// Small batches of each connection under way before the next ones gather, 1 to 256, and until when one is under way: until its WRITE
-    /// completes, or until the peer has told that it was taken. Or off. Simulated: both lift the low state; completion:1 costs 3 % in the high
-    /// one, and consumption:N harms at depth 1.
+    /// completes, or until the peer has told that it was taken. Or off. Simulated: both lift the low state; completion:1 costs up to
+    /// 3 % in the high one, and consumption:N harms at depth 1.
     #[arg(long, hide_short_help = true, value_name = "off|completion:N|consumption:N", default_value_t = WindowChoice::Off)]
     pub batch_window: WindowChoice,
 
