@@ -203,7 +203,10 @@ impl Simulated {
         let until_ns = self.simulation.now_ns().saturating_add(ns);
         while let Some(Event { at_ns, change }) = self.events.last().copied().filter(|event| event.at_ns <= until_ns) {
             self.events.pop();
-            self.simulation.run(at_ns);
+            // A change of this very moment comes before the turns that are due: at time 0 the job begins with it.
+            if at_ns > self.simulation.now_ns() {
+                self.simulation.run(at_ns);
+            }
             self.change(change);
         }
         self.simulation.run(until_ns);

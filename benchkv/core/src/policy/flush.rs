@@ -17,7 +17,7 @@ const EVERY: RangeInclusive<u32> = 1..=MAX_ROUNDS;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Args)]
 pub struct FlushArgs {
     /// Flush after every N rounds that did something, 1 to 4096, and after a round that did nothing. Simulated: 8 lifts
-    /// 8 ranks out of the low state, 4 does not.
+    /// 8 ranks out of the low state at depth 8, and not at depth 32 with 512 batches in flight.
     #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(EVERY), default_value_t = 1)]
     pub flush_every: u32,
 }

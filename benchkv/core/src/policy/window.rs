@@ -17,8 +17,8 @@ const BATCHES: RangeInclusive<u32> = 1..=1024;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Args)]
 pub struct WindowArgs {
     /// Limit the small batches in flight per connection; later messages are collected. completion:N counts a batch until its WRITE
-    /// completes, consumption:N until the peer has read it (N: 1 to 256). Simulated: both lift the low state; completion:1 costs 3 % in the high
-    /// one, and consumption:N harms at depth 1.
+    /// completes, consumption:N until the peer has read it (N: 1 to 256). Simulated: both lift the low state; completion:1 costs up to 3 % in the
+    /// high one, and consumption:N harms at depth 1.
     #[arg(long, hide_short_help = true, value_name = "off|completion:N|consumption:N", default_value_t = WindowChoice::Off)]
     pub batch_window: WindowChoice,
 
