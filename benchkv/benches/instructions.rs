@@ -16,6 +16,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use bench::counted::{self, Operation};
 use benchkv::cli::Cli;
 use benchkv::options::Options;
 use clap::Parser;
@@ -23,13 +24,12 @@ use engine::backend::Endpoints;
 use engine::backend::plan::Site;
 use engine::drive::cluster::{Cluster, Moved};
 use harness::clock::Clock;
-use harness::counted::{self, Operation};
 use mlx5::{Clock as DeviceClock, DeviceSpec, FabricSpec, SoftOptions};
 
 /// Many laps of every lane, and multiples of the depth.
 const COUNTS: (u64, u64) = (4096, 20_480);
 
-const LOCAL: &str = "--device soft --ranks 1 --server-threads 1 --client-threads 1";
+const LOCAL: &str = "--empty --device soft --ranks 1 --server-threads 1 --client-threads 1";
 const REMOTE: &str = "--device soft --ranks 2 --server-threads 2 --client-threads 1 --remote-ratio 1 --queue-depth 32";
 
 const fn operation(name: &'static str, bound: Option<u32>, collect: &'static str, what: &'static str, run: fn(u64)) -> Operation {
@@ -46,8 +46,8 @@ const OPERATIONS: &[Operation] = &[
     operation("kv_local_depth32_delegation", None, "all", "benchkv: the same beside an empty ring", |operations| {
         job(&format!("{LOCAL} --queue-depth 32 --backend delegation"), operations);
     }),
-    operation("kv_local_depth32_unverified", None, "all", "benchkv: as kv_local_depth32, without --verify", |operations| {
-        job(&format!("{LOCAL} --queue-depth 32 --backend meta --verify=false"), operations);
+    operation("kv_local_depth32_unverified", None, "all", "benchkv: as kv_local_depth32, with --no-verify", |operations| {
+        job(&format!("{LOCAL} --queue-depth 32 --backend meta --no-verify"), operations);
     }),
     operation("kv_remote_meta", Some(1790), "nohca", "benchkv: an operation on another rank, meta, without the software HCA", meta),
     operation("kv_remote_delegation", Some(1494), "nohca", "benchkv: the same, delegation", delegation),
@@ -98,7 +98,7 @@ fn job(args: &str, operations: u64) {
 fn run(args: &str, operations: u64) -> (Cluster, Moved) {
     let cli = Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).unwrap();
     let options = Options::resolve(cli).unwrap();
-    let site = |rank| options.site(rank, std::process::id()).map(|site| Site { devices: vec![small_device(site.dir.path())], ..site });
+    let site = |rank| options.site(rank).map(|site| Site { devices: vec![small_device(site.dir.path())], ..site });
     let mut cluster = Cluster::new(&options.job, site).unwrap();
     let clock = Clock::detect();
     let moved = cluster.run(2 * operations, || clock.now_ns()).unwrap();

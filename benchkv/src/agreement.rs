@@ -1,17 +1,16 @@
 //! The check that all ranks run the same job, before any transport is made.
 //!
-//! Each rank states the job it would run, or why it cannot: its build and its options, name by name. The ranks compare digests. Only if
-//! those differ do they exchange the statements, and each difference is named, with the ranks. The outcome is the same on all ranks.
+//! Each rank states the job it would run, or why it cannot: its build and its options, name by name. Each difference is named, with the
+//! ranks. The outcome is the same on all ranks.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use copyrpc::EXCHANGE_VERSION;
 use harness::environment::Environment;
 use launch::exchange::{Exchange, ExchangeError};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use thiserror::Error;
 
 use crate::options::Options;
@@ -34,38 +33,24 @@ pub enum AgreementError {
     Refused(String),
 }
 
-/// The statement of one rank.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-enum Statement {
-    Runs(Facts),
-    Refuses(String),
-}
+/// The statement of one rank: the properties of its job, or why it has none.
+type Statement = Result<Facts, String>;
 
 /// Returns this rank's `options` if every rank has options that it can run, and all have the same. A collective operation.
 ///
 /// # Errors
 /// [`AgreementError::Refused`] names the error and its ranks.
 pub fn agree(exchange: &mut dyn Exchange, options: Result<Options, String>) -> Result<Options, AgreementError> {
-    let mine = match &options {
-        Ok(options) => Statement::Runs(facts(options)),
-        Err(refusal) => Statement::Refuses(refusal.clone()),
-    };
+    let mine = options.as_ref().map(facts).map_err(Clone::clone);
     settle(exchange, &mine)?;
     options.map_err(AgreementError::Refused)
 }
 
 fn settle(exchange: &mut dyn Exchange, mine: &Statement) -> Result<(), AgreementError> {
-    let mut hasher = DefaultHasher::new();
-    mine.hash(&mut hasher);
-    let digests = exchange.all_gather(&hasher.finish().to_le_bytes(), LIMIT, &|| false)?;
-    if digests.windows(2).all(|pair| matches!(pair, [a, b] if a == b)) {
-        return Ok(());
-    }
-    let unreadable = || Statement::Refuses("states its options in another form: it is of another version".to_owned());
     let parts = exchange.all_gather(&serde_json::to_vec(mine).unwrap_or_default(), LIMIT, &|| false)?;
-    let statements: Vec<Statement> = parts.iter().map(|part| serde_json::from_slice(part).unwrap_or_else(|_| unreadable())).collect();
+    let unreadable = |_| Err("states its options in another form: it is of another version".to_owned());
+    let statements: Vec<Statement> = parts.iter().map(|part| serde_json::from_slice(part).unwrap_or_else(unreadable)).collect();
     match compare(&statements).as_slice() {
-        // Digests of different builds may differ over the same statement.
         [] => Ok(()),
         complaints => Err(AgreementError::Refused(complaints.join("\n"))),
     }
@@ -73,15 +58,11 @@ fn settle(exchange: &mut dyn Exchange, mine: &Statement) -> Result<(), Agreement
 
 /// Returns the reasons not to start: refusals if there are any, else differences.
 fn compare(statements: &[Statement]) -> Vec<String> {
-    let refusals = statements.iter().map(|statement| match statement {
-        Statement::Runs(_) => None,
-        Statement::Refuses(refusal) => Some(refusal.as_str()),
-    });
-    let refusals = by_value(refusals);
+    let refusals = by_value(statements.iter().map(|statement| statement.as_ref().err().map(String::as_str)));
     if !refusals.is_empty() {
         return refusals.iter().map(|(refusal, ranks)| format!("{}: {refusal}", rank_list(ranks))).collect();
     }
-    let facts: Vec<&Facts> = statements.iter().filter_map(|it| if let Statement::Runs(facts) = it { Some(facts) } else { None }).collect();
+    let facts: Vec<&Facts> = statements.iter().flatten().collect();
     let names: std::collections::BTreeSet<&String> = facts.iter().flat_map(|facts| facts.keys()).collect();
     let difference = |name: &String| {
         let values = by_value(facts.iter().map(|facts| Some(facts.get(name).map_or("unknown", String::as_str))));
@@ -119,8 +100,8 @@ fn facts(options: &Options) -> Facts {
     add("the profile of the build", &environment.build_profile);
     add("the version of connection records", &EXCHANGE_VERSION);
     add("the version of results", &SCHEMA_VERSION);
-    add("--backend", &options.job.topology.routing);
-    add("--carrier", &options.job.topology.transport);
+    add("--backend", &options.job.topology.backend);
+    add("--carrier", &options.job.topology.carrier);
     add("--server-threads", &options.job.topology.daemons);
     add("--client-threads", &workload.clients);
     add("--queue-depth", &options.job.queue_depth);
@@ -151,11 +132,8 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, JobArgs};
 
-    /// Scripted parts of the other ranks, for each all-gather.
-    struct Scripted {
-        others: Vec<Vec<Vec<u8>>>,
-        rounds: usize,
-    }
+    /// The statement of the only other rank.
+    struct Scripted(Vec<u8>);
 
     impl Exchange for Scripted {
         fn rank(&self) -> usize {
@@ -167,9 +145,7 @@ mod tests {
         }
 
         fn all_gather(&mut self, part: &[u8], _: Duration, _: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>, ExchangeError> {
-            self.rounds += 1;
-            let others = if self.others.is_empty() { vec![part.to_vec()] } else { self.others.remove(0) };
-            Ok(std::iter::once(part.to_vec()).chain(others).collect())
+            Ok(vec![part.to_vec(), self.0.clone()])
         }
 
         fn sleep(&mut self, _: Duration, _: &dyn Fn() -> bool) -> Result<(), ExchangeError> {
@@ -179,25 +155,17 @@ mod tests {
 
     fn runs(args: &str) -> Statement {
         let cli = Cli::try_parse_from(["benchkv", "--device", "soft"].into_iter().chain(args.split_whitespace())).unwrap();
-        Statement::Runs(facts(&Options::resolve(cli).unwrap()))
+        Ok(facts(&Options::resolve(cli).unwrap()))
     }
 
     #[test]
-    fn equal_ranks_agree_with_one_exchange() {
-        let mut exchange = Scripted { others: Vec::new(), rounds: 0 };
-        settle(&mut exchange, &runs("")).unwrap();
-        assert_eq!(exchange.rounds, 1);
-        // A statement of another build, whose digest differs.
-        let statement = serde_json::to_vec(&runs("")).unwrap();
-        let mut exchange = Scripted { others: vec![vec![vec![0; 8]], vec![statement]], rounds: 0 };
-        settle(&mut exchange, &runs("")).unwrap();
-        assert_eq!(exchange.rounds, 2);
+    fn equal_ranks_agree() {
+        settle(&mut Scripted(serde_json::to_vec(&runs("")).unwrap()), &runs("")).unwrap();
     }
 
     #[test]
     fn what_cannot_be_read_is_of_another_version() {
-        let mut exchange = Scripted { others: vec![vec![vec![0; 8]], vec![b"\xa5".to_vec()]], rounds: 0 };
-        let refused = settle(&mut exchange, &runs("")).unwrap_err().to_string();
+        let refused = settle(&mut Scripted(b"\xa5".to_vec()), &runs("")).unwrap_err().to_string();
         assert_eq!(refused, "rank 1: states its options in another form: it is of another version");
     }
 
@@ -210,11 +178,11 @@ mod tests {
             ("", "--device soft:rtt_us=6", "--device: soft on ranks 0, 2; soft:rtt_us=6 on rank 1"),
             ("--poll-budget 3", "", "--poll-budget: 3 on ranks 0, 2; 0 on rank 1"),
             ("", "--batch-window completion:2", "--batch-window: off on ranks 0, 2; "),
-            ("", "--batch-hold-us 20", "--batch-hold-us: null on ranks 0, 2; 20.0 on rank 1"),
+            ("", "--hold 20us", "--hold: off on ranks 0, 2; 20us on rank 1"),
             ("", "--trace /tmp", "--trace: null on ranks 0, 2; "),
             ("", "--duration 3", "--duration: 2.0 on ranks 0, 2; 3.0 on rank 1"),
             ("", "--ring-size 4096", "the computed ring_bytes: 8192 on ranks 0, 2; 4096 on rank 1"),
-            ("--verify=false", "", "--verify: false on ranks 0, 2; true on rank 1"),
+            ("--no-verify", "", "--verify: false on ranks 0, 2; true on rank 1"),
             ("", "--queue-depth 31", "--queue-depth: 32 on ranks 0, 2; 31 on rank 1"),
             ("", "--server-threads 2", "--server-threads: 1 on"),
             ("", "--client-threads 2", "--client-threads: 1 on"),
@@ -236,8 +204,7 @@ mod tests {
     #[test]
     fn other_builds_are_named() {
         let (mut older, names) = (runs(""), ["the version of benchkv", "the commit of the build", "the version of connection records"]);
-        let Statement::Runs(facts) = &mut older else { panic!("it runs") };
-        names.iter().for_each(|name| *facts.get_mut(*name).unwrap() = "older".to_owned());
+        names.iter().for_each(|name| *older.as_mut().unwrap().get_mut(*name).unwrap() = "older".to_owned());
         let complaints = compare(&[runs(""), older]);
         for name in names {
             let start = format!("the ranks disagree on {name}: ");
@@ -248,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_refusal_outweighs_differences_and_is_said_once() {
-        let refuses = || Statement::Refuses("--pin: no".to_owned());
+        let refuses = || Err("--pin: no".to_owned());
         assert_eq!(compare(&[runs(""), refuses(), runs("--seed 2"), refuses()]), ["ranks 1, 3: --pin: no"]);
     }
 }

@@ -9,17 +9,18 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
-use engine::topology::Transport;
+use engine::topology::Carrier;
+use harness::range::time;
 use harness::report::{JsonSink, say};
 
-pub use self::job::{BackendKind, ClientKind, Fault, JobArgs, Mix, RingChoice, WaitChoice};
+pub use self::job::{BackendKind, Fault, JobArgs, Mix, RingChoice, WaitChoice};
 use crate::sim::course::CourseArgs;
 use crate::sim::options::WorldArgs;
 
 pub(crate) mod job;
-pub(crate) use self::job::{RUNS, SHORTEST_RUN_S};
+pub(crate) use self::job::SHORTEST_RUN_S;
 
-/// Distributed key-value benchmark of the copyrpc stack.
+/// Distributed key-value benchmark of the copyrpc stack; --help lists all options
 ///
 /// Starts the ranks itself, as processes on this host, or is started as several processes by mpirun or srun, and prints one table. Exit
 /// status: 0 done and sound, 1 failed, 2 illegal options, 3 measured, but operations were lost or values were wrong, 4 no operation ended
@@ -31,7 +32,8 @@ pub(crate) use self::job::{RUNS, SHORTEST_RUN_S};
     args_override_self = true,
     args_conflicts_with_subcommands = true,
     allow_negative_numbers = true,
-    next_line_help = true
+    disable_help_subcommand = true,
+    override_usage = "benchkv [OPTIONS] | benchkv <COMMAND> [OPTIONS]"
 )]
 pub struct Cli {
     /// Subcommand to run instead of a job.
@@ -109,10 +111,10 @@ const HEADINGS: [(&str, &[&str]); 5] = [
             "remote_ratio",
         ],
     ),
-    ("Data", &["key_range", "value_bytes", "preload", "distribution", "seed", "no_verify"]),
-    ("Placement", &["ranks", "server_threads", "client_threads", "clients", "wait", "pin", "ring_size", "memory_limit", "shm_dir"]),
+    ("Data", &["key_range", "value_bytes", "empty", "distribution", "seed", "no_verify"]),
+    ("Placement", &["ranks", "server_threads", "client_threads", "wait", "pin", "ring_size", "memory_limit", "shm_dir"]),
     ("Device", &["device", "mlx5", "port", "gid_index", "sl", "traffic_class", "mtu", "ucx_errors"]),
-    ("Result", &["label", "json", "output", "hgrm", "report_interval", "no_echo"]),
+    ("Result", &["label", "json", "output", "report_interval", "echo"]),
 ];
 
 fn under_heading(arg: clap::Arg) -> clap::Arg {
@@ -123,7 +125,7 @@ fn under_heading(arg: clap::Arg) -> clap::Arg {
 }
 
 /// The options of a job that have no meaning in virtual time. `benchkv sim` has no help for them, and refuses them.
-const REAL_TIME: [&str; 14] = [
+const REAL_TIME: [&str; 13] = [
     "device",
     "mlx5",
     "port",
@@ -132,25 +134,29 @@ const REAL_TIME: [&str; 14] = [
     "traffic_class",
     "mtu",
     "ucx_errors",
-    "clients",
     "wait",
     "pin",
     "shm_dir",
     "report_interval",
-    "no_echo",
+    "echo",
 ];
+
+/// Minimum and maximum length of a window of virtual time, and of its warm-up, in seconds.
+const VIRTUAL_TIMES_S: std::ops::RangeInclusive<f64> = 1e-6..=60.0;
 
 /// Adapts the options of a job to `benchkv sim`: those of virtual time are left, with its ranges, its defaults and its carriers.
 fn in_virtual_time(command: clap::Command) -> clap::Command {
     let hidden = REAL_TIME.into_iter().fold(command, |command, id| command.mut_arg(id, |arg| arg.hide(true)));
-    let time = |arg: clap::Arg, help: &'static str, default: &'static str| arg.help(help).default_value(default);
+    let of_s = |arg: clap::Arg, help: &'static str, default: &'static str| {
+        arg.help(help).long_help(help).default_value(default).value_parser(time(VIRTUAL_TIMES_S))
+    };
     // Jobs in virtual time are short by default: their results do not vary from run to run.
     hidden
-        .mut_arg("duration", |arg| time(arg, "Length of each measured run, 1us to 60s; a number without a unit is seconds", "2ms"))
-        .mut_arg("warmup", |arg| time(arg, "Load before the first run, 1us to 60s, in the units of --duration", "500us"))
+        .mut_arg("duration", |arg| of_s(arg, "Length of each measured run, 1us to 60s; a number without a unit is seconds", "2ms"))
+        .mut_arg("warmup", |arg| of_s(arg, "Load before the first run, 1us to 60s, in the units of --duration", "500us"))
         .mut_arg("runs", |arg| arg.default_value("1"))
-        .mut_arg("ranks", |arg| arg.help("Ranks, 1 to 256 [default: 2]"))
-        .mut_arg("carrier", |arg| arg.value_parser(values_of(|carrier: Transport| carrier.traits().library.is_none())))
+        .mut_arg("ranks", |arg| arg.help("Ranks, 1 to 256 [default: 2]").long_help("Ranks, 1 to 256 [default: 2]"))
+        .mut_arg("carrier", |arg| arg.value_parser(values_of(|carrier: Carrier| carrier.traits().library.is_none())))
         .mut_arg("backend", |arg| {
             let is_simulated = |backend: BackendKind| backend.axes().1.is_none_or(|carrier| carrier.traits().library.is_none());
             arg.value_parser(values_of(is_simulated))
@@ -166,13 +172,17 @@ fn values_of<T: ValueEnum + Send + Sync + 'static>(is_legal: fn(T) -> bool) -> i
 /// The subcommands.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
-    /// Print which of the things that a job can use this machine has, which are missing, and how to get them. What is missing does
-    /// not change the exit status.
+    /// Check this machine: what benchkv can use, what is missing, how to install it
+    ///
+    /// Missing things do not change the exit status.
     Doctor(DoctorArgs),
-    /// Run a job in virtual time: the ranks, in one process, on models of their CPUs and NICs. Equal options and seeds give equal
-    /// results, on every machine.
+    /// Run a job in virtual time, on models of CPUs and NICs
+    ///
+    /// All ranks are in one process. Equal options and seeds give equal results, on every machine.
     Sim(Box<SimArgs>),
-    /// Make one HTML page, with plots, from the results of one or many jobs. It needs no network and no other file.
+    /// Make one HTML page, with plots, from the results of jobs
+    ///
+    /// It needs no network and no other file.
     Report(ReportArgs),
 }
 
@@ -301,7 +311,7 @@ mod tests {
             "--value-size 100",
             "--read-ratio 1",
             "--distribution zipfian",
-            "--preload",
+            "--empty",
             "--seed 3",
             "--mix ycsb-a",
             "--remote-ratio 1",
@@ -311,7 +321,6 @@ mod tests {
             "--label x",
             "--json -",
             "--output x.csv",
-            "--hgrm x",
             "--hold 10us",
             "--poll-budget 2",
             "--coalesce-rtt-us 1",
@@ -324,7 +333,7 @@ mod tests {
             "--pause 1@1ms+1ms",
             "--sweep depth=1,2,1",
             "--ipc-skip-idle 2",
-            "--budget-tuning probe=2 --poll-budget adaptive",
+            "--poll-budget adaptive",
             "--trace .",
             "--trace-interval 9 --trace .",
         ];
@@ -356,21 +365,19 @@ mod tests {
 
     #[test]
     fn the_short_help_leaves_out_what_few_need() {
-        let [short, long] = [Cli::command().render_help(), Cli::command().render_long_help()].map(|help| help.to_string());
+        let [short, long] = [command_line().render_help(), command_line().render_long_help()].map(|help| help.to_string());
         for (flag, is_short) in
             [("--backend", true), ("--duration", true), ("--ops", true), ("--traffic-class", false), ("--flush-every", false)]
         {
             assert_eq!((short.contains(flag), long.contains(flag)), (is_short, true), "{flag}");
         }
-        assert!(!["--verify", "--batch-hold-us", "--adaptive-budget"].iter().any(|alias| long.contains(alias)), "aliases");
-        let (_, traces) = long.split_once("\nTraces:\n").unwrap();
-        assert!(traces.contains("--trace-interval") && !traces.contains("--json"), "what is no trace is not under that heading: {traces}");
+        assert!(short.lines().count() <= 32, "one screen: {short}");
     }
 
     #[test]
     fn a_run_needs_no_argument() {
         let cli = parse("").unwrap();
-        assert_eq!((cli.job.backend, cli.job.ranks, cli.job.verify), (BackendKind::Delegation, None, true));
+        assert_eq!((cli.job.backend, cli.job.ranks, cli.job.no_verify), (BackendKind::Delegation, None, false));
         assert!(cli.job.warmup + cli.job.runs as f64 * cli.job.duration < 10.0, "the default run has to end within 15 s with its set-up");
     }
 
@@ -402,20 +409,12 @@ mod tests {
     fn a_mix_is_a_shorthand_and_excludes_what_it_stands_for() {
         for (mix, reads) in [("ycsb-a", 0.5), ("b", 0.95), ("ycsb-c", 1.0)] {
             let workload = resolve(&format!("--mix {mix} --value-size 1000")).job.workload;
-            let same = resolve(&format!("--read-ratio {reads} --distribution zipfian --preload --value-size 1000")).job.workload;
+            let same = resolve(&format!("--read-ratio {reads} --distribution zipfian --value-size 1000")).job.workload;
             assert_eq!(format!("{workload:?}"), format!("{same:?}"), "{mix}");
         }
         for args in ["--mix ycsb-a --read-ratio 1", "--mix c --distribution uniform", "--mix ycsb-e"] {
             assert_eq!(parse(args).unwrap_err().exit_code(), 2, "{args}");
         }
-    }
-
-    #[test]
-    fn verify_is_a_flag_that_can_be_turned_off() {
-        let verifies = |args: &str| resolve(args).job.workload.verify;
-        assert_eq!(["", "--no-verify", "--verify=false", "--no-verify --verify"].map(verifies), [true, false, false, true]);
-        assert_eq!(["--verify=false --no-verify", "--verify --no-verify"].map(verifies), [false, false]);
-        assert!(parse("--verify --json -").unwrap().job.json.is_some() && !parse("--verify false --json -").unwrap().job.verify);
     }
 
     #[test]
@@ -478,9 +477,8 @@ mod tests {
     #[test]
     fn unknown_names_are_refused_with_the_known_ones() {
         for (args, known) in [
-            ("--backend tcp", "meta, delegation, sharded, direct, rc-send, ucx-am, copyrpc-direct, ucx"),
+            ("--backend tcp", "meta, delegation, sharded, direct, rc-send, ucx-am, copyrpc-direct"),
             ("--wait sleep", "auto, busy, yield, event"),
-            ("--clients fibres", "threads, processes"),
             ("--device eth0", "auto, soft[:KEY=VALUE,...], verbs, mlx5_N[:PORT]"),
             ("--device soft:rtt=6", "rtt=6: known are rtt_us, jitter_us, seed and fault"),
         ] {

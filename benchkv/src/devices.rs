@@ -129,8 +129,8 @@ impl Devices {
 
 #[cfg(test)]
 mod tests {
-    use engine::topology::Routing;
-    use engine::transport::Transport;
+    use engine::carrier::Carrier;
+    use engine::topology::Backend;
 
     use super::*;
 
@@ -154,18 +154,18 @@ mod tests {
 
     #[test]
     fn a_list_is_not_longer_than_the_threads_with_connections() {
-        let topology = |routing, daemons, clients| Topology { routing, transport: Transport::Copyrpc, ranks: 3, daemons, clients };
+        let topology = |backend, daemons, clients| Topology { backend, carrier: Carrier::Copyrpc, ranks: 3, daemons, clients };
         let longest = |topology: Topology| {
             let list =
                 |count: usize| (0..count).map(|number| format!("mlx5_{number}")).collect::<Vec<_>>().join(",").parse::<Devices>().unwrap();
             (1..10).take_while(|&count| list(count).check(&topology).is_ok()).count()
         };
-        assert_eq!(longest(topology(Routing::Delegation, 4, 8)), 1);
-        assert_eq!(longest(topology(Routing::Sharded, 4, 8)), 4);
-        assert_eq!(longest(topology(Routing::Meta, 4, 8)), 2, "one for each of two peers");
-        assert_eq!(longest(topology(Routing::Direct, 1, 8)), 8);
-        assert_eq!(longest(Topology { ranks: 1, ..topology(Routing::Sharded, 4, 8) }), 1);
-        let refused = "mlx5_0,mlx5_1".parse::<Devices>().unwrap().check(&topology(Routing::Delegation, 1, 8)).unwrap_err();
+        assert_eq!(longest(topology(Backend::Delegation, 4, 8)), 1);
+        assert_eq!(longest(topology(Backend::Sharded, 4, 8)), 4);
+        assert_eq!(longest(topology(Backend::Meta, 4, 8)), 2, "one for each of two peers");
+        assert_eq!(longest(topology(Backend::Direct, 1, 8)), 8);
+        assert_eq!(longest(Topology { ranks: 1, ..topology(Backend::Sharded, 4, 8) }), 1);
+        let refused = "mlx5_0,mlx5_1".parse::<Devices>().unwrap().check(&topology(Backend::Delegation, 1, 8)).unwrap_err();
         let said = "--device mlx5_0,mlx5_1: threads without connections open no device; legal is a list of at most 1 device";
         assert_eq!(refused.to_string(), said);
     }

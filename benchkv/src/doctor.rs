@@ -8,7 +8,7 @@ mod tests;
 
 use std::fmt;
 
-use engine::topology::{Routing, Topology, Transport};
+use engine::topology::{Backend, Carrier, Topology};
 use harness::affinity::{PinPolicy, Plan, Threads, Usable};
 use harness::machine::{HugePages, Program, Space};
 use harness::report::bytes;
@@ -119,20 +119,24 @@ pub struct Diagnosis {
 }
 
 impl Check {
-    fn ok(name: impl Into<String>, found: impl Into<String>) -> Self {
-        Self { name: name.into(), status: Status::Ok, found: found.into(), advice: None }
+    /// Makes a check; `advice` is left out when all is well.
+    fn new(name: impl Into<String>, status: Status, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { name: name.into(), status, found: found.into(), advice: (status != Status::Ok).then(|| advice.into()) }
     }
 
-    fn bad(status: Status, name: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { name: name.into(), status, found: found.into(), advice: Some(advice.into()) }
+    /// Makes a check of something that is there, or is missing for a reason.
+    fn present(name: &str, found: &Result<String, String>, advice: &str) -> Self {
+        let status = if found.is_ok() { Status::Ok } else { Status::Missing };
+        let (Ok(text) | Err(text)) = found;
+        Self::new(name, status, text, advice)
     }
 
-    fn limited(name: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self::bad(Status::Limited, name, found, advice)
-    }
-
-    fn missing(name: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self::bad(Status::Missing, name, found, advice)
+    /// Makes a check of a limit, with `what` it limits. `None` is without limit.
+    fn limit(name: &str, limit: Option<u64>, needed: u64, what: impl FnOnce(u64) -> String, advice: &str) -> Self {
+        match limit {
+            None => Self::new(name, Status::Ok, "without limit", advice),
+            Some(limit) => Self::new(name, Status::limited_unless(limit >= needed), what(limit), advice),
+        }
     }
 }
 
@@ -140,12 +144,17 @@ impl Diagnosis {
     /// Judges the findings.
     #[must_use]
     pub fn of(machine: &Machine) -> Self {
+        let library = machine.mpi_library.clone().ok_or_else(|| "built without the feature mpi".to_owned());
         let mut checks = vec![kernel(&machine.kernel), cores(machine), membarrier(machine.membarrier), shared_memory(&machine.shm)];
-        checks.extend([open_files(machine.open_files), address_space(machine.address_space)]);
-        checks.extend([memlock(machine.memlock), huge_pages(&machine.huge_pages)]);
-        checks.extend(machine.driver.iter().map(|(name, file)| driver(name, file)));
+        checks.extend(limits(machine));
+        checks.push(huge_pages(&machine.huge_pages));
+        let needs_driver = "only a NIC needs it: apt-get install libibverbs1 ibverbs-providers (rdma-core 33 or later)";
+        checks.extend(machine.driver.iter().map(|(name, file)| Check::present(name, file, needs_driver)));
         checks.extend(devices(&machine.devices));
-        checks.extend([mpi(machine.mpi_library.as_deref()), mpirun(machine.mpirun.as_ref()), ucx(&machine.ucx)]);
+        let needs_mpi =
+            "for mpirun and srun: apt-get install libopenmpi-dev libclang-dev, then cargo build --release -p benchkv --features mpi";
+        checks.extend([Check::present("MPI in this build", &library, needs_mpi), mpirun(machine.mpirun.as_ref())]);
+        checks.push(Check::present("UCX", &machine.ucx, "only comparisons with it need it: apt-get install libucx0"));
         Self { schema_version: SCHEMA_VERSION, benchkv_version: env!("CARGO_PKG_VERSION").to_owned(), checks }
     }
 }
@@ -164,6 +173,10 @@ impl fmt::Display for Diagnosis {
 }
 
 impl Status {
+    const fn limited_unless(is_ok: bool) -> Self {
+        if is_ok { Self::Ok } else { Self::Limited }
+    }
+
     const fn text(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -175,207 +188,156 @@ impl Status {
 
 fn kernel(release: &str) -> Check {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse::<u32>().ok());
-    match (numbers.next(), numbers.next()) {
-        (Some(major), Some(minor)) if (major, minor) >= OLDEST_KERNEL => Check::ok("kernel", release),
-        _ => {
-            let (major, minor) = OLDEST_KERNEL;
-            Check::limited("kernel", release, format!("the local launcher needs Linux {major}.{minor} or later"))
-        }
-    }
+    let is_new = numbers.next().zip(numbers.next()).is_some_and(|version| version >= OLDEST_KERNEL);
+    let (major, minor) = OLDEST_KERNEL;
+    Check::new("kernel", Status::limited_unless(is_new), release, format!("the local launcher needs Linux {major}.{minor} or later"))
 }
 
 fn cores(machine: &Machine) -> Check {
     let usable = match &machine.usable_cores {
         Ok(usable) => usable,
-        Err(why) => return Check::missing("cores", why, "without the affinity mask no job can start"),
+        Err(why) => return Check::new("cores", Status::Missing, why, "without the affinity mask no job can start"),
     };
     let (count, needed, online) = (usable.cores.len(), DEFAULT_THREADS.total(), machine.cores_online);
     let at_once = if usable.at_once < count { format!(", {} at a time", usable.at_once) } else { String::new() };
-    let found = format!("{count} of {online} usable{at_once}, {needed} threads in the default job");
-    match Plan::new(&PinPolicy::Auto, usable.clone(), DEFAULT_THREADS) {
-        Ok(plan) if !plan.pinned.is_empty() => Check::ok("cores", format!("{found}: each is pinned to its own")),
-        _ if usable.at_once < count && count >= needed => Check::limited(
-            "cores",
-            format!("{found}: they share cores"),
-            "hardware threads of one core count once, and a CPU quota of the control group counts (cpu.max; docker run --cpus)",
-        ),
-        _ if count < online => Check::limited(
-            "cores",
-            format!("{found}: they share cores"),
-            "this process is bound to a part of the host: taskset -p $$, the cgroup's cpuset, or the launcher's --bind-to none",
-        ),
-        _ => Check::limited(
-            "cores",
-            format!("{found}: they share cores"),
-            format!("threads take turns, which latencies show: use a host with {needed} cores"),
-        ),
-    }
+    let is_pinned = Plan::new(&PinPolicy::Auto, usable.clone(), DEFAULT_THREADS).is_ok_and(|plan| !plan.pinned.is_empty());
+    let advice = if usable.at_once < count && count >= needed {
+        "hardware threads of one core count once, and a CPU quota of the control group counts (cpu.max; docker run --cpus)".to_owned()
+    } else if count < online {
+        "this process is bound to a part of the host: taskset -p $$, the cgroup's cpuset, or the launcher's --bind-to none".to_owned()
+    } else {
+        format!("threads take turns, which latencies show: use a host with {needed} cores")
+    };
+    let shares = if is_pinned { "each is pinned to its own" } else { "they share cores" };
+    let found = format!("{count} of {online} usable{at_once}, {needed} threads in the default job: {shares}");
+    Check::new("cores", Status::limited_unless(is_pinned), found, advice)
 }
 
 fn membarrier(works: bool) -> Check {
-    match works {
-        true => Check::ok("membarrier", "expedited"),
-        false => Check::limited(
-            "membarrier",
-            "refused by the kernel",
-            "each message costs a full fence: a kernel with CONFIG_MEMBARRIER (4.16 or later), or a container whose seccomp filter allows it",
-        ),
-    }
+    let advice =
+        "each message costs a full fence: a kernel with CONFIG_MEMBARRIER (4.16 or later), or a container whose seccomp filter allows it";
+    Check::new("membarrier", Status::limited_unless(works), if works { "expedited" } else { "refused by the kernel" }, advice)
 }
 
 fn shared_memory(shm: &Result<(String, Space), String>) -> Check {
     let name = "shared memory";
-    let (path, space) = match shm {
-        Ok(found) => found,
+    let needed = bytes(DEFAULT_SHM_BYTES);
+    match shm {
         Err(why) => {
-            return Check::missing(name, why, "every job needs a directory of its user for shared memory: --shm-dir DIR names another");
+            Check::new(name, Status::Missing, why, "every job needs a directory of its user for shared memory: --shm-dir DIR names another")
         }
-    };
-    let found = format!("{path}: {} free of {}", bytes(space.free_bytes), bytes(space.size_bytes));
-    if !space.is_memory {
-        let advice = "it is not a tmpfs: pages are written to a disk; mount -t tmpfs, or --shm-dir with a directory in one";
-        return Check::limited(name, found, advice);
+        Ok((path, space)) => Check::new(
+            name,
+            Status::limited_unless(space.is_memory && space.free_bytes >= DEFAULT_SHM_BYTES),
+            format!("{path}: {} free of {}", bytes(space.free_bytes), bytes(space.size_bytes)),
+            if space.is_memory {
+                format!("the default job may need {needed}: mount -o remount,size=1g /dev/shm, or docker run --shm-size=1g")
+            } else {
+                "it is not a tmpfs: pages are written to a disk; mount -t tmpfs, or --shm-dir with a directory in one".to_owned()
+            },
+        ),
     }
-    if space.free_bytes < DEFAULT_SHM_BYTES {
-        let needed = bytes(DEFAULT_SHM_BYTES);
-        let advice = format!("the default job may need {needed}: mount -o remount,size=1g /dev/shm, or docker run --shm-size=1g");
-        return Check::limited(name, found, advice);
-    }
-    Check::ok(name, found)
 }
 
 /// The default job.
 const DEFAULT_JOB: Topology = Topology {
-    routing: Routing::Delegation,
-    transport: Transport::Copyrpc,
+    backend: Backend::Delegation,
+    carrier: Carrier::Copyrpc,
     ranks: DEFAULT_THREADS.ranks,
     daemons: DEFAULT_THREADS.daemons,
     clients: DEFAULT_THREADS.clients,
 };
 
-fn open_files(limit: Option<u64>) -> Check {
-    let (name, needed) = ("open files", DEFAULT_JOB.open_files());
-    let Some(limit) = limit else { return Check::ok(name, "without limit") };
-    let found = format!("{limit} (ulimit -Hn), {needed} in a rank of the default job");
-    if limit >= needed {
-        return Check::ok(name, found);
-    }
-    let advice = "ranks cannot open what they need: \"* - nofile 65536\" in /etc/security/limits.conf, LimitNOFILE= in a systemd unit, docker run \
-                  --ulimit nofile=65536";
-    Check::limited(name, found, advice)
-}
-
-fn address_space(limit: Option<u64>) -> Check {
-    let (name, needed) = ("address space", DEFAULT_JOB.mapped_devices() * SoftOptions::default().arena_bytes as u64);
-    let Some(limit) = limit else { return Check::ok(name, "without limit") };
-    let found = format!("{} (ulimit -v), {} in a rank of the default job on the software device", bytes(limit), bytes(needed));
-    if limit >= needed {
-        return Check::ok(name, found);
-    }
-    Check::limited(
-        name,
-        found,
-        "ulimit -v unlimited; or have the batch system limit memory in use in the place of addresses (h_vmem, pvmem)",
-    )
-}
-
-fn memlock(limit: Option<u64>) -> Check {
-    match limit {
-        None => Check::ok("locked memory", "without limit"),
-        Some(limit) => Check::limited(
+/// Checks the limits of a process.
+fn limits(machine: &Machine) -> [Check; 3] {
+    let (files, addresses) = (DEFAULT_JOB.open_files(), DEFAULT_JOB.mapped_devices() * SoftOptions::default().arena_bytes as u64);
+    [
+        Check::limit(
+            "open files",
+            machine.open_files,
+            files,
+            |limit| format!("{limit} (ulimit -Hn), {files} in a rank of the default job"),
+            "ranks cannot open what they need: \"* - nofile 65536\" in /etc/security/limits.conf, LimitNOFILE= in a systemd unit, docker run \
+             --ulimit nofile=65536",
+        ),
+        Check::limit(
+            "address space",
+            machine.address_space,
+            addresses,
+            |limit| format!("{} (ulimit -v), {} in a rank of the default job on the software device", bytes(limit), bytes(addresses)),
+            "ulimit -v unlimited; or have the batch system limit memory in use in the place of addresses (h_vmem, pvmem)",
+        ),
+        Check::limit(
             "locked memory",
-            format!("{} (ulimit -l)", bytes(limit)),
+            machine.memlock,
+            u64::MAX,
+            |limit| format!("{} (ulimit -l)", bytes(limit)),
             "a NIC locks the memory of all rings, unless the process has CAP_IPC_LOCK: \"* - memlock unlimited\" in \
              /etc/security/limits.conf, LimitMEMLOCK=infinity in a systemd unit, docker run --ulimit memlock=-1",
         ),
-    }
+    ]
 }
 
 fn huge_pages(pages: &HugePages) -> Check {
     let HugePages { page_bytes, reserved, shared } = pages;
     let name = "huge pages";
     if *page_bytes == 0 {
-        return Check::missing(name, "the kernel has none", "a kernel with CONFIG_HUGETLBFS; they only save address translations");
+        let advice = "a kernel with CONFIG_HUGETLBFS; they only save address translations";
+        return Check::new(name, Status::Missing, "the kernel has none", advice);
     }
     let setting = if shared.is_empty() { "unknown" } else { shared };
-    let found = format!("of {}; {reserved} reserved; in shared memory: {setting}", bytes(*page_bytes));
-    match shared.as_str() {
-        "always" | "within_size" | "advise" | "force" => Check::ok(name, found),
-        _ => Check::limited(
-            name,
-            found,
-            "they only save address translations: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
-        ),
-    }
-}
-
-fn driver(library: &str, file: &Result<String, String>) -> Check {
-    match file {
-        Ok(file) => Check::ok(library, file),
-        Err(why) => {
-            Check::missing(library, why, "only a NIC needs it: apt-get install libibverbs1 ibverbs-providers (rdma-core 33 or later)")
-        }
-    }
+    Check::new(
+        name,
+        Status::limited_unless(["always", "within_size", "advise", "force"].contains(&&**shared)),
+        format!("of {}; {reserved} reserved; in shared memory: {setting}", bytes(*page_bytes)),
+        "they only save address translations: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+    )
 }
 
 fn devices(devices: &Result<Vec<Device>, String>) -> Vec<Check> {
-    let advice = "jobs run on the software device; for a NIC (ConnectX-4 or later) modprobe mlx5_ib ib_uverbs, and in a container give it \
-                  /dev/infiniband";
+    let none = |why: &str| {
+        let advice = "jobs run on the software device; for a NIC (ConnectX-4 or later) modprobe mlx5_ib ib_uverbs, and in a container give \
+                      it /dev/infiniband";
+        vec![Check::new("RDMA device", Status::Missing, why, advice)]
+    };
     match devices.as_deref() {
-        Err(why) => vec![Check::missing("RDMA device", why, advice)],
-        Ok([]) => vec![Check::missing("RDMA device", "no mlx5 device", advice)],
+        Err(why) => none(why),
+        Ok([]) => none("no mlx5 device"),
         Ok(devices) => devices.iter().flat_map(device).collect(),
     }
 }
 
-fn device(device: &Device) -> Vec<Check> {
-    let node = device.numa_node.map_or_else(String::new, |node| format!(", NUMA node {node}"));
-    match &device.ports {
-        Err(why) => {
-            vec![Check::missing(&device.name, why, "the right to open /dev/infiniband/uverbs*: be in the group that owns it, often rdma")]
-        }
-        Ok(ports) => ports.iter().map(|port| port_check(&device.name, &node, port)).collect(),
+fn device(Device { name, numa_node, ports }: &Device) -> Vec<Check> {
+    let node = numa_node.map_or_else(String::new, |node| format!(", NUMA node {node}"));
+    let denied = "the right to open /dev/infiniband/uverbs*: be in the group that owns it, often rdma";
+    match ports {
+        Err(why) => vec![Check::new(name, Status::Missing, why, denied)],
+        Ok(ports) => ports.iter().map(|port| port_check(name, &node, port)).collect(),
     }
 }
 
 fn port_check(device: &str, node: &str, port: &Port) -> Check {
-    let (name, found) = (format!("{device}:{}", port.number), format!("{}{node}", port.text));
-    match &port.reached_by {
-        _ if !port.is_active => Check::limited(
-            name,
-            found,
-            "it carries no traffic: a cable; on InfiniBand a subnet manager (opensm); on Ethernet ip link set DEV up",
-        ),
-        Some(Err(why)) => Check::limited(name, found, why),
-        Some(Ok(reached_by)) => Check::ok(name, format!("{found}; {reached_by}")),
-        None => Check::ok(name, found),
-    }
-}
-
-fn mpi(library: Option<&str>) -> Check {
-    match library {
-        Some(library) => Check::ok("MPI in this build", library),
-        None => Check::missing(
-            "MPI in this build",
-            "built without the feature mpi",
-            "for mpirun and srun: apt-get install libopenmpi-dev libclang-dev, then cargo build --release -p benchkv --features mpi",
-        ),
-    }
+    let (reached_by, advice) = match &port.reached_by {
+        _ if !port.is_active => {
+            (None, "it carries no traffic: a cable; on InfiniBand a subnet manager (opensm); on Ethernet ip link set DEV up")
+        }
+        Some(Err(why)) => (None, &**why),
+        Some(Ok(reached_by)) => (Some(format!("; {reached_by}")), ""),
+        None => (Some(String::new()), ""),
+    };
+    let found = format!("{}{node}{}", port.text, reached_by.as_deref().unwrap_or_default());
+    Check::new(format!("{device}:{}", port.number), Status::limited_unless(reached_by.is_some()), found, advice)
 }
 
 fn mpirun(program: Option<&Program>) -> Check {
-    match program {
-        None => Check::missing("mpirun", "not in PATH", "for ranks on several hosts: apt-get install openmpi-bin, or your site's module"),
-        Some(Program { path, version: Ok(version) }) => Check::ok("mpirun", format!("{}: {version}", path.display())),
-        Some(Program { path, version: Err(why) }) => {
-            Check::limited("mpirun", format!("{} does not say its version: {why}", path.display()), "try mpirun -n 1 true")
+    let (status, found, advice) = match program {
+        None => {
+            (Status::Missing, "not in PATH".to_owned(), "for ranks on several hosts: apt-get install openmpi-bin, or your site's module")
         }
-    }
-}
-
-fn ucx(version: &Result<String, String>) -> Check {
-    match version {
-        Ok(version) => Check::ok("UCX", version),
-        Err(why) => Check::missing("UCX", why, "only comparisons with it need it: apt-get install libucx0"),
-    }
+        Some(Program { path, version: Ok(version) }) => (Status::Ok, format!("{}: {version}", path.display()), ""),
+        Some(Program { path, version: Err(why) }) => {
+            (Status::Limited, format!("{} does not say its version: {why}", path.display()), "try mpirun -n 1 true")
+        }
+    };
+    Check::new("mpirun", status, found, advice)
 }

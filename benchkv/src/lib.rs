@@ -7,16 +7,15 @@
 //!   it.
 //! - [`launcher`]: the launcher of the ranks, and their hosts; [`agreement`]: the check that all ranks run the same job.
 //! - [`memory`]: the expected memory of a job.
-//! - [`control`], [`orchestrate`]: the threads of one rank and the order of a run; [`progress`]: its progress on a terminal;
+//! - [`orchestrate`]: the threads of one rank and the order of a run; [`progress`]: its progress on a terminal;
 //!   [`interval`]: its lines of `--report-interval`.
-//! - [`result`]: the measurements of all ranks, as a table, as JSON and flat; [`output`]: the flat form as CSV and Parquet; [`trace`]:
+//! - [`result`]: the measurements of all ranks, as a table, as JSON and flat; [`output`]: the file of the flat form; [`trace`]:
 //!   the files of a daemon's time series; [`report`]: a page with plots of many results.
 //! - [`sim`]: a job in virtual time.
 //! - [`doctor`]: a diagnosis of this machine, instead of a job.
 
 pub mod agreement;
 pub mod cli;
-pub mod control;
 pub mod devices;
 pub mod doctor;
 pub mod interval;

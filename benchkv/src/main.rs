@@ -15,10 +15,10 @@ use benchkv::cli::{Cli, Command, DoctorArgs, ReportArgs, SimArgs};
 use benchkv::doctor::{Diagnosis, probe};
 use benchkv::launcher::LauncherKind;
 use benchkv::options::Options;
-use benchkv::orchestrate::{RankError, process, run_rank};
-use benchkv::output::{self, file::OutputFile};
+use benchkv::orchestrate::{RankError, run_rank};
+use benchkv::output::{self, OutputFile};
 use benchkv::progress::Progress;
-use benchkv::result::{Conditions, JobResult};
+use benchkv::result::{Conditions, JobResult, csv};
 use benchkv::sim;
 use benchkv::trace::TraceOptions;
 use engine::backend::composed::Composed;
@@ -70,7 +70,6 @@ fn main() -> ExitCode {
                 fail(if follows { EXIT_FOLLOWS } else { EXIT_FAILED }, &format!("rank {rank}: {error}"))
             });
         }
-        Ok(Role::Helper(owner)) => process::serve(Cli::of_process(), owner).map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Ok(Role::Baseline(peer)) => peer.serve().map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Err(error) => Err(error.into()),
     };
@@ -190,7 +189,7 @@ fn launch(cli: Cli) -> ExitCode {
 
 /// Returns the environment variables of the ranks: those that the library of their carrier needs.
 fn environment(options: &Options) -> Vec<(&'static str, &'static str)> {
-    let library = options.job.topology.transport.traits().library;
+    let library = options.job.topology.carrier.traits().library;
     library.map(|library| library.variable).into_iter().filter(|(name, _)| std::env::var_os(name).is_none()).collect()
 }
 
@@ -198,20 +197,19 @@ fn environment(options: &Options) -> Vec<(&'static str, &'static str)> {
 fn check_output(options: &Options) -> Result<(), String> {
     options.asked.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))?;
     options.asked.output.output.as_ref().map_or(Ok(()), OutputFile::check).map_err(|error| format!("--output: {error}"))?;
-    options.asked.hgrm.as_deref().map_or(Ok(()), harness::file::check).map_err(|error| format!("--hgrm: {error}"))?;
     let trace_dir = options.asked.traced.as_ref().map(|trace| trace.dir.as_path());
-    output::check_apart(options.asked.json.as_ref(), options.asked.output.output.as_ref(), options.asked.hgrm.as_deref(), trace_dir)?;
+    output::check_apart(options.asked.json.as_ref(), options.asked.output.output.as_ref(), trace_dir)?;
     options.asked.traced.as_ref().map_or(Ok(()), TraceOptions::check).map_err(|error| format!("--trace: {error}"))
 }
 
 /// Checks whether the library of the carrier can be loaded.
 fn check_library(options: &Options) -> Result<(), String> {
-    options.job.topology.transport.traits().library.map_or(Ok(()), |library| (library.load)())
+    options.job.topology.carrier.traits().library.map_or(Ok(()), |library| (library.load)())
 }
 
 /// Checks whether the device that ranks will open exists.
 fn check_device(options: &Options) -> Result<(), String> {
-    let is_opened = options.job.workload.ranks > 1 && options.job.topology.transport.traits().library.is_none();
+    let is_opened = options.job.workload.ranks > 1 && options.job.topology.carrier.traits().library.is_none();
     let checked = if is_opened { options.asked.device.exist() } else { Ok(()) };
     checked.map_err(|error| format!("--device {}: {error}", options.asked.device))
 }
@@ -252,9 +250,9 @@ fn rank_process(cli: Cli, exchange: &mut dyn Exchange, library: Option<String>) 
     }
     let never = || false;
     let clock = Clock::detect();
-    let unix_echo = if rank == 0 && !options.asked.no_echo { baselines(&options, &clock)? } else { Vec::new() };
+    let unix_echo = if rank == 0 && options.asked.echo { baselines(&options, &clock)? } else { Vec::new() };
     exchange.barrier(EXCHANGE_LIMIT, &never)?;
-    let backend = Composed::new(&options.job, options.site(rank, std::process::id())?)?;
+    let backend = Composed::new(&options.job, options.site(rank)?)?;
     let look = || if is_first_here { counters::read(Path::new(counters::SYSFS)) } else { PortCounters::new() };
     let before = look();
     let (warmup, duration) = (options.warmup(), options.duration());
@@ -311,11 +309,10 @@ fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, EchoEr
 /// Writes the result to each requested place, and prints its defects. Returns the exit status of the worst one. An interrupted job has a
 /// status of its own.
 fn show(options: &Options, result: &JobResult) -> ExitCode {
-    let table = options.asked.output.output.as_ref().map_or(Ok(()), |file| output::write(file, result));
-    let percentiles = options.asked.hgrm.as_ref().map_or(Ok(()), |file| harness::file::write(file, result.percentiles().as_bytes()));
+    let write = |file: &OutputFile| file.write(&csv(result).map_err(|error| error.to_string())?).map_err(|error| error.to_string());
+    let table = options.asked.output.output.as_ref().map_or(Ok(()), write);
     let mut unwritten = print(result, &result.to_string(), options.asked.json.as_ref());
     unwritten.extend(table.err().map(|error| format!("--output: {error}")));
-    unwritten.extend(percentiles.err().map(|error| format!("--hgrm: {error}")));
     unwritten.extend(result.trace_failure.as_ref().map(|failure| format!("--trace: {failure}")));
     let (lost, failures) = (result.fate.lost, result.verify_failures.unwrap_or(0));
     let unissued = result.unissued();

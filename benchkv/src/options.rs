@@ -8,10 +8,10 @@ use std::time::Duration;
 use copyrpc::ring::{MAX_RING_SIZE, MIN_RING_SIZE};
 use engine::backend::BackendError;
 use engine::backend::plan::Site;
+use engine::carrier::name_of;
 use engine::job::{Job, Sizes, least_ring};
 use engine::pace::Pace;
-use engine::topology::{Topology, Transport};
-use engine::transport::name_of;
+use engine::topology::{Carrier, Topology};
 use harness::affinity::{AffinityError, Plan, Threads, Usable};
 use harness::range::{RangeError, range};
 use harness::report;
@@ -23,10 +23,10 @@ use shm::sleep::POLL_SLICE;
 use shm::wait::WaitStrategy;
 use thiserror::Error;
 
-use crate::cli::{ClientKind, JobArgs, RingChoice};
+use crate::cli::{JobArgs, RingChoice};
 use crate::devices::Devices;
 use crate::launcher::Launcher;
-use crate::memory::{Memory, MemoryLimit, OverLimit};
+use crate::memory::{Memory, OverLimit};
 use crate::port::PortOptions;
 use engine::drain;
 use engine::policy::PolicyOptions;
@@ -119,20 +119,20 @@ impl Options {
         asked.settle(ranks);
         asked.workload.check()?;
         let launcher = Launcher::new(library, hosts, asked.server_threads + asked.client_threads);
-        let (routing, transport) = asked.axes()?;
-        check_ring(asked.ring_size, transport, asked.workload.value_bytes)?;
-        let pace = asked.pace.resolve()?;
+        let (backend, carrier) = asked.axes()?;
+        check_ring(asked.ring_size, carrier, asked.workload.value_bytes)?;
+        let pace = asked.pace.resolve();
         if let Some(fault) = asked.fault.filter(|_| asked.workload.private_share() == 0.0) {
-            let legal = "only with --verify and a --read-ratio above 0 and below 1".to_owned();
+            let legal = "only with a --read-ratio above 0 and below 1, and without --no-verify".to_owned();
             return Err(range("--fault", fault, "nothing would notice it", legal).into());
         }
-        asked.ucx_errors = asked.ucx.resolve(transport, &asked.device, &asked.port, launcher.hosts.len())?;
-        let own_choice = transport.traits().library;
+        asked.ucx_errors = asked.ucx.resolve(carrier, &asked.device, &asked.port, launcher.hosts.len())?;
+        let own_choice = carrier.traits().library;
         if own_choice.is_none() {
             (asked.device, asked.device_by_auto) = asked.device.resolve()?;
         }
         asked.port.check(&asked.device)?;
-        let of_carrier = transport.traits().features;
+        let of_carrier = carrier.traits().features;
         if let Some(feature) = asked.mlx5.iter().find(|feature| !of_carrier.contains(feature)) {
             let legal = of_carrier.iter().map(name_of).collect::<Vec<_>>().join(" or ");
             let legal = if legal.is_empty() { "no value".to_owned() } else { legal };
@@ -142,10 +142,9 @@ impl Options {
             return Err(OptionError::SeveralHosts { device: asked.device, hosts: launcher.hosts });
         }
         asked.carried_by = own_choice.map_or_else(|| asked.device.to_string(), |library| library.name.to_owned());
-        let topology = Topology { routing, transport, ranks, daemons: asked.server_threads, clients: asked.client_threads };
+        let topology = Topology { backend, carrier, ranks, daemons: asked.server_threads, clients: asked.client_threads };
         asked.device.check(&topology)?;
         asked.policies.check(&topology)?;
-        asked.trace.check()?;
         let workload = asked.workload;
         let sizes = Sizes::compute(asked.ring_size.bytes(), &topology, asked.queue_depth, workload.value_bytes);
         let job = Job {
@@ -163,9 +162,8 @@ impl Options {
             corrupts_value: asked.fault.is_some(),
         };
         let ranks_here = launcher.ranks_here.len();
-        let memory =
-            Memory::of_rank(&job).with_clients(asked.clients, &topology).with_traces(asked.traced.is_some(), &topology).times(ranks_here);
-        memory.check(MemoryLimit::new(asked.memory_limit))?;
+        let memory = Memory::of_rank(&job).times(ranks_here);
+        memory.check(asked.memory_limit)?;
         let threads = Threads { ranks: ranks_here, daemons: asked.server_threads, clients: asked.client_threads };
         let near = asked.device.cores();
         let cores = hosts.cores_here(asked.server_threads + asked.client_threads, &near);
@@ -180,7 +178,7 @@ impl Options {
     #[must_use]
     pub fn address_bytes(&self) -> u64 {
         let topology = self.job.topology;
-        let has_soft = self.asked.device.is_soft() && topology.transport.traits().library.is_none();
+        let has_soft = self.asked.device.is_soft() && topology.carrier.traits().library.is_none();
         if has_soft { topology.mapped_devices() * SoftOptions::default().arena_bytes as u64 } else { 0 }
     }
 
@@ -202,13 +200,13 @@ impl Options {
         self.asked.device.specs(shm_dir).into_iter().map(|device| self.asked.port.on(device)).collect()
     }
 
-    /// Returns the site of `rank`, whose daemons are in process `process`. Opens the shared-memory directory.
+    /// Returns the site of `rank`. Opens the shared-memory directory.
     ///
     /// # Errors
     /// [`BackendError::Setup`] with the directory's reason.
-    pub fn site(&self, rank: usize, process: u32) -> Result<Site, BackendError> {
+    pub fn site(&self, rank: usize) -> Result<Site, BackendError> {
         let dir = Dir::open(self.asked.shm_dir.as_deref()).map_err(|e| BackendError::setup("the shared-memory directory", e))?;
-        Ok(Site { rank, process, devices: self.device_specs(dir.path()), dir })
+        Ok(Site { rank, devices: self.device_specs(dir.path()), dir })
     }
 
     /// Returns the maximum time of the job: its measurements, and ample time to set up and tear down on a loaded machine.
@@ -231,8 +229,8 @@ impl fmt::Display for Options {
         writeln!(
             f,
             "backend {}, carrier {}, {} device, {} x ({} + {}), depth {}",
-            topology.routing,
-            topology.transport,
+            topology.backend,
+            topology.carrier,
             self.asked.carried_by,
             report::plural(workload.ranks, "rank"),
             report::plural(topology.daemons, "daemon"),
@@ -247,7 +245,7 @@ impl fmt::Display for Options {
             "keys {} per rank ({}){}, values of {} B, {}, {:.0} % reads, {:.0} % remote, seed {}, verify {}",
             workload.store_keys(),
             report::bytes(workload.store_bytes()),
-            if workload.preload { ", preloaded" } else { "" },
+            if workload.empty { ", empty" } else { "" },
             workload.value_bytes,
             workload.distribution,
             workload.read_ratio * 100.0,
@@ -264,7 +262,7 @@ impl fmt::Display for Options {
             "{connection}, delegation ring {} slots, flux {} in flight, wait {}",
             sizes.ring_slots, sizes.flux_in_flight, self.wait
         )?;
-        if self.wait == WaitStrategy::Event && topology.transport.traits().library.is_some() {
+        if self.wait == WaitStrategy::Event && topology.carrier.traits().library.is_some() {
             writeln!(f, "threads with connections sleep for {POLL_SLICE:?} at most: what other ranks send does not wake them")?;
         }
         if self.asked.port != PortOptions::default() {
@@ -282,13 +280,10 @@ impl fmt::Display for Options {
         if let Some(trace) = &self.asked.traced {
             writeln!(f, "traces to {}, a sample every {} rounds", trace.dir.display(), trace.interval)?;
         }
-        if self.asked.clients == ClientKind::Processes {
-            writeln!(f, "each client is a process of its own")?;
-        }
         if let Some(Pace { rate, arrivals }) = self.job.pace {
             writeln!(f, "open loop: {} of all clients together, {arrivals} arrivals", report::rate(rate))?;
         }
-        writeln!(f, "{}", self.memory)?;
+        writeln!(f, "memory about {}", self.memory)?;
         // Ranks in virtual time are no processes.
         if !self.job.is_frugal {
             write!(f, "at most {} open files of a rank (ulimit -n)", topology.open_files())?;
@@ -306,12 +301,12 @@ impl fmt::Display for Options {
     }
 }
 
-fn check_ring(ring: RingChoice, transport: Transport, value_bytes: usize) -> Result<(), RangeError> {
+fn check_ring(ring: RingChoice, carrier: Carrier, value_bytes: usize) -> Result<(), RangeError> {
     let RingChoice::Bytes(given) = ring else { return Ok(()) };
     let least = least_ring(value_bytes).max(*RING_BYTES.start());
     let legal = format!("auto, or a power of two from {least} to {}", RING_BYTES.end());
     match given {
-        _ if transport.traits().is_by_message => {
+        _ if carrier.traits().is_by_message => {
             Err(range("--ring-size", given, "messages of this --carrier are not written into rings", "no value; leave it out".to_owned()))
         }
         _ if given < *RING_BYTES.start() => Err(range("--ring-size", given, "too small to hold a batch", legal)),

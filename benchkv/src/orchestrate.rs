@@ -1,6 +1,7 @@
 //! One rank of a job: its threads, and the order of a run. Beside it:
 //!
-//! - `seat`: a client from its first connection to its report; [`process`]: clients that are processes of their own.
+//! - `control`: the control of the workers by the main thread.
+//! - `client`: a client from its first connection to its report.
 //! - `records`: the connection records of all endpoints.
 //!
 //! The order of a run: servers, clients, their endpoints, exchange of connection records, connections, ready barrier over all ranks; then
@@ -10,9 +11,9 @@
 //! When the user interrupts the job, ranks end their current window early, agree on that at their next barrier, and drain. [`drain`]
 //! decides the length of a drain.
 
-pub mod process;
+mod client;
+mod control;
 mod records;
-mod seat;
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -26,27 +27,22 @@ use harness::affinity::{AffinityError, pin_current_thread};
 use harness::clock::Clock;
 use harness::environment::cpu_seconds;
 use launch::exchange::{Exchange, ExchangeError};
-use launch::helper::HelperError;
-use shm::memfd::MemfdCreateError;
 use shm::sleep::{SLICE, Sleeper};
 use thiserror::Error;
 
-use crate::cli::ClientKind;
-use crate::control::Control;
-use crate::interval::{Reporter, Tallies};
+use crate::interval::{Published, Reporter};
 use crate::options::Options;
 use crate::progress::Progress;
 use crate::result::{Course, RankReport};
+use control::Control;
 use engine::activity::{ActivityLog, WorkerReport};
-use engine::backend::{Backend, BackendError, Daemon, Endpoints, Records};
+use engine::backend::{BackendError, Daemon, Endpoints, Records, Workers};
 use engine::client::ClientReport;
 use engine::drain::{self, DAEMON_SLEEP, Drain, End, LOOK_INTERVAL, View};
 use engine::phase::Phase;
 use engine::topology::Worker;
 use engine::trace::recorder::Recorder;
-use process::{ClientNews, ClientProcess};
 use records::Record;
-use seat::Seat;
 
 /// Maximum time for the slowest rank to make and connect its transports.
 const SETUP_LIMIT: Duration = Duration::from_secs(30);
@@ -69,29 +65,6 @@ pub enum RankError {
     /// A thread could not be pinned as planned.
     #[error(transparent)]
     Affinity(#[from] AffinityError),
-    /// There is no memory for the words that threads share.
-    #[error(transparent)]
-    Memory(#[from] MemfdCreateError),
-    /// A client that is a process of its own failed, or ended.
-    #[error("client {client}, process {pid}: {how}")]
-    ClientProcess {
-        /// Its number in the rank.
-        client: usize,
-        /// Its process id.
-        pid: u32,
-        /// Its message, or how it ended.
-        how: String,
-        /// Whether its message says that it ended because another rank did.
-        follows: bool,
-    },
-    /// The process of a client could not be started.
-    #[error("the process of client {client} could not be started: {source}")]
-    ClientStart {
-        /// Its number in the rank.
-        client: usize,
-        /// The system's reason.
-        source: HelperError,
-    },
     /// A thread could not be started.
     #[error("thread {thread} could not be started: {source}")]
     Thread {
@@ -132,19 +105,19 @@ impl RankError {
     /// Returns whether the rank ended because another rank did, which is then the cause to name.
     #[must_use]
     pub const fn follows(&self) -> bool {
-        matches!(self, Self::Exchange(_) | Self::Backend(BackendError::PeerGone { .. }) | Self::ClientProcess { follows: true, .. })
+        matches!(self, Self::Exchange(_) | Self::Backend(BackendError::PeerGone { .. }))
     }
 }
 
 /// State that the threads of a rank share.
-struct Rank<'a, B> {
+struct Rank<'a, W> {
     options: &'a Options,
-    backend: &'a B,
+    workers: &'a W,
     clock: Clock,
     progress: &'a Progress,
-    control: Control<RankError>,
-    /// With `--report-interval`, on rank 0.
-    tallies: Option<Tallies>,
+    control: Control,
+    /// The counts of clients, with `--report-interval` on rank 0.
+    published: Vec<Published>,
     rank: usize,
 }
 
@@ -189,17 +162,17 @@ impl Assembly {
 ///
 /// # Errors
 /// The first failure of this rank, or the message of another rank's.
-pub fn run_rank<B: Backend>(
+pub fn run_rank<W: Workers>(
     options: &Options,
-    backend: &B,
+    workers: &W,
     exchange: &mut dyn Exchange,
     clock: Clock,
     progress: &Progress,
 ) -> Result<RankReport, RankError> {
     let rank = exchange.rank();
     let reports = rank == 0 && options.asked.report_interval.is_some();
-    let tallies = reports.then(Tallies::create).transpose()?;
-    let rank = Rank { options, backend, clock, progress, control: Control::new()?, tallies, rank };
+    let published = (0..options.job.workload.clients).filter(|_| reports).map(|_| Published::default()).collect();
+    let rank = Rank { options, workers, clock, progress, control: Control::new(options.job.topology.daemons), published, rank };
     let outcome = std::thread::scope(|scope| {
         let outcome = rank.conduct(scope, exchange);
         // On success every thread has ended already; on failure this ends them, and the scope waits for them.
@@ -220,7 +193,7 @@ pub fn run_rank<B: Backend>(
 
 type Thread<'scope, T> = ScopedJoinHandle<'scope, Option<T>>;
 
-impl<B: Backend> Rank<'_, B> {
+impl<W: Workers> Rank<'_, W> {
     /// Returns the index of this rank among those of its host, which decides its cores.
     fn local_rank(&self) -> Option<usize> {
         self.options.launcher.local_rank(self.rank)
@@ -234,8 +207,7 @@ impl<B: Backend> Rank<'_, B> {
         let mut assembly = Assembly::new();
         let daemons = self.start(scope, &mut assembly, (0..options.job.topology.daemons).map(Worker::Daemon), Self::daemon_thread)?;
         self.await_open(&mut assembly, daemons.len(), "a daemon")?;
-        let work = if options.asked.clients == ClientKind::Processes { Self::client_process } else { Self::client_thread };
-        let clients = self.start(scope, &mut assembly, (0..options.job.workload.clients).map(Worker::Client), work)?;
+        let clients = self.start(scope, &mut assembly, (0..options.job.workload.clients).map(Worker::Client), Self::client_thread)?;
         self.await_open(&mut assembly, clients.len(), "a client")?;
         self.exchange_records(assembly, exchange)?;
         exchange.barrier(SETUP_LIMIT, &give_up)?;
@@ -269,7 +241,7 @@ impl<B: Backend> Rank<'_, B> {
         let watch = || {
             let now_ns = self.clock.now_ns();
             self.progress.advance(Duration::from_nanos(now_ns - load_ns));
-            let interval = reporter.borrow_mut().as_mut().and_then(|reporter| reporter.look(now_ns, control.steering().phase()));
+            let interval = reporter.borrow_mut().as_mut().and_then(|reporter| reporter.look(now_ns, control.phase()));
             if let Some(interval) = interval {
                 self.progress.print(&interval.line(options.job.runs, options.job.workload.ranks).to_string());
             }
@@ -313,8 +285,8 @@ impl<B: Backend> Rank<'_, B> {
 
     /// Returns the reporter of `--report-interval`, on rank 0.
     fn reporter(&self, now_ns: u64) -> Option<Reporter<'_>> {
-        let (tallies, seconds) = (self.tallies.as_ref()?, self.options.asked.report_interval?);
-        Some(Reporter::new(tallies, self.options.job.workload.clients, Duration::from_secs_f64(seconds), now_ns))
+        let seconds = self.options.asked.report_interval.filter(|_| self.rank == 0)?;
+        Some(Reporter::new(&self.published, Duration::from_secs_f64(seconds), now_ns))
     }
 
     /// Waits for clients to end, together with the other ranks, at most for `longest`, in which nothing has to move for `quiet`; calls
@@ -331,11 +303,11 @@ impl<B: Backend> Rank<'_, B> {
         let mut drain = Drain::new(self.clock.now_ns(), quiet, longest);
         loop {
             let has_drained = self.await_end(clients, LOOK_INTERVAL, watch);
-            let daemons = self.control.drain_progress(self.options.job.topology.daemons);
+            let daemons = self.control.drain_progress();
             let is_interrupted = exchange.is_interrupted();
             let view = drain.look(self.clock.now_ns(), has_drained, is_interrupted, &daemons);
             // While clients issue, an interrupt ends only the issuing.
-            let view = View { cuts: view.cuts || (is_interrupted && self.control.steering().phase().is_loading()), ..view };
+            let view = View { cuts: view.cuts || (is_interrupted && self.control.phase().is_loading()), ..view };
             let encoded = serde_json::to_vec(&view).unwrap_or_default();
             let parts = exchange.all_gather(&encoded, BARRIER_LIMIT, &give_up)?;
             let read = |(rank, part): (usize, &Vec<u8>)| serde_json::from_slice::<View>(part).map_err(|_| RankError::View { rank });
@@ -348,7 +320,7 @@ impl<B: Backend> Rank<'_, B> {
 
     /// Waits for the end of `clients`, or for `time`; calls `watch` meanwhile. Returns whether all have ended.
     fn await_end(&self, clients: &[Thread<'_, ClientReport>], time: Duration, watch: &dyn Fn()) -> bool {
-        let end_ns = self.clock.now_ns() + time.as_nanos() as u64;
+        let end_ns = self.clock.now_ns().saturating_add(time.as_nanos() as u64);
         loop {
             watch();
             let have_ended = clients.iter().all(Thread::is_finished);
@@ -419,7 +391,10 @@ impl<B: Backend> Rank<'_, B> {
 
     /// Connects the endpoints of an open worker. Returns `false` if the rank has given up.
     fn connect(&self, worker: Worker, endpoints: &mut impl Endpoints, post: &Post) -> Result<bool, RankError> {
-        let Some(records) = Self::trade(worker, endpoints.records(), post) else { return Ok(false) };
+        let records = endpoints.records().into_iter().map(|(to, bytes)| Record { from: worker, to, bytes }).collect();
+        // The main thread hangs up only when the job is over.
+        let _ = post.tell.send(News::Open(records));
+        let Ok(records) = post.mailbox.recv() else { return Ok(false) };
         endpoints.connect(&records)?;
         while !endpoints.settle()? {
             if self.control.is_stopped() {
@@ -431,19 +406,11 @@ impl<B: Backend> Rank<'_, B> {
         Ok(true)
     }
 
-    /// Exchanges the records of a worker's endpoints for those of their other ends. Returns `None` if the rank has given up.
-    fn trade(worker: Worker, records: Records, post: &Post) -> Option<Records> {
-        let records = records.into_iter().map(|(to, bytes)| Record { from: worker, to, bytes }).collect();
-        // The main thread hangs up only when the job is over.
-        let _ = post.tell.send(News::Open(records));
-        post.mailbox.recv().ok()
-    }
-
     fn daemon_thread(&self, number: usize, post: &Post) -> Result<(WorkerReport, Option<Recorder>), RankError> {
         if let Some(core) = self.local_rank().and_then(|rank| self.options.plan.daemon_core(rank, number)) {
             pin_current_thread(core)?;
         }
-        let mut daemon = self.backend.open_daemon(number)?;
+        let mut daemon = self.workers.open_daemon(number)?;
         if !self.connect(Worker::Daemon(number), &mut daemon, post)? {
             return Ok((WorkerReport::default(), None));
         }
@@ -457,7 +424,7 @@ impl<B: Backend> Rank<'_, B> {
             .as_ref()
             .map(|trace| Recorder::new(trace.interval, self.options.wait, self.options.job.topology.asks(self.rank, number)));
         while !self.control.is_stopped() {
-            let phase = self.control.steering().phase();
+            let phase = self.control.phase();
             log.enter(phase, now_ns, &mut daemon);
             match daemon.step(now_ns) {
                 Ok(round) if round.is_part => {}
@@ -497,33 +464,7 @@ impl<B: Backend> Rank<'_, B> {
     /// Lets a daemon that found nothing to do sleep.
     fn sleep(&self, phase: Phase, daemon: &mut dyn Sleeper) {
         let longest = if self.is_watched(phase) { DAEMON_SLEEP } else { SLICE };
-        self.control.steering().sleep(phase, daemon, longest);
-    }
-
-    /// Returns the state that the clients of this rank need, in any process.
-    fn seat(&self) -> Seat<'_, B> {
-        let (steering, tallies) = (self.control.steering(), self.tallies.as_ref());
-        Seat { options: self.options, backend: self.backend, clock: self.clock, rank: self.rank, steering, tallies }
-    }
-
-    fn client_thread(&self, number: usize, post: &Post) -> Result<ClientReport, RankError> {
-        self.seat().run(number, |paths| self.connect(Worker::Client(number), paths, post))
-    }
-
-    /// Runs the thread that represents a client process: forwards its messages, records and report.
-    fn client_process(&self, number: usize, post: &Post) -> Result<ClientReport, RankError> {
-        let worker = Worker::Client(number);
-        let mut process = ClientProcess::start(&self.seat(), number)?;
-        loop {
-            match process.next_news(&|| self.control.is_stopped())? {
-                ClientNews::Open(records) => {
-                    let Some(records) = Self::trade(worker, records, post) else { return Err(process.give_up()) };
-                    process.connect(records)?;
-                }
-                ClientNews::Ready => _ = post.tell.send(News::Ready),
-                ClientNews::Done(report) => return Ok(*report),
-            }
-        }
+        self.control.sleep(phase, daemon, longest);
     }
 
     fn await_open(&self, assembly: &mut Assembly, count: usize, who: &'static str) -> Result<(), RankError> {

@@ -1,86 +1,73 @@
-//! `--output`: the flat form of a result in a file, as CSV or Parquet. One job is one file, which a later job with the same name
-//! replaces: appending would mix rows of several jobs and versions in one table.
+//! `--output`: the flat form of a result in a file, as CSV. One job is one file, which a later job with the same name replaces: appending
+//! would mix rows of several jobs and versions in one table.
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
+use clap::Args;
 use harness::file::WriteError;
 use harness::report::JsonSink;
-use thiserror::Error;
 
-use self::file::{Format, OutputFile};
-use crate::result::{JobResult, Value, rows};
 use crate::trace::TraceFile;
 
-pub mod file;
-#[cfg(feature = "parquet")]
-mod parquet;
-
-/// The table cannot be written.
-#[derive(Debug, Error)]
-pub enum OutputError {
-    /// The file cannot be written.
-    #[error(transparent)]
-    File(#[from] WriteError),
-    /// The table cannot be encoded in this format.
-    #[error("the result cannot be encoded: {0}")]
-    Encode(#[source] Box<dyn std::error::Error + Send + Sync>),
+/// The option of the flat table.
+#[derive(Debug, Clone, Default, PartialEq, Args)]
+pub struct OutputArgs {
+    /// Also write the result as a flat table, CSV: a row for the job, for each run and for each rank. A file of that name is replaced.
+    #[arg(long, hide_short_help = true, value_name = "FILE.csv")]
+    pub output: Option<OutputFile>,
 }
 
-impl OutputError {
-    fn encode(error: impl std::error::Error + Send + Sync + 'static) -> Self {
-        Self::Encode(Box::new(error))
+/// The file of the table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutputFile(PathBuf);
+
+impl FromStr for OutputFile {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let path = PathBuf::from(text);
+        let is_csv = path.extension().is_some_and(|extension| extension == "csv");
+        if is_csv { Ok(Self(path)) } else { Err("the table is CSV: the name has to end in .csv") }
     }
 }
 
-/// Writes the table of `result`. Replaces an existing file.
-///
-/// # Errors
-/// The system's reason; a partly written file is not left behind.
-pub fn write(file: &OutputFile, result: &JobResult) -> Result<(), OutputError> {
-    let content = match file.format {
-        Format::Csv => csv(result)?,
-        #[cfg(feature = "parquet")]
-        Format::Parquet => parquet::encode(result).map_err(OutputError::encode)?,
-    };
-    Ok(harness::file::write(file.path(), &content)?)
+impl OutputFile {
+    /// Checks before a long run whether the table can be written at its end. Changes nothing.
+    ///
+    /// # Errors
+    /// The system's reason.
+    pub fn check(&self) -> Result<(), WriteError> {
+        harness::file::check(&self.0)
+    }
+
+    /// Writes the table. Replaces an existing file.
+    ///
+    /// # Errors
+    /// The system's reason; a partly written file is not left behind.
+    pub fn write(&self, table: &[u8]) -> Result<(), WriteError> {
+        harness::file::write(&self.0, table)
+    }
 }
 
-/// Refuses files of a job if one would be written over another, by any names: `--json`, `--output`, `--hgrm`, and the series in
-/// `--trace`. Does not check whether a file can be written.
+/// Refuses files of a job if one would be written over another, by any names: `--json`, `--output`, and the series in `--trace`. Does not
+/// check whether a file can be written.
 ///
 /// # Errors
 /// The two options, with their values, and the remedy.
-pub fn check_apart(json: Option<&JsonSink>, output: Option<&OutputFile>, hgrm: Option<&Path>, trace: Option<&Path>) -> Result<(), String> {
+pub fn check_apart(json: Option<&JsonSink>, output: Option<&OutputFile>, trace: Option<&Path>) -> Result<(), String> {
     let json = json.and_then(|sink| if let JsonSink::File(path) = sink { Some(path.as_path()) } else { None });
-    let places = [("--json", json), ("--output", output.map(OutputFile::path)), ("--hgrm", hgrm), ("--trace", trace)];
+    let places = [("--json", json), ("--output", output.map(|file| file.0.as_path())), ("--trace", trace)];
     let places: Vec<(&str, &Path, PathBuf)> =
         places.into_iter().filter_map(|(flag, path)| Some((flag, path?, harness::file::location(path?).ok()?))).collect();
     let is_in = |dir: &Path, file: &Path| file.parent() == Some(dir) && TraceFile::is_named(file);
     for (number, (flag, path, place)) in places.iter().enumerate() {
         let clash = places.iter().skip(number + 1).find(|(_, _, other)| other == place || is_in(other, place));
         if let Some((other_flag, other, _)) = clash {
-            let (path, other) = (path.display(), other.display());
-            return Err(format!("{flag} {path} and {other_flag} {other} are in each other's place; give each a name of its own"));
+            return Err(format!("{flag} {} and {other_flag} {} are the same file; name two", path.display(), other.display()));
         }
     }
     Ok(())
-}
-
-/// Encodes the table as CSV by RFC 4180, with a header. A cell without a value is empty. Numbers read back unchanged.
-fn csv(result: &JobResult) -> Result<Vec<u8>, OutputError> {
-    let mut writer = csv::Writer::from_writer(Vec::new());
-    let rows = rows(result);
-    let header = rows.first().into_iter().flatten().map(|cell| cell.column.as_bytes());
-    writer.write_record(header).map_err(OutputError::encode)?;
-    for row in rows {
-        let texts = row.into_iter().map(|cell| match cell.value {
-            Value::Text(text) => text,
-            Value::Count(count) => count.map(|count| count.to_string()),
-            Value::Number(number) => number.map(|number| number.to_string()),
-        });
-        writer.write_record(texts.map(Option::unwrap_or_default)).map_err(OutputError::encode)?;
-    }
-    writer.into_inner().map_err(|error| OutputError::encode(error.into_error()))
 }
 
 #[cfg(test)]
@@ -88,17 +75,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_says_the_format_and_others_are_refused_with_what_to_do() {
-        assert_eq!("dir/x.csv".parse::<OutputFile>().unwrap().path(), Path::new("dir/x.csv"));
-        for name in ["x", "x.json", ".csv", "x.csv.gz", ""] {
-            let error = name.parse::<OutputFile>().unwrap_err();
-            assert!(error.contains(".csv or .parquet"), "{name}: {error}");
-        }
-        let parquet = "x.parquet".parse::<OutputFile>();
-        if cfg!(feature = "parquet") {
-            assert!(parquet.is_ok());
-        } else {
-            assert!(parquet.unwrap_err().contains("--features parquet"));
+    fn a_name_that_is_not_csv_is_refused() {
+        assert_eq!("dir/x.csv".parse::<OutputFile>(), Ok(OutputFile("dir/x.csv".into())));
+        for name in ["x", "x.json", ".csv", "x.csv.gz", "x.parquet", ""] {
+            assert!(name.parse::<OutputFile>().unwrap_err().contains("end in .csv"), "{name}");
         }
     }
 }

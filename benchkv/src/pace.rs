@@ -3,7 +3,7 @@
 use clap::Args;
 use engine::pace::{Arrivals, Pace};
 
-use harness::range::{RangeError, decimal, range};
+use harness::range::decimal;
 use serde::{Deserialize, Serialize};
 
 /// Minimum and maximum operations per second of a job.
@@ -13,32 +13,23 @@ const RATES: std::ops::RangeInclusive<f64> = 1.0..=1e9;
 #[derive(Debug, Clone, Copy, PartialEq, Args, Serialize, Deserialize)]
 #[group(skip)]
 pub struct PaceArgs {
-    /// Open loop: operations per second of all clients of the job together, 1 to 1e9. They start at their times independently of earlier
-    /// operations; latencies count from there. --queue-depth still bounds the outstanding operations of a client [default: closed loop,
-    /// each client as fast as it can].
+    /// Open loop: operations per second of the whole job [default: closed loop]
+    ///
+    /// All clients of the job together, 1 to 1e9. Operations start at their times independently of earlier
+    /// operations; latencies count from there. --queue-depth still bounds the outstanding operations of a client. In a closed
+    /// loop each client is as fast as it can.
     #[arg(long, value_name = "OPS_PER_SECOND", value_parser = decimal(RATES))]
     pub rate: Option<f64>,
 
     /// Start times of the operations of --rate: even gives each client its turn at equal intervals, poisson draws the intervals at random
     /// by the seed [default: even].
-    #[arg(long, value_enum, requires = "rate")]
+    #[arg(long, hide_short_help = true, value_enum, requires = "rate")]
     pub arrivals: Option<Arrivals>,
 }
 
 impl PaceArgs {
-    /// Returns the open loop, if one is asked for. Options that are left out get their defaults.
-    ///
-    /// # Errors
-    /// [`RangeError`].
-    pub fn resolve(&mut self) -> Result<Option<Pace>, RangeError> {
-        let legal = || format!("{} to {:e} operations per second", RATES.start(), RATES.end());
-        match self.rate {
-            Some(rate) if !RATES.contains(&rate) => {
-                let (flag, why) = ("--rate", "no rate that clients could be asked for");
-                Err(range(flag, rate, why, legal()))
-            }
-            None => Ok(None),
-            Some(rate) => Ok(Some(Pace { rate, arrivals: *self.arrivals.get_or_insert(Arrivals::Even) })),
-        }
+    /// Returns the open loop, if one is asked for. Arrivals that are left out get their default.
+    pub fn resolve(&mut self) -> Option<Pace> {
+        self.rate.map(|rate| Pace { rate, arrivals: *self.arrivals.get_or_insert(Arrivals::Even) })
     }
 }

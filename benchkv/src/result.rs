@@ -22,7 +22,7 @@ use crate::sim::options::SimulationRecord;
 use engine::activity::{ActivityRates, WorkerReport};
 use engine::client::Counts;
 use engine::job::Sizes;
-use engine::topology::{Routing, Transport};
+use engine::topology::{Backend, Carrier};
 
 mod open_loop;
 mod read;
@@ -33,12 +33,12 @@ mod table;
 pub use open_loop::OpenLoop;
 pub use read::ReadError;
 pub use reduce::{Conditions, Course, RankReport, ReduceError};
-pub use rows::{Cell, Value, rows};
+pub use rows::{Cell, Value, csv, rows};
 
 /// The value of [`JobResult::schema`].
 pub const SCHEMA: &str = "benchkv-result";
 /// Raised whenever a field of [`JobResult`] changes its meaning, its type or its name.
-pub const SCHEMA_VERSION: u32 = 5;
+pub const SCHEMA_VERSION: u32 = 6;
 
 /// [`JobResult::device`] of a job with one rank.
 const NO_DEVICE: &str = "none";
@@ -53,9 +53,9 @@ pub struct JobResult {
     /// Version of benchkv.
     pub benchkv_version: String,
     /// The path of requests to other ranks.
-    pub backend: Routing,
+    pub backend: Backend,
     /// The carrier of these requests.
-    pub carrier: Transport,
+    pub carrier: Carrier,
     /// Kind of the device that carried remote requests; `none` for a job of one rank.
     pub device: String,
     /// Rank processes.
@@ -81,7 +81,7 @@ pub struct JobResult {
     /// The clock of the latencies.
     pub clock: ClockSource,
     /// Of a job in virtual time: its models, and their counters.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub simulation: Option<SimulationRecord>,
     /// The machine of the measurement.
     pub environment: Environment,
@@ -96,7 +96,7 @@ pub struct JobResult {
     /// Operations of the whole job.
     #[serde(flatten)]
     pub fate: Counts,
-    /// Checks of `--verify` that failed; null when values were not checked.
+    /// Checks of values that failed; null with `--no-verify`.
     pub verify_failures: Option<u64>,
     /// The first of these failures, in words.
     pub first_verify_failure: Option<String>,
@@ -105,8 +105,7 @@ pub struct JobResult {
     /// With `--rate`: whether it was reached; null for a closed loop.
     pub open_loop: Option<OpenLoop>,
     /// Core time of the rank processes in measured runs, in nanoseconds for each operation that ended there, polls that found nothing
-    /// included. Null if clients were processes of their own, and in virtual time.
-    #[serde(default)]
+    /// included. Null in virtual time.
     pub cpu_ns_per_op: Option<f64>,
     /// Little's law: L = X W.
     pub littles_law: LittlesLaw,
@@ -134,7 +133,6 @@ pub struct Measured {
     /// Remote operations that ended in a measured window.
     pub remote_ops: u64,
     /// Gets among these operations that found no value.
-    #[serde(default)]
     pub not_found_ops: u64,
     /// Round trips of these operations together.
     pub latency_ns: LatencySummary,
@@ -143,10 +141,8 @@ pub struct Measured {
     /// Round trips of the remote operations.
     pub remote_latency_ns: LatencySummary,
     /// Round trips of the gets.
-    #[serde(default)]
     pub get_latency_ns: LatencySummary,
     /// Round trips of the puts.
-    #[serde(default)]
     pub put_latency_ns: LatencySummary,
     /// Histograms of all of these round trips.
     pub histograms_ns: Histograms,
@@ -162,10 +158,8 @@ pub struct Histograms {
     /// Operations on another rank.
     pub remote: LatencyHistogram,
     /// Gets, local and remote.
-    #[serde(default)]
     pub get: LatencyHistogram,
     /// Puts, local and remote.
-    #[serde(default)]
     pub put: LatencyHistogram,
 }
 
@@ -173,20 +167,20 @@ pub struct Histograms {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SpreadOverRuns {
     /// Operations per second.
-    pub total_rps: Spread,
+    pub total_rps: RunSpread,
     /// Local operations per second.
-    pub local_rps: Spread,
+    pub local_rps: RunSpread,
     /// Remote operations per second.
-    pub remote_rps: Spread,
+    pub remote_rps: RunSpread,
     /// Median round trip of all operations.
-    pub p50_ns: Spread,
+    pub p50_ns: RunSpread,
     /// 99th percentile of the round trips of all operations.
-    pub p99_ns: Spread,
+    pub p99_ns: RunSpread,
 }
 
 /// The spread of values; all 0 without a value.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Spread {
+pub struct RunSpread {
     /// Minimum.
     pub min: f64,
     /// Maximum.
@@ -195,7 +189,7 @@ pub struct Spread {
     pub std_dev: Option<f64>,
 }
 
-impl Spread {
+impl RunSpread {
     /// Returns the spread of `values`.
     #[must_use]
     pub fn of(values: &[f64]) -> Self {
@@ -289,15 +283,14 @@ pub struct RankResult {
     /// Operations of the whole job.
     #[serde(flatten)]
     pub fate: Counts,
-    /// Checks of `--verify` that failed; null when values were not checked.
+    /// Checks of values that failed; null with `--no-verify`.
     pub verify_failures: Option<u64>,
     /// Reports of its daemons.
     pub daemons: Vec<WorkerReport>,
     /// Reports of its clients.
     pub clients: Vec<WorkerReport>,
-    /// Maximum memory resident, with the shared memory it touched: of the rank process and its client processes, each of which counts the
-    /// memory they share. Missing in virtual time, in which all ranks are one process.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Maximum memory resident, with the shared memory it touched: of the rank process. Missing in virtual time, in which all ranks are one process.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_rss_bytes: Option<u64>,
 }
 
@@ -306,15 +299,6 @@ impl JobResult {
     #[must_use]
     pub const fn measured_ops(&self) -> u64 {
         self.measured.local_ops + self.measured.remote_ops
-    }
-
-    /// Returns the percentiles of all round trips, in the format of HdrHistogram's tools.
-    #[must_use]
-    pub fn percentiles(&self) -> String {
-        let mut all = self.measured.histograms_ns.local.clone();
-        // Histograms of one result have the same bounds.
-        let _ = all.merge(&self.measured.histograms_ns.remote);
-        all.percentiles()
     }
 
     /// Returns the number of operations that `--ops` asked for and clients did not issue, although the user did not end the job.

@@ -4,14 +4,14 @@ use engine::drive::faults::{At, Faults};
 use engine::drive::simulated::{Simulated, SimulationError, World};
 use harness::clock::ClockSource;
 use harness::environment::Environment;
-use harness::range::{RangeError, range};
+use harness::range::RangeError;
 use launch::device::{DeviceChoice, SoftDevice};
 use shm::wait::WaitStrategy;
 use thiserror::Error;
 
 use self::options::{Named, Nic, SimulationRecord};
 use crate::cli::{JobArgs, SimArgs, WaitChoice};
-use crate::memory::{Memory, MemoryLimit};
+use crate::memory::Memory;
 use crate::options::{OptionError, Options};
 use crate::result::{Conditions, Course, JobResult, RankReport, ReduceError};
 
@@ -21,9 +21,6 @@ pub mod options;
 
 /// Number of accesses in a client's pattern. They repeat sooner than in a job in real time, which affects the keys only.
 const ACCESSES: usize = 4096;
-
-/// Minimum and maximum length of a window, and of the warm-up, in seconds.
-const TIMES_S: std::ops::RangeInclusive<f64> = 1e-6..=60.0;
 
 /// Why there is no result.
 #[derive(Debug, Error)]
@@ -45,35 +42,20 @@ pub enum SimError {
     Reduce(#[from] ReduceError),
 }
 
-/// Checks the times, whose range is that of virtual time.
-fn check(job: &JobArgs) -> Result<(), RangeError> {
-    let times = [("--duration", job.duration), ("--warmup", job.warmup)];
-    let legal = || format!("{} to {} seconds of virtual time", TIMES_S.start(), TIMES_S.end());
-    let outside = times.into_iter().find(|(_, seconds)| !TIMES_S.contains(seconds));
-    outside.map_or(Ok(()), |(flag, seconds)| Err(range(flag, seconds, "outside the supported range", legal())))
-}
-
 /// Returns the job in virtual time, and checks whether it fits into memory.
 ///
 /// # Errors
 /// The first option that cannot be honoured.
 pub fn resolve(args: &SimArgs) -> Result<Options, SimError> {
-    check(&args.job)?;
-    let limit = MemoryLimit::new(args.job.memory_limit);
-    // The checks of `Options::resolve` are for real time, and the memory of processes.
+    // The memory that `Options::resolve` checks is that of processes.
     let device = DeviceChoice::Soft(SoftDevice::default()).into();
     let runs = args.course.runs().unwrap_or(args.job.runs);
-    let mut options =
-        Options::resolve(JobArgs { memory_limit: Some(u64::MAX), duration: 1.0, warmup: 0.0, device, runs, ..args.job.clone() })?;
-    let JobArgs { duration, warmup, ops, .. } = args.job;
-    if ops.is_none() {
-        (options.asked.duration, options.asked.warmup) = (duration, warmup);
-    }
+    let mut options = Options::resolve(JobArgs { memory_limit: Some(u64::MAX), device, runs, ..args.job.clone() })?;
     (options.asked.wait, options.wait, options.job.workload.accesses) = (WaitChoice::Busy, WaitStrategy::Busy, ACCESSES);
     options.job.is_frugal = true;
     args.course.check(&args.job, &options.job)?;
     options.memory = Memory::of_rank(&options.job).times(options.job.topology.ranks);
-    options.memory.check(limit).map_err(OptionError::from)?;
+    options.memory.check(args.job.memory_limit).map_err(OptionError::from)?;
     Ok(options)
 }
 

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use csv::StringRecord;
 use engine::trace::{Sample, Series};
-use harness::range::{RangeError, whole, within};
+use harness::range::whole;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -38,7 +38,7 @@ fn columns(endpoints: &[usize]) -> String {
 
 /// The command-line flags.
 #[derive(Debug, Clone, Default, PartialEq, Args)]
-#[command(next_help_heading = "Traces")]
+#[command(next_help_heading = "Result")]
 pub struct TraceArgs {
     /// Directory for a time series of each daemon, rank-R-daemon-D.csv; created if missing. It must not hold the series of another job.
     #[arg(long, hide_short_help = true, value_name = "DIR")]
@@ -60,14 +60,6 @@ pub struct TraceOptions {
 }
 
 impl TraceArgs {
-    /// Checks the range of the interval. [`TraceOptions::check`] checks the directory.
-    ///
-    /// # Errors
-    /// The legal range.
-    pub fn check(&self) -> Result<(), RangeError> {
-        within("--trace-interval", self.trace_interval, INTERVALS, "outside the supported range", " rounds")
-    }
-
     /// Returns the options, if a trace is wanted.
     #[must_use]
     pub fn options(&self) -> Option<TraceOptions> {

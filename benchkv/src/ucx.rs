@@ -1,7 +1,7 @@
 //! The options of `ucx-am`.
 
 use clap::{Args, ValueEnum};
-use engine::topology::Transport;
+use engine::topology::Carrier;
 use engine::ucx::PeerErrors;
 use harness::range::{RangeError, range};
 
@@ -23,20 +23,14 @@ impl UcxArgs {
     ///
     /// # Errors
     /// [`RangeError`]: options of a device are given with `ucx-am`, or `--ucx-errors` without it.
-    pub fn resolve(
-        self,
-        transport: Transport,
-        device: &Devices,
-        port: &PortOptions,
-        hosts: usize,
-    ) -> Result<Option<PeerErrors>, RangeError> {
-        match transport {
-            Transport::UcxAm if !device.is_auto() || *port != PortOptions::default() => {
+    pub fn resolve(self, carrier: Carrier, device: &Devices, port: &PortOptions, hosts: usize) -> Result<Option<PeerErrors>, RangeError> {
+        match carrier {
+            Carrier::UcxAm if !device.is_auto() || *port != PortOptions::default() => {
                 let (why, what) =
                     ("UCX chooses its transports itself", "no value with --carrier ucx-am; UCX_TLS and UCX_NET_DEVICES tell UCX");
                 Err(range("--device", format!("{device} {port}").trim_end(), why, what.to_owned()))
             }
-            Transport::UcxAm => Ok(Some(self.ucx_errors.resolve(hosts))),
+            Carrier::UcxAm => Ok(Some(self.ucx_errors.resolve(hosts))),
             _ if self.ucx_errors != PeerErrorsChoice::Auto => {
                 let (why, what) = ("this --carrier has no part in UCX", "no value without --carrier ucx-am");
                 Err(range("--ucx-errors", self.ucx_errors, why, what.to_owned()))

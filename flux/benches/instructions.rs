@@ -7,9 +7,9 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::ptr::NonNull;
 
+use bench::counted::{self, Operation};
 use calls::{Calls, Tag, Tagged};
 use flux::{CallFailed, Config, Node, Token, network};
-use harness::counted::{self, Operation};
 use shm::lane::{Ahead, LaneRx, LaneTx, Slot};
 
 type Payload = [u64; 4];

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use harness::held::{Counting, Held};
+use bench::held::{Counting, Held};
 use scalerpc::mlx5::{Clock, Device, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use scalerpc::rdma::{PendingClient, RdmaOptions};
 use scalerpc::{Handlers, RdmaServer, ServerConfig};

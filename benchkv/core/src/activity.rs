@@ -51,9 +51,7 @@ pub struct Activity {
     pub cqes: u64,
     /// Rounds of a daemon by their completions: 0, 1, 2 to 10, 11 to 100, more.
     pub loops_by_cqes: [u64; 5],
-    /// Sum over time: requests to other ranks of a daemon that were not answered yet, in requests times nanoseconds. Missing in results
-    /// of schema version 4 and before.
-    #[serde(default)]
+    /// Sum over time: requests to other ranks of a daemon that were not answered yet, in requests times nanoseconds.
     pub outstanding_ns: u64,
     /// The maximum of these requests, and its time.
     pub outstanding_peak: Burst,
@@ -233,17 +231,13 @@ pub struct ActivityRates {
     /// Shares of these rounds by their completions: 0, 1, 2 to 10, 11 to 100, more.
     pub loops_by_cqes: [f64; 5],
     /// Length of a round of such a daemon, in nanoseconds: T_loop.
-    #[serde(default)]
     pub loop_ns: f64,
     /// Time from a request to another rank to its answer, as such daemons see it, in nanoseconds: T_rtt, by Little's law from the
     /// requests not answered yet and those sent per second. 0 if clients have their own connections.
-    #[serde(default)]
     pub rtt_ns: f64,
     /// T_loop / T_rtt. Below 1 a request outlives rounds, and these find few or no completions.
-    #[serde(default)]
     pub rho: f64,
     /// Length of a round of any daemon divided by the messages it moved, in nanoseconds.
-    #[serde(default)]
     pub message_ns: f64,
     /// Requests to other ranks not answered yet, in one such daemon: mean over time.
     pub outstanding_mean: f64,

@@ -128,14 +128,12 @@ pub struct ClientReport {
     pub outstanding: u64,
     /// One window per run.
     pub windows: Vec<Window>,
-    /// The findings of `--verify`.
+    /// The failed checks of values.
     pub verdict: Option<Verdict>,
     /// [`Pattern::digest`] of its accesses.
     pub pattern_hash: u64,
     /// The activity of its thread, and of its own connections to other ranks.
     pub worker: WorkerReport,
-    /// Maximum resident memory of its process, if it has one of its own; 0 if it is in the rank's process.
-    pub process_rss_bytes: u64,
 }
 
 /// The result of a step.
@@ -166,9 +164,9 @@ pub struct ClientSpec {
     pub pattern: Pattern,
     /// Schedule of the operations; `None`: closed loop.
     pub schedule: Option<Schedule>,
-    /// The judge, with `--verify`.
+    /// The judge; `None` with `--no-verify`.
     pub verifier: Option<Verifier>,
-    /// Flips one bit of the last byte, or of the only 8, of one written value, which `--verify` has to notice.
+    /// Flips one bit of the last byte, or of the only 8, of one written value, which the judge has to notice.
     pub corrupt_one: bool,
 }
 
@@ -353,7 +351,6 @@ impl<P: Paths> Client<P> {
             verdict: book.spec.verifier.map(Verifier::verdict),
             pattern_hash: book.spec.pattern.digest(),
             worker,
-            process_rss_bytes: 0,
         }
     }
 }

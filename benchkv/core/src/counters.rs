@@ -16,7 +16,7 @@ macro_rules! counters {
     ($(#[$meta:meta])* pub struct $name:ident { $($(#[$doc:meta])* $merge:ident $field:ident),+ $(,)? }) => {
         $(#[$meta])*
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-        pub struct $name { $($(#[$doc])* #[serde(default)] pub $field: u64),+ }
+        pub struct $name { $($(#[$doc])* pub $field: u64),+ }
 
         impl $name {
             /// Each counter with its name.

@@ -36,7 +36,7 @@ const AFTER_INTERRUPT: Duration = Duration::from_secs(5);
 
 /// The work of a daemon since the drain began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct DrainProgress {
     /// Number of rounds; it wraps.
     pub rounds: u32,
     /// Number of messages that these rounds moved.
@@ -102,7 +102,7 @@ impl Drain {
     }
 
     /// Returns the view of this rank. `daemons` has the progress of its daemons.
-    pub fn look(&mut self, now_ns: u64, has_drained: bool, is_interrupted: bool, daemons: &[Progress]) -> View {
+    pub fn look(&mut self, now_ns: u64, has_drained: bool, is_interrupted: bool, daemons: &[DrainProgress]) -> View {
         self.silent += since(self.looked_ns, now_ns).min(LONGEST_STEP);
         self.looked_ns = now_ns;
         self.rounds.resize(daemons.len(), 0);
@@ -122,7 +122,7 @@ impl Drain {
 
     /// Compares the views of all ranks; `daemons` as in the last [`look`](Self::look). All ranks get the same result. `None`: the drain
     /// goes on.
-    pub fn compare(&mut self, views: &[View], daemons: &[Progress]) -> Option<End> {
+    pub fn compare(&mut self, views: &[View], daemons: &[DrainProgress]) -> Option<End> {
         if views.iter().all(|view| view.has_drained) {
             return Some(End::Drained);
         }
@@ -152,12 +152,12 @@ mod tests {
     struct Rank {
         drain: Drain,
         now_ns: u64,
-        daemon: Progress,
+        daemon: DrainProgress,
         is_interrupted: bool,
     }
 
     fn rank(quiet: Duration) -> Rank {
-        Rank { drain: Drain::new(5, quiet, LONGEST), now_ns: 5, daemon: Progress::default(), is_interrupted: false }
+        Rank { drain: Drain::new(5, quiet, LONGEST), now_ns: 5, daemon: DrainProgress::default(), is_interrupted: false }
     }
 
     /// Lets all ranks look every 10 ms for `time`, or until the drain ends. `act` moves their daemons before each look.
@@ -212,7 +212,7 @@ mod tests {
         let one_stands_still = |_: u64, ranks: &mut [Rank]| ranks[0].daemon.rounds += 100;
         run(0, &mut ranks);
         // Rounds before the last movement do not count.
-        ranks[1].daemon = Progress { rounds: 10 * ROUNDS, moved: 1 };
+        ranks[1].daemon = DrainProgress { rounds: 10 * ROUNDS, moved: 1 };
         assert_eq!(pass(&mut ranks, STALL - Duration::from_millis(10), one_stands_still), None);
         assert_eq!(pass(&mut ranks, Duration::from_millis(20), one_stands_still), Some(End::Silent), "it is not waited for without end");
     }

@@ -5,12 +5,12 @@ use std::time::Duration;
 use copyrpc::ring::{MAX_RING_SIZE, MIN_RING_SIZE};
 use serde::{Deserialize, Serialize};
 
+use crate::carrier::Feature;
 use crate::client::ClientSpec;
 use crate::message::Request;
 use crate::pace::{Pace, Schedule};
 use crate::policy::PolicyOptions;
-use crate::topology::{Routing, Topology};
-use crate::transport::Feature;
+use crate::topology::{Backend, Topology};
 use crate::ucx::PeerErrors;
 use crate::values::{HEAD_BYTES, Places};
 use crate::verify::Verifier;
@@ -57,7 +57,7 @@ impl Sizes {
         let in_flight = topology.clients * queue_depth;
         // A client's own connection carries the operations in flight of that client, any other connection those of all clients of the
         // rank.
-        let in_flight_per_connection = if topology.routing == Routing::Direct { queue_depth } else { in_flight };
+        let in_flight_per_connection = if topology.backend == Backend::Direct { queue_depth } else { in_flight };
         let padded_message = padded_message(value_bytes);
         let ring_bytes = match ring_bytes {
             _ if topology.is_by_message() => 0,
@@ -136,7 +136,7 @@ impl Job {
         let pattern = workload.pattern(rank, number);
         let verifier = |writer, clients| {
             let verifier = Verifier::new(writer, clients, workload.accesses, pattern.read_keys);
-            if workload.preload { verifier.of_filled_stores() } else { verifier }
+            if workload.empty { verifier } else { verifier.of_filled_stores() }
         };
         let (writer, clients) = (rank * workload.clients + number, workload.ranks * workload.clients);
         ClientSpec {

@@ -9,7 +9,7 @@
 //! - [`values`]: the bytes of values that messages do not hold.
 //! - [`store`]: the shard that a daemon serves.
 //! - [`client`]: the loop that issues requests; [`operation`]: its note on each; [`verify`] judges their results.
-//! - [`topology`]: the endpoints between threads, and the paths of requests; [`transport`]: the carriers.
+//! - [`topology`]: the endpoints between threads, and the paths of requests; [`carrier`]: the carriers of messages between ranks.
 //! - [`backend`]: daemons, the paths of clients to them, and the carriers of messages between ranks ([`ucx`]: the library of one
 //!   carrier).
 //! - [`policy`]: the delays of daemons that make batches larger.
@@ -19,6 +19,7 @@
 
 pub mod activity;
 pub mod backend;
+pub mod carrier;
 pub mod client;
 pub mod counters;
 pub mod drain;
@@ -32,7 +33,6 @@ pub mod policy;
 pub mod store;
 pub mod topology;
 pub mod trace;
-pub mod transport;
 pub mod ucx;
 pub mod values;
 pub mod verify;

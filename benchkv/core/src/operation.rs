@@ -16,6 +16,14 @@ pub struct Operation {
     pub(crate) kind: Kind,
 }
 
+#[cfg(test)]
+impl Operation {
+    /// Makes an operation that its access distinguishes.
+    pub(crate) const fn numbered(access: u32) -> Self {
+        Self { access, moment: 0, intended_ns: 0, issued_ns: 0, place: 0, kind: Kind::RemoteGet }
+    }
+}
+
 /// The kind of an operation. It has 32 bits, so that an [`Operation`] has no gaps, which would be copied apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]

@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::transport::name_of;
+use crate::carrier::name_of;
 
 /// Number of random gaps of a client, 64 KiB of them; they repeat after the last.
 const RANDOM_GAPS: usize = 1 << 13;

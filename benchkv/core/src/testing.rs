@@ -10,7 +10,7 @@ use shm::dir::Dir;
 use crate::backend::plan::Site;
 use crate::job::{Job, Sizes};
 use crate::policy::PolicyOptions;
-use crate::topology::{Routing, Topology, Transport};
+use crate::topology::{Backend, Carrier, Topology};
 use crate::workload::{Distribution, PATTERN_LEN, Workload};
 
 /// A directory for shared memory, removed with its content.
@@ -31,7 +31,7 @@ impl Scratch {
 
     /// Returns the site of a rank in this process, on the software device.
     pub(crate) fn site(&self, rank: usize) -> Site {
-        Site { rank, process: std::process::id(), devices: vec![DeviceChoice::Auto.spec(Some(&self.0))], dir: self.dir() }
+        Site { rank, devices: vec![DeviceChoice::Auto.spec(Some(&self.0))], dir: self.dir() }
     }
 }
 
@@ -41,9 +41,9 @@ impl Drop for Scratch {
     }
 }
 
-/// Returns a topology with this carrier and this routing.
-pub(crate) const fn topology(routing: Routing, transport: Transport, ranks: usize, daemons: usize, clients: usize) -> Topology {
-    Topology { routing, transport, ranks, daemons, clients }
+/// Returns a topology with this carrier and this backend.
+pub(crate) const fn topology(backend: Backend, carrier: Carrier, ranks: usize, daemons: usize, clients: usize) -> Topology {
+    Topology { backend, carrier, ranks, daemons, clients }
 }
 
 /// Returns a verified job of `topology`, 32 deep.
@@ -56,7 +56,7 @@ pub(crate) fn job(topology: Topology) -> Job {
         clients,
         key_range: 1000,
         value_bytes: 8,
-        preload: false,
+        empty: true,
         read_ratio: 0.5,
         remote_ratio,
         distribution,
@@ -87,5 +87,5 @@ pub(crate) fn policies(args: &str) -> PolicyOptions {
         #[command(flatten)]
         policies: PolicyOptions,
     }
-    Args::try_parse_from(std::iter::once("test").chain(args.split_whitespace())).unwrap().policies.resolved()
+    Args::try_parse_from(std::iter::once("test").chain(args.split_whitespace())).unwrap().policies
 }

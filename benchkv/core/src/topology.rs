@@ -2,24 +2,23 @@
 //!
 //! | | meta | delegation | sharded | direct |
 //! |---|---|---|---|---|
-//! | remote key: client | -ipc-> the daemon that owns such keys -flux-> the carrier | -ring-> daemon 0 | -ring-> the daemon of the key's number | |
+//! | remote key: client | -ipc-> the daemon that owns such keys -flux-> the gateway | -ring-> daemon 0 | -ring-> the daemon of the key's number | |
 //! | -copyrpc-> | a daemon of the peer | its daemon 0 | its daemon of the same number | its daemon that owns the key |
 //! | there -flux-> | the daemon that owns the key | the same | | |
 //! | endpoints of a rank | N - 1 | N - 1 | D (N - 1) | 2 C D (N - 1): its clients' to daemons, its daemons' to clients |
 //!
-//! N ranks, D daemons and C clients of each. The carrier of rank r is daemon r mod D. A local key: client -ipc-> the daemon that owns it.
+//! N ranks, D daemons and C clients of each. The gateway to rank r is daemon r mod D. A local key: client -ipc-> the daemon that owns it.
 //!
-//! The [`Transport`] is the one arrow between ranks: `-copyrpc->`, or a SEND or a UCX active message for each message. Any transport
-//! combines with any [`Routing`].
+//! The [`Carrier`] is the one arrow between ranks: `-copyrpc->`, or a SEND or a UCX active message for each message. Any carrier
+//! combines with any [`Backend`].
 
 use std::fmt;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use crate::store::owner_of;
-pub use crate::transport::Transport;
-use crate::transport::name_of;
+pub use crate::carrier::Carrier;
+use crate::carrier::name_of;
 
 /// A thread of a rank that can have endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -59,7 +58,7 @@ impl fmt::Display for Peer {
 /// The path of a request for another rank: the columns of the table above.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Routing {
+pub enum Backend {
     /// Through the daemon that owns such keys, and by flux to the carrier.
     Meta,
     /// Through the ring of daemon 0.
@@ -70,7 +69,7 @@ pub enum Routing {
     Direct,
 }
 
-impl fmt::Display for Routing {
+impl fmt::Display for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&name_of(self))
     }
@@ -80,9 +79,9 @@ impl fmt::Display for Routing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Topology {
     /// The path of the requests.
-    pub routing: Routing,
-    /// The transport of its connections.
-    pub transport: Transport,
+    pub backend: Backend,
+    /// The carrier of messages between ranks.
+    pub carrier: Carrier,
     /// Ranks of the job.
     pub ranks: usize,
     /// Daemons of each rank.
@@ -93,18 +92,18 @@ pub struct Topology {
 
 impl Topology {
     /// Returns the daemon with the endpoint to rank `remote`, on any rank, if one daemon has it for all keys.
-    fn carrier(&self, remote: usize) -> Option<usize> {
-        match self.routing {
-            Routing::Meta => Some(remote % self.daemons),
-            Routing::Delegation => Some(0),
-            Routing::Sharded | Routing::Direct => None,
+    fn gateway(&self, remote: usize) -> Option<usize> {
+        match self.backend {
+            Backend::Meta => Some(remote % self.daemons),
+            Backend::Delegation => Some(0),
+            Backend::Sharded | Backend::Direct => None,
         }
     }
 
     /// Returns the daemon to which the others of its rank pass requests for rank `rank`; `None` if they pass none.
     #[must_use]
-    pub fn carrier_of(&self, rank: usize) -> Option<usize> {
-        self.carrier(rank).filter(|_| self.routing == Routing::Meta)
+    pub fn gateway_of(&self, rank: usize) -> Option<usize> {
+        self.gateway(rank).filter(|_| self.backend == Backend::Meta)
     }
 
     /// Returns whether daemons get requests for other ranks from clients, through ipc, and from each other. Otherwise all of these are for
@@ -112,43 +111,45 @@ impl Topology {
     #[must_use]
     #[inline]
     pub const fn daemons_pass_on(&self) -> bool {
-        matches!(self.routing, Routing::Meta) && self.ranks > 1
+        matches!(self.backend, Backend::Meta) && self.ranks > 1
     }
 
-    /// Returns the daemon of another rank to which rank `rank` sends a request for `key`.
+    /// Returns the number of daemons of another rank among which the key of a request decides; 1 if one daemon gets all requests of a rank.
     #[must_use]
-    #[inline]
-    pub fn far_daemon(&self, rank: usize, key: u64) -> usize {
-        self.carrier(rank).unwrap_or_else(|| owner_of(key, self.daemons))
+    pub const fn far_daemons(&self) -> usize {
+        match self.backend {
+            Backend::Meta | Backend::Delegation => 1,
+            Backend::Sharded | Backend::Direct => self.daemons,
+        }
     }
 
     /// Returns the number of daemons of a rank that get requests of other ranks for keys of another daemon of the rank: all or none.
     #[must_use]
     pub const fn passing_daemons(&self) -> usize {
-        let pass = matches!(self.routing, Routing::Meta | Routing::Delegation) && self.daemons > 1 && self.ranks > 1;
+        let pass = matches!(self.backend, Backend::Meta | Backend::Delegation) && self.daemons > 1 && self.ranks > 1;
         if pass { self.daemons } else { 0 }
     }
 
     /// Returns whether connections between ranks send each message separately, and not in copyrpc's rings.
     #[must_use]
     pub const fn is_by_message(&self) -> bool {
-        self.transport.traits().is_by_message
+        self.carrier.traits().is_by_message
     }
 
     /// Returns the maximum number of connections between ranks of a thread.
     #[must_use]
     pub const fn endpoints_of_a_thread(&self) -> usize {
         let most = if self.daemons > self.clients { self.daemons } else { self.clients };
-        (self.ranks - 1) * if matches!(self.routing, Routing::Direct) { most } else { 1 }
+        (self.ranks - 1) * if matches!(self.backend, Backend::Direct) { most } else { 1 }
     }
 
     /// Returns the number of shared rings of a rank, each served by the daemon of its number.
     #[must_use]
     pub const fn rings(&self) -> usize {
-        match self.routing {
-            Routing::Meta | Routing::Direct => 0,
-            Routing::Delegation => 1,
-            Routing::Sharded => self.daemons,
+        match self.backend {
+            Backend::Meta | Backend::Direct => 0,
+            Backend::Delegation => 1,
+            Backend::Sharded => self.daemons,
         }
     }
 
@@ -157,17 +158,17 @@ impl Topology {
     pub fn peers_of(&self, rank: usize, worker: Worker) -> Vec<Peer> {
         let others = (0..self.ranks).filter(|remote| *remote != rank);
         let to_daemon = |number: usize| move |remote| Peer { rank: remote, worker: Worker::Daemon(number) };
-        match (self.routing, worker) {
-            (Routing::Meta | Routing::Delegation, Worker::Daemon(daemon)) => {
+        match (self.backend, worker) {
+            (Backend::Meta | Backend::Delegation, Worker::Daemon(daemon)) => {
                 // The same rule chooses the other end from the other side.
-                let far_end = self.far_daemon(rank, 0);
-                others.filter(|remote| self.carrier(*remote) == Some(daemon)).map(to_daemon(far_end)).collect()
+                let far_end = self.gateway(rank).unwrap_or(0);
+                others.filter(|remote| self.gateway(*remote) == Some(daemon)).map(to_daemon(far_end)).collect()
             }
-            (Routing::Sharded, Worker::Daemon(daemon)) => others.map(to_daemon(daemon)).collect(),
-            (Routing::Direct, Worker::Daemon(_)) => others
+            (Backend::Sharded, Worker::Daemon(daemon)) => others.map(to_daemon(daemon)).collect(),
+            (Backend::Direct, Worker::Daemon(_)) => others
                 .flat_map(|remote| (0..self.clients).map(move |client| Peer { rank: remote, worker: Worker::Client(client) }))
                 .collect(),
-            (Routing::Direct, Worker::Client(_)) => others
+            (Backend::Direct, Worker::Client(_)) => others
                 .flat_map(|remote| (0..self.daemons).map(move |daemon| Peer { rank: remote, worker: Worker::Daemon(daemon) }))
                 .collect(),
             (_, Worker::Client(_)) => Vec::new(),
@@ -183,12 +184,12 @@ impl Topology {
     /// Returns the number of threads of a rank that have endpoints.
     #[must_use]
     pub const fn threads_with_endpoints(&self) -> u64 {
-        let threads = match self.routing {
+        let threads = match self.backend {
             _ if self.ranks == 1 => 0,
-            Routing::Meta if self.ranks <= self.daemons => self.ranks,
-            Routing::Meta | Routing::Sharded => self.daemons,
-            Routing::Delegation => 1,
-            Routing::Direct => self.daemons + self.clients,
+            Backend::Meta if self.ranks <= self.daemons => self.ranks,
+            Backend::Meta | Backend::Sharded => self.daemons,
+            Backend::Delegation => 1,
+            Backend::Direct => self.daemons + self.clients,
         };
         threads as u64
     }
@@ -215,10 +216,10 @@ impl Topology {
     #[must_use]
     pub const fn endpoints(&self) -> u64 {
         let others = self.ranks as u64 - 1;
-        match self.routing {
-            Routing::Meta | Routing::Delegation => others,
-            Routing::Sharded => self.daemons as u64 * others,
-            Routing::Direct => 2 * self.clients as u64 * self.daemons as u64 * others,
+        match self.backend {
+            Backend::Meta | Backend::Delegation => others,
+            Backend::Sharded => self.daemons as u64 * others,
+            Backend::Direct => 2 * self.clients as u64 * self.daemons as u64 * others,
         }
     }
 }
@@ -226,11 +227,12 @@ impl Topology {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::owner_of;
 
-    const ROUTINGS: [Routing; 4] = [Routing::Meta, Routing::Delegation, Routing::Sharded, Routing::Direct];
+    const ROUTINGS: [Backend; 4] = [Backend::Meta, Backend::Delegation, Backend::Sharded, Backend::Direct];
 
-    fn topology(routing: Routing, ranks: usize, daemons: usize, clients: usize) -> Topology {
-        Topology { routing, transport: Transport::Copyrpc, ranks, daemons, clients }
+    fn topology(backend: Backend, ranks: usize, daemons: usize, clients: usize) -> Topology {
+        Topology { backend, carrier: Carrier::Copyrpc, ranks, daemons, clients }
     }
 
     fn workers(topology: &Topology) -> Vec<Worker> {
@@ -239,10 +241,10 @@ mod tests {
 
     #[test]
     fn every_endpoint_has_one_at_its_other_end_and_they_are_counted() {
-        for (routing, (ranks, daemons, clients)) in
-            ROUTINGS.into_iter().flat_map(|routing| [(1, 2, 2), (2, 1, 1), (5, 3, 2)].map(|sizes| (routing, sizes)))
+        for (backend, (ranks, daemons, clients)) in
+            ROUTINGS.into_iter().flat_map(|backend| [(1, 2, 2), (2, 1, 1), (5, 3, 2)].map(|sizes| (backend, sizes)))
         {
-            let topology = topology(routing, ranks, daemons, clients);
+            let topology = topology(backend, ranks, daemons, clients);
             for rank in 0..ranks {
                 let mut endpoints = 0;
                 for worker in workers(&topology) {
@@ -264,20 +266,20 @@ mod tests {
     /// Every request has an endpoint to its daemon, from any thread that sends it.
     #[test]
     fn every_remote_key_can_be_sent() {
-        for routing in ROUTINGS {
-            let topology = topology(routing, 5, 3, 2);
+        for backend in ROUTINGS {
+            let topology = topology(backend, 5, 3, 2);
             for (rank, remote, key) in (0..5).flat_map(|rank| (0..5).flat_map(move |remote| (0..6).map(move |key| (rank, remote, key)))) {
-                let sender = match routing {
-                    Routing::Meta => Worker::Daemon(topology.carrier_of(remote).unwrap()),
-                    Routing::Delegation => Worker::Daemon(0),
-                    Routing::Sharded => Worker::Daemon(owner_of(key, 3)),
-                    Routing::Direct => Worker::Client(1),
+                let sender = match backend {
+                    Backend::Meta => Worker::Daemon(topology.gateway_of(remote).unwrap()),
+                    Backend::Delegation => Worker::Daemon(0),
+                    Backend::Sharded => Worker::Daemon(owner_of(key, 3)),
+                    Backend::Direct => Worker::Client(1),
                 };
-                let far_end = Peer { rank: remote, worker: Worker::Daemon(topology.far_daemon(rank, key)) };
+                let far_end = Peer { rank: remote, worker: Worker::Daemon(topology.gateway(rank).unwrap_or_else(|| owner_of(key, 3))) };
                 assert_eq!(
                     topology.peers_of(rank, sender).contains(&far_end),
                     rank != remote,
-                    "{routing:?}: {rank} to {remote}, key {key}"
+                    "{backend:?}: {rank} to {remote}, key {key}"
                 );
             }
         }

@@ -1,8 +1,7 @@
 //! [`Values`]: the tails of values, their bytes beyond the 8 bytes that a [message](crate::message) holds, while a request is within a
 //! rank.
 //!
-//! A rank has a place for each operation that its clients can have outstanding, in memory that its threads and the processes of its
-//! clients map. A client puts the tail of a value there before it issues a put, and finds there the tail that a get has found. Messages
+//! A rank has a place for each operation that its clients can have outstanding. A client puts the tail of a value there before it issues a put, and finds there the tail that a get has found. Messages
 //! only name the place, so they are as small as messages of values without a tail, on every path. Daemons that pass requests of other
 //! ranks to each other have places of their own.
 //!
@@ -11,15 +10,14 @@
 
 use std::sync::Arc;
 
-use shm::dir::Dir;
-use shm::region::Region;
+use shm::memfd::{Memfd, MemfdCreateError};
 
 /// Minimum and maximum bytes of a value.
 pub const VALUE_BYTES: std::ops::RangeInclusive<usize> = HEAD_BYTES..=65_536;
 /// Bytes of a value that messages hold.
 pub const HEAD_BYTES: usize = size_of::<u64>();
-/// Kind of the region, which changes with its content.
-const KIND: u64 = u64::from_be_bytes(*b"BKVALUE1");
+/// A multiple of every page size.
+const LARGEST_PAGE_BYTES: usize = 64 << 10;
 /// Bytes of the places of a daemon, unless [`LEAST_HOPS`] take more.
 const HOP_BYTES: usize = 4 << 20;
 /// Minimum number of requests of other ranks that a daemon can have passed to others of its rank.
@@ -80,26 +78,17 @@ impl Places {
 #[derive(Debug, Clone)]
 pub struct Values {
     places: Places,
-    region: Option<Arc<Region>>,
+    memory: Option<Arc<Memfd>>,
 }
 
 impl Values {
-    /// Creates the places of a rank, which others of the rank open by `name`.
+    /// Makes the places of a rank.
     ///
     /// # Errors
     /// The system's reason why there is no such memory.
-    pub fn create(places: Places, dir: &Dir, name: &str) -> Result<Self, shm::region::CreateError> {
-        let create = || Region::create(dir, name, KIND, places.bytes(), |_| ()).map(Arc::new);
-        Ok(Self { places, region: (places.tail_bytes > 0).then(create).transpose()? })
-    }
-
-    /// Opens the places that another process of the rank has created.
-    ///
-    /// # Errors
-    /// Why they cannot be mapped.
-    pub fn open(places: Places, dir: &Dir, name: &str) -> Result<Self, shm::region::OpenError> {
-        let open = || Region::open(dir, name, KIND, places.bytes()).map(Arc::new);
-        Ok(Self { places, region: (places.tail_bytes > 0).then(open).transpose()? })
+    pub fn new(places: Places) -> Result<Self, MemfdCreateError> {
+        let create = || Memfd::create("benchkv-values", places.bytes().next_multiple_of(LARGEST_PAGE_BYTES)).map(Arc::new);
+        Ok(Self { places, memory: (places.tail_bytes > 0).then(create).transpose()? })
     }
 
     /// Returns the number of places.
@@ -117,16 +106,16 @@ impl Values {
 
     /// Returns the address of a place; `None` if there is no such place, or it has no room for `bytes`.
     fn at(&self, place: u32, bytes: usize) -> Option<*mut u8> {
-        let region = self.region.as_ref().filter(|_| bytes <= self.places.tail_bytes)?;
-        let offset = (place as usize).checked_mul(self.places.stride())?;
-        region.view().array_at::<u8>(offset, bytes).map(std::ptr::NonNull::as_ptr)
+        let memory = self.memory.as_ref().filter(|_| bytes <= self.places.tail_bytes && (place as usize) < self.places.count())?;
+        // SAFETY: a place that exists is inside the memory.
+        Some(unsafe { memory.base().as_ptr().add(place as usize * self.places.stride()) })
     }
 
-    /// Copies the tail at `place` out. If an unsound client names a place that does not exist, `tail` is unchanged.
+    /// Copies the tail at `place` out. If there is no such place, `tail` is unchanged.
     pub fn read(&self, place: u32, tail: &mut [u8]) {
         if let Some(from) = self.at(place, tail.len()) {
-            // SAFETY: inside the region, which lives as long as `self`; other memory than `tail`. An unsound process may write there
-            // meanwhile: any bytes are legal.
+            // SAFETY: inside the memory, which lives as long as `self`, and is other memory than `tail`. The message that named the place
+            // gives it to this thread; any bytes are legal.
             unsafe { from.copy_to_nonoverlapping(tail.as_mut_ptr(), tail.len()) };
         }
     }
@@ -209,17 +198,16 @@ pub(crate) fn copy(to: &mut [u8], from: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Scratch;
 
     fn places(value_bytes: usize) -> Places {
         Places::new(value_bytes, 3, 32, 2)
     }
 
     #[test]
-    fn no_two_places_overlap_and_a_tail_is_found_through_every_mapping() {
-        let (scratch, places) = (Scratch::new(), places(21));
-        let made = Values::create(places, &scratch.dir(), "places").unwrap();
-        let opened = Values::open(places, &scratch.dir(), "places").unwrap();
+    fn no_two_places_overlap_and_a_tail_is_found_through_every_clone() {
+        let places = places(21);
+        let made = Values::new(places).unwrap();
+        let opened = made.clone();
         let all = || {
             (0..3)
                 .flat_map(|client| (0..32).map(move |at| places.first_of_client(client) + at))
@@ -237,8 +225,8 @@ mod tests {
 
     #[test]
     fn a_place_that_is_none_is_left_alone() {
-        let (scratch, places) = (Scratch::new(), places(21));
-        let made = Values::create(places, &scratch.dir(), "places").unwrap();
+        let places = places(21);
+        let made = Values::new(places).unwrap();
         for place in [places.count() as u32 + 64, (1 << 24) - 1, u32::MAX] {
             made.write(place, &[1; 13]);
             let mut tail = [9; 13];
@@ -252,8 +240,7 @@ mod tests {
 
     #[test]
     fn values_of_8_bytes_take_no_memory() {
-        let (scratch, places) = (Scratch::new(), places(8));
-        let made = Values::create(places, &scratch.dir(), "places").unwrap();
-        assert_eq!((places.bytes(), made.region.is_none()), (0, true));
+        let made = Values::new(places(8)).unwrap();
+        assert_eq!((made.places.bytes(), made.memory.is_none()), (0, true));
     }
 }

@@ -1,8 +1,8 @@
-//! `--verify`: every value records its writer, its sequence number and its key, so that a read can be judged.
+//! Verification: every value records its writer, its sequence number and its key, so that a read can be judged.
 //!
 //! A value begins with `writer (16 bits) | sequence (32) | hash of rank and key (16)`; its other bytes are a pattern of these 8 bytes. The checks:
 //!
-//! 1. a value carries the hash of the rank and key it was read from (routing, corruption);
+//! 1. a value carries the hash of the rank and key it was read from (backend, corruption);
 //! 2. its writer exists, and (after the run, over all ranks) had issued that sequence number;
 //! 3. for one reader, key and writer, sequence numbers never decrease, and a key once found stays found. This holds because every path keeps
 //!    the order of one client's requests for one key. A read is judged by values recorded before it was issued: replies may overtake

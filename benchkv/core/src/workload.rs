@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use clap::Args;
 use fastrand::Rng;
-use harness::range::{RangeError, amount, decimal, range, whole, within};
+use harness::range::{RangeError, decimal, range, whole};
 use harness::units;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -91,20 +91,20 @@ pub struct Workload {
     pub clients: usize,
 
     /// Shared keys in the store of each rank, 1 to 67108864.
-    #[arg(long, value_name = "N", value_parser = whole(KEYS), default_value_t = 100_000)]
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(KEYS), default_value_t = 100_000)]
     pub key_range: u64,
 
     /// Bytes of a value, 8 to 64K. The rings between ranks are sized for it.
-    #[arg(long = "value-size", value_name = "BYTES", value_parser = |text: &str| units::bytes(text).map(|bytes| bytes as usize), default_value = "8")]
-    #[serde(rename = "value_size", default = "eight")]
+    #[arg(long = "value-size", hide_short_help = true, value_name = "BYTES", value_parser = value_size, default_value = "8")]
+    #[serde(rename = "value_size")]
     pub value_bytes: usize,
 
-    /// Give every shared key a value before clients start. Otherwise gets find no value before the first put, which is cheaper.
-    #[arg(long)]
-    #[serde(default)]
-    pub preload: bool,
+    /// Start with empty stores. A get of a key that no put has reached then finds no value, which is cheaper; otherwise every shared key has a
+    /// value before clients start.
+    #[arg(long, hide_short_help = true)]
+    pub empty: bool,
 
-    /// Share of operations that read, 0 to 1. With 1 nothing is written: combine it with --preload.
+    /// Share of operations that read, 0 to 1
     #[arg(long, value_name = "RATIO", value_parser = decimal(SHARE), default_value_t = 0.5)]
     pub read_ratio: f64,
 
@@ -114,7 +114,7 @@ pub struct Workload {
     pub remote_ratio: f64,
 
     /// Distribution of keys: uniform, zipfian, zipfian:THETA.
-    #[arg(long, value_name = "NAME", default_value_t = Distribution::Uniform)]
+    #[arg(long, hide_short_help = true, value_name = "NAME", default_value_t = Distribution::Uniform)]
     pub distribution: Distribution,
 
     // Whether part of the accesses goes to private keys and is read back.
@@ -134,9 +134,10 @@ pub struct Workload {
     pub accesses: usize,
 }
 
-/// Returns the value size of results that do not record it.
-const fn eight() -> usize {
-    HEAD_BYTES
+fn value_size(text: &str) -> Result<usize, String> {
+    let bytes = units::bytes(text)? as usize;
+    let outside = || format!("use {} to {} bytes", VALUE_BYTES.start(), VALUE_BYTES.end());
+    if VALUE_BYTES.contains(&bytes) { Ok(bytes) } else { Err(outside()) }
 }
 
 /// The kind of an access.
@@ -190,12 +191,6 @@ impl Workload {
     /// # Errors
     /// The first option that cannot be honoured.
     pub fn check(&self) -> Result<(), RangeError> {
-        let why_short = "too small for its writer, sequence and hash";
-        amount("--key-range", self.key_range, KEYS, "a store needs a key", "")?;
-        amount("--value-size", self.value_bytes, VALUE_BYTES, why_short, " bytes")?;
-        let why = "a share lies between none and all";
-        within("--read-ratio", self.read_ratio, SHARE, why, "")?;
-        within("--remote-ratio", self.remote_ratio, SHARE, why, "")?;
         if self.remote_ratio > 0.0 && self.ranks == 1 {
             let (why, legal) = ("one rank has no other to talk to", "0, or --ranks of 2 and more".to_owned());
             return Err(range("--remote-ratio", self.remote_ratio, why, legal));
@@ -314,7 +309,7 @@ mod tests {
 
     const BASE: Workload = Workload {
         value_bytes: 8,
-        preload: false,
+        empty: true,
         ranks: 4,
         clients: 2,
         key_range: 1000,

@@ -277,11 +277,9 @@ impl Threads {
 pub struct Plan {
     /// Cores this process may use, in the order of assignment: hardware threads.
     pub usable_cores: Vec<usize>,
-    /// Number of threads that can each have a physical core of its own at the same time; 0 in a plan of a version that does not record it.
-    #[serde(default)]
+    /// Number of threads that can each have a physical core of its own at the same time.
     pub at_once: usize,
     /// The usable cores of the device's NUMA node, which come first; empty where the host has one node, or does not tell the device's.
-    #[serde(default)]
     pub device_cores: Vec<usize>,
     /// Polling threads of all ranks on this host.
     pub threads: usize,

@@ -12,9 +12,6 @@ use thiserror::Error;
 /// Maximum latency in ns; a longer one is counted as this.
 pub const MAX_NS: u64 = 60_000_000_000;
 
-/// Buckets for three significant digits: the smallest power of two that is at least 2 x 10^3.
-const SUB_BUCKETS: u32 = 2048;
-
 /// A histogram of nanoseconds, 1 ns to [`MAX_NS`], to three significant digits. About 220 KiB, all allocated by [`new`](Self::new),
 /// except for one that [grows](Self::growing).
 #[derive(Clone, PartialEq)]
@@ -133,25 +130,6 @@ impl LatencyHistogram {
         self.0.value_at_quantile(quantile)
     }
 
-    /// Returns the percentiles in the format of HdrHistogram's own tools (`.hgrm`), in microseconds, with more lines where values are
-    /// rarer.
-    #[must_use]
-    pub fn percentiles(&self) -> String {
-        let us = |ns: f64| ns / 1000.0;
-        let mut text = format!("{:>12} {:>14} {:>10} {:>14}\n\n", "Value", "Percentile", "TotalCount", "1/(1-Percentile)");
-        let mut count = 0;
-        for step in self.0.iter_quantiles(5) {
-            count += step.count_since_last_iteration();
-            let quantile = step.quantile_iterated_to();
-            let rarity = if quantile < 1.0 { format!(" {:>14.2}", 1.0 / (1.0 - quantile)) } else { String::new() };
-            text += &format!("{:>12.3} {quantile:>14.12} {count:>10}{rarity}\n", us(step.value_iterated_to() as f64));
-        }
-        let LatencySummary { mean, max, count, .. } = self.summary();
-        text += &format!("#[Mean    = {:>12.3}, StdDeviation   = {:>12.3}]\n", us(mean), us(self.0.stdev()));
-        text += &format!("#[Max     = {:>12.3}, Total count    = {count:>12}]\n", us(max as f64));
-        text + &format!("#[Buckets = {:>12}, SubBuckets     = {SUB_BUCKETS:>12}]\n", self.0.buckets())
-    }
-
     /// Returns the compressed HdrHistogram V2 encoding, which the tools of other languages read.
     ///
     /// # Errors
@@ -213,28 +191,6 @@ mod tests {
         let summary = histogram.summary();
         assert_eq!((summary.count, summary.min, summary.p50, summary.p99, summary.p999, summary.max), (1000, 1, 500, 990, 999, 1000));
         assert!((summary.mean - 500.5).abs() < 0.01);
-    }
-
-    /// The plotters split each line at blanks, and skip lines that begin with a # or have no number.
-    #[test]
-    fn percentiles_as_text_rise_to_the_maximum_and_count_all_values() {
-        let mut histogram = LatencyHistogram::new();
-        (1..=100).for_each(|us| histogram.record(us * 1000));
-        let text = histogram.percentiles();
-        let lines: Vec<Vec<f64>> = text
-            .lines()
-            .skip(2)
-            .filter(|line| !line.starts_with('#'))
-            .map(|line| line.split_whitespace().map(|cell| cell.parse().unwrap()).collect())
-            .collect();
-        assert!(text.starts_with("       Value     Percentile TotalCount 1/(1-Percentile)\n\n"), "{text}");
-        assert!(lines.is_sorted_by(|a, b| a[0] <= b[0] && a[1] <= b[1] && a[2] <= b[2]), "{text}");
-        let median = lines.iter().find(|line| line[1] >= 0.5).unwrap();
-        assert!((median[0] - 50.0).abs() < 0.1 && median[2] == 50.0 && (median[3] - 2.0).abs() < 0.01, "{text}");
-        let last = lines.last().unwrap();
-        assert!((last[0] - 100.0).abs() < 0.1 && last[1..] == [1.0, 100.0], "{text}");
-        assert!(text.contains("#[Mean    =       50.") && text.contains("Total count    =          100]"), "{text}");
-        assert!(LatencyHistogram::new().percentiles().contains("Total count    =            0]"));
     }
 
     #[test]

@@ -7,30 +7,21 @@
 //! - `window`: copyrpc's window of batches, with the feature `copyrpc`.
 //! - [`clock`]: a cheap nanosecond clock that tells its source.
 //! - [`hist`]: latency histograms that merge across threads and ranks.
-//! - [`load`]: callers and answerers under load, and [`counted`]: single operations in sequence, for anything that carries calls.
-//! - [`pattern`]: the content of requests and replies, by which a wrong one is noticed.
 //! - [`environment`]: machine, kernel and commit, for the result; [`counters`]: the counters of the NIC.
-//! - [`machine`]: libraries, limits and programs, for a diagnosis; [`cgroup`]: the memory limit of control groups; [`held`]: the memory
-//!   of the program.
+//! - [`machine`]: libraries, limits and programs, for a diagnosis; [`cgroup`]: the memory limit of control groups.
 //! - [`report`]: the table for people and the JSON document for programs; [`mod@file`]: the files of both; [`chart`]: the figures of a
 //!   page or a file.
-//!
-//! Only [`load`] starts a thread.
 
 pub mod affinity;
 pub mod as_text;
 pub mod cgroup;
 pub mod chart;
 pub mod clock;
-pub mod counted;
 pub mod counters;
 pub mod environment;
 pub mod file;
-pub mod held;
 pub mod hist;
-pub mod load;
 pub mod machine;
-pub mod pattern;
 pub mod range;
 pub mod report;
 pub mod units;

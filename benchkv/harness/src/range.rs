@@ -1,4 +1,4 @@
-//! [`RangeError`]: an option that cannot be honoured, and its legal values.
+//! The legal values of options: parsers that refuse a value outside its range, and [`RangeError`] for a value that does not fit others.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -6,7 +6,9 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-/// The value of an option cannot be honoured.
+use crate::units;
+
+/// An option that cannot be honoured.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{flag} {given}: {why}; legal is {legal}")]
 pub struct RangeError {
@@ -20,52 +22,32 @@ pub struct RangeError {
     pub legal: String,
 }
 
-/// Makes the error of `flag` with the value `given`, whose text is cut if it is as long as that of 1e300.
+/// Makes the error of `flag` with the value `given`.
 pub fn range(flag: &'static str, given: impl ToString, why: &'static str, legal: String) -> RangeError {
-    /// Maximum number of characters of a value in a message.
-    const LONGEST: usize = 200;
-    let given = given.to_string();
-    let cut = given.char_indices().nth(LONGEST).map(|(at, _)| format!("{}...", given.get(..at).unwrap_or_default()));
-    RangeError { flag, given: cut.unwrap_or(given), why, legal }
+    RangeError { flag, given: given.to_string(), why, legal }
 }
 
-/// Returns a parser of whole numbers that says what is `legal` in the place of a text that is none, or too large for its type. It checks
-/// no range: [`within`] does, with a reason.
-pub fn whole<T: FromStr + Display + Clone>(legal: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone {
-    move |text| text.parse().map_err(|_| format!("use a whole number from {} to {}", legal.start(), legal.end()))
+/// Returns a parser of the whole numbers that are `legal`.
+pub fn whole<T: FromStr + Display + Clone + PartialOrd>(legal: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |text| {
+        let number = text.parse().ok().filter(|number| legal.contains(number));
+        number.ok_or_else(|| format!("use a whole number from {} to {}", legal.start(), legal.end()))
+    }
 }
 
-/// Returns a parser of numbers, as [`whole`] is of whole ones.
+/// Returns a parser of the numbers that are `legal`.
 pub fn decimal(legal: RangeInclusive<f64>) -> impl Fn(&str) -> Result<f64, String> + Clone {
-    move |text| text.parse().map_err(|_| format!("use a number from {} to {}; a point begins its decimals", legal.start(), legal.end()))
+    move |text| {
+        let number = text.parse().ok().filter(|number| legal.contains(number));
+        number.ok_or_else(|| format!("use a number from {} to {}; a point begins its decimals", legal.start(), legal.end()))
+    }
 }
 
-/// Checks a number: refuses one outside `legal`, or NaN, with `why`. `unit` is that of the legal values, with a space before it.
-///
-/// # Errors
-/// [`RangeError`]: the number is outside its range.
-pub fn within<T: PartialOrd + Display>(
-    flag: &'static str,
-    given: T,
-    legal: RangeInclusive<T>,
-    why: &'static str,
-    unit: &str,
-) -> Result<(), RangeError> {
-    let text = || format!("{} to {}{unit}", legal.start(), legal.end());
-    if legal.contains(&given) { Ok(()) } else { Err(range(flag, given, why, text())) }
-}
-
-/// Checks an amount: refuses too small an amount with `need`.
-///
-/// # Errors
-/// [`RangeError`]: the amount is too small, or above the supported range.
-pub fn amount<T: PartialOrd + Display>(
-    flag: &'static str,
-    given: T,
-    legal: RangeInclusive<T>,
-    need: &'static str,
-    unit: &str,
-) -> Result<(), RangeError> {
-    let why = if given > *legal.end() { "more than is supported" } else { need };
-    within(flag, given, legal, why, unit)
+/// Returns a parser of the times that are `legal`, in seconds.
+pub fn time(legal: RangeInclusive<f64>) -> impl Fn(&str) -> Result<f64, String> + Clone {
+    move |text| {
+        let seconds = units::seconds(text)?;
+        let outside = || format!("use a time from {} to {} seconds", legal.start(), legal.end());
+        if legal.contains(&seconds) { Ok(seconds) } else { Err(outside()) }
+    }
 }

@@ -67,7 +67,7 @@ impl FromStr for WindowChoice {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let known = "use off, completion:N or consumption:N with N from 1 to 256";
-        let number = |text: &str| text.parse().map_err(|_| known);
+        let number = |text: &str| text.parse().ok().filter(|batches| (1..=Self::MAX_BATCHES).contains(batches)).ok_or(known);
         match text.split_once(':') {
             None if text == "off" => Ok(Self::Off),
             Some(("completion", batches)) => number(batches).map(Self::Completion),
@@ -91,7 +91,7 @@ mod tests {
             let choice: WindowChoice = text.parse().unwrap();
             assert_eq!((choice.to_string().as_str(), choice.window()), (text, window));
         }
-        for text in ["", "on", "completion", "completion:", "completion:-1", "consumption:x"] {
+        for text in ["", "on", "completion", "completion:", "completion:-1", "consumption:x", "completion:0", "consumption:257"] {
             assert!(text.parse::<WindowChoice>().unwrap_err().contains(&format!("N from 1 to {}", WindowChoice::MAX_BATCHES)), "{text}");
         }
     }

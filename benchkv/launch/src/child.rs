@@ -85,11 +85,6 @@ impl OwnChild {
         }
     }
 
-    /// Returns its process id.
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
     /// Returns how it ended, once it has. Does not block.
     pub(crate) fn ended(&mut self) -> io::Result<Option<Ended>> {
         Ok(self.child.try_wait()?.map(Ended::from))

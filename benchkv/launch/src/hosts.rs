@@ -27,8 +27,7 @@ struct Place {
     host: String,
     /// Its cores, those of one NUMA node together.
     cores: Vec<usize>,
-    /// Number of cores it could use without binding; 0 from a version that does not record it.
-    #[serde(default)]
+    /// Number of cores it could use without binding.
     allowed: usize,
 }
 
@@ -190,8 +189,6 @@ mod tests {
         let is_bound = |rank, threads| Hosts { places: places.clone(), rank }.is_bound(threads);
         assert_eq!([1, 2, 47].map(|threads| is_bound(0, threads)), [false, true, true]);
         assert!(!is_bound(1, 47), "it has all that there are");
-        let older: Place = serde_json::from_str(r#"{"boot_id": "x", "host": "a", "cores": [0]}"#).unwrap();
-        assert!(!Hosts { places: vec![older], rank: 0 }.is_bound(2));
     }
 
     #[test]

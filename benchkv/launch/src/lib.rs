@@ -2,8 +2,7 @@
 //!
 //! In the order a run uses the files:
 //!
-//! - [`role`]: the role of this process: the launcher, one rank, a rank's helper, or the other side of a baseline.
-//! - [`helper`]: a process that does part of another's work.
+//! - [`role`]: the role of this process: the launcher, one rank, or the other side of a baseline.
 //! - [`launcher`]: starts the ranks as its direct children, relays their exchange, names the one that died.
 //! - [`exchange`]: the communication of ranks outside the measured path: all-gather, barrier, a sleep that wakes when a rank dies.
 //! - [`hosts`]: the hosts of the ranks, and the cores that the ranks of a host share.
@@ -19,7 +18,6 @@ compile_error!("the launcher needs Linux: pidfd, signalfd and PR_SET_PDEATHSIG t
 pub mod device;
 pub mod echo;
 pub mod exchange;
-pub mod helper;
 pub mod hosts;
 pub mod launcher;
 pub mod pingpong;

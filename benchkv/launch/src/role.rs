@@ -10,7 +10,6 @@ use thiserror::Error;
 use crate::child::ROLE_VARIABLE;
 use crate::echo::EchoServer;
 use crate::exchange::SocketExchange;
-use crate::helper::Owner;
 use crate::pingpong::PingPongPeer;
 use crate::role_text::RoleText;
 
@@ -21,8 +20,6 @@ pub enum Role {
     Launcher,
     /// One rank of a job, with its exchange with the others.
     Rank(SocketExchange),
-    /// A process that does part of the work of a rank, with its connection to the rank.
-    Helper(Owner),
     /// The other side of a baseline.
     Baseline(BaselinePeer),
 }
@@ -136,7 +133,6 @@ pub fn role() -> Result<Role, RoleError> {
         RoleText::Rank { rank, size } => {
             SocketExchange::new(socket, rank, size).map(Role::Rank).map_err(|source| RoleError::Socket { source })
         }
-        RoleText::Helper => Owner::new(socket).map(Role::Helper).map_err(|source| RoleError::Socket { source }),
         RoleText::Echo { reply_bytes } => Ok(Role::Baseline(BaselinePeer(Peer::Echo(EchoServer::new(socket, reply_bytes))))),
         RoleText::PingPong { memory, core } => Ok(Role::Baseline(BaselinePeer(Peer::PingPong(PingPongPeer::new(memory, core))))),
     }

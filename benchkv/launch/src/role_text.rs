@@ -12,7 +12,6 @@ pub(crate) enum RoleText {
         rank: usize,
         size: usize,
     },
-    Helper,
     Echo {
         reply_bytes: usize,
     },
@@ -27,7 +26,6 @@ impl RoleText {
     pub(crate) fn encode(self) -> String {
         match self {
             Self::Rank { rank, size } => format!("rank:{rank}:{size}"),
-            Self::Helper => "helper".to_owned(),
             Self::Echo { reply_bytes } => format!("echo:{reply_bytes}"),
             Self::PingPong { memory: MemfdId { token, bytes, pid, fd }, core } => {
                 let core = core.map_or_else(|| "any".to_owned(), |core| core.to_string());
@@ -42,7 +40,6 @@ impl RoleText {
         let mut number = || words.next()?.parse::<u64>().ok();
         let decoded = match role {
             "rank" => Self::Rank { rank: number()? as usize, size: number()? as usize },
-            "helper" => Self::Helper,
             "echo" => Self::Echo { reply_bytes: number()? as usize },
             "ping-pong" => {
                 let (token, bytes) = (number()?, number()?);
@@ -56,7 +53,7 @@ impl RoleText {
             Self::Rank { rank, size } => rank < size,
             Self::Echo { reply_bytes } => (1..=MAX_MESSAGE_BYTES).contains(&reply_bytes),
             // Attaching checks the memory.
-            Self::Helper | Self::PingPong { .. } => true,
+            Self::PingPong { .. } => true,
         };
         (sound && words.next().is_none()).then_some(decoded)
     }
@@ -70,9 +67,7 @@ mod tests {
     fn a_role_reads_back_as_written() {
         let memory = MemfdId { token: u64::MAX, bytes: 4096, pid: 7, fd: 3 };
         let ping_pongs = [None, Some(5)].map(|core| RoleText::PingPong { memory, core });
-        for text in
-            [RoleText::Rank { rank: 3, size: 8 }, RoleText::Helper, RoleText::Echo { reply_bytes: 16 }].into_iter().chain(ping_pongs)
-        {
+        for text in [RoleText::Rank { rank: 3, size: 8 }, RoleText::Echo { reply_bytes: 16 }].into_iter().chain(ping_pongs) {
             assert_eq!(RoleText::decode(&text.encode()), Some(text));
         }
     }
@@ -86,7 +81,6 @@ mod tests {
             "rank:2:2",
             "rank:0:2:9",
             "rank:-1:2",
-            "helper:1",
             "echo:0",
             "echo:1:2",
             "launcher",

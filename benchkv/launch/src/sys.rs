@@ -6,6 +6,21 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+/// The end of a wait; a time beyond the range of the clock never ends.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Deadline(Option<Instant>);
+
+impl Deadline {
+    pub(crate) fn after(time: Duration) -> Self {
+        Self(Instant::now().checked_add(time))
+    }
+
+    /// Returns the time until the end; zero when it has passed.
+    pub(crate) fn left(self) -> Duration {
+        self.0.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()))
+    }
+}
+
 /// Turns the -1 of a system call into its error.
 fn checked(status: libc::c_long) -> io::Result<RawFd> {
     if status < 0 { Err(io::Error::last_os_error()) } else { Ok(status as RawFd) }
@@ -129,21 +144,6 @@ pub(crate) fn tie_to_parent(parent: u32) -> io::Result<()> {
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none_blocked, std::ptr::null_mut());
     }
     Ok(())
-}
-
-/// Makes this process the parent of those whose parent, one of its descendants, ends before them.
-pub(crate) fn adopt_orphans() -> io::Result<()> {
-    // SAFETY: integer arguments.
-    checked(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }.into()).map(drop)
-}
-
-/// Waits until this process has no child any more, at most for `limit`. Takes the ends of all its children.
-pub(crate) fn await_children(limit: Duration) {
-    let end = Instant::now() + limit;
-    // SAFETY: no status is asked for.
-    while unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } >= 0 && Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// Returns the name of a signal that commonly ends a process.

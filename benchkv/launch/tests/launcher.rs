@@ -178,8 +178,8 @@ fn a_stopped_rank_is_named_by_the_exchange_and_removed() {
     let output = finish(launcher);
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{err}");
-    assert_eq!(err.matches("launch-probe: no sign of rank 2 within 2s").count(), 2, "{err}");
-    assert!(err.contains("launcher: no sign of rank 2 within 2s"), "{err}");
+    assert_eq!(err.matches("launch-probe: rank 2 did not answer within 2s").count(), 2, "{err}");
+    assert!(err.contains("launcher: rank 2 did not answer within 2s"), "{err}");
     assert_gone(&ranks);
 }
 
@@ -272,7 +272,7 @@ fn the_cause_is_named_whichever_end_is_seen_first() {
 #[test]
 fn a_rank_that_does_not_end_when_all_others_follow_it_is_named() {
     let err = text(&run(3, "precede-stuck", 1).stderr);
-    assert!(err.contains("launcher: no sign of rank 1 within 500ms: stopped, or stuck"), "{err}");
+    assert!(err.contains("launcher: rank 1 did not answer within 500ms: stopped, or stuck"), "{err}");
 }
 
 #[test]
@@ -323,7 +323,7 @@ fn a_rank_that_sends_garbage_is_named_and_ended() {
     let output = run(2, "babble", 1);
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{err}");
-    assert!(err.contains("launcher: rank 1 broke the exchange protocol: it sent magic 0xa5a5a5a5"), "{err}");
+    assert!(err.contains("launcher: rank 1 broke the exchange protocol: it sent a malformed message of 2779096485 bytes"), "{err}");
 }
 
 #[test]
@@ -367,24 +367,6 @@ fn an_echo_whose_process_is_stopped_again_and_again_goes_on() {
     let output = launcher.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("echo "), "{output:?}");
-}
-
-/// Large messages in both directions, silence, the last message of a helper that ends, and how it ended.
-#[test]
-fn a_helper_answers_and_its_end_is_told_after_its_last_message() {
-    let output = run(1, "helper", 0);
-    let (out, err) = (text(&output.stdout), text(&output.stderr));
-    assert!(out.contains("helper: 3145728 bytes, None, last last last , exited with status 9, other gone: true"), "{out}{err}");
-}
-
-#[test]
-fn the_helper_of_a_killed_rank_has_ended_when_its_launcher_ends() {
-    let output = run(2, "abandon", 1);
-    let (out, err) = (text(&output.stdout), text(&output.stderr));
-    // The standard output of rank 1.
-    let pid = err.lines().find_map(|line| line.strip_prefix("helper ")).unwrap_or_else(|| panic!("{out}{err}"));
-    assert!(err.contains("launcher: rank 1 was killed by signal 9 (SIGKILL)"), "{err}");
-    assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "{err}");
 }
 
 #[test]

@@ -6,9 +6,9 @@
 
 use std::sync::Barrier;
 
+use bench::load::{Answerer, Caller, Failure, Load, Wait, serve};
 use harness::affinity::pin_current_thread;
 use harness::clock::Clock;
-use harness::load::{Answerer, Caller, Failure, Load, Wait, serve};
 use launch::exchange::Exchange;
 
 use crate::Job;

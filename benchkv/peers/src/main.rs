@@ -1,7 +1,7 @@
 //! `shm-peers`: ipc, delegationrpc and flux beside their rivals, in turn in one run on one pair of cores. `scripts/peers shm` runs it.
 //!
 //! In the order a run uses the files: [`measures`] (the rounds: the measurements, their order, and their process), [`crowd`] (ipc beside
-//! delegationrpc with several clients), [`ours`] and [`rivals`] (the ends under the one load, `harness::load`), [`result`] (tables and
+//! delegationrpc with several clients), [`ours`] and [`rivals`] (the ends under the one load, `bench::load`), [`result`] (tables and
 //! document).
 
 mod crowd;
@@ -14,8 +14,8 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use bench::load::{Failure, two_cores};
 use clap::Parser;
-use harness::load::{Failure, two_cores};
 use harness::report::{JsonSink, say};
 use launch::exchange::Exchange;
 use launch::launcher::Launch;
@@ -84,7 +84,6 @@ fn main() -> ExitCode {
     let ended = match role() {
         Ok(Role::Launcher) => launch(&Cli::parse()),
         Ok(Role::Rank(mut exchange)) => rank(&Cli::parse(), &mut exchange),
-        Ok(Role::Helper(_)) => Err("this program starts no helpers".into()),
         Ok(Role::Baseline(peer)) => peer.serve().map_err(Into::into),
         Err(error) => Err(error.into()),
     };

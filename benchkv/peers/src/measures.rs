@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use bench::load::{Answerer, Caller, Failure, Load, Payload, Rate, Wait, between_threads, serve};
 use flux::Config;
 use harness::affinity::pin_current_thread;
 use harness::clock::Clock;
-use harness::load::{Answerer, Caller, Failure, Load, Payload, Wait, Window, between_threads, serve};
 use ipc::Dir;
 use launch::echo::Echo;
 use launch::exchange::Exchange;
@@ -250,7 +250,7 @@ impl Pair<'_> {
             || Ok(caller),
             |load| {
                 load.check(depth, CHECKED)?;
-                Ok::<[Window; 2], Failure>([load.run(1, job.duration)?, load.run(depth, job.duration)?])
+                Ok::<[Rate; 2], Failure>([load.run(1, job.duration)?, load.run(depth, job.duration)?])
             },
         )?;
         for (window, depth) in windows.into_iter().zip([1, depth]) {

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use bench::load::Rate;
 use harness::environment::Environment;
-use harness::load::Window;
 use serde::Serialize;
 
 use crate::Job;
@@ -19,7 +19,7 @@ impl Figures {
     }
 
     /// Adds a measurement: at depth 1 a round trip; at others the rate, over the whole window and by the median of the blocks.
-    pub(crate) fn push(&mut self, name: &str, depth: u32, window: Window) {
+    pub(crate) fn push(&mut self, name: &str, depth: u32, window: Rate) {
         if depth == 1 {
             self.put(&format!("{name}_rtt_ns"), window.block_ns);
         } else {

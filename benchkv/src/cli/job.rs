@@ -8,32 +8,30 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use harness::affinity::PinPolicy;
-use harness::range::{RangeError, amount, decimal, range, whole, within};
+use harness::range::{RangeError, decimal, range, time, whole};
 use harness::report::JsonSink;
 use harness::units;
 use launch::launcher::Launch;
 use serde::{Deserialize, Serialize};
 use shm::wait::WaitStrategy;
 
-use crate::control::MAX_DAEMONS;
 use crate::devices::Devices;
-use crate::interval::MAX_CLIENTS;
-use crate::output::file::OutputArgs;
+use crate::output::OutputArgs;
 use crate::pace::PaceArgs;
 use crate::port::PortOptions;
 use crate::trace::{TraceArgs, TraceOptions};
 use crate::ucx::{PeerErrorsChoice, UcxArgs};
+use engine::carrier::Feature;
 use engine::policy::PolicyOptions;
-use engine::topology::{Routing, Transport};
-use engine::transport::Feature;
+use engine::topology::{Backend, Carrier};
 use engine::ucx::PeerErrors;
 use engine::workload::{Distribution, SHARE, Workload};
 
 const RANKS: RangeInclusive<usize> = 1..=Launch::MAX_RANKS;
-const DAEMONS: RangeInclusive<usize> = 1..=MAX_DAEMONS;
-const CLIENTS: RangeInclusive<usize> = 1..=MAX_CLIENTS;
+const DAEMONS: RangeInclusive<usize> = 1..=64;
+const CLIENTS: RangeInclusive<usize> = 1..=256;
 const DEPTHS: RangeInclusive<usize> = 1..=4096;
-pub(crate) const RUNS: RangeInclusive<usize> = 1..=32;
+const RUNS: RangeInclusive<usize> = 1..=32;
 const OPS: RangeInclusive<u64> = 1..=u32::MAX as u64;
 /// Minimum length of a window, in seconds.
 pub(crate) const SHORTEST_RUN_S: f64 = 0.01;
@@ -48,28 +46,38 @@ const MAX_VERIFIED_SECONDS: f64 = 600.0;
 /// The options of a job, and the places of its result.
 #[derive(Debug, Clone, PartialEq, Args, Serialize, Deserialize)]
 pub struct JobArgs {
-    /// The path of requests to other ranks.
-    #[arg(long, value_enum, default_value_t = BackendKind::Delegation)]
+    /// Path of requests to other ranks: meta, delegation, sharded, direct
+    ///
+    /// meta: by ipc to the key's daemon, by flux to the daemon with the connection. delegation: through the ring of daemon 0. sharded: through
+    /// the ring of the key's daemon. direct: a connection for each client and remote daemon. rc-send and ucx-am are delegation by that
+    /// carrier, copyrpc-direct is direct by copyrpc.
+    #[arg(long, value_enum, hide_possible_values = true, default_value_t = BackendKind::Delegation)]
     #[serde(skip)]
     pub backend: BackendKind,
 
-    /// The carrier of messages between ranks, with any --backend [default: copyrpc, or the carrier in the name of the --backend].
-    #[arg(long, value_enum)]
+    /// Carrier of messages between ranks: copyrpc, rc-send, ucx-am
+    ///
+    /// It works with any --backend [default: copyrpc, or the carrier in the name of the --backend].
+    #[arg(long, value_enum, hide_possible_values = true)]
     #[serde(skip)]
-    pub carrier: Option<Transport>,
+    pub carrier: Option<Carrier>,
 
-    /// Rank processes to start, 1 to 256 [default: 2]. Under mpirun there are as many as it started, up to 128.
+    /// Rank processes to start, 1 to 256 [default: 2]
+    ///
+    /// Under mpirun there are as many as it started, up to 128.
     #[arg(short = 'n', long, value_name = "N", value_parser = whole(RANKS))]
     #[serde(skip)]
     pub ranks: Option<usize>,
 
-    /// RDMA device: soft, the software device; or hardware, by the name of the device with an optional port (mlx5_0, mlx5_0:1, verbs:NAME
+    /// RDMA device: auto, soft, or mlx5_0
+    ///
+    /// auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT],...: soft is the software device. Hardware is named by the device with an optional port (mlx5_0, mlx5_0:1, verbs:NAME
     /// for other names), or verbs for the first mlx5 device with an active port on each host. auto takes the first mlx5 device with an
     /// active port, otherwise soft, or the device that the environment variable COPYRPC_DEVICE names; the plan and the result say which,
     /// and why. Of a list of named devices, daemon and client number K open device K modulo its length. Keys of soft: rtt_us=US (0 to 100000 [default: 0]), of a
     /// request and its response; jitter_us=US (the same), the extra delay of every second operation; seed=N [default: 1];
     /// fault=rnr:PERMILLE, fault=reorder:PERMILLE, fault=drop:OPERATION.
-    #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT],...", default_value_t = Devices::default())]
+    #[arg(long, value_name = "DEVICE", default_value_t = Devices::default())]
     #[serde(skip)]
     pub device: Devices,
 
@@ -104,21 +112,19 @@ pub struct JobArgs {
     #[allow(missing_docs, reason = "likewise")]
     pub ucx_errors: Option<PeerErrors>,
 
-    /// Daemon threads of each rank, 1 to 64; each owns one shard of the rank's store.
+    /// Daemon threads of each rank, 1 to 64
+    ///
+    /// Each owns one shard of the rank's store.
     #[arg(long, value_name = "N", value_parser = whole(DAEMONS), default_value_t = 1)]
     #[serde(skip)]
     pub server_threads: usize,
 
-    /// Client threads of each rank, 1 to 256.
+    /// Client threads of each rank, 1 to 256
     #[arg(long, value_name = "N", value_parser = whole(CLIENTS), default_value_t = 1)]
     #[serde(skip)]
     pub client_threads: usize,
 
-    /// The kind of clients: threads of the rank, or processes of their own, which the rank starts.
-    #[arg(long, hide_short_help = true, value_enum, default_value_t = ClientKind::Threads)]
-    pub clients: ClientKind,
-
-    /// Operations that each client keeps outstanding, 1 to 4096.
+    /// Operations that each client keeps outstanding, 1 to 4096
     #[arg(short = 'd', long, value_name = "N", value_parser = whole(DEPTHS), default_value_t = 32)]
     #[serde(skip)]
     pub queue_depth: usize,
@@ -128,21 +134,25 @@ pub struct JobArgs {
     #[serde(flatten)]
     pub pace: PaceArgs,
 
-    /// Length of each measured run, 10ms to 1h; a number without a unit is seconds.
-    #[arg(short = 't', long, value_name = "TIME", value_parser = units::seconds, default_value_t = 2.0)]
+    /// Length of each measured run, 10ms to 1h
+    ///
+    /// A number without a unit is seconds.
+    #[arg(short = 't', long, value_name = "TIME", value_parser = time(SHORTEST_RUN_S..=LONGEST_RUN_S), default_value_t = 2.0)]
     #[serde(rename = "duration_s")]
     pub duration: f64,
 
-    /// Total number of operations of each client, 1 to 4294967295, in one run without a warm-up; the job ends when all have ended.
+    /// Operations of each client, in place of --duration
+    ///
+    /// 1 to 4294967295, in one run without a warm-up; the job ends when all have ended.
     #[arg(long, value_name = "N", value_parser = whole(OPS), conflicts_with_all = ["duration", "runs", "warmup"])]
     pub ops: Option<u64>,
 
     /// Measured runs, 1 to 32; rates are their mean.
-    #[arg(long, value_name = "N", value_parser = whole(RUNS), default_value_t = 3)]
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(RUNS), default_value_t = 3)]
     pub runs: usize,
 
     /// Load before the first run, 0 to 1h, in the units of --duration.
-    #[arg(long, value_name = "TIME", value_parser = units::seconds, default_value_t = 0.5)]
+    #[arg(long, hide_short_help = true, value_name = "TIME", value_parser = time(0.0..=LONGEST_RUN_S), default_value_t = 0.5)]
     #[serde(rename = "warmup_s")]
     pub warmup: f64,
 
@@ -151,15 +161,14 @@ pub struct JobArgs {
     #[allow(missing_docs, reason = "likewise")]
     pub workload: Workload,
 
-    /// A mix of YCSB: ycsb-a (half of the operations read), ycsb-b (95 %) or ycsb-c (all), with keys by zipfian:0.99, all of which have a
-    /// value. YCSB's records have 1000 bytes: --value-size 1000. Its other mixes insert, scan, or read and write in one operation, which
+    /// A mix of YCSB: ycsb-a (half of the operations read), ycsb-b (95 %) or ycsb-c (all), with keys by zipfian:0.99. YCSB's records have 1000 bytes: --value-size 1000. Its other mixes insert, scan, or read and write in one operation, which
     /// benchkv does not support.
-    #[arg(long, value_enum, conflicts_with_all = ["read_ratio", "distribution"])]
+    #[arg(long, hide_short_help = true, value_enum, conflicts_with_all = ["read_ratio", "distribution", "empty"])]
     #[serde(skip)]
     pub mix: Option<Mix>,
 
     /// Share of operations that go to another rank, 0 to 1 [default: all ranks alike, (ranks - 1) / ranks].
-    #[arg(long, value_name = "RATIO", value_parser = decimal(SHARE))]
+    #[arg(long, hide_short_help = true, value_name = "RATIO", value_parser = decimal(SHARE))]
     #[serde(skip)]
     pub remote_ratio: Option<f64>,
 
@@ -190,20 +199,17 @@ pub struct JobArgs {
 
     /// Do not check the values read. The check costs a few nanoseconds per operation, and 1 in 16 operations goes to private keys of the
     /// client.
-    #[arg(long, overrides_with = "verify")]
+    #[arg(long, hide_short_help = true)]
     #[serde(skip)]
     pub no_verify: bool,
 
-    /// The older form of the same option: --verify=false.
-    #[arg(long, hide = true, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, action = clap::ArgAction::Set)]
-    #[serde(skip)]
-    pub verify: bool,
-
     /// A text that the table, the result and the report show with the job.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, hide_short_help = true, value_name = "TEXT")]
     pub label: Option<String>,
 
-    /// Also write the result as one JSON document to a file, or to standard output with -; the table then goes to standard error.
+    /// Also write the result as JSON to a file, or with - to standard output
+    ///
+    /// With - the table goes to standard error.
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub json: Option<JsonSink>,
@@ -213,22 +219,17 @@ pub struct JobArgs {
     #[allow(missing_docs, reason = "likewise")]
     pub output: OutputArgs,
 
-    /// Also write the percentiles of all round trips, in microseconds, in the text format of HdrHistogram's plotters.
-    #[arg(long, hide_short_help = true, value_name = "FILE")]
-    #[serde(skip)]
-    pub hgrm: Option<PathBuf>,
-
     /// Print a line on standard error for each interval of this length while the job runs, 100ms to 1h [default: none]: the time since
     /// load began, the operations that ended in it on rank 0, their rate, and their mean time from issue to end. Other ranks print none:
     /// they would have to send their counts during the measurement.
-    #[arg(long, value_name = "TIME", value_parser = units::seconds)]
+    #[arg(long, hide_short_help = true, value_name = "TIME", value_parser = time(SHORTEST_INTERVAL_S..=LONGEST_RUN_S))]
     #[serde(skip)]
     pub report_interval: Option<f64>,
 
-    /// Skip the Unix-socket echo before the job, which takes half a second. The result then has no baseline.
+    /// Measure a Unix-socket echo before the job, for half a second: a yardstick across machines.
     #[arg(long, hide_short_help = true)]
     #[serde(skip)]
-    pub no_echo: bool,
+    pub echo: bool,
 
     /// Inject a fault, for tests.
     #[arg(long, value_enum, hide = true)]
@@ -253,12 +254,6 @@ pub struct JobArgs {
 }
 
 impl JobArgs {
-    /// Returns whether the values read are to be checked.
-    #[must_use]
-    pub const fn checks_values(&self) -> bool {
-        self.verify && !self.no_verify
-    }
-
     /// Returns the options as results keep them and read them back.
     ///
     /// # Errors
@@ -267,36 +262,21 @@ impl JobArgs {
         serde_json::to_value(self).and_then(serde_json::from_value)
     }
 
-    /// Checks each option by itself, in a job of `ranks`.
+    /// Checks whether verified values can number all clients and operations of a job of `ranks`.
     ///
     /// # Errors
-    /// The first option that is outside its range.
+    /// The option with too large a value.
     pub fn check(&self, ranks: usize) -> Result<(), RangeError> {
-        amount("--ranks", ranks, RANKS, "a job needs a rank", "")?;
-        amount("--server-threads", self.server_threads, DAEMONS, "a rank needs a daemon to hold its keys", "")?;
-        amount("--client-threads", self.client_threads, CLIENTS, "a rank needs a client to make requests", "")?;
-        amount("--queue-depth", self.queue_depth, DEPTHS, "a client needs an operation outstanding", "")?;
-        amount("--runs", self.runs, RUNS, "a result needs a run", "")?;
-        amount("--ops", self.ops.unwrap_or(1), OPS, "a client needs an operation to issue", "")?;
-        let clients = ranks * self.client_threads;
-        if self.checks_values() && clients > usize::from(u16::MAX) {
+        let total = self.warmup + self.duration * self.runs as f64;
+        if self.no_verify {
+            return Ok(());
+        }
+        if ranks * self.client_threads > usize::from(u16::MAX) {
             let what = "with --ranks it makes more clients than 16 bits can number in a verified value";
             return Err(range("--client-threads", self.client_threads, what, "fewer clients, or --no-verify".to_owned()));
         }
-        self.check_times()
-    }
-
-    fn check_times(&self) -> Result<(), RangeError> {
-        let interval = self.report_interval.unwrap_or(SHORTEST_INTERVAL_S);
-        within("--report-interval", interval, SHORTEST_INTERVAL_S..=LONGEST_RUN_S, "outside the supported range", " seconds")?;
-        if self.ops.is_some() {
-            return Ok(());
-        }
-        within("--duration", self.duration, SHORTEST_RUN_S..=LONGEST_RUN_S, "outside the supported range", " seconds")?;
-        within("--warmup", self.warmup, 0.0..=LONGEST_RUN_S, "outside the supported range", " seconds")?;
-        let total = self.warmup + self.duration * self.runs as f64;
-        if self.checks_values() && total > MAX_VERIFIED_SECONDS {
-            let what = "with --runs and --warmup it is too long for the 32-bit sequence numbers of --verify";
+        if self.ops.is_none() && total > MAX_VERIFIED_SECONDS {
+            let what = "with --runs and --warmup it is too long for the 32-bit sequence numbers of verified values";
             return Err(range("--duration", self.duration, what, format!("{MAX_VERIFIED_SECONDS} seconds in all, or --no-verify")));
         }
         Ok(())
@@ -306,13 +286,13 @@ impl JobArgs {
     ///
     /// # Errors
     /// `--backend` and `--carrier` name two carriers.
-    pub fn axes(&self) -> Result<(Routing, Transport), RangeError> {
-        let (routing, named) = self.backend.axes();
+    pub fn axes(&self) -> Result<(Backend, Carrier), RangeError> {
+        let (backend, named) = self.backend.axes();
         match (named, self.carrier) {
             (Some(named), Some(given)) if named != given => {
-                Err(range("--carrier", given, "the name of this --backend says another", format!("no value, or --backend {routing}")))
+                Err(range("--carrier", given, "the name of this --backend says another", format!("no value, or --backend {backend}")))
             }
-            (named, given) => Ok((routing, given.or(named).unwrap_or(Transport::Copyrpc))),
+            (named, given) => Ok((backend, given.or(named).unwrap_or(Carrier::Copyrpc))),
         }
     }
 
@@ -325,15 +305,14 @@ impl JobArgs {
         });
         let workload = &mut self.workload;
         if let Some(reads) = reads {
-            (workload.read_ratio, workload.distribution, workload.preload) = (reads, Distribution::Zipfian { theta: 0.99 }, true);
+            (workload.read_ratio, workload.distribution) = (reads, Distribution::Zipfian { theta: 0.99 });
         }
         if self.ops.is_some() {
             (self.runs, self.warmup, self.duration) = (1, 0.0, LONGEST_RUN_S);
         }
         workload.remote_ratio = self.remote_ratio.unwrap_or(Workload::even_ratio(ranks));
-        workload.verify = self.verify && !self.no_verify;
+        workload.verify = !self.no_verify;
         (workload.ranks, workload.clients) = (ranks, self.client_threads);
-        self.policies = std::mem::take(&mut self.policies).resolved();
         self.traced = self.trace.options();
     }
 }
@@ -352,27 +331,24 @@ pub enum BackendKind {
     Direct,
     /// delegation by the carrier rc-send.
     RcSend,
-    /// delegation by the carrier ucx-am.
+    /// delegation by the carrier ucx-am. The figures published as "ucx-am" are of `--backend direct --carrier ucx-am`.
     UcxAm,
     /// direct by the carrier copyrpc.
     CopyrpcDirect,
-    /// direct by the carrier ucx-am: the clients whose figures were published as "ucx-am".
-    Ucx,
 }
 
 impl BackendKind {
     /// Returns the path of requests, and their carrier between ranks if the name has one.
     #[must_use]
-    pub const fn axes(self) -> (Routing, Option<Transport>) {
+    pub const fn axes(self) -> (Backend, Option<Carrier>) {
         match self {
-            Self::Meta => (Routing::Meta, None),
-            Self::Delegation => (Routing::Delegation, None),
-            Self::Sharded => (Routing::Sharded, None),
-            Self::Direct => (Routing::Direct, None),
-            Self::RcSend => (Routing::Delegation, Some(Transport::RcSend)),
-            Self::UcxAm => (Routing::Delegation, Some(Transport::UcxAm)),
-            Self::CopyrpcDirect => (Routing::Direct, Some(Transport::Copyrpc)),
-            Self::Ucx => (Routing::Direct, Some(Transport::UcxAm)),
+            Self::Meta => (Backend::Meta, None),
+            Self::Delegation => (Backend::Delegation, None),
+            Self::Sharded => (Backend::Sharded, None),
+            Self::Direct => (Backend::Direct, None),
+            Self::RcSend => (Backend::Delegation, Some(Carrier::RcSend)),
+            Self::UcxAm => (Backend::Delegation, Some(Carrier::UcxAm)),
+            Self::CopyrpcDirect => (Backend::Direct, Some(Carrier::Copyrpc)),
         }
     }
 }
@@ -389,16 +365,6 @@ pub enum Mix {
     /// User profiles: reads alone.
     #[value(alias = "c")]
     YcsbC,
-}
-
-/// The values of `--clients`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ClientKind {
-    /// Threads of the rank process.
-    Threads,
-    /// Children of the rank process.
-    Processes,
 }
 
 /// The values of `--wait`.
@@ -483,10 +449,10 @@ macro_rules! named_by_value_enum {
     ($($name:ty),*) => {$(
         impl std::fmt::Display for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(&engine::transport::name_of(self))
+                f.write_str(&engine::carrier::name_of(self))
             }
         }
     )*};
 }
 
-named_by_value_enum!(ClientKind, WaitChoice, Fault, PeerErrorsChoice);
+named_by_value_enum!(WaitChoice, Fault, PeerErrorsChoice);

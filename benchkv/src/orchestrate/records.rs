@@ -1,17 +1,13 @@
 //! The connection records of all endpoints of all ranks: after one gather each endpoint has the record of its other end.
-//!
-//! A record in a rank's part: its maker (4 bytes), the rank it is for (4), the thread of that rank (4), its length (4), its bytes.
-//! Numbers are little-endian. A thread is twice its number, plus 1 for a client.
 
 use std::collections::HashMap;
 
 use engine::backend::Records;
 use engine::topology::{Peer, Worker};
-
-const HEADER_BYTES: usize = 16;
+use serde::{Deserialize, Serialize};
 
 /// A record with its addressee.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) from: Worker,
     pub(super) to: Peer,
@@ -21,29 +17,10 @@ pub(super) struct Record {
 /// By thread: the records that other ranks made for its endpoints, each with its maker.
 pub(super) type Mail = HashMap<Worker, Records>;
 
+/// Encodes the part of a rank.
 pub(super) fn encode(records: &[Record]) -> Vec<u8> {
-    let mut part = Vec::with_capacity(records.iter().map(|record| HEADER_BYTES + record.bytes.len()).sum());
-    for Record { from, to, bytes } in records {
-        for number in [code_of(*from), to.rank as u32, code_of(to.worker), bytes.len() as u32] {
-            part.extend_from_slice(&number.to_le_bytes());
-        }
-        part.extend_from_slice(bytes);
-    }
-    part
-}
-
-/// Decodes a part. Returns `None` for bytes that are not records.
-fn decode(mut part: &[u8]) -> Option<Vec<Record>> {
-    let mut records = Vec::new();
-    while !part.is_empty() {
-        let (header, rest) = part.split_first_chunk::<HEADER_BYTES>()?;
-        let number = |at: usize| header.get(4 * at..4 * at + 4)?.try_into().ok().map(u32::from_le_bytes);
-        let (bytes, rest) = rest.split_at_checked(number(3)? as usize)?;
-        let to = Peer { rank: number(1)? as usize, worker: worker_of(number(2)?) };
-        records.push(Record { from: worker_of(number(0)?), to, bytes: bytes.to_vec() });
-        part = rest;
-    }
-    Some(records)
+    // Encoding fails only for types without a length.
+    postcard::to_allocvec(records).unwrap_or_default()
 }
 
 /// Finds, for each of `mine`, the record of its other end among the parts of all ranks.
@@ -53,7 +30,7 @@ fn decode(mut part: &[u8]) -> Option<Vec<Record>> {
 pub(super) fn deliver(rank: usize, mine: &[Record], parts: &[Vec<u8>]) -> Result<Mail, usize> {
     let mut for_me = HashMap::new();
     for (sender, part) in parts.iter().enumerate().filter(|(sender, _)| *sender != rank) {
-        let records = decode(part).ok_or(sender)?;
+        let records: Vec<Record> = postcard::from_bytes(part).map_err(|_| sender)?;
         let addressed = records.into_iter().filter(|record| record.to.rank == rank);
         for_me.extend(addressed.map(|record| ((Peer { rank: sender, worker: record.from }, record.to.worker), record.bytes)));
     }
@@ -63,18 +40,6 @@ pub(super) fn deliver(rank: usize, mine: &[Record], parts: &[Vec<u8>]) -> Result
         mail.entry(*from).or_default().push((*to, bytes));
     }
     Ok(mail)
-}
-
-const fn code_of(worker: Worker) -> u32 {
-    match worker {
-        Worker::Daemon(number) => 2 * number as u32,
-        Worker::Client(number) => 2 * number as u32 + 1,
-    }
-}
-
-const fn worker_of(code: u32) -> Worker {
-    let number = (code / 2) as usize;
-    if code % 2 == 0 { Worker::Daemon(number) } else { Worker::Client(number) }
 }
 
 #[cfg(test)]

@@ -180,7 +180,7 @@ struct ChannelPaths {
     replies: Receiver<Answer>,
 }
 
-impl Backend for Channels {
+impl Workers for Channels {
     type Daemon = ChannelDaemon;
     type Paths = ChannelPaths;
 
@@ -315,7 +315,7 @@ fn run(args: &str, flaw: Flaw) -> (Options, Vec<Result<RankReport, RankError>>) 
 
 /// Runs a job with `interrupts`: by rank, the sleep in which the user interrupts it.
 fn run_as(args: &str, flaw: Flaw, gate: Option<Arc<Gate>>, interrupts: &[Option<usize>]) -> (Options, Vec<Result<RankReport, RankError>>) {
-    let args = format!("benchkv --duration 0.05 --warmup 0.02 --runs 2 --wait yield --pin none --queue-depth 4 {args}");
+    let args = format!("benchkv --empty --duration 0.05 --warmup 0.02 --runs 2 --wait yield --pin none --queue-depth 4 {args}");
     let options = Options::resolve(Cli::try_parse_from(args.split_whitespace()).unwrap()).unwrap();
     let size = options.job.workload.ranks;
     let (meeting, network) = (Arc::new(Meeting::default()), Network::default());
@@ -338,7 +338,7 @@ fn run_as(args: &str, flaw: Flaw, gate: Option<Arc<Gate>>, interrupts: &[Option<
 fn threads_have_the_cores_of_their_ranks_place_on_its_host() {
     let core = harness::affinity::usable_cores().unwrap()[0];
     for (daemon, client) in [(1023, core), (core, 1023)] {
-        let mut options = Options::resolve(Cli::try_parse_from(["benchkv", "--ranks", "1"]).unwrap()).unwrap();
+        let mut options = Options::resolve(Cli::try_parse_from(["benchkv", "--ranks", "1", "--empty"]).unwrap()).unwrap();
         // Rank 0 is the second rank on this host.
         options.launcher.ranks_here = vec![7, 0];
         options.plan.pinned = [(core, core), (daemon, client)].map(|(d, c)| RankCores { daemons: vec![d], clients: vec![c] }).into();

@@ -7,7 +7,7 @@ use harness::report::rate;
 
 use super::compare::{Comparison, Group};
 use super::page::Cell;
-use crate::result::{Histograms, JobResult, Measured, Spread};
+use crate::result::{Histograms, JobResult, Measured, RunSpread};
 
 /// Points of a latency curve for each decade of its x axis.
 const POINTS_PER_DECADE: u32 = 12;
@@ -69,8 +69,7 @@ impl<'a> Measurements<'a> {
 
     /// Returns the mean over time.
     fn mean(&self, figure: impl Fn(&Measured) -> f64) -> f64 {
-        let sum: f64 = self.runs.iter().zip(&self.lengths_s).map(|(run, length_s)| figure(run) * length_s).sum();
-        sum / self.lengths_s.iter().sum::<f64>().max(f64::MIN_POSITIVE)
+        mean_over_time(self.runs.iter().map(|run| figure(run)).zip(self.lengths_s.iter().copied()))
     }
 
     /// Returns the mean over runs, and their minimum and maximum.
@@ -79,6 +78,12 @@ impl<'a> Measurements<'a> {
         let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
         Point { spread: (self.runs.len() > 1).then_some((low, high)), ..Point::new(x, self.mean(&figure)) }
     }
+}
+
+/// Returns the mean of values, each with its length in time.
+fn mean_over_time(values: impl Iterator<Item = (f64, f64)>) -> f64 {
+    let (sum, time) = values.fold((0.0, 0.0), |(sum, time), (value, length)| (sum + value * length, time + length));
+    sum / f64::max(time, f64::MIN_POSITIVE)
 }
 
 /// Returns the groups of each chart, with the addition to its title.
@@ -145,7 +150,7 @@ pub(super) fn confidence(values: &[f64]) -> Option<f64> {
         12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101,
         2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
     ];
-    let std_dev = Spread::of(values).std_dev?;
+    let std_dev = RunSpread::of(values).std_dev?;
     Some(T.get(values.len() - 2).copied().unwrap_or(1.96) * std_dev / (values.len() as f64).sqrt())
 }
 
@@ -299,6 +304,13 @@ pub(super) fn activity(groups: &[Measurements<'_>]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_short_run_counts_by_its_length() {
+        let mean = |values: &[(f64, f64)]| mean_over_time(values.iter().copied());
+        assert!((mean(&[(10.0, 2.0), (40.0, 0.5)]) - 16.0).abs() < 1e-9);
+        assert!(mean(&[]).abs() < 1e-9);
+    }
 
     #[test]
     fn the_interval_is_that_of_student() {

@@ -94,7 +94,7 @@ impl fmt::Display for OpenLoop {
         }
         write!(
             f,
-            "\nTHE RATE WAS NOT REACHED: latencies tell how long the windows were; {} operations were due and not issued at the end of one",
+            "\nTHE RATE WAS NOT REACHED: {} operations were overdue at the end of a run, so these latencies only grow with its length",
             self.backlog
         )
     }

@@ -5,24 +5,10 @@ use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use harness::hist::LatencySummary;
-use launch::launcher::Launch;
 use serde_json::Value;
 use thiserror::Error;
 
 use super::{JobResult, Measured, SCHEMA, SCHEMA_VERSION};
-use crate::cli::RUNS;
-use crate::control::MAX_DAEMONS;
-use crate::interval::MAX_CLIENTS;
-
-/// Maximum bytes of the activity of a thread in a run, or in all.
-const ACTIVITY_BYTES: u64 = 2 << 10;
-/// Maximum bytes of the measurements of a rank or a run: four histograms, and figures.
-const MEASURED_BYTES: u64 = 1 << 20;
-/// Maximum bytes of a file: the result of the largest job.
-const MAX_BYTES: u64 = {
-    let (ranks, runs) = (Launch::MAX_RANKS as u64, *RUNS.end() as u64);
-    ranks * (MAX_DAEMONS + MAX_CLIENTS) as u64 * (runs + 1) * ACTIVITY_BYTES + (ranks + runs + 1) * MEASURED_BYTES
-};
 
 /// Why a file cannot be read as a result.
 #[derive(Debug, Error)]
@@ -34,12 +20,6 @@ pub enum ReadError {
         path: PathBuf,
         /// The system's reason.
         source: io::Error,
-    },
-    /// It is too long to be a result.
-    #[error("{} is longer than {MAX_BYTES} bytes, more than any result; name a file that `benchkv --json FILE` wrote", path.display())]
-    TooLong {
-        /// The file.
-        path: PathBuf,
     },
     /// It is not JSON, or only the beginning of it.
     #[error("{} is not JSON ({source}); name a file that `benchkv --json FILE` wrote, or repeat the job if this is a part of one", path.display())]
@@ -59,7 +39,7 @@ pub enum ReadError {
     },
     /// It is a result of another version.
     #[error(
-        "{} is a result of schema version {found}, written by benchkv {writer}, and this benchkv reads versions 3 to {SCHEMA_VERSION}; \
+        "{} is a result of schema version {found}, written by benchkv {writer}, and this benchkv reads version {SCHEMA_VERSION}; \
          repeat the job, or use the benchkv that wrote it",
         path.display()
     )]
@@ -96,18 +76,12 @@ impl JobResult {
     /// [`ReadError`] says what the file is, what is expected, and what to do.
     pub fn read(path: &Path) -> Result<Self, ReadError> {
         let file = File::open(path).map_err(|source| ReadError::Io { path: path.to_owned(), source })?;
-        Self::parse(path, file, MAX_BYTES)
+        Self::parse(path, file)
     }
 
-    /// Reads at most `limit` bytes, and only as far as they are JSON.
-    fn parse(path: &Path, text: impl Read, limit: u64) -> Result<Self, ReadError> {
+    fn parse(path: &Path, text: impl Read) -> Result<Self, ReadError> {
         let path = || path.to_owned();
-        let mut text = BufReader::new(text.take(limit + 1));
-        let document = serde_json::from_reader(&mut text);
-        if text.get_ref().limit() == 0 {
-            return Err(ReadError::TooLong { path: path() });
-        }
-        let mut document: Value = document.map_err(|source| match source.io_error_kind() {
+        let document: Value = serde_json::from_reader(BufReader::new(text)).map_err(|source| match source.io_error_kind() {
             Some(_) => ReadError::Io { path: path(), source: source.into() },
             None => ReadError::NotJson { path: path(), source },
         })?;
@@ -120,14 +94,10 @@ impl JobResult {
             let name = schema.as_str().map_or_else(|| "without a schema name".to_owned(), |name| format!("of the schema {name:?}"));
             return Err(ReadError::OtherSchema { path: path(), found: format!("JSON {name}") });
         }
-        if !(3..=u64::from(SCHEMA_VERSION)).contains(&found) {
+        if found != u64::from(SCHEMA_VERSION) {
             let writer = document["benchkv_version"].as_str().unwrap_or("unknown").to_owned();
             return Err(ReadError::OtherVersion { path: path(), found, writer });
         }
-        if found == 3 {
-            upgrade(&mut document);
-        }
-        document["schema_version"] = SCHEMA_VERSION.into();
         let result: Self = serde_path_to_error::deserialize(document).map_err(|source| ReadError::Malformed { path: path(), source })?;
         result.contradiction().map_or(Ok(()), |what| Err(ReadError::Impossible { path: path(), what }))?;
         Ok(result)
@@ -158,27 +128,12 @@ impl JobResult {
     }
 }
 
-/// Converts a document of version 3 to version 4, which lacks a member of this version that may be missing. Version 3 had one name for the path of requests and their carrier.
-fn upgrade(document: &mut Value) {
-    let (backend, carrier) = match document["backend"].as_str() {
-        Some(name @ ("rc-send" | "ucx-am")) => ("delegation".to_owned(), name.to_owned()),
-        name => (name.unwrap_or_default().to_owned(), "copyrpc".to_owned()),
-    };
-    (document["backend"], document["carrier"]) = (backend.into(), carrier.into());
-}
-
 #[cfg(test)]
 mod tests {
-    use engine::activity::{Activity, Burst, WorkerReport};
-    use engine::backend::counter_names;
-    use engine::counters::TransportReport;
-    use harness::hist::LatencyHistogram;
-
-    use super::super::Histograms;
     use super::*;
 
     fn refused(text: &str) -> String {
-        JobResult::parse(Path::new("some.json"), text.as_bytes(), MAX_BYTES).unwrap_err().to_string()
+        JobResult::parse(Path::new("some.json"), text.as_bytes()).unwrap_err().to_string()
     }
 
     #[test]
@@ -186,20 +141,17 @@ mod tests {
         for (text, parts) in [
             ("", ["not JSON", "line 1", "--json FILE"]),
             ("{\"schema\": \"benchkv-result\", \"schema_ver", ["not JSON", "EOF", "repeat the job"]),
-            ("[1, 2]", ["without a schema version", "benchkv-result", "version 5"]),
+            ("[1, 2]", ["without a schema version", "benchkv-result", "version 6"]),
             ("{\"schema_version\": 3}", ["without a schema name", "benchkv-result", "--json FILE"]),
             ("{\"schema\": \"other\", \"schema_version\": 3}", ["\"other\"", "benchkv-result", "--json FILE"]),
             (
                 "{\"schema_version\": 1, \"per_rank\": [], \"benchkv_version\": \"0.0.9\"}",
-                ["schema version 1, written by benchkv 0.0.9", "reads versions 3 to 5", "repeat the job"],
+                ["schema version 1, written by benchkv 0.0.9", "reads version 6", "repeat the job"],
             ),
+            ("{\"schema\": \"benchkv-result\", \"schema_version\": 7}", ["version 7", "reads version 6", "the benchkv that wrote it"]),
             (
                 "{\"schema\": \"benchkv-result\", \"schema_version\": 6}",
-                ["version 6", "reads versions 3 to 5", "the benchkv that wrote it"],
-            ),
-            (
-                "{\"schema\": \"benchkv-result\", \"schema_version\": 5}",
-                ["malformed result of schema version 5: ", "missing field", "repeat the job"],
+                ["malformed result of schema version 6: ", "missing field", "repeat the job"],
             ),
         ] {
             let error = refused(text);
@@ -211,43 +163,10 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_opened_or_has_no_end_is_refused() {
+    fn what_cannot_be_opened_or_is_no_json_is_refused() {
         let error = |path| JobResult::read(Path::new(path)).unwrap_err().to_string();
         assert!(error("/nonexistent/x.json").contains("No such file"));
         assert!(error("/").contains("cannot be read"));
         assert!(error("/dev/zero").contains("is not JSON"), "as soon as that is known");
-        let endless =
-            |text: &[u8]| JobResult::parse(Path::new("some.json"), text.chain(io::repeat(b' ')), 100_000).unwrap_err().to_string();
-        assert!(endless(b"[").contains("longer than"));
-        assert!(endless(b"{}").contains("longer than"));
-    }
-
-    /// The longest that a counter can be is that of `u64::MAX`.
-    #[test]
-    fn the_result_of_the_largest_job_can_be_read() {
-        let counted = counter_names().map(|name| (name.to_owned(), u64::MAX)).collect();
-        let transport =
-            TransportReport { device: "d".repeat(64), modes: "m".repeat(200), reached_by: "r".repeat(64), backlog_peak: u64::MAX, counted };
-        let activity = Activity {
-            span_ns: u64::MAX,
-            loops: u64::MAX,
-            loops_by_messages: [u64::MAX; 5],
-            moved: u64::MAX,
-            cqes: u64::MAX,
-            loops_by_cqes: [u64::MAX; 5],
-            outstanding_ns: u64::MAX,
-            outstanding_peak: Burst { at_ns: u64::MAX, outstanding: u64::MAX },
-            transport: Some(transport.clone()),
-        };
-        let thread = WorkerReport { transport: Some(transport), windows: vec![activity; *RUNS.end()], ..WorkerReport::default() };
-        let bytes = serde_json::to_vec(&thread).unwrap().len() as u64;
-        assert!(bytes <= (*RUNS.end() as u64 + 1) * ACTIVITY_BYTES, "{bytes}");
-        let mut histogram = LatencyHistogram::new();
-        (0..64)
-            .flat_map(|bit| (0..2048).map(move |low| (1 << bit) + (low << bit >> 11)))
-            .for_each(|ns| histogram.record_many(ns, 1 << (ns % 20)));
-        let histograms = Histograms { local: histogram.clone(), remote: histogram.clone(), get: histogram.clone(), put: histogram };
-        let bytes = serde_json::to_vec(&histograms).unwrap().len() as u64;
-        assert!(2 * bytes < MEASURED_BYTES, "{bytes}");
     }
 }

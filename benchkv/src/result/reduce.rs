@@ -12,10 +12,10 @@ use thiserror::Error;
 
 use super::open_loop::OpenTally;
 use super::{
-    EchoBaseline, HardwareCounters, Histograms, JobResult, LittlesLaw, Measured, NO_DEVICE, OpenLoop, RankResult, RunResult, SCHEMA,
-    SCHEMA_VERSION, Spread, SpreadOverRuns,
+    EchoBaseline, HardwareCounters, Histograms, JobResult, LittlesLaw, Measured, NO_DEVICE, OpenLoop, RankResult, RunResult, RunSpread,
+    SCHEMA, SCHEMA_VERSION, SpreadOverRuns,
 };
-use crate::cli::{ClientKind, SHORTEST_RUN_S};
+use crate::cli::SHORTEST_RUN_S;
 use crate::options::Options;
 use crate::trace::TraceError;
 use engine::activity::{ActivityRates, WorkerReport};
@@ -30,7 +30,7 @@ pub struct RankReport {
     fate: Counts,
     trace_failure: Option<String>,
     course: Course,
-    windows: Vec<Tally>,
+    windows: Vec<Sums>,
     verdict: Option<RankVerdict>,
     daemons: Vec<WorkerReport>,
     clients: Vec<WorkerReport>,
@@ -54,7 +54,7 @@ pub struct Course {
 
 /// The measurements of a window, or of several: sums over clients, ranks or runs.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-struct Tally {
+struct Sums {
     local_rps: f64,
     remote_rps: f64,
     errors: u64,
@@ -67,7 +67,7 @@ struct Tally {
     not_found: u64,
 }
 
-/// The findings of `--verify` on one rank.
+/// The failed checks of values of one rank.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct RankVerdict {
     failures: u64,
@@ -92,7 +92,7 @@ impl RankReport {
             rank,
             fate: Counts::default(),
             trace_failure: None,
-            windows: vec![Tally::default(); course.windows_s.len()],
+            windows: vec![Sums::default(); course.windows_s.len()],
             course,
             verdict: None,
             daemons,
@@ -108,7 +108,6 @@ impl RankReport {
             *(if report.course.is_cut { &mut report.fate.unfinished } else { &mut report.fate.lost }) += client.outstanding;
             report.windows.iter_mut().zip(&client.windows).for_each(|(window, client)| window.add(client));
             report.clients.push(client.worker);
-            report.peak_rss_bytes = report.peak_rss_bytes.map(|sum| sum + client.process_rss_bytes);
             let Some(verdict) = client.verdict else { continue };
             let none = RankVerdict { failures: 0, first: None, issued: Vec::new(), highest: vec![0; verdict.highest.len()] };
             let all = report.verdict.get_or_insert(none);
@@ -145,7 +144,7 @@ impl RankReport {
     }
 
     /// Returns the windows, each with its weight in a mean over all of them: its share of their length.
-    fn weighted(&self) -> impl Iterator<Item = (&Tally, f64)> {
+    fn weighted(&self) -> impl Iterator<Item = (&Sums, f64)> {
         let total_s: f64 = self.course.windows_s.iter().sum();
         self.windows.iter().zip(self.course.windows_s.iter().map(move |length_s| length_s / total_s))
     }
@@ -154,7 +153,7 @@ impl RankReport {
         let activity = activity_of(&[self], None);
         Ok(RankResult {
             rank: self.rank,
-            measured: Tally::sum(self.weighted())?.measured(activity)?,
+            measured: Sums::sum(self.weighted())?.measured(activity)?,
             pattern_hash: format!("{:016x}", self.pattern_hash),
             fate: self.fate,
             verify_failures: self.verdict.as_ref().map(|verdict| verdict.failures),
@@ -189,7 +188,7 @@ fn seconds_of(reports: &[&RankReport], run: Option<usize>) -> f64 {
     reports.iter().map(|report| windows_s(report)).sum::<f64>() / reports.len().max(1) as f64
 }
 
-impl Tally {
+impl Sums {
     /// Returns the figures of an open loop, for clients that may have `depth` operations outstanding.
     fn open_loop(&self, depth: u64) -> OpenLoop {
         OpenLoop::of_run(&self.open_loop, self.local_rps + self.remote_rps, self.ended(), self.outstanding, depth)
@@ -264,7 +263,7 @@ impl Tally {
 
 impl SpreadOverRuns {
     fn of(runs: &[RunResult]) -> Self {
-        let of = |figure: fn(&Measured) -> f64| Spread::of(&runs.iter().map(|run| figure(&run.measured)).collect::<Vec<_>>());
+        let of = |figure: fn(&Measured) -> f64| RunSpread::of(&runs.iter().map(|run| figure(&run.measured)).collect::<Vec<_>>());
         Self {
             total_rps: of(|run| run.total_rps),
             local_rps: of(|run| run.local_rps),
@@ -320,13 +319,13 @@ impl JobResult {
         let windows = |run: usize| reports.iter().filter_map(move |report| report.windows.get(run));
         let depth = (options.job.workload.ranks * options.job.workload.clients * options.job.queue_depth) as u64;
         let run_result = |run| {
-            let tally = Tally::sum(windows(run).map(|window| (window, 1.0)))?;
+            let tally = Sums::sum(windows(run).map(|window| (window, 1.0)))?;
             let (errors, open_loop) = (tally.errors, options.job.pace.map(|_| tally.open_loop(depth)));
             let (duration_s, activity) = (seconds_of(&all_reports, Some(run)), activity_of(&all_reports, Some(run)));
             Ok(RunResult { duration_s, measured: tally.measured(activity)?, errors, open_loop })
         };
         let runs: Vec<RunResult> = (0..count).map(run_result).collect::<Result<_, HistogramError>>()?;
-        let all = Tally::sum(reports.iter().flat_map(RankReport::weighted))?;
+        let all = Sums::sum(reports.iter().flat_map(RankReport::weighted))?;
         let littles_law = LittlesLaw::new(all.outstanding, all.waited, all.carried);
         let open_loop = options.job.pace.map(|_| all.open_loop(depth).of_job(runs.iter().filter_map(|run| run.open_loop)));
         let measured = all.measured(activity_of(&all_reports, None))?;
@@ -342,8 +341,8 @@ impl JobResult {
             schema: SCHEMA.to_owned(),
             schema_version: SCHEMA_VERSION,
             benchkv_version: env!("CARGO_PKG_VERSION").to_owned(),
-            backend: options.job.topology.routing,
-            carrier: options.job.topology.transport,
+            backend: options.job.topology.backend,
+            carrier: options.job.topology.carrier,
             device: device_of(&reports),
             ranks: options.job.workload.ranks,
             server_threads: options.job.topology.daemons,
@@ -366,7 +365,7 @@ impl JobResult {
             first_verify_failure,
             trace_failure: reports.iter().find_map(|report| report.trace_failure.clone()),
             open_loop,
-            cpu_ns_per_op: cpu_per_op(&reports, options.asked.clients, measured_ops),
+            cpu_ns_per_op: cpu_per_op(&reports, measured_ops),
             littles_law,
             hardware_counters: (!counters.is_empty()).then_some(counters),
             unix_echo,
@@ -376,11 +375,10 @@ impl JobResult {
     }
 }
 
-/// Returns the core time of the ranks in their windows, divided by the operations that ended there, in ns; `None` if a part of it is
-/// unknown.
-fn cpu_per_op(reports: &[RankReport], clients: ClientKind, operations: u64) -> Option<f64> {
+/// Returns the core time of the ranks in their windows, divided by the operations that ended there, in ns; `None` if it is unknown.
+fn cpu_per_op(reports: &[RankReport], operations: u64) -> Option<f64> {
     let cpu_s: f64 = reports.iter().map(|report| report.course.cpu_s).sum();
-    (clients == ClientKind::Threads && operations > 0 && cpu_s > 0.0).then(|| cpu_s * 1e9 / operations as f64)
+    (operations > 0 && cpu_s > 0.0).then(|| cpu_s * 1e9 / operations as f64)
 }
 
 /// Returns the number of windows that count: all that began, but the last of an interrupted job only if it has the minimum length of a

@@ -4,7 +4,7 @@ use std::fmt;
 
 use harness::report::{Table, bytes, nanos, plural, rate};
 
-use super::{EchoBaseline, JobResult, NO_DEVICE, Spread};
+use super::{EchoBaseline, JobResult, NO_DEVICE, RunSpread};
 use engine::activity::{ActivityRates, WorkerReport};
 use engine::policy::PolicyReport;
 
@@ -118,7 +118,7 @@ impl JobResult {
 
     /// Returns one line about the spread of the runs.
     fn runs_line(&self) -> Option<String> {
-        let Spread { min, max, std_dev } = self.over_runs.total_rps;
+        let RunSpread { min, max, std_dev } = self.over_runs.total_rps;
         let deviation = 100.0 * std_dev? / self.measured.total_rps.max(f64::MIN_POSITIVE);
         Some(format!(
             "{}: slowest {}, fastest {}, standard deviation {deviation:.1} %",
@@ -140,7 +140,7 @@ impl JobResult {
     fn misses_line(&self) -> Option<String> {
         let (missed, gets) = (self.measured.not_found_ops, self.measured.get_latency_ns.count);
         let share = 100.0 * missed as f64 / gets.max(1) as f64;
-        (missed > 0).then(|| format!("{missed} of {gets} measured gets found no value ({share:.1} %); with --preload every key has one"))
+        (missed > 0).then(|| format!("{missed} of {gets} measured gets found no value ({share:.1} %)"))
     }
 
     /// Returns one line about the connections between ranks, all threads together.

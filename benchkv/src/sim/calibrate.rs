@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use engine::backend::composed::Composed;
-use engine::backend::{Backend, BackendError, Daemon, Endpoints};
+use engine::backend::{BackendError, Daemon, Endpoints, Workers};
 use engine::client::{Client, Step};
 use engine::drive::simulated::{Cpu, Simulated, SimulationError, World};
 use engine::job::Job;
@@ -206,7 +206,7 @@ fn turns(depth: usize) -> Result<[Timed; 2], CalibrateError> {
     let options = Options::resolve(asked)?;
     let cores = harness::affinity::usable_cores()?;
     let [of_daemon, of_client, ..] = cores[..] else { return Err(CalibrateError::Cores(cores.len())) };
-    let backend = Composed::new(&options.job, options.site(0, std::process::id())?)?;
+    let backend = Composed::new(&options.job, options.site(0)?)?;
     let (baton, clock) = (Baton(AtomicU8::new(DAEMON)), Clock::detect());
     let now_ns = || clock.now_ns();
     let daemon = || {

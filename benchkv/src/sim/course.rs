@@ -6,7 +6,7 @@ use std::str::FromStr;
 use clap::Args;
 use engine::drive::simulated::{Change, Event};
 use engine::job::Job;
-use engine::topology::Routing;
+use engine::topology::Backend;
 use harness::range::{RangeError, range};
 use harness::units;
 
@@ -122,7 +122,7 @@ impl CourseArgs {
         for (flag, time_s) in [("--policies-from", self.policies_from), ("--policies-until", self.policies_until)] {
             let Some(time_s) = time_s else { continue };
             within_job(flag, format!("{time_s}s"), time_s)?;
-            if job.topology.routing == Routing::Direct {
+            if job.topology.backend == Backend::Direct {
                 return Err(range(
                     flag,
                     "with --backend direct",

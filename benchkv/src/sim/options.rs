@@ -18,7 +18,6 @@ pub struct SimulationRecord {
     /// Costs of NICs, in ns; contexts are a number, and bytes cost ps.
     pub nic: BTreeMap<String, u64>,
     /// The options of the changes in mid-run.
-    #[serde(default)]
     pub course: Vec<String>,
     /// Counters of the simulation.
     #[serde(flatten)]

@@ -33,19 +33,19 @@ fn illegal_options_are_refused_with_the_legal_ones() {
     refused(&["--backend", "tcp"], &["tcp", "meta", "delegation", "sharded", "direct"]);
     refused(&["--device", "eth0"], &["eth0", "auto", "soft", "mlx5_N"]);
     for flag in ["--ranks", "--server-threads", "--client-threads", "--queue-depth", "--runs", "--key-range"] {
-        refused(&[flag, "0"], &[flag, "legal is 1 to"]);
+        refused(&[flag, "0"], &[flag, "from 1 to"]);
     }
     let ended = Job::start(benchkv(&[]).env(DEVICE_VARIABLE, "eth0")).end();
     ended.assert_failed(2, &["--device auto: COPYRPC_DEVICE is \"eth0\": use auto, soft"]);
     refused(&["--ring-size", "1024"], &["too small", "power of two from 4096"]);
     refused(&["--ring-size", "536870912"], &["more than is supported", "from 4096 to 268435456"]);
     refused(&["--ring-size", "5000"], &["not a power of two", "power of two from 4096"]);
-    refused(&["--value-size", "7"], &["--value-size 7", "legal is 8 to 65536 bytes"]);
-    refused(&["--value-size", "65537"], &["--value-size 65537", "legal is 8 to 65536 bytes"]);
+    refused(&["--value-size", "7"], &["--value-size", "use 8 to 65536 bytes"]);
+    refused(&["--value-size", "65537"], &["--value-size", "use 8 to 65536 bytes"]);
     refused(&["--value-size", "64K", "--ring-size", "512K"], &["--ring-size 524288", "--value-size", "power of two from 1048576"]);
-    refused(&["--read-ratio", "1.01"], &["--read-ratio 1.01", "legal is 0 to 1"]);
-    refused(&["--read-ratio=-1"], &["legal is 0 to 1"]);
-    refused(&["--read-ratio", "NaN"], &["--read-ratio NaN", "legal is 0 to 1"]);
+    refused(&["--read-ratio", "1.01"], &["--read-ratio", "from 0 to 1"]);
+    refused(&["--read-ratio=-1"], &["from 0 to 1"]);
+    refused(&["--read-ratio", "NaN"], &["--read-ratio", "from 0 to 1"]);
     refused(&["--remote-ratio", "0.5", "--ranks", "1"], &["--remote-ratio", "no other"]);
     refused(&["--distribution", "zipfian:99"], &["at most 10"]);
     refused(&["--pin", "60000"], &["core 60000", "usable are"]);
@@ -70,7 +70,7 @@ fn a_result_that_could_not_be_written_is_refused_before_the_run() {
     refused(&["--json", ""], &["--json: ", nameless]);
     refused(&["--json", &new("dir/")], &["--json: ", nameless]);
     refused(&["--output", &new("dir.csv/")], &["--output: ", nameless]);
-    refused(&["--hgrm", &new(&"b".repeat(256))], &["--hgrm: ", "File name too long", "give it a shorter name"]);
+    refused(&["--json", &new(&"b".repeat(256))], &["--json: ", "File name too long", "give it a shorter name"]);
     assert_eq!(files.names(), [""; 0]);
 }
 
@@ -92,7 +92,7 @@ fn results_in_each_others_place_are_refused_before_the_run_by_whatever_names() {
         ["--output", "rank-0-daemon-1.csv", "--trace", "."],
     ] {
         let (one, other) = (of(one), of(other));
-        refused(&[flag, &one, other_flag, &other], &[&format!("{flag} {one} and {other_flag} {other} are in each other's place")]);
+        refused(&[flag, &one, other_flag, &other], &[&format!("{flag} {one} and {other_flag} {other} are the same file")]);
     }
     assert!(!files.path().join("new").exists());
 }

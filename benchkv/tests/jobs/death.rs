@@ -10,7 +10,7 @@ use crate::job::{BACKENDS, Job, Process, Scratch, TICKS_OF_LOAD, TICKS_OF_RUN, T
 /// Starts a job that would run for a minute.
 pub(crate) fn start(dir: &Scratch, args: &[&str], ranks: usize) -> Job {
     let ranks = ranks.to_string();
-    let all = ["--ranks", &ranks, "--no-echo", "--duration", "60", "--runs", "1", "--warmup", "0", "--json", "-"];
+    let all = ["--ranks", &ranks, "--duration", "60", "--runs", "1", "--warmup", "0", "--json", "-"];
     Job::start(benchkv(&all).args(args).arg("--shm-dir").arg(dir.path()))
 }
 
@@ -195,7 +195,7 @@ fn an_interrupt_at_any_moment_of_the_run_ends_a_job_in_order() {
     for (moment, (signal, whom, code)) in
         [0, 40, 80, 120, 160, 240].map(Duration::from_millis).into_iter().zip(INTERRUPTS.into_iter().cycle())
     {
-        let args = ["--duration", "0.02", "--no-echo", "--runs", "5", "--warmup", "0.02", "--json", "-", "--shm-dir"];
+        let args = ["--duration", "0.02", "--runs", "5", "--warmup", "0.02", "--json", "-", "--shm-dir"];
         let job = Job::start(benchkv(&args).arg(dir.path()));
         let rank = job.rank(0);
         job.until("the client has started", || rank.thread_ticks("client-0"));
@@ -259,60 +259,4 @@ fn a_later_interrupt_kills_what_the_first_did_not_end() {
         assert!(ranks.iter().all(|rank| rank.has_ended()));
         dir.assert_empty();
     }
-}
-
-/// Starts a long job of two ranks with clients that are processes. Returns it once all are under load, its ranks, and the client of each.
-fn load_processes(dir: &Scratch, backend: &str) -> (Job, [Process; 2], [Process; 2]) {
-    let args =
-        ["--backend", backend, "--clients", "processes", "--no-echo", "--duration", "60", "--runs", "1", "--warmup", "0", "--json", "-"];
-    let job = Job::start(benchkv(&args).arg("--shm-dir").arg(dir.path()));
-    let ranks = [0, 1].map(|rank| job.rank(rank));
-    let clients = ranks.map(|rank| job.client_of(rank));
-    for client in clients {
-        job.until("every client has work", || client.ticks().filter(|ticks| *ticks >= 2 * TICKS_OF_RUN));
-    }
-    (job, ranks, clients)
-}
-
-#[test]
-fn a_killed_client_process_ends_the_job_and_is_named() {
-    for backend in TWO_BACKENDS {
-        let (_turn, dir) = (turn(), Scratch::in_memory());
-        let (job, ranks, clients) = load_processes(&dir, backend);
-        clients[1].signal(libc::SIGKILL);
-        let ended = job.end();
-        ended.assert_failed(1, &["benchkv: rank 1: client 0, process ", "was killed by signal 9 (SIGKILL)"]);
-        assert!(ranks.iter().chain(&clients).all(|process| process.has_ended()), "{}", ended.stderr);
-        assert_eq!(ended.stdout, "");
-        dir.assert_empty();
-    }
-}
-
-/// If the launcher or a rank is killed, the processes that it has started end too.
-#[test]
-fn client_processes_do_not_outlive_their_rank_or_its_launcher() {
-    let (_turn, dir) = (turn(), Scratch::in_memory());
-    let (job, ranks, clients) = load_processes(&dir, "direct");
-    job.launcher().signal(libc::SIGKILL);
-    assert_all_end(&job, &[ranks, clients].concat());
-    assert_eq!(job.end().status.code(), None);
-
-    let (job, ranks, clients) = load_processes(&dir, "delegation");
-    ranks[0].signal(libc::SIGKILL);
-    job.end().assert_failed(1, &["benchkv: rank 0 was killed by signal 9 (SIGKILL)"]);
-    assert!(ranks.iter().chain(&clients).all(|process| process.has_ended()));
-    dir.assert_empty();
-}
-
-#[test]
-fn ctrl_c_lets_client_processes_report() {
-    let (_turn, dir) = (turn(), Scratch::in_memory());
-    let (job, ranks, clients) = load_processes(&dir, "direct");
-    job.group().signal(libc::SIGINT);
-    let ended = job.end();
-    ended.assert_failed(130, &["1 of 1 run, interrupted"]);
-    let result: JobResult = serde_json::from_str(&ended.stdout).unwrap();
-    assert!(result.interrupted && result.is_sound() && result.runs[0].measured.remote_ops > 0, "{}", ended.stdout);
-    assert!(ranks.iter().chain(&clients).all(|process| process.has_ended()));
-    dir.assert_empty();
 }

@@ -23,7 +23,7 @@ pub(crate) const WITH_RINGS: [&str; 4] = ["meta", "delegation", "sharded", "dire
 pub(crate) const TWO_BACKENDS: [&str; 2] = ["delegation", "direct"];
 
 /// Options of the shortest job that still does something on a loaded machine.
-pub(crate) const SHORT: [&str; 7] = ["--no-echo", "--duration", "0.2", "--runs", "1", "--warmup", "0.1"];
+pub(crate) const SHORT: [&str; 6] = ["--duration", "0.2", "--runs", "1", "--warmup", "0.1"];
 
 /// Time limit of a job; a longer one is killed and fails the test.
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -131,11 +131,6 @@ impl Job {
         self.child_of(self.launcher(), variable)
     }
 
-    /// Returns a client of a rank that is a process of its own.
-    pub(crate) fn client_of(&self, rank: Process) -> Process {
-        self.child_of(rank, "BENCH_HARNESS_ROLE=helper")
-    }
-
     fn child_of(&self, parent: Process, variable: &str) -> Process {
         self.until("a child is started", || parent.children().into_iter().find(|child| child.has_variable(variable)))
     }
@@ -221,11 +216,6 @@ impl Process {
         unsafe { libc::kill(self.0, signal) };
     }
 
-    /// Returns whether it is a client of a rank.
-    pub(crate) fn is_helper(self) -> bool {
-        self.has_variable("BENCH_HARNESS_ROLE=helper")
-    }
-
     /// Returns whether it has ended; its parent may not have noticed.
     pub(crate) fn has_ended(self) -> bool {
         matches!(self.stat(), None | Some(Stat { state: 'Z' | 'X', .. }))
@@ -249,12 +239,6 @@ impl Process {
         let status = fs::read_to_string(named.next()?.path().join("status")).ok()?;
         status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse().ok()
     }
-
-    /// Returns the clock ticks that all of its threads have used.
-    pub(crate) fn ticks(self) -> Option<u64> {
-        self.stat().map(|stat| stat.ticks)
-    }
-
     pub(crate) fn children(self) -> Vec<Self> {
         let pids = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok().map(Self));
         pids.filter(|child| child.stat().is_some_and(|stat| stat.parent == self.0)).collect()

@@ -15,7 +15,7 @@ pub(crate) fn measure(args: &[&str]) -> Value {
 
 /// Runs a job in which each client ends 500 operations, however loaded the machine is.
 fn run_operations(dir: &Scratch, args: &[&str]) -> Ended {
-    Job::start(benchkv(&["--ops", "500", "--no-echo", "--json", "-"]).args(args).arg("--shm-dir").arg(dir.path())).end()
+    Job::start(benchkv(&["--ops", "500", "--json", "-"]).args(args).arg("--shm-dir").arg(dir.path())).end()
 }
 
 /// Runs several backends, with the same further arguments.
@@ -136,16 +136,13 @@ fn sends_carry_requests_on_every_way() {
         }
         assert!(transports(&result).all(|of| of["writes"] == of["messages"]), "a SEND carries one message: {result}");
     }
-    measure(&["--backend", "direct", "--carrier", "rc-send", "--clients", "processes"]);
 }
 
 #[test]
 fn a_job_of_a_number_of_operations_ends_with_the_last() {
-    for (args, ops) in
-        [("-n 3 --client-threads 2 --ops 1000 -d 100", 6000), ("--ops 1 --backend direct --clients processes --wait event", 2)]
-    {
+    for (args, ops) in [("-n 3 --client-threads 2 --ops 1000 -d 100", 6000), ("--ops 1 --backend direct --wait event", 2)] {
         let (_turn, dir) = (turn(), Scratch::in_memory());
-        let mut command = benchkv(&["--no-echo", "--json", "-"]);
+        let mut command = benchkv(&["--json", "-"]);
         let result = Job::start(command.args(args.split(' ')).arg("--shm-dir").arg(dir.path())).end().result();
         assert_eq!([&result["issued"], &result["completed"], &result["options"]["ops"]], [ops, ops, ops / if ops == 2 { 2 } else { 6 }]);
         assert_eq!(count(&result, "local_ops") + count(&result, "remote_ops"), ops, "all are measured");
@@ -335,7 +332,7 @@ fn an_open_loop_offers_its_rate() {
 fn a_job_of_operations_waits_for_those_that_are_not_due_yet() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let rate = ["--rate", "1", "--arrivals", "poisson", "--seed", "83", "--wait", "event"];
-    let mut command = benchkv(&["--ranks", "1", "--ops", "3", "--no-echo", "--json", "-"]);
+    let mut command = benchkv(&["--ranks", "1", "--ops", "3", "--json", "-"]);
     let result = Job::start(command.args(rate).arg("--shm-dir").arg(dir.path())).end().result();
     assert_sound(&result);
     assert!(count(&result, "issued") == 3 && number(&list(&result, "runs")[0], "duration_s") > 3.6, "{result}");
@@ -365,41 +362,19 @@ fn what_is_held_back_when_the_drain_begins_is_not_lost() {
     dir.assert_empty();
 }
 
-#[test]
-fn clients_can_be_processes_of_their_own() {
-    each_of(&BACKENDS, &["--clients", "processes", "--client-threads", "2", "--queue-depth", "16"], |result| {
-        assert_eq!((&result["options"]["clients"], list(result, "per_rank").len()), (&"processes".into(), 2));
-        for rank in list(result, "per_rank") {
-            let loops = list(rank, "clients").iter().map(|client| count(client, "loops"));
-            assert!(loops.clone().count() == 2 && loops.min() > Some(0), "{rank}");
-            assert!(count(rank, "local_ops") > 0 && count(rank, "remote_ops") > 0, "{rank}");
-        }
-        assert_remote_by_rdma(result);
-    });
-}
-
-#[test]
-fn a_value_corrupted_in_a_client_process_is_seen() {
-    let (_turn, dir) = (turn(), Scratch::in_memory());
-    for (size, failure) in [("8", "instead of the acknowledged"), ("1000", ": byte 999 of value ")] {
-        let ended = run_operations(&dir, &["--clients", "processes", "--value-size", size, "--fault", "corrupt-value"]);
-        ended.assert_failed(3, &["the result is unsound: 0 operations lost, 1 verify failures", "first verify failure", failure]);
-    }
-}
-
 /// Every get finds a value, in the store of any rank, without any write; and writes replace the values.
 #[test]
-fn a_preloaded_store_has_every_key() {
+fn a_store_has_every_key_unless_it_starts_empty() {
     let measure = |args: &[&str]| {
         let (_turn, dir) = (turn(), Scratch::in_memory());
         run_operations(&dir, args).result()
     };
     for args in [&["--read-ratio", "1"][..], &["--value-size", "100", "--server-threads", "2", "--backend", "meta"]] {
-        let result = measure(&[args, &["--preload", "--distribution", "zipfian"]].concat());
+        let result = measure(&[args, &["--distribution", "zipfian"]].concat());
         assert_eq!((count(&result, "not_found"), count(&result, "not_found_ops")), (0, 0), "{result}");
         assert!(count(&result["get_latency_ns"], "count") > 0, "{result}");
     }
-    for args in [&["--read-ratio", "1", "--preload"][..], &["--mix", "ycsb-c"]] {
+    for args in [&["--read-ratio", "1"][..], &["--mix", "ycsb-c"]] {
         let result = measure(args);
         let gets = &result["get_latency_ns"];
         assert_eq!(
@@ -410,23 +385,21 @@ fn a_preloaded_store_has_every_key() {
     }
     let result = measure(&["--read-ratio", "0"]);
     assert_eq!(count(&result["get_latency_ns"], "count"), 0, "writes alone: {result}");
-    let result = measure(&["--read-ratio", "1", "--no-verify"]);
+    let result = measure(&["--read-ratio", "1", "--no-verify", "--empty"]);
     assert_eq!((count(&result["put_latency_ns"], "count"), count(&result, "not_found")), (0, count(&result, "completed")), "{result}");
     assert_eq!(count(&result["get_latency_ns"], "count"), count(&result, "not_found_ops"), "{result}");
 }
 
-/// Every byte is checked. `SHORT` jobs have few keys, so most reads find a value.
+/// Every byte is checked.
 #[test]
-fn values_of_any_size_are_sound_whatever_clients_are() {
+fn values_of_any_size_are_sound() {
     for (backend, carrier) in BACKENDS.into_iter().flat_map(|backend| [(backend, "copyrpc"), (backend, "rc-send")]) {
         if backend == "rc-send" && carrier != "rc-send" {
             continue;
         }
         let args = ["--backend", backend, "--carrier", carrier, "--value-size", "5000", "--queue-depth", "4", "--server-threads", "2"];
-        for clients in ["threads", "processes"] {
-            let result = measure(&[&args[..], &["--clients", clients, "--key-range", "10"]].concat());
-            assert_eq!(result["options"]["value_size"], 5000);
-            assert!(count(&result, "not_found") < count(&result, "completed") / 4, "{result}");
-        }
+        let result = measure(&[&args[..], &["--key-range", "10"]].concat());
+        assert_eq!(result["options"]["value_size"], 5000);
+        assert!(count(&result, "not_found") < count(&result, "completed") / 4, "{result}");
     }
 }

@@ -4,7 +4,7 @@ use benchkv::cli::Cli;
 use benchkv::options::Options;
 use clap::Parser;
 use engine::backend::composed::Composed;
-use engine::backend::{Backend, Endpoints, Records};
+use engine::backend::{Endpoints, Records, Workers};
 use engine::topology::{Peer, Worker};
 
 use crate::job::{Scratch, turn};
@@ -25,7 +25,7 @@ fn connections_take_about_what_was_reckoned() {
     let args = ["benchkv", "--backend", "delegation", "--ranks", &RANKS.to_string(), "--key-range", "1", "--shm-dir"];
     let options = Options::resolve(Cli::try_parse_from(args.iter().copied().chain([dir.path().to_str().unwrap()])).unwrap()).unwrap();
     let before = held();
-    let open = |rank| Composed::new(&options.job, options.site(rank, std::process::id()).unwrap()).unwrap().open_daemon(0).unwrap();
+    let open = |rank| Composed::new(&options.job, options.site(rank).unwrap()).unwrap().open_daemon(0).unwrap();
     let mut daemons: Vec<_> = (0..RANKS).map(open).collect();
     let records: Vec<Records> = daemons.iter_mut().map(Endpoints::records).collect();
     let daemon_of = |rank| Peer { rank, worker: Worker::Daemon(0) };
@@ -50,7 +50,7 @@ fn channels_of_many_daemons_take_no_more_than_was_reckoned() {
     let options =
         Options::resolve(Cli::try_parse_from(args.into_iter().chain(["--shm-dir", dir.path().to_str().unwrap()])).unwrap()).unwrap();
     let before = held();
-    let rank = Composed::new(&options.job, options.site(0, std::process::id()).unwrap()).unwrap();
+    let rank = Composed::new(&options.job, options.site(0).unwrap()).unwrap();
     let daemons: Vec<_> = (0..8).map(|daemon| rank.open_daemon(daemon).unwrap()).collect();
     let (taken, reckoned) = (held() - before, options.memory.channels_bytes / 2);
     drop(daemons);

@@ -22,8 +22,7 @@ fn cells(stdout: &str, rank: &str) -> Vec<String> {
 fn the_table_goes_to_standard_output_and_the_plan_to_standard_error() {
     for backend in TWO_BACKENDS {
         let (_turn, dir) = (turn(), Scratch::in_memory());
-        // All options but the first, which leaves out the echo.
-        let ended = Job::start(benchkv(&SHORT[1..]).args(["--backend", backend]).arg("--shm-dir").arg(dir.path())).end();
+        let ended = Job::start(benchkv(&SHORT).args(["--backend", backend, "--echo"]).arg("--shm-dir").arg(dir.path())).end();
         assert!(ended.status.success(), "{}", ended.stderr);
         let out = &ended.stdout;
         let without = run(&dir, &["--backend", backend]);
@@ -75,7 +74,7 @@ fn assert_complete(result: &Value) {
 fn json_to_standard_output_is_exactly_one_document() {
     for backend in TWO_BACKENDS {
         let (_turn, dir) = (turn(), Scratch::in_memory());
-        let ended = run(&dir, &["--backend", backend, "--ranks", "2", "--verify", "--json", "-"]);
+        let ended = run(&dir, &["--backend", backend, "--ranks", "2", "--json", "-"]);
         let result = ended.result();
         assert_complete(&result);
         assert_eq!((&result["backend"], &result["device"]), (&Value::from(backend), &Value::from("soft")));
@@ -152,16 +151,14 @@ fn operations_in(line: &str) -> Option<u64> {
 #[test]
 fn lines_of_intervals_are_printed_if_they_are_asked_for_and_count_the_operations_of_rank_0() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
-    for clients in ["threads", "processes"] {
-        let args = ["--clients", clients, "--client-threads", "2", "--duration", "0.6", "--json", "-"];
-        let ended = run(&dir, &[&args[..], &["--report-interval", "100ms"]].concat());
-        let issued = ended.result()["per_rank"][0]["issued"].as_u64().unwrap();
-        let counts: Vec<u64> = ended.stderr.lines().filter_map(operations_in).collect();
-        let sum: u64 = counts.iter().sum();
-        assert!(sum > 0 && sum <= issued, "{counts:?} of {issued}: {}", ended.stderr);
-        let without = run(&dir, &args);
-        assert!(without.status.success() && !without.stderr.lines().any(|line| operations_in(line).is_some()), "{}", without.stderr);
-    }
+    let args = ["--client-threads", "2", "--duration", "0.6", "--json", "-"];
+    let ended = run(&dir, &[&args[..], &["--report-interval", "100ms"]].concat());
+    let issued = ended.result()["per_rank"][0]["issued"].as_u64().unwrap();
+    let counts: Vec<u64> = ended.stderr.lines().filter_map(operations_in).collect();
+    let sum: u64 = counts.iter().sum();
+    assert!(sum > 0 && sum <= issued, "{counts:?} of {issued}: {}", ended.stderr);
+    let without = run(&dir, &args);
+    assert!(without.status.success() && !without.stderr.lines().any(|line| operations_in(line).is_some()), "{}", without.stderr);
     dir.assert_empty();
 }
 
@@ -320,16 +317,10 @@ fn the_doctor_takes_no_options_of_a_job() {
 }
 
 #[test]
-fn a_label_and_the_percentiles_go_where_they_are_asked_for() {
-    let (_turn, dir, files) = (turn(), Scratch::in_memory(), Scratch::on_disk());
-    let hgrm = files.path().join("latency.hgrm");
-    let ended = run(&dir, &["--label", "before <the> change", "--no-verify", "--json", "-", "--hgrm", hgrm.to_str().unwrap()]);
+fn a_label_goes_into_table_and_result() {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    let ended = run(&dir, &["--label", "before <the> change", "--no-verify", "--json", "-"]);
     let result = ended.result();
     assert_eq!((&result["options"]["label"], &result["options"]["verify"]), (&"before <the> change".into(), &false.into()));
     assert!(ended.stderr.contains("\nlabel: before <the> change\n"), "{}", ended.stderr);
-    let (text, count) = (std::fs::read_to_string(&hgrm).unwrap(), result["latency_ns"]["count"].as_u64().unwrap());
-    assert!(text.contains(&format!("Total count    = {count:>12}]")), "{text}");
-    let refused = |file: &str, said: &[&str]| run(&dir, &["--hgrm", file, "--json", hgrm.to_str().unwrap()]).assert_failed(2, said);
-    refused("/nonexistent/x.hgrm", &["--hgrm: ", "/nonexistent"]);
-    refused(hgrm.to_str().unwrap(), &["--json", "--hgrm", "give each a name of its own"]);
 }

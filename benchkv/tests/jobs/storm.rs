@@ -20,8 +20,6 @@ const JOBS: u64 = 8;
 enum Blow {
     /// A rank is killed.
     Rank(usize),
-    /// A client of a rank is killed, if it is a process.
-    Client(usize),
     /// A rank is stopped for a while.
     Pause(usize),
     /// The launcher is killed.
@@ -43,16 +41,14 @@ impl Story {
         let rng = &mut Rng::with_seed(seed);
         let ranks = rng.usize(2..=4);
         let backend = BACKENDS[rng.usize(..BACKENDS.len())];
-        let clients = ["threads", "processes"][rng.usize(..2)];
         let blow = match rng.usize(..8) {
             0 | 1 => Blow::Rank(rng.usize(..ranks)),
-            2 if clients == "processes" => Blow::Client(rng.usize(..ranks)),
             2 | 3 => Blow::Pause(rng.usize(..ranks)),
             4 => Blow::Launcher,
             _ => Blow::Interrupt { signal: [libc::SIGINT, libc::SIGTERM, libc::SIGHUP][rng.usize(..3)], all: rng.bool() },
         };
         let numbers = [("--ranks", ranks), ("--queue-depth", [1, 8, 256][rng.usize(..3)]), ("--client-threads", rng.usize(1..=2))];
-        let words = [("--backend", backend), ("--clients", clients), ("--wait", ["auto", "yield", "event"][rng.usize(..3)])];
+        let words = [("--backend", backend), ("--wait", ["auto", "yield", "event"][rng.usize(..3)])];
         let windows = [("--warmup", "0.1"), ("--duration", "0.2"), ("--runs", "3")];
         let numbers = numbers.map(|(flag, number)| [flag.to_owned(), number.to_string()]);
         let words = words.into_iter().chain(windows).map(|(flag, word)| [flag.to_owned(), word.to_owned()]);
@@ -68,11 +64,6 @@ impl Story {
             Blow::Rank(rank) => {
                 kill(ranks[rank])?;
                 Some(format!("benchkv: rank {rank} was killed by signal 9 (SIGKILL)"))
-            }
-            Blow::Client(rank) => {
-                // The first child may be the other end of a baseline.
-                kill(*ranks[rank].children().iter().find(|child| child.is_helper())?)?;
-                Some(format!("benchkv: rank {rank} exited with status 1"))
             }
             Blow::Pause(rank) => {
                 ranks[rank].try_signal(libc::SIGSTOP);
@@ -97,7 +88,7 @@ impl Story {
     /// Returns the exit status that fits, beside 0 of a job that had ended before.
     fn status(&self) -> Option<i32> {
         match self.blow {
-            Blow::Rank(_) | Blow::Client(_) => Some(1),
+            Blow::Rank(_) => Some(1),
             Blow::Pause(_) => Some(0),
             Blow::Launcher => None,
             Blow::Interrupt { signal, .. } => Some(128 + signal),
@@ -146,7 +137,7 @@ fn play(seed: u64) {
         assert!(files.names().iter().all(|name| name.starts_with("result.") && !name.ends_with(".partial")), "{:?}", files.names());
     } else {
         // A number of operations instead of a length of time, in which a loaded machine may do none.
-        let next = Job::start(benchkv(&["--ops", "100", "--no-echo"]).arg("--shm-dir").arg(dir.path())).end();
+        let next = Job::start(benchkv(&["--ops", "100"]).arg("--shm-dir").arg(dir.path())).end();
         assert!(next.status.success(), "{}: {}", next.status, next.stderr);
         dir.assert_empty();
     }

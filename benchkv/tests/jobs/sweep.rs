@@ -40,7 +40,7 @@ impl Sweep {
         command.env(DEVICE_VARIABLE, "soft");
         command.args(["--name", "test", "--backends", "meta delegation direct", "--depths", "1", "--benchkv"]).arg(&self.noting);
         command.arg("--results").arg(self.files.path()).args(flags);
-        command.args(["--", "--no-echo", "--duration", "0.1", "--runs", "1", "--warmup", "0", "--shm-dir"]).arg(self.shm.path());
+        command.args(["--", "--duration", "0.1", "--runs", "1", "--warmup", "0", "--shm-dir"]).arg(self.shm.path());
         Job::start(&mut command)
     }
 

@@ -57,11 +57,10 @@ fn ranks_that_overrun_their_windows_do_not_wait_for_each_other() {
 #[test]
 #[ignore = "needs libucx0"]
 fn it_carries_requests_on_every_way() {
-    for backend in ["meta", "sharded", "ucx"] {
+    for backend in ["meta", "sharded", "direct"] {
         let args = ["--backend", backend, "--carrier", "ucx-am", "--server-threads", "2", "--remote-ratio", "1", "--client-threads", "2"];
         measure(&[], &args);
     }
-    measure(&[], &["--backend", "ucx", "--clients", "processes", "--client-threads", "2"]);
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! The caller: keeps every active endpoint at its depth. Each slot of the depth calls again as soon as its reply is there, from inside the
 //! callback, so that all calls a poll gives rise to leave with that poll.
 
+use bench::pattern::{self, Tag};
 use copyrpc::{Context, Endpoint, Outcome};
 use harness::clock::Clock;
 use harness::hist::LatencyHistogram;
-use harness::pattern::{self, Tag};
 
 use crate::cli::{Fault, Mode};
 use crate::options::{Job, Length};

@@ -46,7 +46,6 @@ fn main() -> ExitCode {
             .map_err(Into::into)
             .and_then(|options| rank_process(&options, &mut exchange))
             .map_err(|error| format!("rank {}: {error}", exchange.rank()).into()),
-        Ok(Role::Helper(_)) => Err("this program starts no helpers".into()),
         Ok(Role::Baseline(peer)) => peer.serve().map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Err(error) => Err(error.into()),
     };

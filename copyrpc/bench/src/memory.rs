@@ -10,9 +10,9 @@
 use std::error::Error;
 use std::process::ExitCode;
 
+use bench::held::{Counting, Held};
 use clap::Parser;
 use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig};
-use harness::held::{Counting, Held};
 use harness::report::{JsonSink, Table};
 use mlx5::{Access, ConnectOptions, Device, DeviceSpec, FabricSpec, LocalFabric, QpConfig, SoftOptions};
 use serde::Serialize;

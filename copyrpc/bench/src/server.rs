@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 
+use bench::pattern::{self, Tag};
 use copyrpc::{Context, RecvBytes, Reply};
 use harness::affinity::pin_current_thread;
-use harness::pattern::{self, Tag};
 
 use crate::cli::Fault;
 use crate::options::{Job, Options};

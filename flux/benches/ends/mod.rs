@@ -1,7 +1,7 @@
 //! flux below the load of `harness`, for the benchmarks here and in `benchkv/peers`: node 0 calls node 1.
 
+use bench::load::{Answerer, Caller, Failure, Payload};
 use flux::{CallError, Config, Node, network};
-use harness::load::{Answerer, Caller, Failure, Payload};
 
 /// A node that only calls node 1.
 pub(crate) struct FluxCaller(Node<Payload, u32>);

@@ -1,6 +1,6 @@
 //! ipc below the load of `harness`, for the benchmarks here and in `benchkv/peers`, and delegationrpc, which has another `W`.
 
-use harness::load::{Answerer, Caller, Failure, Payload};
+use bench::load::{Answerer, Caller, Failure, Payload};
 use ipc::{Announce, CallError, Client, Dir, Server};
 
 /// The tag that both ends must have in common.

@@ -11,10 +11,10 @@ pub enum Clock {
     /// The system's monotonic clock.
     #[default]
     System,
-    /// A clock that somebody sets, in ns: tests and simulation.
+    /// A clock that its user sets, in ns: for tests and simulations.
     Manual(Arc<AtomicU64>),
-    /// A clock that somebody sets, and that every poll of an empty CQ advances by a constant, so that a loop which polls until something
-    /// happens ends.
+    /// A clock that its user sets, and that every poll of an empty CQ advances by a constant. So a loop that polls for an event ends,
+    /// also in a blocking wait.
     Stepping {
         /// Nanoseconds.
         now_ns: Arc<AtomicU64>,

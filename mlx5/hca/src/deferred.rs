@@ -3,10 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// A full lane, or one that was passed over, is looked at again this often where nothing but the clock makes time pass.
+/// Time until a full lane, or one that was skipped, is polled again in virtual time, in ns.
 pub(crate) const LANE_RETRY_NS: u64 = 1_000;
 
-/// Send queues to be looked at again, by QPN.
+/// Send queues to be run again, by QPN.
 #[derive(Default)]
 pub(crate) struct Deferred {
     heap: BinaryHeap<Reverse<(u64, u64, u32)>>,

@@ -22,7 +22,7 @@ use crate::objects::regions::Regions;
 use crate::objects::rqs::RqSlot;
 use crate::options::{Gid, GidKind, Port};
 use crate::queues::cq::SoftCq;
-use crate::queues::qp::{Mode, REGISTER_BYTES, SoftQp};
+use crate::queues::qp::{Mode, SoftQp};
 use crate::random::Random;
 use crate::requester::execute;
 use crate::requester::timing::Timing;
@@ -35,10 +35,11 @@ use crate::shared::links::Links;
 use crate::shared::memory::DeviceMemory;
 use crate::shared::quiesce::Stuck;
 
-/// Empty polls between two looks at whether a peer has died with a receive of this device.
+/// Empty polls between two checks for peers that have died with a receive of this device.
 pub(crate) const POLLS_PER_PATROL: u32 = 1024;
 
-/// Cold lanes that a patrol looks into, in turn (R4): the producer of another process may have missed that its lane went cold.
+/// Cold lanes that are polled with each of these checks, in turn (R4): the producer in another process may have missed that its lane went
+/// cold.
 const LANES_PER_PATROL: usize = 8;
 
 /// The completion vectors of a device.
@@ -107,16 +108,16 @@ pub struct Hca {
     pub(crate) trace: Option<Trace>,
     /// Not immediate, or traced: the results of a WQE that succeeded are recorded.
     pub(crate) is_watched: bool,
-    /// Lanes are visited when their ready bits say so and never otherwise, so that what arrives when is exact, and the same in every run.
+    /// Lanes are polled only when their ready bits are set, so that arrivals are exact, and the same in every run.
     pub(crate) has_exact_lanes: bool,
-    /// The port that it is one seat of.
+    /// Port that the device has one seat of.
     pub(crate) port: Option<Port>,
-    /// A look at the peers is due, or `failed` is not empty.
+    /// A check of the peers is due, or `failed` is not empty.
     pub(crate) has_chores: Cell<bool>,
     /// Queue pairs that failed since the last flush, or have failed and flush a receive queue of their own: index and generation.
     pub(crate) failed: RefCell<Vec<(usize, u32)>>,
     pub(crate) is_port_up: Cell<bool>,
-    /// Asynchronous ones that nobody took yet.
+    /// Asynchronous events that were not taken yet.
     pub(crate) events: RefCell<VecDeque<AsyncEvent>>,
     /// Times that a WQE found no receive at its target.
     pub(crate) rnr_naks: Cell<u64>,
@@ -145,7 +146,7 @@ pub(crate) struct State {
     /// Places and regions that are never used again because of such peers.
     pub(crate) quarantined: u64,
     pub(crate) hot: HotSet,
-    /// Where peers tell of the lanes that are not hot.
+    /// Words in which peers announce messages in lanes that are not hot.
     pub(crate) ready: ReadyWords,
     pub(crate) deferred: Deferred,
     pub(crate) violations: Vec<Violation>,
@@ -153,7 +154,7 @@ pub(crate) struct State {
     pub(crate) produced: u32,
     /// Devices that this one's operations changed since a stepper asked, by LID, each once. Kept with exact lanes only.
     pub(crate) touched: Vec<u16>,
-    /// Polls until the next look at the peers.
+    /// Polls until the next check of the peers.
     pub(crate) polls_to_patrol: u32,
     pub(crate) arena: Arena,
     pub(crate) queue_area: Arena,
@@ -204,29 +205,29 @@ pub(crate) fn seat_of(qpn: u32) -> u16 {
 impl Hca {
     /// Returns the index of a queue pair's BlueFlame register among those of the device, for [`ring`](Self::ring).
     #[must_use]
-    pub fn register_offset(qpn: u32) -> usize {
-        qp_index(qpn) * REGISTER_BYTES
+    pub fn register_index(qpn: u32) -> usize {
+        qp_index(qpn)
     }
 
-    /// A store to the BlueFlame register at `offset` ([`register_offset`](Self::register_offset), plus 256 for its second half) just happened.
-    /// Executes that queue pair's new WQEs.
-    pub fn ring(&self, offset: usize) {
-        self.executing(|| execute::doorbell(self, offset));
+    /// Executes the new WQEs of the queue pair whose BlueFlame register has this index ([`register_index`](Self::register_index)). To be called
+    /// right after each store to it.
+    pub fn ring(&self, index: usize) {
+        self.executing(|| execute::doorbell(self, index));
     }
 
-    /// A completion queue was found empty. Runs what is due and turns arrived messages into CQEs; returns whether there may be CQEs now that
-    /// were not there before.
+    /// Runs what is due and turns arrived messages into CQEs; to be called when a completion queue was found empty. Returns whether there
+    /// may be new CQEs.
     pub fn empty_poll(&self) -> bool {
         let mut state = self.state.borrow_mut();
         let has_more = state.deferred.any();
         let arrived = !has_more && arrive::pass::<true>(self, &mut state) > 0;
         drop(state);
         let progress = if has_more { self.progress_with_extras() } else { arrived };
-        // Last: what came before may have failed a queue pair, and nobody promises another poll.
+        // Last, because the work before may have failed a queue pair, and another poll may never come.
         if self.has_chores.get() { self.do_chores() || progress } else { progress }
     }
 
-    /// Does the same where there is more to do than to take in messages.
+    /// Does the rest of [`empty_poll`](Self::empty_poll): timers, datagrams, strict mode.
     #[cold]
     #[inline(never)]
     fn progress_with_extras(&self) -> bool {
@@ -246,7 +247,7 @@ impl Hca {
         progress | (taken > 0)
     }
 
-    /// Flushes what failed, and looks at the peers if that is due. Returns whether there may be CQEs.
+    /// Flushes failed queue pairs, and checks the peers if that is due. Returns whether there may be CQEs.
     #[cold]
     #[inline(never)]
     fn do_chores(&self) -> bool {
@@ -258,7 +259,7 @@ impl Hca {
         flush::flush_failed(self, state) || is_due
     }
 
-    /// Counts empty polls since the last look at the peers.
+    /// Counts empty polls since the last check of the peers.
     pub(crate) fn count_to_patrol(&self, polls_to_patrol: &mut u32, polls: u32) {
         *polls_to_patrol = polls_to_patrol.saturating_sub(polls);
         if *polls_to_patrol == 0 {
@@ -334,7 +335,7 @@ impl Hca {
     /// Returns its LID, or its seat of a port.
     #[must_use]
     pub fn lid(&self) -> u16 {
-        self.membership.lid()
+        self.membership.lid
     }
 
     /// Returns the device that has queue pair `qpn` of the port that `vector` leads to, if there is such a port and the own one is up.
@@ -353,8 +354,7 @@ impl Hca {
         given.copied().unwrap_or(Gid { bytes: own.to_be_bytes(), kind: GidKind::InfiniBand })
     }
 
-    /// Looks whether a peer has died: takes what it left in the lanes, where it may not have come to say so, and gives back the receives it
-    /// was taking.
+    /// Checks whether a peer has died: takes its last messages out of the lanes, and returns the receives that it was taking.
     #[cold]
     fn patrol(&self, state: &mut State) {
         state.polls_to_patrol = POLLS_PER_PATROL;
@@ -369,7 +369,7 @@ impl Hca {
         self.mend(state, LANES_PER_PATROL);
     }
 
-    /// R4: looks into so many lanes that are not polled, in turn, and polls those with messages.
+    /// R4: checks this number of cold lanes, in turn, and polls those with messages.
     pub(crate) fn mend(&self, state: &mut State, looks: usize) {
         let State { queues, hot, .. } = state;
         let count = queues.qps.len();
@@ -378,7 +378,7 @@ impl Hca {
         }
     }
 
-    /// Marks this device as executing while `f` runs, for peers that want to take memory away (H3).
+    /// Marks this device as executing while `f` runs, for peers that want to free memory (H3).
     #[inline(always)]
     pub(crate) fn executing<R>(&self, f: impl FnOnce() -> R) -> R {
         let _executing = Executing::begin(&self.memory);

@@ -1,9 +1,9 @@
 //! The software HCA: a model of an mlx5 device that executes a driver's WQEs and writes its CQEs, in the driver's own threads.
 //!
-//! The queues are in the driver's memory, at addresses that it gives; what is created here is what a driver's kernel half asks the firmware for
-//! (PRM "Commands": CREATE_CQ, CREATE_QP, ..), and the bytes in the queues are those of [`wire`]. A driver either calls [`Hca::ring`] behind each
-//! of its doorbells and [`Hca::empty_poll`] when it finds a completion queue empty; or its doorbells are plain stores that nobody tells the HCA
-//! about, and somebody calls [`Hca::poll`], which looks at the doorbell records instead. Devices of all processes of a user meet in a directory.
+//! A driver places the queues in its own memory. This crate implements the firmware commands on them (PRM "Commands": CREATE_CQ,
+//! CREATE_QP, ..) and executes the WQEs; the bytes in the queues are those of [`wire`]. A driver either calls [`Hca::ring`] after each of
+//! its doorbells and [`Hca::empty_poll`] when it finds a completion queue empty; or its doorbells are plain stores, and its user calls
+//! [`Hca::poll`], which polls the doorbell records. Devices of all processes of a user meet in a directory.
 //!
 //! See `docs/software-hca.md` for why it is built this way.
 //!
@@ -23,18 +23,18 @@
 
 // In the order data flows:
 // - `hca`: the device, its doorbell and its poll; `sleep`: sleeping until a poll has something to do; `options`, `error`.
-// - `requester`: takes WQEs off a send queue and executes them on the peer's memory.
-// - `responder`: turns what peers did into CQEs, and returns what dead peers took.
+// - `requester`: takes WQEs off a send queue and executes them on the memory of the peer.
+// - `responder`: turns the messages of peers into CQEs, and returns receives that a dead requester had popped.
 // - `queues`: the device's side of send, receive and completion queues.
-// - `shared`: the memory that devices share. No other module touches a peer's memory.
+// - `shared`: the memory that devices share. No other module touches the memory of a peer.
 // - `objects`: creating, connecting, resetting and destroying.
 // - `debug`: strict mode, faults, traces, texts.
-// - `clock`, `deferred`, `random`: time, timers, random numbers. `network`: what a model of the network is asked.
+// - `clock`, `deferred`, `random`: time, timers, random numbers. `network`: the interface to a model of the network.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("mlx5-hca needs 64-bit Linux: its memfds and membarrier(2) exist nowhere else");
 
-// For what the unit tests share with the others.
+// The unit tests use files of the integration tests, which name this crate.
 #[cfg(test)]
 extern crate self as mlx5_hca;
 
@@ -66,7 +66,6 @@ pub use mlx5_wire::{Access, AsyncEvent, ConnectOptions, Service};
 pub use objects::request::{Address, CqMemory, Pages, QpMemory, Receives, Region, RqMemory, SqMemory};
 pub use options::{FabricSpec, Gid, GidKind, Port, SoftOptions};
 pub use queues::cq;
-pub use queues::qp::REGISTER_BYTES;
 pub use requester::complete::EVERY_LID;
 pub use requester::timing::Timing;
 pub use shared::fabric::{LocalFabric, MAX_SEAT};

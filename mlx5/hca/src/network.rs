@@ -1,4 +1,4 @@
-//! The network between devices that are not timed by the doorbell: what a model of it is asked, and what it is made of.
+//! The interface to a model of the network, for devices whose WQEs are not executed in the doorbell.
 
 use core::fmt;
 
@@ -18,7 +18,7 @@ pub trait Network: fmt::Debug + Send + Sync {
 pub struct Request<'a> {
     /// Time of its doorbell, or of the response that it waits for because it is fenced, in ns.
     pub posted_ns: u64,
-    /// Time of the last effect of what was posted before it, in ns: it has none earlier.
+    /// Time of the last effect of earlier WQEs of the queue pair, in ns: its effect is not earlier.
     pub after_ns: u64,
     /// LID and QPN of the sender.
     pub own: (u16, u32),

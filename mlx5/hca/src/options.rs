@@ -87,8 +87,8 @@ pub struct SoftOptions {
     pub clock: Clock,
     /// When operations are executed.
     pub timing: Timing,
-    /// Check what hardware would punish silently: every rule of [`Rule`](crate::Rule). A driver that breaks one gets its queue pair into the
-    /// error state, where that is possible, and the device's violations say what it did. Costs about three times the instructions.
+    /// Checks every [`Rule`](crate::Rule), which hardware would punish silently. A driver that breaks one gets its queue pair into the
+    /// error state, where that is possible, and the device's violations describe the mistake. Costs about three times the instructions.
     pub strict: bool,
     /// Faults to make.
     pub faults: Faults,

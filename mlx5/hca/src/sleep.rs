@@ -1,4 +1,4 @@
-//! Sleeping until something happens, and waking who sleeps.
+//! Sleeping until a poll has something to do, and the words that end a sleep.
 
 use core::time::Duration;
 
@@ -8,14 +8,14 @@ use shm::sleep::{self, Sleeper, Watch, Word};
 use crate::shared::datagrams::ready_lids;
 use crate::{Clock, Hca, Queues, State};
 
-/// Time between two looks of a sleeper by itself, in ns: peers that died with one of its receives wake nobody.
+/// Longest sleep, in ns. A peer that dies with a receive of this device does not wake it.
 const LOOK_NS: u64 = 100_000_000;
-/// The same time if it cannot know when it has something to do, because its clock is moved elsewhere.
+/// Longest sleep, in ns, if the clock is moved from outside.
 const SHORT_SLEEP_NS: u64 = 1_000_000;
 /// Shortest sleep, also if something is due sooner: a full lane is tried again at once, and its consumer may be stopped.
 const SHORTEST_SLEEP_NS: u64 = 20_000;
 
-/// For tests: no sleeper of this process looks by itself.
+/// For tests: sleepers of this process have no longest sleep.
 pub(crate) static SLEEPS_WITHOUT_END: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
 
 /// Returns the longest sleep, in ns.
@@ -26,8 +26,7 @@ fn longest_ns() -> u64 {
     LOOK_NS
 }
 
-/// The condition that ends a sleep: anything to be taken from a lane, or announced by a ready bit. Borrows the device for the time of
-/// each question only.
+/// The condition that ends a sleep: a message in a lane, or a ready bit. Borrows the device for each check only.
 pub(crate) struct Idle<'a>(pub(crate) &'a Hca);
 
 impl Idle<'_> {
@@ -43,7 +42,7 @@ impl Watch for Idle<'_> {
     }
 
     fn arm(&mut self) {
-        // Somebody may die meanwhile.
+        // A peer may die meanwhile.
         self.0.state.borrow_mut().polls_to_patrol = 0;
         self.0.has_chores.set(true);
         // H7, R1
@@ -59,7 +58,7 @@ impl Watch for Idle<'_> {
         Duration::from_nanos(self.0.longest_sleep_ns())
     }
 
-    /// A poll does the due work, and takes what a look at all lanes finds.
+    /// Polls all lanes. The poll that follows does the due work.
     fn check(&mut self) -> bool {
         self.0.look_into_all_lanes();
         true
@@ -67,8 +66,8 @@ impl Watch for Idle<'_> {
 }
 
 impl Hca {
-    /// Makes progress, then calls `then` with what a sleep of this device ends at: what a poll would take in or have to do. It knows nothing of
-    /// completions that are there already.
+    /// Makes progress, then calls `then` with a watch that ends when a poll would have something to do. Completions that are already in a
+    /// queue do not end it.
     pub fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.empty_poll();
         then(&mut Idle(self));
@@ -107,7 +106,7 @@ impl Hca {
         cqs.iter_mut().flatten().filter_map(|cq| cq.take_event().then_some(())).count() > 0
     }
 
-    /// Returns the time, in ns, that it can sleep before it must look by itself. 0: polls alone bring its clock to the next due event.
+    /// Returns the time, in ns, that it can sleep before it must poll by itself. 0: only polls advance its clock to the next due event.
     fn longest_sleep_ns(&self) -> u64 {
         match (&self.clock, self.state.borrow().deferred.next_ns()) {
             (Clock::System, None) => longest_ns(),

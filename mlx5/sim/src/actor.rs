@@ -43,11 +43,11 @@ pub struct ActorId(pub(crate) usize);
 #[derive(Clone, Debug, Default)]
 pub struct Bell(Arc<Rung>);
 
-/// Actors it was rung for.
+/// The actors that it was rung for.
 #[derive(Debug, Default)]
 struct Rung {
     actors: Mutex<Vec<usize>>,
-    /// There are some: most steps ring for nobody.
+    /// Whether there are some: most steps ring no bell.
     is_any: AtomicBool,
 }
 

@@ -1,78 +1,27 @@
 //! The queue-pair contexts that a NIC holds on its chip.
 
-use crate::numbered::ByNumber;
+use std::collections::BTreeMap;
 
-/// No entry.
-const NONE: usize = usize::MAX;
-
-struct Entry {
-    qpn: u32,
-    newer: usize,
-    older: usize,
-}
-
-/// A cache of the contexts used last: a list from the newest to the oldest, in an array, and where each queue pair is in it. A look costs the
-/// same however many there are; the map is only ever asked for one key, so its order decides nothing.
+/// A cache of the contexts used last.
 #[derive(Default)]
 pub(crate) struct ContextCache {
-    entries: Vec<Entry>,
-    places: ByNumber<u32, usize>,
-    newest: usize,
-    oldest: usize,
+    /// Number of the last use of each queue pair, and the reverse.
+    last_uses: BTreeMap<u32, u64>,
+    by_use: BTreeMap<u64, u32>,
+    uses: u64,
 }
 
 impl ContextCache {
-    /// Looks at the context of `qpn`, which is then the newest of at most `capacity`. Returns whether it was there.
-    pub(crate) fn look(&mut self, qpn: u32, capacity: usize) -> bool {
-        if capacity == 0 {
-            return false;
+    /// Uses the context of `qpn`, which is then the newest of at most `capacity`. Returns whether the cache held it before.
+    pub(crate) fn holds(&mut self, qpn: u32, capacity: usize) -> bool {
+        self.uses += 1;
+        self.by_use.insert(self.uses, qpn);
+        let before = self.last_uses.insert(qpn, self.uses);
+        let oldest = before.or_else(|| self.by_use.keys().next().copied().filter(|_| self.last_uses.len() > capacity));
+        if let Some(qpn) = oldest.and_then(|number| self.by_use.remove(&number)).filter(|_| before.is_none()) {
+            self.last_uses.remove(&qpn);
         }
-        if let Some(&place) = self.places.get(&qpn) {
-            if place != self.newest {
-                self.unlink(place);
-                self.link(place);
-            }
-            return true;
-        }
-        let place = if self.entries.len() < capacity {
-            self.entries.push(Entry { qpn, newer: NONE, older: NONE });
-            self.entries.len() - 1
-        } else {
-            let place = self.oldest;
-            self.unlink(place);
-            self.places.remove(&self.entries[place].qpn);
-            self.entries[place].qpn = qpn;
-            place
-        };
-        self.places.insert(qpn, place);
-        self.link(place);
-        false
-    }
-
-    fn unlink(&mut self, place: usize) {
-        let Entry { newer, older, .. } = self.entries[place];
-        match self.entries.get_mut(newer) {
-            Some(entry) => entry.older = older,
-            None => self.newest = older,
-        }
-        match self.entries.get_mut(older) {
-            Some(entry) => entry.newer = newer,
-            None => self.oldest = newer,
-        }
-    }
-
-    /// Makes an entry that is in no list the newest.
-    fn link(&mut self, place: usize) {
-        let is_first = self.places.len() == 1;
-        let older = if is_first { NONE } else { self.newest };
-        if let Some(entry) = self.entries.get_mut(older) {
-            entry.newer = place;
-        } else {
-            self.oldest = place;
-        }
-        self.entries[place].newer = NONE;
-        self.entries[place].older = older;
-        self.newest = place;
+        before.is_some()
     }
 }
 
@@ -95,7 +44,7 @@ mod tests {
                 if list.len() > capacity {
                     list.remove(0);
                 }
-                assert_eq!(cache.look(qpn, capacity), was_there, "capacity {capacity}");
+                assert_eq!(cache.holds(qpn, capacity), was_there, "capacity {capacity}");
             }
         }
     }

@@ -3,8 +3,8 @@
 /// Nothing to do.
 pub(crate) const NEVER: u128 = u128::MAX;
 
-/// A time for each place: what is compared first, and below it whatever decides between equal times. A tree in an array: the node `i` holds the
-/// smaller one of nodes `2 i` and `2 i + 1`, the root is 1, and the leaves are the second half, place by place, filled up with [`NEVER`].
+/// A time for each place; its low bits order equal times. A tree in an array: node `i` holds the smaller one of nodes `2 i` and `2 i +
+/// 1`, the root is 1, and the leaves are the second half, place by place, filled up with [`NEVER`].
 #[derive(Debug, Default)]
 pub(crate) struct DueTimes {
     tree: Vec<u128>,

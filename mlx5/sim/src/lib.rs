@@ -28,7 +28,7 @@
 //! [`Network`]: mlx5_hca::network::Network
 
 // From the inside outwards:
-// - `nic`: the costs of a NIC. `contexts`: its cache of queue pair contexts. `numbered`: maps by number.
+// - `nic`: the costs of a NIC. `contexts`: its cache of queue pair contexts.
 // - `actor`: the programs, and the bell that wakes them. `due`: the order of events.
 // - `simulation`: the network.
 
@@ -36,7 +36,6 @@ mod actor;
 mod contexts;
 mod due;
 mod nic;
-mod numbered;
 mod simulation;
 
 pub use actor::{Actor, ActorId, Bell, Did};

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use mlx5_hca::network::{Network, Random, ReceiveQueue, Request, Times};
 
 use crate::contexts::ContextCache;
-use crate::numbered::ByNumber;
 
 /// Costs of a NIC. All times in ns, of the clock that the devices share.
 ///
@@ -74,8 +73,8 @@ impl fmt::Debug for NicModel {
 }
 
 struct Nics {
-    /// Asked for one LID at a time, so that its order decides nothing.
-    by_lid: ByNumber<u16, Nic>,
+    /// By LID.
+    by_lid: Vec<Nic>,
     random: Random,
 }
 
@@ -102,7 +101,7 @@ struct Nic {
     contexts: ContextCache,
     uses: ContextUses,
     /// By receive queue.
-    receives: ByNumber<u32, NextReceive>,
+    receives: Vec<NextReceive>,
 }
 
 /// The receive that the next message will find: of those under way, each takes one.
@@ -114,45 +113,42 @@ struct NextReceive {
     free_ns: u64,
 }
 
-/// `start_ns` and what is added to it; the end of time is never passed.
+/// Returns the sum of `start_ns` and `costs`, without overflow.
 fn sum_ns<const N: usize>(start_ns: u64, costs: [u64; N]) -> u64 {
     costs.into_iter().fold(start_ns, u64::saturating_add)
 }
 
+/// Returns the entry with this number, making those up to it.
+fn at_number<T: Default>(table: &mut Vec<T>, number: usize) -> &mut T {
+    if number >= table.len() {
+        table.resize_with(number + 1, T::default);
+    }
+    &mut table[number]
+}
+
 impl Nic {
-    /// Looks at a context. Returns 1 if it has to be fetched, or else 0; and what that costs.
-    fn look(&mut self, qpn: u32, parameters: &NicParameters) -> (u64, u64) {
-        if self.contexts.look(qpn, parameters.context_entries) { (0, 0) } else { (1, parameters.context_miss_ns) }
-    }
-
-    /// Returns the cost, in ns, of the context for a message that arrives.
-    fn arrival_context_ns(&mut self, qpn: u32, parameters: &NicParameters) -> u64 {
-        let (misses, ns) = self.look(qpn, parameters);
-        self.uses.arrivals += 1;
-        self.uses.arrival_misses += misses;
-        ns
-    }
-
-    /// Returns the cost, in ns, of the context for a message that is sent.
-    fn send_context_ns(&mut self, qpn: u32, parameters: &NicParameters) -> u64 {
-        let (misses, ns) = self.look(qpn, parameters);
-        self.uses.sends += 1;
-        self.uses.send_misses += misses;
-        ns
+    /// Uses a context, for a message that arrives or one that is sent. Returns the cost in ns.
+    fn context_ns(&mut self, qpn: u32, arrives: bool, parameters: &NicParameters) -> u64 {
+        let is_miss = !self.contexts.holds(qpn, parameters.context_entries);
+        let ContextUses { sends, send_misses, arrivals, arrival_misses } = &mut self.uses;
+        let (uses, misses) = if arrives { (arrivals, arrival_misses) } else { (sends, send_misses) };
+        *uses += 1;
+        *misses += u64::from(is_miss);
+        if is_miss { parameters.context_miss_ns } else { 0 }
     }
 
     /// Sends a message from `start_ns` on; returns when its last byte has left.
     fn send(&mut self, start_ns: u64, bytes: u64, qpn: u32, parameters: &NicParameters) -> u64 {
         let bytes_ns = bytes.saturating_mul(parameters.byte_ps) / 1000;
-        let costs = [parameters.send_ns, bytes_ns, self.send_context_ns(qpn, parameters)];
+        let costs = [parameters.send_ns, bytes_ns, self.context_ns(qpn, false, parameters)];
         self.send_free_ns = sum_ns(start_ns.max(self.send_free_ns), costs);
         self.send_free_ns
     }
 
-    /// Takes the next receive for a message that came at `came_ns`, not before `at_ns`; returns when it has. A message that waits for what was
-    /// sent before it keeps no other from the NIC.
+    /// Takes the next receive for a message that came at `came_ns`, not before `at_ns`; returns the time at which it has. A message that
+    /// waits for earlier ones of its queue pair does not delay other messages.
     fn receive(&mut self, came_ns: u64, at_ns: u64, rqn: u32, receives: &ReceiveQueue, parameters: &NicParameters) -> u64 {
-        let next = self.receives.entry(rqn).or_default();
+        let next = at_number(&mut self.receives, rqn as usize);
         let (count, index) = receives.head();
         let ahead = next.count.wrapping_sub(count);
         if ahead == 0 || ahead > u32::from(receives.capacity()) {
@@ -173,14 +169,14 @@ impl NicModel {
     /// A network of NICs that have just been switched on.
     #[must_use]
     pub fn new(parameters: NicParameters) -> Self {
-        let nics = Nics { by_lid: ByNumber::default(), random: Random::new(parameters.seed) };
+        let nics = Nics { by_lid: Vec::new(), random: Random::new(parameters.seed) };
         Self { parameters, nics: Arc::new(Mutex::new(nics)) }
     }
 
     /// Returns the counts of context uses of a LID's NIC so far.
     pub(crate) fn context_uses(&self, lid: u16) -> ContextUses {
         let nics = self.nics.lock().unwrap_or_else(PoisonError::into_inner);
-        nics.by_lid.get(&lid).map_or_else(ContextUses::default, |nic| nic.uses)
+        nics.by_lid.get(usize::from(lid)).map_or_else(ContextUses::default, |nic| nic.uses)
     }
 }
 
@@ -190,15 +186,15 @@ impl Network for NicModel {
         let Nics { by_lid, random } = &mut *nics.lock().unwrap_or_else(PoisonError::into_inner);
         let (lid, qpn) = request.own;
         let left_ns =
-            by_lid.entry(lid).or_default().send(sum_ns(request.posted_ns, [parameters.doorbell_ns]), request.bytes, qpn, parameters);
+            at_number(by_lid, lid.into()).send(sum_ns(request.posted_ns, [parameters.doorbell_ns]), request.bytes, qpn, parameters);
         let jitter_ns = if parameters.jitter_ns == 0 { 0 } else { random.below(parameters.jitter_ns.saturating_add(1)) };
         let came_ns = sum_ns(left_ns, [parameters.link_ns, jitter_ns]);
         let arrived_ns = came_ns.max(request.after_ns);
         let Some((lid, qpn)) = request.peer else {
             return Times { effect_ns: arrived_ns, acknowledged_ns: arrived_ns };
         };
-        let target = by_lid.entry(lid).or_default();
-        let mut effect_ns = sum_ns(arrived_ns, [target.arrival_context_ns(qpn, parameters)]);
+        let target = at_number(by_lid, lid.into());
+        let mut effect_ns = sum_ns(arrived_ns, [target.context_ns(qpn, true, parameters)]);
         if let Some((rqn, receives)) = request.receives {
             effect_ns = target.receive(came_ns, effect_ns, rqn, receives, parameters);
         }

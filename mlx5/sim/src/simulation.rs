@@ -1,5 +1,6 @@
 //! The network: its devices, its actors, and the order of their events.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -11,7 +12,6 @@ use mlx5_hca::{Clock, EVERY_LID, FabricSpec, Hca, LocalFabric, SoftOptions, Timi
 use crate::actor::{Actor, ActorId, Bell, Did};
 use crate::due::{DueTimes, NEVER};
 use crate::nic::{ContextUses, NicModel, NicParameters};
-use crate::numbered::ByNumber;
 
 /// A software HCA, or a device that has one, so that a driver's devices can be given to a [`Simulation`].
 pub trait Simulated {
@@ -65,16 +65,16 @@ pub struct Simulation<'a> {
     model: NicModel,
     /// In the order in which they were added.
     nodes: Vec<Node>,
-    /// When each of them has something to do, as of its last look.
+    /// Next time at which each of them has something to do, as of the last poll.
     due: DueTimes,
-    /// Index of a LID in `nodes`. Looked up by single keys only.
-    places: ByNumber<u16, usize>,
+    /// Index in `nodes`, by LID.
+    places: BTreeMap<u16, usize>,
     actors: Vec<Bound<'a>>,
     /// When each of them takes its turn, by number; of turns at the same time, the one that was decided first.
     turns: DueTimes,
     last_turn: u64,
     steps: u64,
-    /// LIDs to be looked at; empty in between.
+    /// LIDs of devices to be polled; empty in between.
     touched: Vec<u16>,
     bell: Bell,
 }
@@ -90,7 +90,7 @@ impl fmt::Debug for Simulation<'_> {
 }
 
 impl<'a> Simulation<'a> {
-    /// An empty network at time 0, whose NICs cost what `parameters` says.
+    /// Makes an empty network at time 0, whose NICs have the costs `parameters`.
     #[must_use]
     pub fn new(parameters: NicParameters) -> Self {
         Self {
@@ -99,7 +99,7 @@ impl<'a> Simulation<'a> {
             model: NicModel::new(parameters),
             nodes: Vec::new(),
             due: DueTimes::default(),
-            places: ByNumber::default(),
+            places: BTreeMap::new(),
             actors: Vec::new(),
             turns: DueTimes::default(),
             last_turn: 0,
@@ -186,7 +186,8 @@ impl<'a> Simulation<'a> {
         self.remove(device);
     }
 
-    /// Adds an actor that uses `devices`, and no others; its first step is due now. Returns what a [`Bell`] calls it. Devices that are not known yet are [`add`](Self::add)ed.
+    /// Adds an actor that uses `devices`, and no others; its first step is due now. Returns its number, for [`Bell`]s. Devices that are
+    /// not known yet are [`add`](Self::add)ed.
     ///
     /// # Errors
     /// A device is of another network; nothing was added.
@@ -208,8 +209,8 @@ impl<'a> Simulation<'a> {
         Ok(ActorId(number))
     }
 
-    /// Runs what is due next, after advancing the clock to it. Returns the time; `None` if nothing will ever be due: every actor is idle for
-    /// good, and no device has anything under way.
+    /// Advances the clock to the next event and runs it. Returns the time; `None` if nothing will ever be due: every actor is idle for
+    /// good, and no device has work in flight.
     pub fn step(&mut self) -> Option<u64> {
         self.look_at_all();
         let at_ns = self.next_ns()?;
@@ -262,7 +263,7 @@ impl<'a> Simulation<'a> {
         Ok(self.model.context_uses(self.of_this_network(device)?.lid()))
     }
 
-    /// The program may have used its devices outside of its actors.
+    /// Polls all devices: the program may have used them outside of its actors.
     fn look_at_all(&mut self) {
         for place in 0..self.nodes.len() {
             self.look(place, None);
@@ -328,7 +329,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Does what is due of a device, and wakes the actors bound to it if that gave CQEs. What `stepped` did in its own step is no news to it.
+    /// Polls a device, and wakes the actors bound to it if that gave CQEs. The effects of its own step do not wake actor `stepped`.
     fn look(&mut self, place: usize, stepped: Option<usize>) {
         let node = &mut self.nodes[place];
         let before = node.hca.produced();
@@ -341,7 +342,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Takes in what devices did to others, until nothing moves.
+    /// Polls devices that others changed, until nothing moves.
     fn follow_touched(&mut self) {
         while let Some(lid) = self.touched.pop() {
             if lid == EVERY_LID {

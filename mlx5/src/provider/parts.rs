@@ -18,8 +18,8 @@ pub(crate) struct UarParts {
     /// thread.
     pub(crate) half: Rc<Cell<*mut u8>>,
     pub(crate) kind: RegisterKind,
-    /// Offset in the device's UAR pages, for the hook.
-    pub(crate) uar_offset: usize,
+    /// Index among the registers of the device, for the hook.
+    pub(crate) register_index: usize,
 }
 
 /// A queue pair as the device created it.

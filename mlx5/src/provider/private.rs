@@ -98,10 +98,10 @@ impl SqPlace {
         Ok(Self { memory, sq: SqMemory { buffer, wqe_cnt, record, register } })
     }
 
-    /// Describes the queue pair. The register's place among those of the device is `uar_offset`.
-    pub(crate) fn parts(&self, qpn: u32, rq: Option<RqMemory>, config: &QpConfig, kind: RegisterKind, uar_offset: usize) -> QpParts {
+    /// Describes the queue pair. `register_index` is the index of the register among those of the device.
+    pub(crate) fn parts(&self, qpn: u32, rq: Option<RqMemory>, config: &QpConfig, kind: RegisterKind, register_index: usize) -> QpParts {
         let half = Rc::new(Cell::new(self.sq.register.map_or(core::ptr::null_mut(), NonNull::as_ptr)));
-        let uar = UarParts { half, kind, uar_offset };
+        let uar = UarParts { half, kind, register_index };
         QpParts { qpn, sq: self.sq, rq, max_inline: config.max_inline_data, has_atomics: true, uar }
     }
 }

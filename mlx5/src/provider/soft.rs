@@ -141,7 +141,7 @@ impl Queues for Soft {
             Ok((unsafe { self.hca.create_qp(&memory) }?, place))
         });
         let (qpn, place) = created.inspect_err(|_| rq.iter().for_each(|(rqn, _)| self.hca.destroy_srq(*rqn)))?;
-        let parts = place.parts(qpn, rq.map(|(_, memory)| memory), config, self.register, Hca::register_offset(qpn));
+        let parts = place.parts(qpn, rq.map(|(_, memory)| memory), config, self.register, Hca::register_index(qpn));
         self.sqs.borrow_mut().insert(qpn, place.memory);
         Ok(parts)
     }

@@ -24,11 +24,11 @@ use crate::provider::parts::UarParts;
 use crate::wire::{BLUEFLAME_BYTES, queue_record};
 
 /// Performs steps 2 to 6. Copies `bytes` bytes from `from` to the register; or 8, if `bytes` is 0 or larger than `HALF`. `HALF` is the size
-/// of a half, and 0 for a register that takes no WQE and has one half. Returns the offset in the register.
+/// of a half, and 0 for a register that takes no WQE and has one half.
 ///
 /// # Safety
 /// `bytes` is a multiple of 64. At `from` as many are readable, or 8 if it is 0, aligned to 64.
-unsafe fn announce<M: Mmio, const HALF: usize>(bell: &Bell, value: u32, from: *const u8, bytes: usize) -> usize {
+unsafe fn announce<M: Mmio, const HALF: usize>(bell: &Bell, value: u32, from: *const u8, bytes: usize) {
     let register = bell.half.get();
     M::udma_to_device_barrier();
     // SAFETY: the record lives as long as the QP's memory, which the owner of this doorbell holds.
@@ -44,21 +44,19 @@ unsafe fn announce<M: Mmio, const HALF: usize>(bell: &Bell, value: u32, from: *c
     }
     M::mmio_flush_writes();
     bell.half.set(register.map_addr(|at| at ^ HALF));
-    register.addr() & HALF
 }
 
 /// Performs steps 2 and 3, where the register is not read, so that every store is at its start.
 ///
 /// # Safety
 /// The same as for an [`Announce`].
-unsafe fn announce_by_record(bell: &Bell, value: u32, _from: *const u8, _bytes: usize) -> usize {
+unsafe fn announce_by_record(bell: &Bell, value: u32, _from: *const u8, _bytes: usize) {
     Ordinary::udma_to_device_barrier();
     // SAFETY: as in `announce`.
     Ordinary::store_record(unsafe { bell.record.as_ref() }, value);
-    0
 }
 
-type Announce = unsafe fn(&Bell, u32, *const u8, usize) -> usize;
+type Announce = unsafe fn(&Bell, u32, *const u8, usize);
 
 /// The record and register of a QP's doorbells.
 struct Bell {
@@ -86,7 +84,7 @@ fn announce_write_combining() -> Announce {
 /// A QP's doorbell: its record and its BlueFlame register.
 pub(crate) struct Doorbell {
     bell: Bell,
-    uar_offset: usize,
+    register_index: usize,
     announce: Announce,
     /// The soft device to call; hardware sees the store itself.
     hook: Option<Hook>,
@@ -102,7 +100,7 @@ impl Doorbell {
         };
         let half = Rc::clone(&parts.half);
         debug_assert!(half.get().addr() % if parts.kind == RegisterKind::DoorbellOnly { 8 } else { BLUEFLAME_BYTES } == 0);
-        Self { bell: Bell { record, half }, uar_offset: parts.uar_offset, announce, hook }
+        Self { bell: Bell { record, half }, register_index: parts.register_index, announce, hook }
     }
 
     /// Makes `M` perform steps 2 to 6 from now on.
@@ -119,9 +117,9 @@ impl Doorbell {
     pub(crate) unsafe fn ring(&mut self, producer: u16, wqes: *const u8, bytes: usize) {
         debug_assert!(bytes % 64 == 0 && wqes.addr() % 64 == 0);
         // SAFETY: guaranteed by the caller.
-        let written = unsafe { (self.announce)(&self.bell, queue_record(producer), wqes, bytes) };
+        unsafe { (self.announce)(&self.bell, queue_record(producer), wqes, bytes) };
         if let Some(device) = &self.hook {
-            device.ring(self.uar_offset + written);
+            device.ring(self.register_index);
         }
     }
 }

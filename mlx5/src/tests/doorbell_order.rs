@@ -281,7 +281,7 @@ struct Wqe([u8; 64]);
 fn a_register_without_blueflame_gets_8_bytes_at_one_place_and_one_that_nobody_reads_none_whatever_is_asked_for() {
     for (kind, written) in [(RegisterKind::DoorbellOnly, 8), (RegisterKind::Unread, 0)] {
         let (mut register, record) = (Register([0xa5; 512]), AtomicU32::new(0));
-        let uar = UarParts { half: Rc::new(Cell::new(register.0.as_mut_ptr())), kind, uar_offset: 0 };
+        let uar = UarParts { half: Rc::new(Cell::new(register.0.as_mut_ptr())), kind, register_index: 0 };
         let mut doorbell = Doorbell::new(&uar, NonNull::from(&record), None);
         for producer in 1..4u16 {
             let wqe = Wqe([producer as u8; 64]);
@@ -299,7 +299,7 @@ fn a_register_without_blueflame_gets_8_bytes_at_one_place_and_one_that_nobody_re
 fn queue_pairs_that_share_a_register_write_its_halves_by_turns() {
     let (mut register, records) = (Register([0; 512]), [const { AtomicU32::new(0) }; 2]);
     let at = register.0.as_mut_ptr();
-    let uar = UarParts { half: Rc::new(Cell::new(at)), kind: RegisterKind::Ordinary, uar_offset: 0 };
+    let uar = UarParts { half: Rc::new(Cell::new(at)), kind: RegisterKind::Ordinary, register_index: 0 };
     let mut doorbells = records.each_ref().map(|record| Doorbell::new(&uar, NonNull::from(record), None));
     for (i, who) in [0, 1, 1, 0, 1, 0, 0].into_iter().enumerate() {
         let wqe = Wqe([i as u8 + 1; 64]);

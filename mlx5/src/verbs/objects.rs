@@ -169,7 +169,7 @@ impl Context {
             record: record(QP_DBREC_SEND)?,
             register: None,
         };
-        let uar = UarParts { half: self.objects.borrow_mut().half_of(register), kind, uar_offset: 0 };
+        let uar = UarParts { half: self.objects.borrow_mut().half_of(register), kind, register_index: 0 };
         self.objects.borrow_mut().qps.insert(qpn, QpObject::new(qp));
         let max_inline = request.config.max_inline_data;
         Ok(QpParts { qpn, sq, rq, max_inline, has_atomics: self.has_atomics(), uar })

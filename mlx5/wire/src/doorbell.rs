@@ -10,6 +10,10 @@
 //! of its UAR page (libmlx5 `mlx5_arm_cq`, the kernel's `mlx5_cq_arm`). The sequence number counts the events that were taken; the device
 //! gives one event per arm.
 
+use crate::ctrl::CtrlWords;
+use crate::limits::BLUEFLAME_BYTES;
+use crate::{SEGMENT, WQEBB};
+
 /// Word of a QP's record: receives posted.
 pub const QP_DBREC_RECEIVE: usize = 0;
 /// Word of a QP's record: WQEBBs posted.
@@ -18,6 +22,17 @@ pub const QP_DBREC_SEND: usize = 1;
 pub const CQ_DBREC_SET_CI: usize = 0;
 /// Word of a CQ's record: arm command.
 pub const CQ_DBREC_ARM: usize = 1;
+
+/// Returns the number of bytes by which half a BlueFlame register that begins with `ctrl` announces the WQEs up to `producer`: those of the last WQE,
+/// or, of a batch, all WQEBBs from this one on. `None` if that is more than half a register. The driver may also store only the first 8 bytes of the
+/// last WQE.
+#[must_use]
+pub fn announced_bytes(ctrl: CtrlWords, producer: u16) -> Option<usize> {
+    let outstanding = usize::from(producer.wrapping_sub(ctrl.wqe_index()));
+    let len = usize::from(ctrl.ds()) * SEGMENT;
+    let is_last = len.div_ceil(WQEBB).max(1) == outstanding;
+    Some(if is_last { len } else { outstanding * WQEBB }).filter(|&bytes| bytes <= BLUEFLAME_BYTES)
+}
 
 /// Returns the value of a QP or SRQ record word for a counter.
 #[must_use]

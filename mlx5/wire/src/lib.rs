@@ -40,8 +40,8 @@ pub use ctrl::{CompletionMode, CtrlSegment, CtrlWords, FenceMode, Opcode, Writes
 pub use data::{DataSegment, DataWords, INVALID_LKEY, InlineHeader};
 pub use datagram::{AddressVector, DatagramSegment};
 pub use doorbell::{
-    CQ_DBREC_ARM, CQ_DBREC_SET_CI, CQ_DOORBELL_OFFSET, CqArm, QP_DBREC_RECEIVE, QP_DBREC_SEND, cq_consumer_record, queue_record,
-    queue_record_index,
+    CQ_DBREC_ARM, CQ_DBREC_SET_CI, CQ_DOORBELL_OFFSET, CqArm, QP_DBREC_RECEIVE, QP_DBREC_SEND, announced_bytes, cq_consumer_record,
+    queue_record, queue_record_index,
 };
 pub use event::AsyncEvent;
 pub use limits::{

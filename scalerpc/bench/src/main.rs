@@ -6,8 +6,8 @@ mod scale;
 
 use std::process::ExitCode;
 
+use bench::held::Counting;
 use clap::{Parser, Subcommand};
-use harness::held::Counting;
 use harness::report::say;
 
 /// Counts the allocations of a server ([`scale`]).

@@ -1,4 +1,4 @@
-"""Compares benchkv with Redis, with ipc alone, and its topologies with each other; 50 % gets of 100,000 keys, benchkv with --verify.
+"""Compares benchkv with Redis, with ipc alone, and its topologies with each other; 50 % gets of 100,000 keys, benchkv checks all values.
 
 Local: one rank, one daemon and one client on a core each, 32 operations outstanding. Redis has the same cores: redis-server the daemon's,
 redis-benchmark the client's, over a Unix socket, 50 connections (its default; with fewer it is slower) with a pipeline of 64, without
@@ -7,7 +7,7 @@ harmonic mean of their rates. ipc alone is its benchmark `calls` at depth 32, by
 
 Remote: instructions without the software HCA, and messages passed from thread to thread, are those of one operation in a job that is stepped
 in one thread (benchkv/benches/instructions.rs); rates are those of the same jobs with a process for each rank. The default run is
-`benchkv` without further arguments; the echo is the one it measures itself, before the job. p50 is compared with the tick of the
+`benchkv --echo`; the echo is the one it measures itself, before the job. p50 is compared with the tick of the
 scheduler, 1 / CONFIG_HZ; where the kernel does not tell it, with that of 1000 Hz.
 """
 
@@ -113,7 +113,7 @@ def measure(bench):
             samples["local"].append(at(ours(*LOCAL, "--backend", "meta"), "total_rps"))
             samples["ipc"].append(ipc_rate())
             samples["local_delegation"].append(at(ours(*LOCAL, "--backend", "delegation"), "total_rps"))
-            run = ours()
+            run = ours("--echo")
             samples["default_remote"].append(at(run, "remote_rps"))
             samples["default_p50"].append(at(run, "remote_latency_ns.p50"))
             one, deep = at(run, "unix_echo")

@@ -7,15 +7,15 @@ use mlx5::Device;
 
 use super::daemon::KvDaemon;
 use super::paths::ClientPaths;
-use super::plan::{Plan, Site};
+use super::plan::{RankPlan, Site};
 use super::shards::{self, ShardNode};
-use super::{Backend, BackendError};
+use super::{BackendError, Workers};
 use crate::job::Job;
 
 /// One rank of a composed topology.
 #[derive(Debug)]
 pub struct Composed {
-    plan: Plan,
+    plan: RankPlan,
     /// The daemons' ends of their channel, each until its daemon takes it.
     nodes: Mutex<Vec<Option<ShardNode>>>,
 }
@@ -27,10 +27,10 @@ impl Composed {
     /// [`BackendError::Setup`] with the cause.
     pub fn new(job: &Job, site: Site) -> Result<Self, BackendError> {
         let nodes = shards::mesh(site.dir.clock(), job.topology.daemons, &job.sizes)?;
-        Ok(Self { plan: Plan::new(job, site)?, nodes: Mutex::new(nodes.into_iter().map(Some).collect()) })
+        Ok(Self { plan: RankPlan::new(job, site)?, nodes: Mutex::new(nodes.into_iter().map(Some).collect()) })
     }
 
-    /// Like [`open_daemon`](Backend::open_daemon), with its endpoints on `device`, which the workers of one rank can share if they are
+    /// Like [`open_daemon`](Workers::open_daemon), with its endpoints on `device`, which the workers of one rank can share if they are
     /// not threads. `None`: on a device of its own.
     ///
     /// # Errors
@@ -43,24 +43,16 @@ impl Composed {
         KvDaemon::open(&self.plan, daemon, node, device)
     }
 
-    /// Like [`open_client`](Backend::open_client), with its endpoints on `device`.
+    /// Like [`open_client`](Workers::open_client), with its endpoints on `device`.
     ///
     /// # Errors
     /// [`BackendError::Setup`] with the cause.
-    pub fn open_client_on<U>(&self, client: usize, device: Option<&Device>) -> Result<ClientPaths<U>, BackendError> {
+    pub fn open_client_on(&self, client: usize, device: Option<&Device>) -> Result<ClientPaths, BackendError> {
         ClientPaths::open(&self.plan, client, device)
-    }
-
-    /// Makes a rank for a client process: it opens clients, of the daemons in the process of `site`, and no daemon.
-    ///
-    /// # Errors
-    /// The rank does not exist.
-    pub fn for_clients(job: &Job, site: Site) -> Result<Self, BackendError> {
-        Ok(Self { plan: Plan::for_clients(job, site)?, nodes: Mutex::default() })
     }
 }
 
-impl Backend for Composed {
+impl Workers for Composed {
     type Daemon = KvDaemon;
     type Paths = ClientPaths;
 

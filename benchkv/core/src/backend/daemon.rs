@@ -9,7 +9,7 @@ use std::time::Duration;
 use mlx5::Device;
 use shm::sleep::{self, Due, Sleeper, Watch};
 
-use super::plan::{Plan, TYPE_TAG};
+use super::plan::{RankPlan, TYPE_TAG};
 use super::remote::{Incoming, Remote};
 use super::shards::{Hop, ShardNode, Shards};
 use super::{BackendError, Daemon, Endpoints, Restful};
@@ -59,7 +59,7 @@ enum Waiting {
 /// One daemon of a composed topology.
 #[derive(Debug)]
 pub struct KvDaemon {
-    plan: Plan,
+    plan: RankPlan,
     daemon: usize,
     store: Shard,
     clients: LocalServer,
@@ -81,7 +81,7 @@ pub struct KvDaemon {
 }
 
 impl KvDaemon {
-    pub(super) fn open(plan: &Plan, daemon: usize, node: ShardNode, device: Option<&Device>) -> Result<Self, BackendError> {
+    pub(super) fn open(plan: &RankPlan, daemon: usize, node: ShardNode, device: Option<&Device>) -> Result<Self, BackendError> {
         let topology = plan.topology;
         let name = plan.server_name(&format!("ipc{daemon}"));
         let clients = LocalServer::bind_in(&plan.dir, &name, topology.clients, plan.depth, TYPE_TAG)
@@ -139,9 +139,9 @@ impl KvDaemon {
         if self.policy.takes_requests() {
             round.moved += self.serve_ranks()?;
             round.moved += self.serve_ring()?;
-            if self.policy.looks_at_clients() {
+            if self.policy.polls_clients() {
                 let found = self.serve_clients()?;
-                self.policy.looked_at_clients(found);
+                self.policy.polled_clients(found);
                 round.moved += found;
             }
             round.moved += self.serve_daemons()?;
@@ -278,10 +278,10 @@ impl KvDaemon {
                 answer_client(&mut self.clients, token, Some(response));
                 continue;
             }
-            let carrier = self.plan.topology.carrier_of(rank);
-            match (self.link_for(&request), carrier) {
+            let gateway = self.plan.topology.gateway_of(rank);
+            match (self.link_for(&request), gateway) {
                 (Some((link, remote)), _) => remote.call(link, request, Caller::Ipc(token, request.place()))?,
-                (None, Some(carrier)) => self.shards.call(carrier, request, Waiting::Ipc(token))?,
+                (None, Some(gateway)) => self.shards.call(gateway, request, Waiting::Ipc(token))?,
                 (None, None) => answer_client(&mut self.clients, token, Some(Response::new(Outcome::Refused))),
             }
         }
@@ -349,14 +349,14 @@ impl KvDaemon {
 
 /// Executes a request whose value's tail is in its place. Refuses one for another rank, and a key that the store does not own.
 #[inline]
-fn serve(store: &mut Shard, plan: &Plan, request: &Request) -> Response {
+fn serve(store: &mut Shard, plan: &RankPlan, request: &Request) -> Response {
     if request.rank() as usize != plan.rank {
         return Response::new(Outcome::Refused);
     }
     store.apply_with(request, || Tail::Place(&plan.values, request.place()))
 }
 
-fn open_ring(plan: &Plan, daemon: usize) -> Result<RingServer, BackendError> {
+fn open_ring(plan: &RankPlan, daemon: usize) -> Result<RingServer, BackendError> {
     let name = plan.server_name(&format!("ring{daemon}"));
     RingServer::bind_with(&plan.dir, &name, plan.ring_slots, plan.topology.clients, plan.depth, TYPE_TAG)
         .map_err(|e| BackendError::setup(format!("the delegation ring of daemon {daemon}"), e))

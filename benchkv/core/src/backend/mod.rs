@@ -1,8 +1,8 @@
-//! The contribution of a backend to a rank: daemons that are stepped, and the paths of a client's requests to them.
+//! The workers of a rank: daemons that are stepped, and the paths of a client's requests to them.
 //!
-//! A driver owns the threads, the order of the run and the measurement; a backend owns the transports.
+//! A driver owns the threads, the order of the run and the measurement; [`Workers`] own the transports.
 //!
-//! [`composed`] is the only backend so far: ipc, delegationrpc, flux and the carrier of messages between ranks, combined to one of the
+//! [`composed`] makes them of ipc, delegationrpc, flux and the carrier of messages between ranks, combined to one of the
 //! topologies of [`topology`](crate::topology). Its parts: `daemon` (a daemon's phases), `remote` (a thread's connections to other ranks:
 //! copyrpc, SENDs, UCX), `shards` (a daemon's channel to the other daemons of the rank), `paths` (a client).
 
@@ -29,8 +29,8 @@ use crate::topology::Peer;
 use crate::trace::Sample;
 use crate::values::ClientValues;
 
-/// A topology. One value per rank, shared by its threads.
-pub trait Backend: Sync {
+/// The daemons and clients of a rank. One value per rank, shared by its threads.
+pub trait Workers: Sync {
     /// A daemon, made and stepped on its own thread.
     type Daemon: Daemon;
     /// A client's paths to the daemons, made and polled on the client's thread.
@@ -136,22 +136,22 @@ pub trait Restful: Endpoints {
     fn rest(&mut self, waker: &Waker) -> Option<Duration>;
 }
 
-/// The paths of a client's requests to a store. They have the only book of outstanding operations: `U` is the client's note of one. A sleep
-/// on them ends when a poll has something to do.
-pub trait Paths<U = Operation>: Endpoints + Sleeper {
+/// The paths of a client's requests to a store. They have the only book of outstanding operations. A sleep on them ends when a poll has
+/// something to do.
+pub trait Paths: Endpoints + Sleeper {
     /// Offers a request, and keeps the note that `note` makes until its end, which [`poll`](Self::poll) reports. Nothing is kept of a refused
     /// request. Requests for one key are executed in the order in which they were accepted.
     ///
     /// # Errors
     /// [`IssueError::Full`]: try again after a poll. [`IssueError::Down`]: never again.
-    fn issue(&mut self, request: Request, note: impl FnOnce() -> U) -> Result<(), IssueError>;
+    fn issue(&mut self, request: Request, note: impl FnOnce() -> Operation) -> Result<(), IssueError>;
 
     /// Reports every operation that has ended since the last call, each exactly once, in any order, with the answer of the store; `None`:
     /// the transport failed it with an error.
     ///
     /// # Errors
     /// A daemon is lost; outstanding operations will not end.
-    fn poll(&mut self, ended: impl FnMut(U, Option<Response>)) -> Result<(), BackendError>;
+    fn poll(&mut self, ended: impl FnMut(Operation, Option<Response>)) -> Result<(), BackendError>;
 
     /// Returns the places of the tails of its values; `None` if they have none.
     fn values(&self) -> Option<ClientValues> {
@@ -211,6 +211,10 @@ impl BackendError {
     /// [`Setup`](Self::Setup) for this reason.
     pub fn setup(what: impl Into<String>, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self::Setup { what: what.into(), source: source.into() }
+    }
+
+    fn gone(peer: &Peer, how: impl ToString) -> Self {
+        Self::PeerGone { rank: peer.rank, how: how.to_string() }
     }
 
     fn transport(what: &'static str, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {

@@ -6,31 +6,30 @@ use std::time::Duration;
 use mlx5::Device;
 use shm::sleep::{self, Due, Sleeper, Watch};
 
-use super::plan::{Plan, TYPE_TAG};
+use super::plan::{RankPlan, TYPE_TAG};
 use super::remote::Remote;
 use super::{BackendError, Endpoints, IssueError, Paths, Restful};
 use crate::message::{Request, Response};
 use crate::operation::Operation;
 use crate::store::owner_of;
-use crate::topology::{Topology, Worker};
+use crate::topology::Worker;
 use crate::values::ClientValues;
 
-/// A client's connections to the daemons of the rank, and the further ones of its topology. `U` is what it keeps of an operation.
+/// A client's connections to the daemons of the rank, and the further ones of its topology.
 #[derive(Debug)]
-pub struct ClientPaths<U = Operation> {
+pub struct ClientPaths {
     rank: usize,
-    topology: Topology,
     /// By daemon: its ipc server.
-    shards: Vec<ipc::Client<Request, Response, U>>,
-    /// By daemon: a seat at its ring, if it has a ring.
-    rings: Vec<delegationrpc::Client<Request, Response, U>>,
+    shards: Vec<ipc::Client<Request, Response, Operation>>,
+    /// By daemon: its ring, if it has one.
+    rings: Vec<delegationrpc::Client<Request, Response, Operation>>,
     /// Endpoints of the client's own, if it has any. A call has the place of the tail of its value.
-    remote: Option<Remote<(U, u32)>>,
+    remote: Option<Remote<(Operation, u32)>>,
     values: ClientValues,
 }
 
-impl<U> ClientPaths<U> {
-    pub(super) fn open(plan: &Plan, client: usize, device: Option<&Device>) -> Result<Self, BackendError> {
+impl ClientPaths {
+    pub(super) fn open(plan: &RankPlan, client: usize, device: Option<&Device>) -> Result<Self, BackendError> {
         let topology = plan.topology;
         let shard = |daemon| {
             let name = plan.server_name(&format!("ipc{daemon}"));
@@ -43,7 +42,6 @@ impl<U> ClientPaths<U> {
         };
         Ok(Self {
             rank: plan.rank,
-            topology,
             shards: (0..topology.daemons).map(shard).collect::<Result<_, _>>()?,
             rings: (0..topology.rings()).map(ring).collect::<Result<_, _>>()?,
             remote: Remote::open(plan, Worker::Client(client), device)?,
@@ -52,13 +50,13 @@ impl<U> ClientPaths<U> {
     }
 }
 
-impl<U> Endpoints for ClientPaths<U> {
+impl Endpoints for ClientPaths {
     fn remote(&mut self) -> Option<&mut dyn Endpoints> {
         self.remote.as_mut().map(|remote| remote as &mut dyn Endpoints)
     }
 }
 
-impl<U> Sleeper for ClientPaths<U> {
+impl Sleeper for ClientPaths {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         let Self { shards, rings, remote, .. } = self;
         // Only polls make room for requests that wait for it.
@@ -72,16 +70,17 @@ impl<U> Sleeper for ClientPaths<U> {
     }
 }
 
-impl<U> ClientPaths<U> {
+impl ClientPaths {
     /// Offers a request for another rank to the path that leads there.
     #[inline(always)]
-    fn issue_far(&mut self, request: Request, note: U) -> Result<(), IssueError> {
+    fn issue_far(&mut self, request: Request, note: Operation) -> Result<(), IssueError> {
         if let Some((link, remote)) = self.remote.as_mut().and_then(|remote| Some((remote.link_for(&request)?, remote))) {
             // A request that finds no room waits there; the queue depth bounds their number.
             return remote.call(link, request, (note, request.place())).map_err(|error| IssueError::Down(Box::new(error)));
         }
-        let far_daemon = self.topology.far_daemon(self.rank, request.key());
-        if let Some(ring) = self.rings.get_mut(far_daemon) {
+        // The only ring takes all keys, and one of several the keys that its daemon owns.
+        let ring = if self.rings.len() > 1 { owner_of(request.key(), self.rings.len()) } else { 0 };
+        if let Some(ring) = self.rings.get_mut(ring) {
             return ring.call(request, note).map(|_| ()).map_err(|error| refused("the path to a daemon's ring", &error));
         }
         self.issue_here(request, note)
@@ -89,14 +88,14 @@ impl<U> ClientPaths<U> {
 
     /// Offers a request to the daemon of this rank that owns the key.
     #[inline(always)]
-    fn issue_here(&mut self, request: Request, note: U) -> Result<(), IssueError> {
+    fn issue_here(&mut self, request: Request, note: Operation) -> Result<(), IssueError> {
         let owner = owner_of(request.key(), self.shards.len());
         let Some(shard) = self.shards.get_mut(owner) else { return Err(IssueError::Full) };
         shard.call(request, note).map(|_| ()).map_err(|error| refused("the path to a daemon", &error))
     }
 }
 
-impl<U> Restful for ClientPaths<U> {
+impl Restful for ClientPaths {
     fn rest(&mut self, waker: &Waker) -> Option<Duration> {
         let Self { shards, rings, remote, .. } = self;
         let remote = remote.as_mut().map_or(Some(Duration::MAX), Remote::rest)?;
@@ -108,7 +107,7 @@ impl<U> Restful for ClientPaths<U> {
 
 /// Returns why a call through ipc or the ring was not made.
 #[cold]
-fn refused<U>(path: &'static str, error: &ipc::CallError<Request, U>) -> IssueError {
+fn refused(path: &'static str, error: &ipc::CallError<Request, Operation>) -> IssueError {
     let down = match error {
         ipc::CallError::Full { .. } => return IssueError::Full,
         ipc::CallError::Disconnected { end, .. } => BackendError::transport(path, *end),
@@ -118,18 +117,18 @@ fn refused<U>(path: &'static str, error: &ipc::CallError<Request, U>) -> IssueEr
 }
 
 /// Requests of a client for one key take one path, so they keep their order.
-impl<U> Paths<U> for ClientPaths<U> {
+impl Paths for ClientPaths {
     fn values(&self) -> Option<ClientValues> {
         (self.values.tail_bytes() > 0).then(|| self.values.clone())
     }
 
     #[inline(always)]
-    fn issue(&mut self, request: Request, note: impl FnOnce() -> U) -> Result<(), IssueError> {
+    fn issue(&mut self, request: Request, note: impl FnOnce() -> Operation) -> Result<(), IssueError> {
         if request.rank() as usize == self.rank { self.issue_here(request, note()) } else { self.issue_far(request, note()) }
     }
 
     #[inline(always)]
-    fn poll(&mut self, mut ended: impl FnMut(U, Option<Response>)) -> Result<(), BackendError> {
+    fn poll(&mut self, mut ended: impl FnMut(Operation, Option<Response>)) -> Result<(), BackendError> {
         for shard in &mut self.shards {
             let polled = shard.poll(|operation, outcome| ended(operation, outcome.ok()));
             polled.map_err(|end| BackendError::transport("the path to a daemon", end))?;

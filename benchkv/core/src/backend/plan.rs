@@ -1,29 +1,24 @@
-//! `Plan`: the parameters that daemons and clients of a rank need.
+//! `RankPlan`: the parameters that daemons and clients of a rank need.
 
 use mlx5::{Device, DeviceSpec};
 use shm::dir::Dir;
 
 use super::BackendError;
+use crate::carrier::Feature;
 use crate::job::Job;
 use crate::policy::PolicyOptions;
 use crate::topology::{Topology, Worker};
-use crate::transport::Feature;
 use crate::ucx::PeerErrors;
 use crate::values::Values;
 
 /// The meaning of the shared-memory payloads: changes with [`Request`](crate::message::Request) and [`Response`](crate::message::Response).
 pub(super) const TYPE_TAG: u64 = u64::from_be_bytes(*b"BENCHKV2");
 
-/// Name of the memory of the values under way.
-const VALUES: &str = "values";
-
 /// The place of a rank, and the resources it opens.
 #[derive(Debug, Clone)]
 pub struct Site {
     /// The rank.
     pub rank: usize,
-    /// The process id of its daemons, by which clients in other processes find them.
-    pub process: u32,
     /// The directory of its shared memory.
     pub dir: Dir,
     /// The devices of its threads with connections, at least one: that of daemon and client number k is k modulo their number.
@@ -32,11 +27,9 @@ pub struct Site {
 
 /// The parameters that daemons and clients of a rank need.
 #[derive(Debug, Clone)]
-pub(super) struct Plan {
+pub(super) struct RankPlan {
     pub(super) topology: Topology,
     pub(super) rank: usize,
-    /// The process of the rank's daemons.
-    pub(super) process: u32,
     /// Operations of a client, rounded up to a power of two.
     pub(super) depth: usize,
     pub(super) ring_slots: usize,
@@ -57,31 +50,20 @@ pub(super) struct Plan {
     pub(super) dir: Dir,
 }
 
-impl Plan {
-    /// Makes the plan of a rank in this process; its clients may be in others.
+impl RankPlan {
+    /// Makes the plan of a rank.
     pub(super) fn new(job: &Job, site: Site) -> Result<Self, BackendError> {
-        let values = Values::create(job.places(), &site.dir, &name(site.process, site.rank, VALUES));
-        Self::with(job, site, values.map_err(|e| BackendError::setup("the memory of values under way", e)))
-    }
-
-    /// Makes the plan of a rank in another process.
-    pub(super) fn for_clients(job: &Job, site: Site) -> Result<Self, BackendError> {
-        let values = Values::open(job.places(), &site.dir, &name(site.process, site.rank, VALUES));
-        Self::with(job, site, values.map_err(|e| BackendError::setup("the memory of values under way", e)))
-    }
-
-    fn with(job: &Job, site: Site, values: Result<Values, BackendError>) -> Result<Self, BackendError> {
-        let Site { rank, process, dir, devices } = site;
+        let values = Values::new(job.places()).map_err(|e| BackendError::setup("the memory of values under way", e))?;
+        let Site { rank, dir, devices } = site;
         Ok(Self {
-            values: values?,
+            values,
             topology: job.topology,
             rank,
-            process,
             depth: job.queue_depth.next_power_of_two(),
             ring_slots: job.sizes.ring_slots,
             ring_bytes: job.sizes.ring_bytes,
             store_keys: job.workload.store_keys(),
-            preloaded_keys: if job.workload.preload { job.workload.key_range } else { 0 },
+            preloaded_keys: if job.workload.empty { 0 } else { job.workload.key_range },
             policies: job.policies.clone(),
             window: job.sizes.window,
             features: job.features.clone(),
@@ -103,8 +85,10 @@ impl Plan {
         Ok(ThreadDevice { spec, shared })
     }
 
+    /// Returns the name of a server. The process id distinguishes jobs, the rank distinguishes ranks in one process. A name left by a dead
+    /// process is replaced.
     pub(super) fn server_name(&self, what: &str) -> String {
-        name(self.process, self.rank, what)
+        format!("benchkv-{}-{}-{what}", std::process::id(), self.rank)
     }
 }
 
@@ -121,10 +105,4 @@ impl ThreadDevice<'_> {
         let open = || Device::open(self.spec).map_err(|e| BackendError::setup("the RDMA device", e));
         self.shared.map_or_else(open, |device| Ok(device.clone()))
     }
-}
-
-/// Returns the name of a server of a rank. The process id distinguishes jobs, the rank distinguishes ranks in one process. A name left by
-/// a dead process is replaced.
-fn name(process: u32, rank: usize, what: &str) -> String {
-    format!("benchkv-{process}-{rank}-{what}")
 }

@@ -9,8 +9,9 @@ use shm::sleep::{self, Bell, Watch, Word};
 
 use super::composed::Composed;
 use super::*;
+use crate::operation::Operation;
 use crate::testing::{self, Scratch, topology};
-use crate::topology::{Routing, Transport, Worker};
+use crate::topology::{Backend, Carrier, Worker};
 
 const RANKS: usize = 2;
 const DAEMONS: usize = 2;
@@ -60,8 +61,8 @@ struct Job {
 }
 
 impl Job {
-    fn new(routing: Routing, transport: Transport) -> Self {
-        let (dir, job) = (Scratch::new(), testing::job(topology(routing, transport, RANKS, DAEMONS, CLIENTS)));
+    fn new(backend: Backend, carrier: Carrier) -> Self {
+        let (dir, job) = (Scratch::new(), testing::job(topology(backend, carrier, RANKS, DAEMONS, CLIENTS)));
         let threads = RANKS * (DAEMONS + CLIENTS);
         Self {
             ranks: (0..RANKS).map(|rank| Composed::new(&job, dir.site(rank)).unwrap()).collect(),
@@ -105,16 +106,16 @@ impl Job {
         self.connect(Peer { rank, worker: Worker::Client(number) }, &mut paths);
         for token in 0..OPERATIONS {
             let to = if token % 3 == 0 { rank } else { 1 - rank };
-            paths.issue(Request::get(to as u32, u64::from(token)), || token).unwrap();
+            paths.issue(Request::get(to as u32, u64::from(token)), || Operation::numbered(token)).unwrap();
             paths.flush().unwrap();
             let mut ended = None;
             while ended.is_none() {
-                paths.poll(|token, response| ended = Some((token, response))).unwrap();
+                paths.poll(|operation, response| ended = Some((operation, response))).unwrap();
                 if ended.is_none() {
                     sleep::wait([&mut Patient(&mut paths) as &mut dyn Sleeper], None);
                 }
             }
-            assert!(matches!(ended, Some((ended, Some(_))) if ended == token), "{ended:?}");
+            assert!(matches!(ended, Some((ref operation, Some(_))) if operation.access == token), "{ended:?}");
         }
         if self.clients_left.wait().is_leader() {
             self.is_over.store(true, Ordering::Release);
@@ -123,8 +124,8 @@ impl Job {
     }
 }
 
-fn ends((routing, transport): (Routing, Transport)) {
-    let job = Arc::new(Job::new(routing, transport));
+fn ends((backend, carrier): (Backend, Carrier)) {
+    let job = Arc::new(Job::new(backend, carrier));
     let workers = (0..DAEMONS).map(Worker::Daemon).chain((0..CLIENTS).map(Worker::Client));
     let start = |(rank, worker)| {
         let job = Arc::clone(&job);
@@ -136,15 +137,15 @@ fn ends((routing, transport): (Routing, Transport)) {
     let threads: Vec<_> = workers.flat_map(|worker| [(0, worker), (1, worker)]).map(start).collect();
     let began = Instant::now();
     while !threads.iter().all(|thread| thread.is_finished()) {
-        assert!(began.elapsed() < WATCHDOG, "{routing:?}, {transport:?}: somebody sleeps forever");
+        assert!(began.elapsed() < WATCHDOG, "{backend:?}, {carrier:?}: somebody sleeps forever");
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert!(threads.into_iter().all(|thread| thread.join().is_ok()), "{routing:?}, {transport:?}");
+    assert!(threads.into_iter().all(|thread| thread.join().is_ok()), "{backend:?}, {carrier:?}");
 }
 
 #[test]
 fn threads_are_woken_through_everything_that_they_wait_for() {
-    let routings = [Routing::Meta, Routing::Delegation, Routing::Sharded, Routing::Direct].map(|routing| (routing, Transport::Copyrpc));
-    let by_send = [Routing::Delegation, Routing::Direct].map(|routing| (routing, Transport::RcSend));
+    let routings = [Backend::Meta, Backend::Delegation, Backend::Sharded, Backend::Direct].map(|backend| (backend, Carrier::Copyrpc));
+    let by_send = [Backend::Delegation, Backend::Direct].map(|backend| (backend, Carrier::RcSend));
     routings.into_iter().chain(by_send).for_each(ends);
 }

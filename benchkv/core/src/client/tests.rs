@@ -73,7 +73,7 @@ const WORKLOAD: Workload = Workload {
     clients: 1,
     key_range: 50,
     value_bytes: 8,
-    preload: false,
+    empty: true,
     read_ratio: 0.5,
     remote_ratio: 0.25,
     distribution: Distribution::Uniform,

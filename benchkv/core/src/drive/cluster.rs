@@ -1,4 +1,4 @@
-//! [`Cluster`]: all ranks of a job in one process and one thread, connected, with nobody's turn decided yet.
+//! [`Cluster`]: all ranks of a job in one process and one thread, connected; the caller decides whom to step.
 
 use mlx5::Device;
 
@@ -32,9 +32,9 @@ pub struct Cluster {
 /// The effects of turns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Operations issued, and operations ended: twice the operations that were begun and ended.
+    /// Issues and ends of operations: two for an operation that has ended.
     pub by_clients: u64,
-    /// Messages that daemons took in. One that waits is counted again when it goes on.
+    /// Messages that daemons moved. A message that waits counts again when it goes on.
     pub by_daemons: u64,
     /// Rounds of the daemons.
     pub rounds: u64,
@@ -54,7 +54,7 @@ impl Moved {
 }
 
 impl Cluster {
-    /// Opens and connects every daemon and client of `job`; `site` says where a rank is. Each thread with connections has a device of its own.
+    /// Opens and connects every daemon and client of `job`; `site` returns the site of a rank. Each thread with connections has its own device.
     ///
     /// # Errors
     /// The failure of making or connecting a rank.
@@ -62,7 +62,7 @@ impl Cluster {
         Self::on(job, |rank| Ok((site(rank)?, None)))
     }
 
-    /// The same; a rank that is given a device shares it among its threads.
+    /// Opens the same; the threads of a rank with a device share it.
     ///
     /// # Errors
     /// Likewise.
@@ -92,7 +92,7 @@ impl Cluster {
         })
     }
 
-    /// Shows every thread's endpoints: rank after rank, daemons before clients.
+    /// Calls `visit` with the endpoints of every thread: rank after rank, daemons before clients.
     ///
     /// # Errors
     /// The first of `visit`.
@@ -108,8 +108,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Steps everybody in turn, rank after rank, clients before daemons, until `moves` operations were issued or ended; then until nothing
-    /// is outstanding. Nothing waits, so the same is done in every run.
+    /// Steps all threads in turn, rank after rank, clients before daemons, until `moves` operations were issued or ended; then until no
+    /// operation is outstanding. Nothing waits, so every run does the same.
     ///
     /// # Errors
     /// The first of a daemon or client.

@@ -1,27 +1,27 @@
-//! [`Faults`]: what goes wrong in a simulated job.
+//! [`Faults`]: the faults of a simulated job.
 
 use mlx5::Syndrome;
 
 /// Faults of a simulated job, at the times and places that are named here, or by one seed; the default has none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Of what is random: the same seed gives the same faults.
+    /// Seed of the random faults: the same seed gives the same faults.
     pub seed: u64,
-    /// A rank whose host loses power, and when.
+    /// Rank whose host loses power, and the time.
     pub killed: Option<At>,
-    /// A rank whose threads stand still, from when on, and for how long in ns.
+    /// Rank whose threads stand still, the time, and the length in ns.
     pub stopped: Option<(At, u64)>,
-    /// A rank whose threads take so many times as long for everything.
+    /// Rank whose threads are slower, and the factor.
     pub slow: Option<(usize, u64)>,
-    /// Messages in a thousand that start so many ns later.
+    /// Share of messages that are delayed, in permille.
     pub delay_permille: u16,
-    /// How much.
+    /// Length of that delay, in ns.
     pub delay_ns: u64,
-    /// Messages in a thousand that find no receive at the first try.
+    /// Share of messages that find no receive at the first try, in permille.
     pub rnr_permille: u16,
-    /// A queue pair of this rank fails, with the operation of this number of its device.
+    /// Rank with a queue pair that fails, and the number of the operation of its device that fails.
     pub error: Option<(usize, u64)>,
-    /// Completions in a thousand that do not end a thread's rest. A thread of a job with such looks again after
+    /// Share of completions that do not wake a thread, in permille. Threads then poll again after
     /// [`DAEMON_SLEEP`](crate::drain::DAEMON_SLEEP) at the latest.
     pub lost_permille: u16,
 }
@@ -36,7 +36,7 @@ pub struct At {
 }
 
 impl Faults {
-    /// The faults that the device of a rank makes.
+    /// Returns the faults of the device of a rank.
     pub(super) fn of_device(&self, rank: usize) -> mlx5::Faults {
         let failing = self.error.filter(|(failing, _)| *failing == rank);
         mlx5::Faults {

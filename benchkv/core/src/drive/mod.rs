@@ -1,8 +1,8 @@
-//! Drivers: whose turn it is. The threads of real jobs are driven by `benchkv` itself; here are those that run all ranks of a job in one thread.
+//! Drivers that step all ranks of a job in one thread. `benchkv` itself drives the threads of jobs in real time.
 //!
 //! - [`cluster`]: all ranks of a job in one process, connected, and stepped in turn (lockstep).
 //! - [`simulated`]: the same in virtual time.
-//! - [`faults`]: what goes wrong there.
+//! - [`faults`]: the faults of a simulated job.
 
 pub mod cluster;
 pub mod faults;

@@ -1,9 +1,9 @@
 //! [`Simulated`]: the ranks of a job in virtual time, on the simulation of the software HCA and a model of their CPUs.
 //!
 //! Daemons, clients and everything below them are the real code; each is an actor of an [`mlx5::Simulation`]. A turn of an actor is one step of a
-//! daemon or client, and takes as long as [`Cpu`] says of what it did; what it sends leaves at the beginning of that time. One that finds nothing to
-//! do rests until a neighbour or its device has something for it, and then notices it when a loop that had polled on would have: rests are
-//! counted as the empty rounds they stand for.
+//! daemon or client. It takes the time that [`Cpu`] gives for its work, and its messages leave at the beginning of that time. An actor without
+//! work rests until a neighbour or its device has work for it. It notices the work at the time at which a polling loop would notice it; a
+//! rest counts as the empty rounds of that loop.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -35,24 +35,24 @@ use crate::trace::recorder::Recorder;
 
 /// Address space of a rank's device.
 const ARENA_BYTES: usize = 4 << 30;
-/// A drain in which no operation begins or ends for so long, although some are due, gives up what is outstanding. No policy holds a message back
-/// for longer, and no device waits longer for a dead peer.
+/// Maximum time of a drain without an operation that begins or ends, although some are due; after it, outstanding operations are given up. No
+/// policy holds a message longer, and no device waits longer for a dead peer.
 const DRAIN: Duration = Duration::from_secs(2);
-/// A drain is looked at so often.
+/// Interval at which a drain is checked.
 const LOOK: Duration = Duration::from_micros(100);
 
-/// The findings of the threads of a rank.
+/// The reports of the threads of a rank.
 #[derive(Debug)]
 pub struct RankOutcome {
     /// By number.
     pub clients: Vec<ClientReport>,
     /// By number.
     pub daemons: Vec<WorkerReport>,
-    /// By daemon, if a series was wanted.
+    /// By daemon: its time series, if the job has them.
     pub series: Vec<Recorder>,
-    /// By daemon: what it holds.
+    /// By daemon: its store.
     pub stores: Vec<Shard>,
-    /// Its host lost power, or one of its threads failed, before the end.
+    /// Whether its host lost power, or one of its threads failed, before the end.
     pub is_dead: bool,
 }
 
@@ -61,17 +61,17 @@ pub struct Simulated {
     simulation: Simulation<'static>,
     shared: Rc<Shared>,
     ranks: Vec<Threads>,
-    /// Everybody, for a change of the phase.
+    /// Wakers of all actors, called when the phase changes.
     wakers: Vec<Waker>,
     /// By rank.
     devices: Vec<Device>,
-    /// Of a job of a number of operations: the maximum time for which a client has nothing due.
+    /// Maximum time for which a client has nothing due, in a job with a number of operations.
     ops_pause: Option<Duration>,
-    /// The last is the next.
+    /// Changes to come, the next one last.
     events: Vec<Event>,
-    /// By number: ranks whose host lost power, or that ended after a failure of one of their threads.
+    /// By rank: whether its host lost power, or one of its threads failed.
     is_dead: Vec<bool>,
-    /// A failure ends the job.
+    /// Whether a failure ends the job.
     is_strict_about_failures: bool,
 }
 
@@ -100,7 +100,7 @@ impl Simulated {
             let spec = DeviceSpec::Soft(SoftOptions { faults: world.faults.of_device(rank), ..options.clone() });
             let device = Device::open(&spec).map_err(|e| BackendError::setup("the device of a simulated rank", e))?;
             devices.push(device.clone());
-            Ok((Site { rank, process: 0, dir: dir.clone(), devices: vec![spec] }, Some(device)))
+            Ok((Site { rank, dir: dir.clone(), devices: vec![spec] }, Some(device)))
         };
         let cluster = Cluster::on(job, open).map_err(SimulationError::Setup)?;
         let shared = Rc::new(Shared::new(world));
@@ -137,8 +137,8 @@ impl Simulated {
         Ok(Self { simulation, shared, ranks, wakers, devices, ops_pause, events, is_dead, is_strict_about_failures: true })
     }
 
-    /// Warm-up, then `runs` windows of `window`, then a drain. Returns what every rank found out. A job of a number of operations has no
-    /// warm-up and one window, which is as long as they take, and `window` at most.
+    /// Runs the warm-up, then `runs` windows of `window`, then a drain. Returns the reports of the ranks. A job with a number of operations has
+    /// no warm-up and one window, until they have ended, and at most `window`.
     ///
     /// # Errors
     /// The first failure of a daemon or client.
@@ -148,7 +148,7 @@ impl Simulated {
         failures.into_iter().next().map_or(Ok((ranks, summary)), Err)
     }
 
-    /// The same, to its end whatever fails: with a thread that fails its rank dies, as its process would.
+    /// Runs the same to the end, despite failures: a rank dies with its first thread that fails, as a process would.
     #[must_use]
     pub fn run_on(mut self, warmup: Duration, window: Duration, runs: usize) -> Ended {
         self.is_strict_about_failures = false;
@@ -168,7 +168,7 @@ impl Simulated {
         self.abort();
         let now_ns = self.simulation.now_ns();
         let broken = |device: &Device| device.soft().map_or_else(Vec::new, |hca| hca.take_violations());
-        // copyrpc reuses what its peer has told to have consumed: S5 of its protocol says why it may.
+        // copyrpc reuses space that its peer has reported as consumed: S5 of its protocol says why it may.
         let broken = self.devices.iter().flat_map(broken).filter(|violation| violation.rule != Rule::SourceChanged);
         let violations = broken.map(|violation| violation.to_string()).chain(left).collect();
         let summary =
@@ -179,12 +179,12 @@ impl Simulated {
         Ended { ranks, summary, failures: self.shared.failures.take() }
     }
 
-    /// The job is over.
+    /// Returns the outcomes of the ranks.
     fn has_failed(&self) -> bool {
         self.is_strict_about_failures && !self.shared.failures.borrow().is_empty()
     }
 
-    /// Enters a phase, and lets this much time pass.
+    /// Enters a phase, and lets `ns` pass.
     fn pass(&mut self, phase: Phase, time: Duration) {
         self.enter(phase);
         self.let_pass(time.as_nanos() as u64);
@@ -195,7 +195,7 @@ impl Simulated {
         self.wakers.iter().for_each(Waker::wake_by_ref);
     }
 
-    /// Lets time pass, with what happens to hosts in it.
+    /// Lets time pass, and applies the changes that are due in it.
     fn let_pass(&mut self, ns: u64) {
         if self.has_failed() {
             return;
@@ -203,7 +203,10 @@ impl Simulated {
         let until_ns = self.simulation.now_ns().saturating_add(ns);
         while let Some(Event { at_ns, change }) = self.events.last().copied().filter(|event| event.at_ns <= until_ns) {
             self.events.pop();
-            self.simulation.run(at_ns);
+            // A change of this very moment comes before the turns that are due: at time 0 the job begins with it.
+            if at_ns > self.simulation.now_ns() {
+                self.simulation.run(at_ns);
+            }
             self.change(change);
         }
         self.simulation.run(until_ns);
@@ -212,8 +215,8 @@ impl Simulated {
         }
     }
 
-    /// Enters a phase, and lets time pass until all clients have drained, nothing moves any more, or `longest` is over. Clients have
-    /// nothing due for `pause` at most.
+    /// Enters a phase, and lets time pass until all clients have drained, no message moves any more, or `longest` is over. Clients have
+    /// nothing due for at most `pause`.
     fn finish(&mut self, phase: Phase, pause: Duration, longest: Duration) {
         self.enter(phase);
         let (mut moved, mut quiet) = (0, Duration::ZERO);
@@ -247,7 +250,7 @@ impl Simulated {
         self.wakers.iter().for_each(Waker::wake_by_ref);
     }
 
-    /// The host of a rank loses power.
+    /// Cuts the power of the host of a rank.
     fn kill(&mut self, rank: usize) {
         let (Some(threads), Some(device), Some(is_dead)) = (self.ranks.get(rank), self.devices.get(rank), self.is_dead.get_mut(rank))
         else {
@@ -272,7 +275,7 @@ impl Simulated {
         }
     }
 
-    /// Returns the resources that the ranks that are well have not given back, now that nothing moves any more.
+    /// Returns the resources that healthy ranks still hold at the end.
     fn left(&self) -> Vec<String> {
         let mut left = Vec::new();
         let mut used: HashMap<(Peer, Peer), [u64; 2]> = HashMap::new();
@@ -295,7 +298,7 @@ impl Simulated {
             let paths = |client: &Rc<RefCell<Thread<Client<ClientPaths>>>>| client.borrow_mut().worker.paths_mut().credit_used();
             clients.iter().enumerate().for_each(|(number, client)| note(Worker::Client(number), paths(client)));
         }
-        // Of connections with both ends: what one end paid is what the other gave back.
+        // Where both ends live: one end has paid as much credit as the other gave back.
         let lost = used.iter().filter_map(|((from, to), [paid, _])| {
             let [_, given_back] = used.get(&(*to, *from))?;
             (paid != given_back).then(|| format!("{from} paid {paid} bytes of credit to {to}, which gave {given_back} back"))
@@ -314,14 +317,14 @@ impl Simulated {
     }
 }
 
-/// How a job ended that was run to its end.
+/// The end of a job that ran despite failures.
 #[derive(Debug)]
 pub struct Ended {
     /// By number.
     pub ranks: Vec<RankOutcome>,
     /// The results.
     pub summary: Summary,
-    /// Of daemons and clients, in the order in which they came.
+    /// Failures of daemons and clients, in the order of their occurrence.
     pub failures: Vec<SimulationError>,
 }
 
@@ -332,10 +335,10 @@ pub struct Summary {
     pub ended_ns: u64,
     /// Turns of all daemons and clients.
     pub turns: u64,
-    /// Equal where two simulations did the same; of the times and turns alone unless [`World::strict`].
+    /// Hash of the run: of times and turns, and with [`World::strict`] of all actions of the devices.
     pub trace_hash: u64,
-    /// Requests, answers and credit that threads had left at the end; and, if [`World::strict`], rules that programs broke, which a NIC would not
-    /// have noticed.
+    /// Requests, answers and credit that threads still held at the end; with [`World::strict`] also violations of rules that a NIC does not
+    /// check.
     pub violations: Vec<String>,
 }
 
@@ -367,7 +370,7 @@ impl Spawner<'_> {
 }
 
 impl Threads {
-    /// None of them takes a turn any more.
+    /// Takes the threads apart; none of them takes another turn.
     fn end(&self) {
         self.daemons.iter().for_each(|daemon| daemon.borrow_mut().is_over = true);
         self.clients.iter().for_each(|client| client.borrow_mut().is_over = true);

@@ -6,7 +6,7 @@ use super::cluster::Cluster;
 use super::simulated::*;
 use crate::job::{Job, Sizes};
 use crate::testing::{self, Scratch, topology};
-use crate::topology::{Routing, Transport};
+use crate::topology::{Backend, Carrier};
 use crate::verify::VerifyFailure;
 use crate::workload::Workload;
 
@@ -16,8 +16,8 @@ fn world() -> World {
     World { cpu: Cpu::default(), nic: mlx5::NicParameters::default(), strict: true, ..World::default() }
 }
 
-fn job(routing: Routing, transport: Transport, ranks: usize, clients: usize, depth: usize) -> Job {
-    let topology = topology(routing, transport, ranks, 1, clients);
+fn job(backend: Backend, carrier: Carrier, ranks: usize, clients: usize, depth: usize) -> Job {
+    let topology = topology(backend, carrier, ranks, 1, clients);
     let job = testing::job(topology);
     let workload = Workload { accesses: 1024, ..job.workload };
     Job { workload, queue_depth: depth, sizes: Sizes::compute(None, &topology, depth, 8), ..job }
@@ -39,27 +39,27 @@ fn run(job: &Job, world: &World) -> (u64, Summary) {
 
 #[test]
 fn every_topology_runs_in_virtual_time_and_the_same_seed_gives_the_same_run() {
-    let all = [Routing::Meta, Routing::Delegation, Routing::Sharded, Routing::Direct].map(|routing| (routing, Transport::Copyrpc));
-    for (routing, transport) in all.into_iter().chain([(Routing::Delegation, Transport::RcSend)]) {
-        let job = job(routing, transport, 3, 4, 2);
+    let all = [Backend::Meta, Backend::Delegation, Backend::Sharded, Backend::Direct].map(|backend| (backend, Carrier::Copyrpc));
+    for (backend, carrier) in all.into_iter().chain([(Backend::Delegation, Carrier::RcSend)]) {
+        let job = job(backend, carrier, 3, 4, 2);
         let first = run(&job, &world());
-        assert!(first.0 > 500, "{routing:?}: {} operations", first.0);
-        assert_eq!(run(&job, &world()), first, "{routing:?}, {transport:?}");
+        assert!(first.0 > 500, "{backend:?}: {} operations", first.0);
+        assert_eq!(run(&job, &world()), first, "{backend:?}, {carrier:?}");
         let other = Job { workload: Workload { seed: 2, ..job.workload }, ..job };
         assert_ne!(run(&other, &world()).1.trace_hash, first.1.trace_hash);
     }
 }
 
 /// Runs verified jobs of values of several sizes on two ranks of several daemons, and sees that values were read.
-fn values_arrive(transport: Transport) {
-    let ways = [Routing::Meta, Routing::Delegation, Routing::Sharded, Routing::Direct];
-    let jobs = ways.into_iter().flat_map(|routing| [(routing, 9, 300), (routing, 1000, 300)]);
+fn values_arrive(carrier: Carrier) {
+    let ways = [Backend::Meta, Backend::Delegation, Backend::Sharded, Backend::Direct];
+    let jobs = ways.into_iter().flat_map(|backend| [(backend, 9, 300), (backend, 1000, 300)]);
     // With meta every request takes every kind of way.
-    for (routing, value_bytes, ops) in jobs.chain([(Routing::Meta, 65_536, 40)]) {
+    for (backend, value_bytes, ops) in jobs.chain([(Backend::Meta, 65_536, 40)]) {
         let scratch = Scratch::new();
-        let topology = topology(routing, transport, 2, 3, 2);
+        let topology = topology(backend, carrier, 2, 3, 2);
         let base = testing::job(topology);
-        let workload = Workload { accesses: 1024, key_range: 60, value_bytes, preload: ops < 300, ..base.workload };
+        let workload = Workload { accesses: 1024, key_range: 60, value_bytes, empty: ops >= 300, ..base.workload };
         let (sizes, ucx_errors) = (Sizes::compute(None, &topology, 4, value_bytes), Some(crate::ucx::PeerErrors::None));
         let job = Job { workload, queue_depth: 4, ops: Some(ops), sizes, ucx_errors, ..base };
         let mut cluster = Cluster::new(&job, |rank| Ok(scratch.site(rank))).unwrap();
@@ -67,43 +67,43 @@ fn values_arrive(transport: Transport) {
         let counts = cluster.ranks.into_iter().flat_map(|rank| rank.clients).map(|client| {
             let report = client.report(crate::activity::WorkerReport::default());
             let verdict = report.verdict.unwrap();
-            assert_eq!((verdict.failures, verdict.first), (0, None), "{routing}, {transport}, {value_bytes} bytes");
+            assert_eq!((verdict.failures, verdict.first), (0, None), "{backend}, {carrier}, {value_bytes} bytes");
             report.counts
         });
         let (completed, not_found) = counts.fold((0, 0), |(ended, missed), counts| (ended + counts.completed, missed + counts.not_found));
-        assert!(completed == 4 * ops && not_found < ops, "{routing}, {transport}, {value_bytes} bytes: {not_found} not found");
+        assert!(completed == 4 * ops && not_found < ops, "{backend}, {carrier}, {value_bytes} bytes: {not_found} not found");
     }
 }
 
 /// Every byte is judged by the readers.
 #[test]
 fn values_of_any_size_arrive_whole_on_every_way() {
-    for transport in [Transport::Copyrpc, Transport::RcSend] {
-        values_arrive(transport);
+    for carrier in [Carrier::Copyrpc, Carrier::RcSend] {
+        values_arrive(carrier);
     }
 }
 
 #[test]
 #[ignore = "needs libucx0"]
 fn values_of_any_size_arrive_whole_through_ucx() {
-    values_arrive(Transport::UcxAm);
+    values_arrive(Carrier::UcxAm);
 }
 
 #[test]
 fn values_of_any_size_arrive_whole_in_virtual_time() {
-    for (routing, value_bytes) in [(Routing::Delegation, 9), (Routing::Sharded, 1000), (Routing::Direct, 65_536)] {
-        let base = job(routing, Transport::Copyrpc, 3, 2, 2);
+    for (backend, value_bytes) in [(Backend::Delegation, 9), (Backend::Sharded, 1000), (Backend::Direct, 65_536)] {
+        let base = job(backend, Carrier::Copyrpc, 3, 2, 2);
         let workload = Workload { value_bytes, key_range: 100, ..base.workload };
         let job = Job { workload, sizes: Sizes::compute(None, &base.topology, 2, value_bytes), ..base };
-        assert!(run(&job, &world()).0 > 100, "{routing}, {value_bytes}");
+        assert!(run(&job, &world()).0 > 100, "{backend}, {value_bytes}");
     }
 }
 
 /// Whichever way it goes, one wrong bit in the last byte of one value is noticed once.
 #[test]
 fn one_wrong_bit_at_the_end_of_a_value_is_noticed() {
-    for transport in [Transport::Copyrpc, Transport::RcSend] {
-        let (scratch, topology) = (Scratch::new(), topology(Routing::Delegation, transport, 2, 2, 1));
+    for carrier in [Carrier::Copyrpc, Carrier::RcSend] {
+        let (scratch, topology) = (Scratch::new(), topology(Backend::Delegation, carrier, 2, 2, 1));
         let base = testing::job(topology);
         let workload = Workload { value_bytes: 1001, ..base.workload };
         let sizes = Sizes::compute(None, &topology, 4, 1001);

@@ -23,7 +23,7 @@ use crate::trace::recorder::Recorder;
 /// The state that the actors of a job share.
 pub(super) struct Shared {
     pub(super) phase: Cell<Phase>,
-    /// In the order in which they came.
+    /// Failures, in the order of their occurrence.
     pub(super) failures: RefCell<Vec<SimulationError>>,
     cpu: Cpu,
     faults: Faults,
@@ -44,19 +44,19 @@ pub(super) struct Thread<W> {
     pub(super) waker: Waker,
     pub(super) series: Option<Recorder>,
     pub(super) has_drained: bool,
-    /// It failed, or its rank is dead: it takes no turns any more.
+    /// Whether the thread failed, or its rank is dead; it then takes no more turns.
     pub(super) is_over: bool,
     shared: Rc<Shared>,
     cpu: Cpu,
-    /// Of completions that do not end its rest.
+    /// Random numbers that decide which completions fail to wake the thread.
     lost: Rng,
-    /// Since when it rests.
+    /// Begin of its rest.
     rests_since_ns: Option<u64>,
     /// The device of its rank, if it is simulated.
     hca: Option<Rc<Hca>>,
-    /// WRITEs and SENDs that a daemon posted when it went to rest: the next round takes the time of these too.
+    /// WRITEs and SENDs that a daemon posted when its rest began; the next round also takes their time.
     writes: u64,
-    /// Of the last turn.
+    /// Result of the last turn.
     moved: usize,
     rank: usize,
     number: usize,
@@ -64,13 +64,13 @@ pub(super) struct Thread<W> {
 
 /// A daemon or client.
 pub(super) trait Turns: Sized {
-    /// Its name.
+    /// Returns its name.
     const NAME: &str;
 
-    /// Does a step and returns its time.
+    /// Steps the worker. Returns the time of the step.
     fn turn(thread: &mut Thread<Self>, now_ns: u64) -> Result<Did, BackendError>;
 
-    /// Time of a step in which nothing is found.
+    /// Returns the time of a step that finds nothing.
     fn round_ns(cpu: &Cpu) -> u64;
 
     fn restful(&mut self) -> &mut dyn Restful;
@@ -108,12 +108,12 @@ impl<W> Thread<W> {
         }
     }
 
-    /// Number of messages that all threads of its rank have sent so far. The difference over a turn of its own is its own number.
+    /// Returns the number of messages that all threads of its rank have sent. The difference over a turn is the number of that turn.
     fn sends(&self) -> u64 {
         self.hca.as_ref().map_or(0, |hca| hca.sends())
     }
 
-    /// A rest ends after whole rounds, as it would for a loop that polls every `round_ns`: how many there will have been, and when.
+    /// Returns the number of rounds of a rest, and its end: it lasts whole rounds, like a loop that polls every `round_ns`.
     fn end_of_rest(&self, now_ns: u64, round_ns: u64) -> Option<(u64, u64)> {
         let since_ns = self.rests_since_ns?;
         let round_ns = round_ns.max(1);
@@ -121,7 +121,7 @@ impl<W> Thread<W> {
         Some((rounds, since_ns + rounds * round_ns))
     }
 
-    /// Ends a rest. After so long, if not now.
+    /// Ends the rest. Returns the time until the thread notices, or `None` if it notices at once.
     fn wake(&mut self, now_ns: u64, round_ns: u64) -> Option<u64> {
         let (rounds, end_ns) = self.end_of_rest(now_ns, round_ns)?;
         self.rests_since_ns = None;
@@ -129,7 +129,7 @@ impl<W> Thread<W> {
         Some(end_ns - now_ns).filter(|ns| *ns > 0)
     }
 
-    /// A step found nothing to do, and took `round_ns`.
+    /// Notes a step that found nothing to do, and took `round_ns`.
     fn rest(&mut self, rest: Option<Duration>, longest: Duration, now_ns: u64, round_ns: u64) -> Did {
         let longest = if self.shared.faults.lost_permille > 0 { longest.min(DAEMON_SLEEP) } else { longest };
         match rest.map(|rest| rest.min(longest)) {

@@ -1,4 +1,4 @@
-//! The world of a simulated job: its CPUs, its network, and how it is watched.
+//! The world of a simulated job: its CPUs, its network, its changes and its observer.
 
 use mlx5::{Did, NicParameters};
 
@@ -8,29 +8,29 @@ use crate::backend::BackendError;
 /// The costs of CPUs, in ns. A core does the work of one thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cpu {
-    /// A round of a daemon in which nothing is found.
+    /// A round of a daemon that finds nothing.
     pub round_ns: u64,
     /// A poll that a policy adds to a round.
     pub poll_ns: u64,
-    /// A message that a round of a daemon moves, received and sent on.
+    /// A message that a round of a daemon receives and sends on.
     pub message_ns: u64,
-    /// A completion that it takes.
+    /// A completion that a round takes.
     pub completion_ns: u64,
-    /// A WRITE or SEND posted.
+    /// A WRITE or SEND that a round posts.
     pub write_ns: u64,
-    /// A step of a client in which nothing is found.
+    /// A step of a client that finds nothing.
     pub client_ns: u64,
-    /// An operation that it issues, or that ends.
+    /// An operation that a client issues, or that ends.
     pub operation_ns: u64,
-    /// Until one that polls sees what another core has written for it.
+    /// Delay until a polling core sees a store of another core.
     pub line_ns: u64,
     /// The wait for the memory of other cores in a turn that finds messages, once a turn.
     pub stall_ns: u64,
 }
 
 impl Default for Cpu {
-    /// Assumptions, not measurements: an operation through all its threads takes of the order of the instructions that `scripts/instructions`
-    /// counts for it, at 3 a nanosecond; how they are shared out is a guess.
+    /// Returns assumed costs: an operation takes about as many instructions in all its threads as `scripts/instructions` counts, at 3 per
+    /// nanosecond; their distribution is a guess.
     fn default() -> Self {
         Self {
             round_ns: 60,
@@ -47,7 +47,7 @@ impl Default for Cpu {
 }
 
 impl Cpu {
-    /// A slower one.
+    /// Returns the costs of a slower CPU, by `factor`.
     pub(super) const fn times(self, times: u64) -> Self {
         let Self { round_ns, poll_ns, message_ns, completion_ns, write_ns, client_ns, operation_ns, line_ns, stall_ns } = self;
         Self {
@@ -69,9 +69,9 @@ impl Cpu {
 pub struct World {
     /// The CPUs.
     pub cpu: Cpu,
-    /// The network and its NICs, one a rank.
+    /// The network and its NICs, one per rank.
     pub nic: NicParameters,
-    /// Whether the devices check everything a NIC would not, and hash all they do: for tests; it takes most of the time.
+    /// Whether the devices check rules that a NIC does not check, and hash their actions: for tests; it takes most of the time.
     pub strict: bool,
     /// Rounds between the samples of a daemon's time series; `None`: no series.
     pub trace_interval: Option<u64>,
@@ -79,7 +79,7 @@ pub struct World {
     pub faults: Faults,
     /// The changes in mid-run, in order.
     pub events: Vec<Event>,
-    /// Is told of every turn.
+    /// Observer of every turn.
     pub on_turn: Option<fn(&Turn<'_>)>,
 }
 
@@ -97,11 +97,11 @@ pub struct Event {
 pub enum Change {
     /// The policies of all daemons act, or rest.
     Policies(bool),
-    /// The first `clients` of each rank have up to `depth` operations outstanding, and the others none.
+    /// The first `clients` of each rank keep up to `depth` operations outstanding, the others none.
     Load {
-        /// Their number.
+        /// Number of clients.
         clients: usize,
-        /// Up to the job's.
+        /// Operations of each, at most those of the job.
         depth: usize,
     },
     /// The host of a rank loses power.
@@ -111,17 +111,17 @@ pub enum Change {
 /// A turn of a daemon or client.
 #[derive(Debug)]
 pub struct Turn<'a> {
-    /// When it began.
+    /// Time of its begin, in ns.
     pub at_ns: u64,
     /// Its rank.
     pub rank: usize,
-    /// Daemon or client.
+    /// Whether it is of a daemon or a client.
     pub who: &'a str,
-    /// Its number among those of the rank.
+    /// Number of the daemon or client in its rank.
     pub number: usize,
-    /// Messages it moved; operations of a client.
+    /// Messages that a daemon moved, or operations of a client.
     pub moved: usize,
-    /// The time that it took, or for which there is nothing to do.
+    /// Time that it took, or for which there is nothing to do.
     pub did: Did,
 }
 
@@ -138,9 +138,9 @@ pub enum SimulationError {
         who: String,
         /// Its rank.
         rank: usize,
-        /// When.
+        /// Virtual time, in ns.
         at_ns: u64,
-        /// How.
+        /// The reason.
         source: BackendError,
     },
 }

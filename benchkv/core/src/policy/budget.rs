@@ -1,150 +1,41 @@
-//! Adaptive poll budget: how many polls a round adds while it finds no completion, so that rounds take as long as the other ranks' answers.
+//! Adaptive poll budget: a controller that adds polls to rounds without completions, so that a round takes as long as the round trip to
+//! other ranks.
 //!
-//! Its idea: a round that is much shorter than a round trip finds one completion or none, does little, and so stays short; a longer one finds many,
-//! which makes it long. The controller watches the ratio rho of the two times and the share of rounds that find nothing, and has polls added when the
+//! The idea: a round that is much shorter than a round trip finds one completion or none, does little, and so stays short; a longer one finds
+//! many, which makes it long. The controller watches the ratio rho of the two times and the share of empty rounds, and adds polls when the
 //! daemon is about to fall into the first state. `docs/study.md` judges the idea.
-
-use std::fmt;
-use std::str::FromStr;
-
-use serde::{Deserialize, Serialize};
 
 use super::ewma::Ewma;
 
-/// Weights of the newest batch, empty round and length of a round.
+/// Weight of the newest round in the means of batch, emptiness and length.
 const ROUND_ALPHA: f64 = 0.05;
-/// A daemon that finds less than one completion in a round, and nothing in so many of them, has collapsed.
+/// A daemon has collapsed if its mean batch is below, and its share of empty rounds is above these values.
 const COLLAPSED_BATCH: f64 = 1.0;
 const COLLAPSED_EMPTY: f64 = 0.9;
-/// Of the budget: its largest value lies in between.
+/// Range of the upper limit of the budget.
 const MAX_POLLS: std::ops::RangeInclusive<f64> = 8.0..=64.0;
-/// Shortest round trip that is believed, in ns.
+/// Minimum round trip, in ns; a shorter one is a measurement error.
 const MIN_RTT_NS: f64 = 500.0;
-/// Least effect of a poll on the batch that is believed.
+/// Minimum effect of a poll on the batch.
 const MIN_EFFECT: f64 = 1e-6;
-
-/// The thresholds of the controller; the defaults are those of the published controller.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-pub struct Tuning {
-    /// Below this ratio of the length of a round to the round trip, rounds are too short.
-    pub rho_low: f64,
-    /// Above this one there is time to spare.
-    pub rho_high: f64,
-    /// Share of empty rounds below which polls may be taken back.
-    pub empty_low: f64,
-    /// Share above which they are too many.
-    pub empty_high: f64,
-    /// Rounds in a row that have to ask for more polls.
-    pub low_need: u32,
-    /// The same for fewer.
-    pub high_need: u32,
-    /// Rounds after a change in which nothing but a collapse changes the budget.
-    pub hold_min: u32,
-    /// Polls added in the second step of the identification.
-    pub probe: u32,
-    /// Rounds of each of its two steps.
-    pub identify: u32,
-    /// Rounds from one identification to the next; 0: there is only the one at the start.
-    pub again: u32,
-}
-
-impl Default for Tuning {
-    fn default() -> Self {
-        Self {
-            rho_low: 0.8,
-            rho_high: 1.2,
-            empty_low: 0.4,
-            empty_high: 0.75,
-            low_need: 64,
-            high_need: 128,
-            hold_min: 32,
-            probe: 8,
-            identify: 128,
-            again: 0,
-        }
-    }
-}
-
-impl Tuning {
-    /// Whether it is that of the published controller.
-    #[must_use]
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
-impl From<Tuning> for String {
-    fn from(tuning: Tuning) -> Self {
-        tuning.to_string()
-    }
-}
-
-impl TryFrom<String> for Tuning {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-/// As it is typed.
-impl fmt::Display for Tuning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rho_low, rho_high, empty_low, empty_high, low_need, high_need, hold_min, probe, identify, again } = self;
-        write!(f, "rho_low={rho_low},rho_high={rho_high},empty_low={empty_low},empty_high={empty_high},low_need={low_need},")?;
-        write!(f, "high_need={high_need},hold_min={hold_min},probe={probe},identify={identify},again={again}")
-    }
-}
-
-impl FromStr for Tuning {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut tuning = Self::default();
-        for part in text.split(',').filter(|part| !part.is_empty()) {
-            let (key, value) = part.split_once('=').ok_or_else(|| format!("{part:?} is no KEY=VALUE"))?;
-            let share = |most: f64| {
-                let number = value.parse().ok().filter(|number| (0.0..=most).contains(number));
-                number.ok_or_else(|| format!("{key} is a number from 0 to {most}"))
-            };
-            let count = |least: u32, most: u32| {
-                let number = value.parse().ok().filter(|number| (least..=most).contains(number));
-                number.ok_or_else(|| format!("{key} is a whole number from {least} to {most}"))
-            };
-            match key {
-                "rho_low" => tuning.rho_low = share(100.0)?,
-                "rho_high" => tuning.rho_high = share(100.0)?,
-                "empty_low" => tuning.empty_low = share(1.0)?,
-                "empty_high" => tuning.empty_high = share(1.0)?,
-                "low_need" => tuning.low_need = count(1, 1_000_000)?,
-                "high_need" => tuning.high_need = count(1, 1_000_000)?,
-                "hold_min" => tuning.hold_min = count(0, 1_000_000)?,
-                "probe" => tuning.probe = count(1, *MAX_POLLS.end() as u32)?,
-                "identify" => tuning.identify = count(1, 1_000_000)?,
-                "again" => tuning.again = count(0, 1_000_000_000)?,
-                _ => {
-                    let known = "rho_low, rho_high, empty_low, empty_high, low_need, high_need, hold_min, probe, identify and again";
-                    return Err(format!("{part}: known are {known}"));
-                }
-            }
-        }
-        let Self { rho_low, rho_high, empty_low, empty_high, .. } = tuning;
-        if rho_low > rho_high || empty_low > empty_high {
-            return Err("the low threshold has to be below the high one".to_owned());
-        }
-        Ok(tuning)
-    }
-}
+/// Ratio of the length of a round to the round trip: below the first, rounds are too short; above the second, polls may be removed.
+const RHO_LOW: f64 = 0.8;
+const RHO_HIGH: f64 = 1.2;
+/// Share of empty rounds: below the first, polls may be removed; above the second, polls are added.
+const EMPTY_LOW: f64 = 0.4;
+const EMPTY_HIGH: f64 = 0.75;
+/// Number of consecutive rounds that adds polls, and that removes polls.
+const LOW_NEED: u32 = 64;
+const HIGH_NEED: u32 = 128;
+/// Number of rounds after a change in which only a collapse changes the budget.
+const HOLD_MIN: u32 = 32;
+/// Number of rounds of each of the two steps of the identification, and of the polls added in the second.
+const IDENTIFY_ROUNDS: u32 = 128;
+const PROBE: u32 = 8;
 
 /// The controller.
 #[derive(Debug)]
 pub struct BudgetController {
-    tuning: Tuning,
-    /// Polls that an identification begins with.
-    base: u32,
-    /// Rounds since the last one.
-    since: u32,
     step: Identification,
     batch: Ewma,
     empty: Ewma,
@@ -156,7 +47,7 @@ pub struct BudgetController {
     hold: u32,
 }
 
-/// The progress of the identification: the daemon by itself, then with polls added.
+/// The progress of the identification: rounds without added polls, then rounds with them.
 #[derive(Debug, Clone, Copy)]
 enum Identification {
     Unaided { rounds: u32, cqes: u64 },
@@ -164,7 +55,7 @@ enum Identification {
     Done,
 }
 
-/// Polls added or taken back at a time, and their maximum.
+/// Polls added or removed at a time, and their maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Gains {
     step_up: u32,
@@ -173,56 +64,37 @@ struct Gains {
 }
 
 impl Gains {
-    /// From the effect of one poll on the batch, and the round trip.
+    /// Computes the gains from the effect of one poll on the batch, and the round trip.
     fn new(effect: f64, rtt_ns: f64) -> Self {
         let step_up = (2.0 / effect.max(MIN_EFFECT)).round().clamp(1.0, 8.0) as u32;
         Self { step_up, step_down: (2 * step_up).max(2), max: Self::max_polls(rtt_ns) }
     }
 
-    /// 2.5 polls for each us of the round trip.
+    /// Returns 2.5 polls for each us of the round trip, within [`MAX_POLLS`].
     fn max_polls(rtt_ns: f64) -> u32 {
         (2.5 * rtt_ns / 1000.0).round().clamp(*MAX_POLLS.start(), *MAX_POLLS.end()) as u32
     }
 }
 
-/// The findings of a round.
+/// The measurements of a round.
 #[derive(Debug, Clone, Copy)]
 pub struct Observed {
-    /// Completions it took.
+    /// Completions.
     pub cqes: usize,
     /// Length of the round, in ns.
     pub round_ns: u64,
-    /// The round trip, smoothed; `None`: not known yet.
+    /// Smoothed round trip, in ns; `None`: not known yet.
     pub rtt_ns: Option<f64>,
 }
 
 impl BudgetController {
-    /// That knows nothing of the daemon yet.
-    #[must_use]
-    pub fn new(tuning: Tuning) -> Self {
-        Self {
-            tuning,
-            base: 0,
-            since: 0,
-            step: Identification::Unaided { rounds: 0, cqes: 0 },
-            batch: Ewma::new(ROUND_ALPHA),
-            empty: Ewma::new(ROUND_ALPHA),
-            round_ns: Ewma::new(ROUND_ALPHA),
-            gains: Gains::new(0.0, 0.0),
-            polls: 0,
-            low: 0,
-            high: 0,
-            hold: 0,
-        }
-    }
-
-    /// Polls to add while a round finds nothing.
+    /// Returns the number of polls to add while a round finds nothing.
     #[must_use]
     pub const fn polls(&self) -> u32 {
         self.polls
     }
 
-    /// Takes in a round that had something to wait for; one without requests under way says nothing.
+    /// Notes a round that began with requests in flight; other rounds say nothing.
     pub fn note(&mut self, observed: Observed) {
         let cqes = observed.cqes as f64;
         self.batch.add(cqes);
@@ -236,29 +108,23 @@ impl BudgetController {
     }
 
     fn identify(&mut self, found: u64, rtt_ns: f64) {
-        let Tuning { identify, probe, .. } = self.tuning;
-        let mean = |cqes| cqes as f64 / f64::from(identify);
+        let mean = |cqes| cqes as f64 / f64::from(IDENTIFY_ROUNDS);
         self.step = match self.step {
-            Identification::Unaided { rounds, cqes } if rounds + 1 < identify => {
+            Identification::Unaided { rounds, cqes } if rounds + 1 < IDENTIFY_ROUNDS => {
                 Identification::Unaided { rounds: rounds + 1, cqes: cqes + found }
             }
             Identification::Unaided { cqes, .. } => {
-                if self.base == 0 {
-                    // The round trip of the unaided daemon is what the limit comes from.
-                    self.gains.max = Gains::max_polls(rtt_ns);
-                }
-                self.polls = self.base + probe;
+                // The limit comes from the round trip without added polls.
+                self.gains.max = Gains::max_polls(rtt_ns);
+                self.polls = PROBE;
                 Identification::Probed { rounds: 0, cqes: 0, unaided: mean(cqes + found) }
             }
-            Identification::Probed { rounds, cqes, unaided } if rounds + 1 < identify => {
+            Identification::Probed { rounds, cqes, unaided } if rounds + 1 < IDENTIFY_ROUNDS => {
                 Identification::Probed { rounds: rounds + 1, cqes: cqes + found, unaided }
             }
             Identification::Probed { cqes, unaided, .. } => {
-                let effect = (mean(cqes + found) - unaided) / f64::from(probe);
+                let effect = (mean(cqes + found) - unaided) / f64::from(PROBE);
                 self.gains = Gains { max: self.gains.max, ..Gains::new(effect, rtt_ns) };
-                // The first one goes on with what it has tried.
-                self.polls = if self.base == 0 { self.polls } else { self.base };
-                self.since = 0;
                 Identification::Done
             }
             Identification::Done => Identification::Done,
@@ -267,16 +133,9 @@ impl BudgetController {
 
     fn adapt(&mut self, rtt_ns: f64) {
         let [Some(batch), Some(empty), Some(round_ns)] = [self.batch, self.empty, self.round_ns].map(|ewma| ewma.mean()) else { return };
-        // Before the pause after a change is looked at: a collapse feeds itself, and would be complete when the pause is over.
+        // Checked before the pause after a change: a collapse feeds itself, and would be complete when the pause is over.
         if batch < COLLAPSED_BATCH && empty > COLLAPSED_EMPTY {
             self.raise(2 * self.gains.step_up);
-            return;
-        }
-        let Tuning { rho_low, rho_high, empty_low, empty_high, low_need, high_need, again, .. } = self.tuning;
-        self.since = self.since.saturating_add(1);
-        if again > 0 && self.since >= again {
-            // From where it stands: to begin at none would invite the collapse that the polls prevent.
-            (self.base, self.step) = (self.polls, Identification::Unaided { rounds: 0, cqes: 0 });
             return;
         }
         if self.hold > 0 {
@@ -284,8 +143,8 @@ impl BudgetController {
             return;
         }
         let rho = round_ns / rtt_ns;
-        let is_low = rho < rho_low || empty > empty_high;
-        let is_high = rho > rho_high && empty < empty_low;
+        let is_low = rho < RHO_LOW || empty > EMPTY_HIGH;
+        let is_high = rho > RHO_HIGH && empty < EMPTY_LOW;
         (self.low, self.high) = if is_low {
             (self.low + 1, 0)
         } else if is_high {
@@ -293,9 +152,9 @@ impl BudgetController {
         } else {
             (0, 0)
         };
-        if self.low >= low_need {
+        if self.low >= LOW_NEED {
             self.raise(self.gains.step_up);
-        } else if self.high >= high_need {
+        } else if self.high >= HIGH_NEED {
             self.change(self.polls.saturating_sub(self.gains.step_down));
         }
     }
@@ -305,13 +164,24 @@ impl BudgetController {
     }
 
     fn change(&mut self, polls: u32) {
-        (self.polls, self.low, self.high, self.hold) = (polls, 0, 0, self.tuning.hold_min);
+        (self.polls, self.low, self.high, self.hold) = (polls, 0, 0, HOLD_MIN);
     }
 }
 
+/// A controller without observations.
 impl Default for BudgetController {
     fn default() -> Self {
-        Self::new(Tuning::default())
+        Self {
+            step: Identification::Unaided { rounds: 0, cqes: 0 },
+            batch: Ewma::new(ROUND_ALPHA),
+            empty: Ewma::new(ROUND_ALPHA),
+            round_ns: Ewma::new(ROUND_ALPHA),
+            gains: Gains::new(0.0, 0.0),
+            polls: 0,
+            low: 0,
+            high: 0,
+            hold: 0,
+        }
     }
 }
 
@@ -320,17 +190,12 @@ mod tests {
     use super::*;
 
     const RTT_NS: f64 = 6_000.0;
-    const IDENTIFY_ROUNDS: u32 = 128;
-    const PROBE: u32 = 8;
-    const LOW_NEED: u32 = 64;
-    const HIGH_NEED: u32 = 128;
-    const HOLD_MIN: u32 = 32;
 
     fn round(cqes: usize, round_ns: u64) -> Observed {
         Observed { cqes, round_ns, rtt_ns: Some(RTT_NS) }
     }
 
-    /// A controller that was told of `unaided` and `probed` completions in each round of its two steps.
+    /// Makes a controller whose two steps had `unaided` and `probed` completions in each round.
     fn identified(unaided: usize, probed: usize) -> BudgetController {
         let mut controller = BudgetController::default();
         for (cqes, polls) in [(unaided, 0), (probed, PROBE)] {
@@ -342,7 +207,7 @@ mod tests {
         controller
     }
 
-    /// Rounds until the budget changes.
+    /// Returns the number of rounds until the budget changes.
     fn until_change(controller: &mut BudgetController, observed: Observed, limit: u32) -> Option<u32> {
         let before = controller.polls();
         (1..=limit).find(|_| {
@@ -459,40 +324,5 @@ mod tests {
             assert!(controller.polls() <= 64);
         }
         assert!(controller.batch.mean().is_some_and(f64::is_finite));
-    }
-
-    #[test]
-    fn a_tuning_reads_back_and_says_what_it_does_not_know() {
-        let tuning: Tuning = "rho_low=0.5,high_need=9,again=1000".parse().unwrap();
-        assert_eq!(tuning, Tuning { rho_low: 0.5, high_need: 9, again: 1000, ..Tuning::default() });
-        assert_eq!(tuning.to_string().parse(), Ok(tuning));
-        for (text, says) in [
-            ("rho=1", "known are rho_low"),
-            ("rho_low", "KEY=VALUE"),
-            ("rho_low=2", "below the high one"),
-            ("empty_low=1.1", "0 to 1"),
-            ("probe=0", "1 to 64"),
-            ("low_need=0", "1 to 1000000"),
-        ] {
-            assert!(text.parse::<Tuning>().unwrap_err().contains(says), "{text}");
-        }
-    }
-
-    /// The load changes so that a poll brings more; the gains follow, and the budget stays where it was.
-    #[test]
-    fn it_identifies_again_from_where_it_stands() {
-        let mut controller = BudgetController::new(Tuning { again: 500, ..Tuning::default() });
-        for cqes in [1, 1] {
-            (0..IDENTIFY_ROUNDS).for_each(|_| controller.note(round(cqes, RTT_NS as u64)));
-        }
-        assert_eq!((controller.gains.step_up, controller.polls()), (8, PROBE));
-        (0..500).for_each(|_| controller.note(round(1, RTT_NS as u64)));
-        (0..IDENTIFY_ROUNDS).for_each(|_| controller.note(round(1, RTT_NS as u64)));
-        assert_eq!(controller.polls(), 2 * PROBE, "the second step");
-        (0..IDENTIFY_ROUNDS).for_each(|_| controller.note(round(33, RTT_NS as u64)));
-        assert_eq!((controller.gains.step_up, controller.polls()), (1, PROBE));
-        let max = controller.gains.max;
-        (0..400).for_each(|_| controller.note(round(33, RTT_NS as u64)));
-        assert_eq!((controller.polls(), controller.gains.max), (PROBE, max), "not yet again");
     }
 }

@@ -1,17 +1,17 @@
-//! Receive coalescing: for some time after requests were sent, a daemon takes nothing but answers.
+//! Receive coalescing: for some time after it sent requests, a daemon takes only answers.
 
 use clap::Args;
-use harness::range::{RangeError, decimal, within};
+use harness::range::{RangeError, decimal};
 use serde::{Deserialize, Serialize};
 
 use super::PolicyReport;
-use super::rule::{Asked, OUTSIDE, Round, Rule, TIMES_US, nanos, needs_exchange};
+use super::rule::{Asked, RoundState, Rule, TIMES_US, nanos, needs_exchange};
 use crate::topology::Topology;
 
 /// The flag of coalescing.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Args)]
 pub struct CoalesceArgs {
-    /// After sending requests take nothing but answers for this many us, 0.1 to 1000000. Simulated: 6 lift
+    /// After sending requests, take only answers for this number of us, 0.1 to 1000000. Simulated: 6 lift
     /// 8 ranks out of the low state at depth 8, gain up to 40 % at depth 1, and cost two thirds there at 2 and 4 ranks.
     #[arg(long, hide_short_help = true, value_name = "US", value_parser = decimal(TIMES_US))]
     pub coalesce_rtt_us: Option<f64>,
@@ -20,10 +20,6 @@ pub struct CoalesceArgs {
 impl Asked for CoalesceArgs {
     fn typed(&self) -> Option<String> {
         self.coalesce_rtt_us.map(|us| format!("coalesce-rtt-us {us}"))
-    }
-
-    fn check(&self) -> Result<(), RangeError> {
-        self.coalesce_rtt_us.map_or(Ok(()), |us| within("--coalesce-rtt-us", us, TIMES_US, OUTSIDE, " us"))
     }
 
     fn suits(&self, topology: &Topology) -> Result<(), RangeError> {
@@ -48,7 +44,7 @@ impl Coalesce {
         Self { wait_ns, sent_ns: None, rounds: 0 }
     }
 
-    /// Returns whether this round takes answers only, which it does only if one can come.
+    /// Returns whether this round takes answers only; never without requests in flight.
     fn gathers(&mut self, now_ns: u64, outstanding: usize) -> bool {
         let gathers = outstanding > 0 && self.sent_ns.is_some_and(|sent_ns| now_ns.saturating_sub(sent_ns) < self.wait_ns);
         if !gathers {
@@ -60,7 +56,7 @@ impl Coalesce {
 }
 
 impl Rule for Coalesce {
-    fn takes_requests(&mut self, round: &Round) -> bool {
+    fn takes_requests(&mut self, round: &RoundState) -> bool {
         !self.gathers(round.now_ns, round.outstanding)
     }
 
@@ -85,8 +81,8 @@ mod tests {
         assert!(policy.gathers(100, 5) && policy.gathers(1_099, 1));
         assert!(!policy.gathers(1_100, 5));
         policy.sent(2_000);
-        assert!(!policy.gathers(2_001, 0), "all are answered");
-        assert!(!policy.gathers(2_002, 1), "what has ended does not begin again");
+        assert!(!policy.gathers(2_001, 0), "no request is in flight");
+        assert!(!policy.gathers(2_002, 1), "a wait that has ended does not begin again");
         policy.sent(5_000);
         assert!(policy.gathers(4_000, 1), "time went back");
         assert!(!policy.gathers(6_000, 1));

@@ -1,6 +1,6 @@
 //! Exponentially weighted moving averages.
 
-/// Of samples of one kind; the newest has the weight `alpha`.
+/// An exponentially weighted mean; the newest sample has the weight `alpha`.
 #[derive(Debug, Clone, Copy)]
 pub struct Ewma {
     alpha: f64,
@@ -8,26 +8,26 @@ pub struct Ewma {
 }
 
 impl Ewma {
-    /// Of no sample yet; the first one is the mean.
+    /// Makes a mean without a sample. The first sample is the mean.
     #[must_use]
     pub const fn new(alpha: f64) -> Self {
         Self { alpha, mean: None }
     }
 
-    /// That begins as if it had always seen `mean`.
+    /// Makes a mean whose first value is `mean`.
     #[must_use]
     pub const fn starting_at(mean: f64, alpha: f64) -> Self {
         Self { alpha, mean: Some(mean) }
     }
 
-    /// Takes in a sample; NaN and infinities are ignored.
+    /// Adds a sample; ignores NaN and infinities.
     pub fn add(&mut self, sample: f64) {
         if sample.is_finite() {
             self.mean = Some(self.mean.map_or(sample, |mean| mean + self.alpha * (sample - mean)));
         }
     }
 
-    /// The mean; `None` without a sample.
+    /// Returns the mean; `None` without a sample.
     #[must_use]
     pub const fn mean(&self) -> Option<f64> {
         self.mean
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_does_not_spoil_the_mean() {
+    fn nan_and_infinities_do_not_change_the_mean() {
         let mut ewma = Ewma::starting_at(8.0, 0.5);
         for sample in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
             ewma.add(sample);

@@ -1,23 +1,23 @@
-//! When to flush.
+//! Send-side batching: a flush every N rounds that did something.
 
 use std::ops::RangeInclusive;
 
 use clap::Args;
-use harness::range::{RangeError, range, whole, within};
+use harness::range::{RangeError, range, whole};
 use serde::{Deserialize, Serialize};
 
 use super::PolicyReport;
-use super::rule::{Asked, MAX_ROUNDS, OUTSIDE, Rule, needs_exchange};
+use super::rule::{Asked, MAX_ROUNDS, Rule, needs_exchange};
 use crate::topology::Topology;
 
-/// Rounds from one flush to the next.
+/// Number of rounds from one flush to the next.
 const EVERY: RangeInclusive<u32> = 1..=MAX_ROUNDS;
 
 /// The flag of flushes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Args)]
 pub struct FlushArgs {
-    /// Send after every N rounds that did something, 1 to 4096, and after one that did nothing. Simulated: 8 lifts
-    /// 8 ranks out of the low state, 4 does not.
+    /// Flush after every N rounds that did something, 1 to 4096, and after a round that did nothing. Simulated: 8 lifts
+    /// 8 ranks out of the low state at depth 8, and not at depth 32 with 512 batches in flight.
     #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(EVERY), default_value_t = 1)]
     pub flush_every: u32,
 }
@@ -33,14 +33,10 @@ impl Asked for FlushArgs {
         (self.flush_every != 1).then(|| format!("flush-every {}", self.flush_every))
     }
 
-    fn check(&self) -> Result<(), RangeError> {
-        within("--flush-every", self.flush_every, EVERY, OUTSIDE, "")
-    }
-
     fn suits(&self, topology: &Topology) -> Result<(), RangeError> {
-        if !topology.transport.traits().gathers {
+        if !topology.carrier.traits().gathers {
             let (why, legal) = ("UCX sends each message at once", "--carrier copyrpc or rc-send".to_owned());
-            return Err(range("--flush-every", format!("with --carrier {}", topology.transport), why, legal));
+            return Err(range("--flush-every", format!("with --carrier {}", topology.carrier), why, legal));
         }
         needs_exchange("--flush-every", topology)
     }
@@ -50,7 +46,7 @@ impl Asked for FlushArgs {
     }
 }
 
-/// Send-side batching: a flush every so many rounds that did something.
+/// The state of delayed flushes.
 #[derive(Debug)]
 struct FlushEvery {
     every: u32,
@@ -59,7 +55,7 @@ struct FlushEvery {
 }
 
 impl FlushEvery {
-    /// At least every `every` rounds.
+    /// Makes a rule that flushes at least every `every` rounds.
     const fn new(every: u32) -> Self {
         Self { every, waiting: 0, delayed: 0 }
     }

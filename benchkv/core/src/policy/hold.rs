@@ -1,67 +1,70 @@
-//! Batch hold: answers of other ranks are kept back and released to their callers together, so that the callers' next requests come together
+//! Batch hold: answers of other ranks are held and delivered to their callers together, so that the callers' next requests come together
 //! and fill batches.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use clap::Args;
-use harness::range::{RangeError, decimal, range, within};
+use harness::range::RangeError;
 use harness::units;
 use serde::{Deserialize, Serialize};
 
 use super::ewma::Ewma;
-use super::rule::{Asked, OUTSIDE, Polled, Round, Rule, needs_exchange};
+use super::rule::{Asked, Found, RoundState, Rule, needs_exchange};
 use super::{PolicyReport, Sample};
 use crate::topology::Topology;
 
-/// Shortest and longest time that answers are held, in ns.
+/// Minimum and maximum time that answers are held, in ns.
 const HOLD_NS: RangeInclusive<f64> = 500.0..=100_000.0;
-/// The same in us.
-const HOLD_US: RangeInclusive<f64> = *HOLD_NS.start() / 1000.0..=*HOLD_NS.end() / 1000.0;
-/// Round trips that answers are held.
+/// Number of round trips that answers are held.
 const FACTORS: RangeInclusive<f64> = 0.1..=100.0;
-/// First length of an adaptive hold, or of one of round trips.
+/// First length of an adaptive hold, or of a hold by round trips.
 const DEFAULT_HOLD_US: f64 = 10.0;
 /// Weight of the newest arrival rate.
 const RATE_ALPHA: f64 = 0.125;
 /// Weight of the newest round trip, of which the hold is a multiple.
 const RTT_ALPHA: f64 = 0.125;
 
-/// The flags of the hold.
+/// The flag of the hold.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Args)]
 pub struct HoldArgs {
-    /// Answers of other ranks are held back until there are as many as ranks, or for this long, 0.5us to 100us, and released together; off while batches are
-    /// that large by themselves. adaptive or adaptive:TIME follows the rate at which answers come, and begins with TIME [default: 10us]; rtt:FACTOR is so many
-    /// round trips, 0.1 to 100. Simulated (docs/study.md): none lifts the low state; 10us gains a third at depth 1 and 8 ranks, and a tenth beyond;
-    /// adaptive as much, and costs a fifth in the high state; rtt:2 gains a tenth at most.
-    #[arg(long, hide_short_help = true, value_name = "off|TIME|adaptive[:TIME]|rtt:FACTOR", conflicts_with_all = ["batch_hold_us", "adaptive_hold", "hold_rtt_multiplier"])]
-    #[serde(skip)]
-    pub hold: Option<HoldChoice>,
-
-    /// --hold TIME, as it once was, in us.
-    #[arg(long, hide = true, value_name = "US", value_parser = decimal(HOLD_US))]
-    pub batch_hold_us: Option<f64>,
-
-    /// --hold adaptive, as it once was; it begins with --batch-hold-us.
-    #[arg(long, hide = true)]
-    pub adaptive_hold: bool,
-
-    /// --hold rtt:FACTOR, as it once was.
-    #[arg(long, hide = true, value_name = "FACTOR", value_parser = decimal(FACTORS))]
-    pub hold_rtt_multiplier: Option<f64>,
+    /// Collect answers from other ranks and deliver them together: when one per rank has arrived, or after TIME, 0.5us to 100us. Pauses
+    /// while batches are full anyway. adaptive[:TIME] follows the rate of answers and begins with TIME [default: 10us]; rtt:FACTOR holds
+    /// for 0.1 to 100 round trips. Simulated (docs/study.md): none lifts the low state; 10us gains a third at depth 1 and 8 ranks, and a
+    /// tenth beyond; adaptive gains as much, and costs a fifth in the high state; rtt:2 gains a tenth at most.
+    #[arg(long, hide_short_help = true, value_name = "off|TIME|adaptive[:TIME]|rtt:FACTOR", default_value_t = HoldChoice::Off)]
+    #[serde(with = "harness::as_text")]
+    #[doc(alias = "batch_hold_us")]
+    #[doc(alias = "hold_rtt_multiplier")]
+    #[doc(alias = "adaptive_hold")]
+    pub hold: HoldChoice,
 }
 
 /// The choices of `--hold`; times in us.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub enum HoldChoice {
     /// Nothing is held.
+    #[default]
     Off,
-    /// For so long.
+    /// For this time.
     Fixed(f64),
-    /// By the rate of answers; for so long at first.
+    /// By the rate of answers; at first for this time.
     Adaptive(Option<f64>),
-    /// So many round trips.
+    /// For this number of round trips.
     Rtt(f64),
+}
+
+impl fmt::Display for HoldChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::Fixed(us) => write!(f, "{us}us"),
+            Self::Adaptive(None) => f.write_str("adaptive"),
+            Self::Adaptive(Some(us)) => write!(f, "adaptive:{us}us"),
+            Self::Rtt(factor) => write!(f, "rtt:{factor}"),
+        }
+    }
 }
 
 impl FromStr for HoldChoice {
@@ -70,7 +73,7 @@ impl FromStr for HoldChoice {
     fn from_str(text: &str) -> Result<Self, String> {
         let known = || "use off, a time from 0.5us to 100us, adaptive, adaptive:TIME, or rtt:FACTOR with 0.1 to 100".to_owned();
         let us = |time: &str| {
-            // A number without a unit would be seconds, which nobody means.
+            // A number without a unit would be seconds.
             let us = units::seconds(time).ok().filter(|_| time.ends_with('s')).map(|seconds| seconds * 1e6);
             us.filter(|us| HOLD_NS.contains(&(us * 1000.0))).ok_or_else(known)
         };
@@ -86,35 +89,8 @@ impl FromStr for HoldChoice {
 }
 
 impl Asked for HoldArgs {
-    fn resolve(&mut self) {
-        match self.hold.take() {
-            Some(HoldChoice::Fixed(us)) => self.batch_hold_us = Some(us),
-            Some(HoldChoice::Adaptive(us)) => (self.batch_hold_us, self.adaptive_hold) = (us, true),
-            Some(HoldChoice::Rtt(factor)) => self.hold_rtt_multiplier = Some(factor),
-            Some(HoldChoice::Off) | None => {}
-        }
-    }
-
     fn typed(&self) -> Option<String> {
-        match (self.batch_hold_us, self.adaptive_hold, self.hold_rtt_multiplier) {
-            (Some(us), true, _) => Some(format!("hold adaptive:{us}us")),
-            (None, true, _) => Some("hold adaptive".to_owned()),
-            (_, false, Some(factor)) => Some(format!("hold rtt:{factor}")),
-            (us, false, None) => us.map(|us| format!("hold {us}us")),
-        }
-    }
-
-    fn check(&self) -> Result<(), RangeError> {
-        if let Some(us) = self.batch_hold_us {
-            within("--batch-hold-us", us, HOLD_US, OUTSIDE, " us")?;
-        }
-        let Some(factor) = self.hold_rtt_multiplier else { return Ok(()) };
-        within("--hold-rtt-multiplier", factor, FACTORS, OUTSIDE, "")?;
-        if self.adaptive_hold {
-            let why = "with --adaptive-hold there are two rules for one time";
-            return Err(range("--hold-rtt-multiplier", factor, why, "one of them".to_owned()));
-        }
-        Ok(())
+        (self.hold != HoldChoice::Off).then(|| format!("hold {}", self.hold))
     }
 
     fn suits(&self, topology: &Topology) -> Result<(), RangeError> {
@@ -122,39 +98,41 @@ impl Asked for HoldArgs {
     }
 
     fn rule(&self, ranks: usize) -> Option<Box<dyn Rule>> {
-        let rule = match (self.adaptive_hold, self.hold_rtt_multiplier) {
-            (true, _) => HoldRule::Adaptive,
-            (false, Some(multiplier)) => HoldRule::Rtt(multiplier),
-            (false, None) => self.batch_hold_us.map(|_| HoldRule::Fixed)?,
+        let (rule, us) = match self.hold {
+            HoldChoice::Off => return None,
+            HoldChoice::Fixed(us) => (HoldRule::Fixed, us),
+            HoldChoice::Adaptive(us) => (HoldRule::Adaptive, us.unwrap_or(DEFAULT_HOLD_US)),
+            HoldChoice::Rtt(factor) => (HoldRule::Rtt(factor), DEFAULT_HOLD_US),
         };
-        Some(Box::new(Hold::new(rule, ranks, self.batch_hold_us.unwrap_or(DEFAULT_HOLD_US) * 1000.0)))
+        Some(Box::new(Hold::new(rule, ranks, us * 1000.0)))
     }
 }
 
 /// The maximum time for which answers are held.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum HoldRule {
-    /// As long as at the start. Held back only while batches are too small: a batch that reaches the target by itself ends it, a smaller one
-    /// begins it again.
+    /// The time at the start. Answers are held only while batches are too small: a batch that reaches the target by itself ends the hold, a
+    /// smaller one begins it again.
     Fixed,
-    /// As long as it takes so many answers to arrive: target / rate. The rate is that of past batches, smoothed.
+    /// The time in which the target number of answers arrives: target / rate of past batches, smoothed.
     Adaptive,
-    /// This many round trips; on and off as the fixed one.
+    /// This number of round trips; on and off like the fixed hold.
     Rtt(f64),
 }
 
-/// The controller. It knows how many answers are held, and since when; the daemon has the answers.
+/// The controller. It counts the held answers; the daemon stores them.
 #[derive(Debug)]
 struct Hold {
     rule: HoldRule,
-    /// Answers that are released at once: one from each rank of the job.
+    /// Number of answers that ends a hold: one from each rank of the job.
     target: usize,
     hold_ns: f64,
     /// Answers per ns.
     rate: Ewma,
     is_on: bool,
+    /// Held answers.
     count: usize,
-    /// When the oldest of them came.
+    /// Arrival of the oldest held answer.
     since_ns: u64,
     done: HoldCounts,
 }
@@ -167,17 +145,17 @@ struct HoldCounts {
     late_releases: u64,
 }
 
-/// Why answers were released.
+/// The reason to deliver held answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Release {
-    /// There were enough of them.
+    /// There were enough.
     Full,
-    /// Their time had come.
+    /// Their time was over.
     Late,
 }
 
 impl Hold {
-    /// Holds up to `target` answers, at first for `initial_ns`.
+    /// Makes a hold of up to `target` answers, at first for `initial_ns`.
     fn new(rule: HoldRule, target: usize, initial_ns: f64) -> Self {
         let target = target.max(1);
         let hold_ns = initial_ns.clamp(*HOLD_NS.start(), *HOLD_NS.end());
@@ -185,7 +163,7 @@ impl Hold {
         Self { rule, target, hold_ns, rate, is_on: true, count: 0, since_ns: 0, done: HoldCounts::default() }
     }
 
-    /// Whether an answer that comes now is to be kept; it counts as kept then.
+    /// Returns whether to hold an answer that arrives now, and counts it if so.
     #[inline]
     fn keeps(&mut self, now_ns: u64) -> bool {
         if self.is_on {
@@ -198,7 +176,7 @@ impl Hold {
         self.is_on
     }
 
-    /// Whether what is held is to be released now; it counts as released then.
+    /// Returns why to deliver the held answers now, and counts them as delivered; `None` to hold them longer.
     fn release(&mut self, now_ns: u64) -> Option<Release> {
         let held_ns = now_ns.saturating_sub(self.since_ns);
         let release = match self.count {
@@ -216,7 +194,7 @@ impl Hold {
         Some(release)
     }
 
-    /// So many answers were passed on by one round without being held.
+    /// Notes the answers that a round delivered without a hold.
     fn passed(&mut self, answers: usize) {
         if answers > 0 && answers < self.target {
             self.is_on = true;
@@ -234,7 +212,7 @@ impl Hold {
         }
     }
 
-    /// Tells the round trip, in ns.
+    /// Sets the round trip, in ns.
     fn set_rtt(&mut self, rtt_ns: f64) {
         if let HoldRule::Rtt(multiplier) = self.rule {
             self.set_hold(rtt_ns * multiplier);
@@ -256,18 +234,18 @@ impl Rule for Hold {
         matches!(self.rule, HoldRule::Rtt(_)).then_some(RTT_ALPHA)
     }
 
-    fn keeps_answer(&mut self, round: &Round) -> bool {
+    fn keeps_answer(&mut self, round: &RoundState) -> bool {
         self.keeps(round.now_ns)
     }
 
-    fn polled(&mut self, round: &Round, found: Polled) {
+    fn polled(&mut self, round: &RoundState, found: Found) {
         if let Some(rtt_ns) = round.rtt_ns.filter(|_| found.cqes > 0) {
             self.set_rtt(rtt_ns);
         }
         self.passed(found.passed);
     }
 
-    fn releases(&mut self, round: &Round) -> bool {
+    fn releases(&mut self, round: &RoundState) -> bool {
         self.release(round.now_ns).is_some()
     }
 
@@ -295,18 +273,20 @@ mod tests {
             ("adaptive:5us", HoldChoice::Adaptive(Some(5.0))),
             ("rtt:2", HoldChoice::Rtt(2.0)),
         ] {
-            match (text.parse().unwrap(), choice) {
+            let found: HoldChoice = text.parse().unwrap();
+            match (found, choice) {
                 (HoldChoice::Fixed(found), HoldChoice::Fixed(us)) => assert!((found - us).abs() < 1e-9, "{text}"),
                 (HoldChoice::Adaptive(Some(found)), HoldChoice::Adaptive(Some(us))) => assert!((found - us).abs() < 1e-9, "{text}"),
                 (found, choice) => assert_eq!(found, choice, "{text}"),
             }
+            assert_eq!(found.to_string().parse(), Ok(found), "it is printed as it is typed");
         }
         for text in ["", "10", "0.4us", "101us", "1s", "rtt", "rtt:0", "rtt:101", "rtt:NaN", "adaptive:", "adaptive:10", "never"] {
             assert!(text.parse::<HoldChoice>().unwrap_err().contains("0.5us to 100us"), "{text}");
         }
     }
 
-    /// Answers that come every `gap_ns`, and are looked at as often, until so many batches were released. Returns how long the last was held.
+    /// Delivers an answer every `gap_ns` until `count` batches were released. Returns the time for which the last was held.
     fn batches(hold: &mut Hold, gap_ns: u64, count: usize) -> u64 {
         let (mut now_ns, mut released, mut since_ns) = (1_000_000, 0, 0);
         loop {

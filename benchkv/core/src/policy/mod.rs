@@ -1,20 +1,19 @@
-//! Policies: what a daemon asks when it could do something now or later. Each rule is a value that knows no clock and no transport; times are
-//! arguments, in ns of one clock.
+//! Policies: rules by which a daemon delays work to make batches larger. A rule has no clock and no transport; times are arguments, in ns
+//! of one clock.
 //!
 //! A policy is a file with its flags and its rule, and lines here: its module, its field of [`PolicyOptions`] and of the list below it, and its
 //! counters in [`PolicyReport`].
 //!
-//! - `rule`: the traits of flags and rules.
-//! - `hold`: answers released together. `polls`, [`budget`]: polls added to a round. `flush`, `coalesce`, `skip_idle`, `stagger`: when to flush, to
-//!   take requests, to look at clients, to begin. `window`: that of the connections.
-//! - [`rtt`], [`ewma`]: what they measure with.
-//! - [`governor`]: all rules that a job asked for, as the one policy of a daemon.
+//! - `rule`: the traits of flags and rules. `daemon`: all rules of a daemon, as one [`Policy`].
+//! - `hold`: delivers answers together. `polls`, [`budget`]: add polls to a round. `flush`, `coalesce`, `skip_idle`, `stagger`: decide when
+//!   to flush, to take requests, to poll clients, to begin. `window`: the window of the connections, which is no rule of a daemon.
+//! - [`rtt`], [`ewma`]: measure for the rules.
 
 pub mod budget;
 mod coalesce;
+mod daemon;
 pub mod ewma;
 mod flush;
-pub mod governor;
 mod hold;
 mod polls;
 pub mod rtt;
@@ -31,8 +30,8 @@ use harness::range::RangeError;
 use serde::{Deserialize, Serialize};
 
 pub use coalesce::CoalesceArgs;
+pub use daemon::Policy;
 pub use flush::FlushArgs;
-pub use governor::Governor;
 pub use hold::{HoldArgs, HoldChoice};
 pub use polls::{PollArgs, PollChoice};
 pub use skip_idle::SkipIdleArgs;
@@ -44,31 +43,31 @@ use crate::topology::Topology;
 use crate::trace::Sample;
 use rule::{Asked, Rule};
 
-/// The policies that a job asks of its daemons, and of its connections; times in us.
+/// The policies of a job's daemons and connections; times in us.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Args)]
-#[command(next_help_heading = "Policies")]
+#[command(next_help_heading = "Policy")]
 pub struct PolicyOptions {
-    /// Answers released together.
+    /// Holding of answers.
     #[command(flatten)]
     #[serde(flatten)]
     pub hold: HoldArgs,
-    /// When requests are taken.
+    /// Times without new requests.
     #[command(flatten)]
     #[serde(flatten)]
     pub coalesce: CoalesceArgs,
-    /// Polls added to a round.
+    /// Added polls.
     #[command(flatten)]
     #[serde(flatten)]
     pub polls: PollArgs,
-    /// When to flush.
+    /// Intervals of flushes.
     #[command(flatten)]
     #[serde(flatten)]
     pub flush: FlushArgs,
-    /// When connections begin.
+    /// Start times of connections.
     #[command(flatten)]
     #[serde(flatten)]
     pub stagger: StaggerArgs,
-    /// When to look at clients.
+    /// Intervals of polls of clients.
     #[command(flatten)]
     #[serde(flatten)]
     pub skip_idle: SkipIdleArgs,
@@ -79,30 +78,22 @@ pub struct PolicyOptions {
 }
 
 macro_rules! each {
-    ($options:expr $(, $mut:tt)?) => {{
+    ($options:expr) => {{
         let PolicyOptions { hold, coalesce, polls, flush, stagger, skip_idle, window } = $options;
-        [hold as &$($mut)? dyn Asked, coalesce, polls, flush, stagger, skip_idle, window]
+        [hold as &dyn Asked, coalesce, polls, flush, stagger, skip_idle, window]
     }};
 }
 
 impl PolicyOptions {
-    /// Returns the same with the flags of several meanings in the fields of one.
-    #[must_use]
-    pub fn resolved(mut self) -> Self {
-        each!(&mut self, mut).into_iter().for_each(Asked::resolve);
-        self
-    }
-
-    /// Checks that a job of this `topology` can do what is asked.
+    /// Checks whether a job of this `topology` can obey.
     ///
     /// # Errors
     /// The first flag that it cannot obey, and what is legal.
     pub fn check(&self, topology: &Topology) -> Result<(), RangeError> {
-        each!(self).into_iter().try_for_each(Asked::check)?;
         self.given().try_for_each(|policy| policy.suits(topology))
     }
 
-    /// Returns whether daemons have something to ask a policy for.
+    /// Returns whether daemons have rules.
     #[must_use]
     pub fn govern(&self) -> bool {
         !self.rules(1).is_empty()
@@ -123,7 +114,7 @@ impl PolicyOptions {
     }
 }
 
-/// The flags that differ from their defaults, as they are typed.
+/// Formats the flags that differ from their defaults, as they are typed.
 impl fmt::Display for PolicyOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let typed: Vec<String> = each!(self).into_iter().filter_map(Asked::typed).collect();
@@ -132,13 +123,13 @@ impl fmt::Display for PolicyOptions {
 }
 
 counters! {
-    /// The counters of a daemon's policies in the whole job. Those of several daemons are added, or the larger counts.
+    /// The counters of a daemon's policies in the whole job. For several daemons they are added, or the larger one counts.
     pub struct PolicyReport {
-        /// Answers held back.
+        /// Answers that were held back.
         sum held,
-        /// Releases because enough were held.
+        /// Deliveries of held answers because there were enough.
         sum full_releases,
-        /// Releases because their time had come.
+        /// Deliveries of held answers because their time was over.
         sum late_releases,
         /// Maximum time for which answers are held at the end, in ns; 0: none is held.
         max hold_ns,
@@ -146,22 +137,22 @@ counters! {
         sum extra_polls,
         /// Maximum number of added polls, at the end.
         max poll_budget,
-        /// The most that could be.
+        /// Peak of the number of added polls.
         max poll_budget_peak,
-        /// Rounds that took nothing but answers.
+        /// Rounds that took only answers.
         sum gathering_rounds,
-        /// Rounds that left what they gathered for a later flush.
+        /// Rounds that did not flush the messages they had collected.
         sum delayed_flushes,
-        /// Rounds that did not look at clients.
+        /// Rounds that did not poll clients.
         sum skipped_looks,
         /// Rounds before all connections could send.
         sum staggered_rounds,
-        /// From a flush to the next completion, smoothed; 0: not measured.
+        /// Time from a flush to the next completion, smoothed, in ns; 0: not measured.
         max rtt_ns,
     }
 }
 
-/// The counters in words, without those of 0.
+/// Formats the counters that are not 0.
 impl fmt::Display for PolicyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let holds = format!(
@@ -183,111 +174,5 @@ impl fmt::Display for PolicyReport {
         let done: Vec<String> = parts.into_iter().filter_map(|(count, text)| (count > 0).then_some(text)).collect();
         f.write_str(if done.is_empty() { "nothing to do" } else { "" })?;
         f.write_str(&done.join(", "))
-    }
-}
-
-/// The questions of a daemon in its rounds, in the order of these methods. A daemon may leave for later whatever it is told to leave: each answer
-/// is bounded in time. Without a governor everything is done at once, and a question costs one branch that always goes the same way.
-#[derive(Debug, Default)]
-pub struct Policy {
-    acting: Option<Box<Governor>>,
-    resting: Option<Box<Governor>>,
-}
-
-impl Policy {
-    /// That of a daemon in a job of `ranks`.
-    #[must_use]
-    pub fn new(options: &PolicyOptions, ranks: usize) -> Self {
-        Self { acting: Governor::new(options, ranks), resting: None }
-    }
-
-    /// Lets the governor act, as it does at first, or rest. The daemon then passes on the answers that are held.
-    pub fn act(&mut self, acts: bool) {
-        if acts == self.resting.is_some() {
-            std::mem::swap(&mut self.acting, &mut self.resting);
-        }
-    }
-
-    /// A round begins, with so many requests `outstanding` at other ranks.
-    #[inline]
-    pub fn begin(&mut self, now_ns: impl FnOnce() -> u64, outstanding: usize) {
-        if let Some(governor) = &mut self.acting {
-            governor.begin(now_ns(), outstanding);
-        }
-    }
-
-    /// Returns the number of connections that may send, of `links`, or `None` if it is as before. `has_work`: a request waits for one, or was sent.
-    #[inline]
-    pub fn open_links(&mut self, links: usize, has_work: bool) -> Option<usize> {
-        self.acting.as_mut()?.open_links(links, has_work)
-    }
-
-    /// Returns the number of polls to add while they find nothing.
-    #[inline]
-    #[must_use]
-    pub fn extra_polls(&self) -> u32 {
-        self.acting.as_ref().map_or(0, |governor| governor.extra_polls())
-    }
-
-    /// Whether an answer that a poll brings is to be kept for [`releases`](Self::releases).
-    #[inline]
-    pub fn keeps_answer(&mut self) -> bool {
-        self.acting.as_mut().is_some_and(|governor| governor.keeps_answer())
-    }
-
-    /// The polls of this round were `polls` and found so much; `passed` answers were not kept. Whether what is kept is to be passed on now.
-    #[inline]
-    pub fn releases(&mut self, polls: u32, cqes: usize, passed: usize) -> bool {
-        self.acting.as_mut().is_some_and(|governor| {
-            governor.polled(polls, cqes, passed);
-            governor.releases()
-        })
-    }
-
-    /// Returns whether this round takes requests.
-    #[inline]
-    #[must_use]
-    pub fn takes_requests(&self) -> bool {
-        self.acting.as_ref().is_none_or(|governor| governor.takes_requests)
-    }
-
-    /// Whether this round looks at the clients that come through ipc.
-    #[inline]
-    pub fn looks_at_clients(&mut self) -> bool {
-        self.acting.as_mut().is_none_or(|governor| governor.looks_at_clients())
-    }
-
-    /// Such a look found so many requests.
-    #[inline]
-    pub fn looked_at_clients(&mut self, found: usize) {
-        if let Some(governor) = &mut self.acting {
-            governor.looked_at_clients(found);
-        }
-    }
-
-    /// Whether this round flushes, after it has moved something or not.
-    #[inline]
-    pub fn flushes(&mut self, has_moved: bool) -> bool {
-        self.acting.as_mut().is_none_or(|governor| governor.flushes(has_moved))
-    }
-
-    /// A flush is done; `sent` requests were sent to other ranks since the start.
-    #[inline]
-    pub fn flushed(&mut self, sent: u64) {
-        if let Some(governor) = &mut self.acting {
-            governor.flushed(sent);
-        }
-    }
-
-    /// How its controllers stand, for the series of the daemon.
-    #[must_use]
-    pub fn gauges(&self) -> Sample {
-        self.acting.as_ref().map_or_else(Sample::default, |governor| governor.gauges())
-    }
-
-    /// Returns the counters so far, or `None` without policies.
-    #[must_use]
-    pub fn report(&self) -> Option<PolicyReport> {
-        self.acting.as_ref().or(self.resting.as_ref()).map(|governor| governor.report())
     }
 }

@@ -1,10 +1,10 @@
-//! The time that the other ranks take to answer, as a daemon can see it.
+//! The time that other ranks take to answer, as a daemon can measure it.
 
 use super::ewma::Ewma;
 
-/// Times from a flush that sent requests to the first completion after it. One is measured at a time.
+/// The smoothed time from a flush with requests to the first completion after it. One time is measured at once.
 ///
-/// With requests under way already, that completion may answer one of those; it is a lower bound of the round trip then.
+/// If requests were already in flight, the completion may answer one of them; the time is then a lower bound of the round trip.
 #[derive(Debug)]
 pub struct RttProbe {
     flushed_ns: Option<u64>,
@@ -12,25 +12,25 @@ pub struct RttProbe {
 }
 
 impl RttProbe {
-    /// Nothing is known yet.
+    /// Makes a probe without a measurement. `alpha` is the weight of the newest time.
     #[must_use]
     pub const fn new(alpha: f64) -> Self {
         Self { flushed_ns: None, smoothed: Ewma::new(alpha) }
     }
 
-    /// Requests were flushed.
+    /// Notes a flush with requests.
     pub fn flushed(&mut self, now_ns: u64) {
         self.flushed_ns.get_or_insert(now_ns);
     }
 
-    /// A completion was found.
+    /// Notes a completion.
     pub fn completed(&mut self, now_ns: u64) {
         if let Some(flushed_ns) = self.flushed_ns.take() {
             self.smoothed.add(now_ns.saturating_sub(flushed_ns) as f64);
         }
     }
 
-    /// The smoothed time, in ns; `None` before the first.
+    /// Returns the smoothed time, in ns; `None` before the first.
     #[must_use]
     pub const fn rtt_ns(&self) -> Option<f64> {
         self.smoothed.mean()

@@ -1,21 +1,22 @@
-//! Leaves the clients of a daemon out for some rounds after a look at them that found nothing.
+//! Idle skipping: after a poll of its clients that found nothing, a daemon does not poll them for some rounds.
 
 use std::ops::RangeInclusive;
 
 use clap::Args;
-use harness::range::{RangeError, whole, within};
+use harness::range::{RangeError, whole};
 use serde::{Deserialize, Serialize};
 
 use super::PolicyReport;
-use super::rule::{Asked, MAX_ROUNDS, OUTSIDE, Rule};
+use super::rule::{Asked, MAX_ROUNDS, Rule};
+use crate::topology::Topology;
 
-/// Rounds without a look.
+/// Number of rounds without a poll.
 const SKIPPED: RangeInclusive<u32> = 0..=MAX_ROUNDS;
 
-/// The flag of looks at clients.
+/// The flag of idle skipping.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Args)]
 pub struct SkipIdleArgs {
-    /// After a look at local clients that found nothing, leave them out for N rounds, 0 to 4096. Was found useless: local requests starve.
+    /// After a poll of local clients that found nothing, do not poll them for N rounds, 0 to 4096. It starves local requests.
     #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(SKIPPED), default_value_t = 0)]
     pub ipc_skip_idle: u32,
 }
@@ -25,38 +26,33 @@ impl Asked for SkipIdleArgs {
         (self.ipc_skip_idle > 0).then(|| format!("ipc-skip-idle {}", self.ipc_skip_idle))
     }
 
-    fn check(&self) -> Result<(), RangeError> {
-        within("--ipc-skip-idle", self.ipc_skip_idle, SKIPPED, OUTSIDE, "")
+    fn suits(&self, _topology: &Topology) -> Result<(), RangeError> {
+        Ok(())
     }
 
     fn rule(&self, _ranks: usize) -> Option<Box<dyn Rule>> {
-        Some(Box::new(SkipIdle::new(self.ipc_skip_idle)))
+        Some(Box::new(SkipIdle { rounds: self.ipc_skip_idle, left: 0, skipped: 0 }))
     }
 }
 
-/// The state of looks at clients.
+/// The state of idle skipping.
 #[derive(Debug)]
 struct SkipIdle {
     rounds: u32,
+    /// Rounds until the next poll.
     left: u32,
     skipped: u64,
 }
 
-impl SkipIdle {
-    const fn new(rounds: u32) -> Self {
-        Self { rounds, left: 0, skipped: 0 }
-    }
-}
-
 impl Rule for SkipIdle {
-    fn looks_at_clients(&mut self) -> bool {
-        let looks = self.left == 0;
+    fn polls_clients(&mut self) -> bool {
+        let polls = self.left == 0;
         self.left = self.left.saturating_sub(1);
-        self.skipped += u64::from(!looks);
-        looks
+        self.skipped += u64::from(!polls);
+        polls
     }
 
-    fn looked_at_clients(&mut self, found: usize) {
+    fn polled_clients(&mut self, found: usize) {
         if found == 0 {
             self.left = self.rounds;
         }
@@ -72,16 +68,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_are_left_out_for_a_bounded_number_of_rounds_only_after_a_vain_look() {
-        let mut policy = SkipIdle::new(2);
-        let mut looks = |found| {
-            let looks = policy.looks_at_clients();
-            if looks {
-                policy.looked_at_clients(found);
+    fn clients_are_not_polled_for_some_rounds_after_a_poll_that_found_nothing() {
+        let mut policy = SkipIdle { rounds: 2, left: 0, skipped: 0 };
+        let mut polls = |found| {
+            let polls = policy.polls_clients();
+            if polls {
+                policy.polled_clients(found);
             }
-            looks
+            polls
         };
         let found = [3, 0, 9, 9, 1, 0, 0, 0, 0];
-        assert_eq!(found.map(&mut looks), [true, true, false, false, true, true, false, false, true]);
+        assert_eq!(found.map(&mut polls), [true, true, false, false, true, true, false, false, true]);
     }
 }

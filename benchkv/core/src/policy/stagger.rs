@@ -1,19 +1,19 @@
-//! The connections of a daemon begin to send one after the other, counted from its first request.
+//! Staggered start: the connections of a daemon begin to send one after the other, from its first request on.
 
 use std::time::Duration;
 
 use clap::Args;
-use harness::range::{RangeError, decimal, within};
+use harness::range::{RangeError, decimal};
 use serde::{Deserialize, Serialize};
 
 use super::PolicyReport;
-use super::rule::{Asked, OUTSIDE, Round, Rule, TIMES_US, nanos, needs_exchange};
+use super::rule::{Asked, RoundState, Rule, TIMES_US, nanos, needs_exchange};
 use crate::topology::Topology;
 
 /// The flag of the stagger.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Args)]
 pub struct StaggerArgs {
-    /// The connections of a daemon begin to send this many us after each other, 0.1 to 1000000. Simulated: changes nothing.
+    /// The connections of a daemon begin to send this number of us after each other, 0.1 to 1000000. Simulated: changes nothing.
     #[arg(long, hide_short_help = true, value_name = "US", value_parser = decimal(TIMES_US))]
     pub initial_stagger_us: Option<f64>,
 }
@@ -21,10 +21,6 @@ pub struct StaggerArgs {
 impl Asked for StaggerArgs {
     fn typed(&self) -> Option<String> {
         self.initial_stagger_us.map(|us| format!("initial-stagger-us {us}"))
-    }
-
-    fn check(&self) -> Result<(), RangeError> {
-        self.initial_stagger_us.map_or(Ok(()), |us| within("--initial-stagger-us", us, TIMES_US, OUTSIDE, " us"))
     }
 
     fn suits(&self, topology: &Topology) -> Result<(), RangeError> {
@@ -51,12 +47,12 @@ struct Stagger {
 }
 
 impl Stagger {
-    /// `interval_ns` apart, at least 1.
+    /// Makes a stagger by `interval_ns`, at least 1.
     fn new(interval_ns: u64) -> Self {
         Self { interval_ns: interval_ns.max(1), started_ns: None, is_over: false, rounds: 0 }
     }
 
-    /// Returns how many connections may send. `has_work`: a request waits, or was sent.
+    /// Returns the number of connections that may send. `has_work`: a request waits, or was sent.
     fn open(&mut self, now_ns: u64, has_work: bool) -> usize {
         if self.started_ns.is_none() && !has_work {
             return 1;
@@ -67,7 +63,7 @@ impl Stagger {
 }
 
 impl Rule for Stagger {
-    fn open_links(&mut self, round: &Round, links: usize, has_work: bool) -> Option<usize> {
+    fn open_links(&mut self, round: &RoundState, links: usize, has_work: bool) -> Option<usize> {
         if self.is_over {
             return None;
         }

@@ -1,13 +1,13 @@
-//! The window of copyrpc's connections, which obey it themselves: it is no rule of daemons.
+//! The window of copyrpc's connections, which apply it themselves: daemons have no rule for it.
 
 use std::ops::RangeInclusive;
 
 use clap::Args;
-use harness::range::{RangeError, range, whole, within};
+use harness::range::{RangeError, range, whole};
 use harness::window::WindowChoice;
 use serde::{Deserialize, Serialize};
 
-use super::rule::{Asked, OUTSIDE, needs_others};
+use super::rule::{Asked, Rule, needs_others};
 use crate::topology::Topology;
 
 /// Legal numbers of batches in flight.
@@ -16,14 +16,14 @@ const BATCHES: RangeInclusive<u32> = 1..=1024;
 /// The flags of the window.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Args)]
 pub struct WindowArgs {
-    /// Small batches of each connection under way before the next ones gather, 1 to 256, and until when one is under way: until its WRITE
-    /// completes, or until the peer has told that it was taken. Or off. Simulated: both lift the low state; completion:1 costs 3 % in the high
-    /// one, and consumption:N harms at depth 1.
+    /// Limit the small batches in flight per connection; later messages are collected. completion:N counts a batch until its WRITE
+    /// completes, consumption:N until the peer has read it (N: 1 to 256). Simulated: both lift the low state; completion:1 costs up to 3 % in the
+    /// high one, and consumption:N harms at depth 1.
     #[arg(long, hide_short_help = true, value_name = "off|completion:N|consumption:N", default_value_t = WindowChoice::Off)]
     pub batch_window: WindowChoice,
 
-    /// Batches of each connection that the peer has not taken before the next ones gather, 1 to 1024 [default: 32]. It is a limit of copyrpc's
-    /// protocol, not of small batches only. Simulated: the low state is the deeper the more there may be.
+    /// Limit all batches per connection that the peer has not read, 1 to 1024 [default: 32]: a limit of copyrpc's protocol. Simulated: the
+    /// more, the deeper the low state.
     #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(BATCHES))]
     pub batches_in_flight: Option<u32>,
 }
@@ -42,18 +42,17 @@ impl Asked for WindowArgs {
         (!typed.is_empty()).then(|| typed.join(", "))
     }
 
-    fn check(&self) -> Result<(), RangeError> {
-        within("--batch-window", self.batch_window.batches().unwrap_or(1), 1..=WindowChoice::MAX_BATCHES, OUTSIDE, "")?;
-        within("--batches-in-flight", self.batches_in_flight.unwrap_or(1), BATCHES, OUTSIDE, "")
-    }
-
     fn suits(&self, topology: &Topology) -> Result<(), RangeError> {
         let flag = if self.batches_in_flight.is_some() { "--batches-in-flight" } else { "--batch-window" };
         needs_others(flag, topology)?;
         if topology.is_by_message() {
             let (why, legal) = ("the window is one of copyrpc's batches", "--carrier copyrpc".to_owned());
-            return Err(range(flag, format!("with --carrier {}", topology.transport), why, legal));
+            return Err(range(flag, format!("with --carrier {}", topology.carrier), why, legal));
         }
         Ok(())
+    }
+
+    fn rule(&self, _ranks: usize) -> Option<Box<dyn Rule>> {
+        None
     }
 }

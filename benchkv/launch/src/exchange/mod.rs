@@ -104,7 +104,7 @@ pub enum ExchangeError {
         how: String,
     },
     /// Several ranks did not arrive in time.
-    #[error("no sign of rank {} within {within:?} of the first rank's arrival; look for its message, or whether it is stopped", rank_list(.ranks))]
+    #[error("rank {} did not answer within {within:?}: see its output above, or check whether it is stopped", rank_list(.ranks))]
     Missing {
         /// The ranks that had not arrived.
         ranks: Vec<usize>,

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mpi::Threading;
 use mpi::environment::Universe;
@@ -17,6 +17,7 @@ use thiserror::Error;
 
 use super::frame::MAX_PART_BYTES;
 use super::{Exchange, ExchangeError};
+use crate::sys::Deadline;
 
 /// Maximum number of ranks: the sends of all parts are buffered, in memory that is touched only as far as parts need it.
 const MAX_RANKS: usize = 128;
@@ -112,7 +113,7 @@ impl MpiExchange {
         }
         let mut parts = std::mem::replace(&mut self.early, vec![None; self.size]);
         parts.iter_mut().skip(self.rank).take(1).for_each(|mine| *mine = Some(part.to_vec()));
-        let end = Instant::now() + within;
+        let end = Deadline::after(within);
         let (mut pause, longest) = PAUSES;
         loop {
             self.told |= self.take_parts(&world, tag, &mut parts);
@@ -123,7 +124,7 @@ impl MpiExchange {
             if give_up() {
                 return Err(ExchangeError::GivenUp);
             }
-            if Instant::now() >= end {
+            if end.left().is_zero() {
                 let missing = parts.iter().enumerate().filter(|(_, part)| part.is_none());
                 return Err(ExchangeError::Missing { ranks: missing.map(|(rank, _)| rank).collect(), within });
             }
@@ -160,7 +161,7 @@ impl MpiExchange {
     }
 
     fn doze(&mut self, time: Duration, give_up: &dyn Fn() -> bool) -> Result<(), ExchangeError> {
-        let (world, end) = (self.universe.world(), Instant::now() + time);
+        let (world, end) = (self.universe.world(), Deadline::after(time));
         loop {
             let mut early = std::mem::take(&mut self.early);
             self.told |= self.take_parts(&world, self.next_tag(), &mut early);
@@ -171,7 +172,7 @@ impl MpiExchange {
             if give_up() {
                 return Err(ExchangeError::GivenUp);
             }
-            match end.saturating_duration_since(Instant::now()) {
+            match end.left() {
                 Duration::ZERO => return Ok(()),
                 left => thread::sleep(left.min(PAUSES.1)),
             }

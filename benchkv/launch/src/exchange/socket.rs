@@ -2,12 +2,12 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::channel::Channel;
 use super::frame::{Frame, MAX_PART_BYTES};
 use super::{Exchange, ExchangeError};
-use crate::sys;
+use crate::sys::{self, Deadline};
 
 /// Time beyond that of the round that a rank waits for the launcher to name the missing rank.
 const ANSWER_GRACE: Duration = Duration::from_secs(2);
@@ -36,7 +36,7 @@ impl SocketExchange {
 
     /// Waits up to `time` for one frame. `Ok(None)`: none arrived, or an interrupt ended a wait that is only a sleep.
     fn receive(&mut self, time: Duration, is_sleep: bool, give_up: &dyn Fn() -> bool) -> Result<Option<Frame>, ExchangeError> {
-        let end = Instant::now() + time;
+        let end = Deadline::after(time);
         loop {
             match self.channel.next().map_err(|error| ExchangeError::Protocol(error.to_string()))? {
                 Some(Frame::Interrupted) if self.catches => {
@@ -53,7 +53,7 @@ impl SocketExchange {
             if give_up() {
                 return Err(ExchangeError::GivenUp);
             }
-            let left = end.saturating_duration_since(Instant::now());
+            let left = end.left();
             let mut fds = [sys::interest(&self.channel, self.channel.events())];
             sys::poll(&mut fds, left.min(GIVE_UP_INTERVAL)).map_err(socket_failed)?;
             if fds[0].revents == 0 {
@@ -130,7 +130,6 @@ fn end_of_job(frame: Frame) -> ExchangeError {
         Frame::Interrupted => ExchangeError::Interrupted,
         Frame::Gathered { round, parts } => ExchangeError::Protocol(format!("{} parts for round {round}", parts.len())),
         Frame::Part { .. } => ExchangeError::Protocol("a frame that only ranks send".to_owned()),
-        Frame::Message(_) => ExchangeError::Protocol("a message of a helper".to_owned()),
     }
 }
 

@@ -6,7 +6,7 @@
 //! it, except that ranks may continue to exchange their last parts; a later interrupt kills them. If the launcher is killed, the kernel
 //! kills the ranks.
 //!
-//! A terminal, `timeout` or a service manager signals all processes of a job at once. Only the launcher acts: ranks, helpers and
+//! A terminal, `timeout` or a service manager signals all processes of a job at once. Only the launcher acts: ranks and
 //! baselines ignore the signals that end a job in order. `timeout` signals the launcher twice, so a signal shortly after an interrupt
 //! belongs to it.
 //!
@@ -90,7 +90,7 @@ pub enum LaunchError {
         rank: usize,
     },
     /// Ranks did not take part in an exchange in time, or did not end when the others ended because of them.
-    #[error("no sign of rank {} within {within:?}: stopped, or stuck", rank_list(.ranks))]
+    #[error("rank {} did not answer within {within:?}: stopped, or stuck", rank_list(.ranks))]
     Missing {
         /// The ranks.
         ranks: Vec<usize>,
@@ -151,7 +151,7 @@ impl Launch {
     /// Maximum number of ranks of one job.
     pub const MAX_RANKS: usize = MAX_RANKS;
 
-    /// Runs the job. Blocks until all ranks have ended and are reaped, and the processes that they started have ended. Call it from the main thread, before any other exists: it takes
+    /// Runs the job. Blocks until all ranks have ended and are reaped. Call it from the main thread, before any other exists: it takes
     /// SIGINT, SIGTERM and SIGHUP, and leaves them blocked, because the process has only to report the end of the job, and a late or
     /// repeated request to end must not prevent that.
     ///
@@ -162,7 +162,6 @@ impl Launch {
             return Err(LaunchError::Ranks { ranks: self.ranks });
         }
         let signals = EndSignals::take()?;
-        sys::adopt_orphans()?;
         let ranks = (0..self.ranks).map(|rank| RankProcess::start(rank, self)).collect::<Result<Vec<_>, _>>()?;
         let clock = Clock::monotonic();
         let limit_ns = clock.now_ns().saturating_add(as_ns(self.time_limit));
@@ -184,8 +183,6 @@ impl Launch {
             job.reap()?;
             job.keep_time(limit_ns, self.time_limit);
         }
-        // The helpers of a killed rank, which the kernel kills too.
-        sys::await_children(self.grace);
         // A failure after an interrupt may be a consequence of it.
         job.interrupt.map(|(signal, _)| LaunchError::Interrupted { signal }).or(job.failure).map_or(Ok(()), Err)
     }

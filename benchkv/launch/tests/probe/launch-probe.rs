@@ -13,7 +13,6 @@ use std::time::Duration;
 use harness::clock::Clock;
 use launch::echo::Echo;
 use launch::exchange::{Exchange, SocketExchange};
-use launch::helper::{Helper, Owner};
 use launch::launcher::{EXIT_FOLLOWS, Launch};
 use launch::pingpong::PingPong;
 use launch::role::{Role, role};
@@ -40,7 +39,6 @@ fn run() -> Result<ExitCode, Box<dyn Error>> {
     let word = |at: usize| args.get(at).map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
     match role()? {
         Role::Rank(exchange) => rank(exchange, &word(1), word(2).parse().unwrap_or(0)),
-        Role::Helper(owner) => help(owner),
         Role::Baseline(peer) => Ok(peer.serve().map(|()| ExitCode::SUCCESS)?),
         Role::Launcher => {
             let ranks = word(0).parse()?;
@@ -56,40 +54,6 @@ fn run() -> Result<ExitCode, Box<dyn Error>> {
             ))
         }
     }
-}
-
-/// Runs a helper: sends each message back, three times as long; grows, or ends with status 9, when told to.
-fn help(mut owner: Owner) -> Result<ExitCode, Box<dyn Error>> {
-    loop {
-        match owner.receive()?.as_slice() {
-            b"end" => return Ok(ExitCode::from(9)),
-            // Memory that the kernel takes a while to free.
-            b"grow" => {
-                std::hint::black_box(vec![1u8; 128 << 20].leak());
-                owner.send(b"grown".to_vec())?;
-            }
-            message => owner.send(message.repeat(3))?,
-        }
-    }
-}
-
-/// Runs a helper of its own. Returns the outcome in words.
-fn with_helper() -> Result<String, Box<dyn Error>> {
-    let mut helper = Helper::start(&[])?;
-    // Far more than the socket's buffers, in both directions.
-    helper.send(vec![7; 1 << 20])?;
-    let large = helper.receive(WITHIN)?.ok_or("no answer")?;
-    let silent = helper.receive(Duration::from_millis(20))?;
-    helper.send(b"last ".to_vec())?;
-    helper.send(b"end".to_vec())?;
-    let last = helper.receive(WITHIN)?.ok_or("no last answer")?;
-    let ended = helper.receive(WITHIN);
-    let other = Helper::start(&[])?;
-    let pid = other.pid();
-    other.end(WITHIN);
-    let is_gone = !std::path::Path::new(&format!("/proc/{pid}")).exists();
-    let (last, ended) = (String::from_utf8(last)?, ended.map_or_else(|error| error.to_string(), |_| "alive".to_owned()));
-    Ok(format!("{} bytes, {silent:?}, {last}, {ended}, other gone: {is_gone}", large.iter().filter(|byte| **byte == 7).count()))
 }
 
 fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCode, Box<dyn Error>> {
@@ -122,15 +86,6 @@ fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCod
             let echo = Echo { depth: 8, request_bytes: 24, reply_bytes: 16, duration: Duration::from_millis(50) };
             println!("echo {}", echo.measure(&Clock::detect())?.latency_ns.count);
         }
-        "abandon" if mine => {
-            let mut helper = Helper::start(&[])?;
-            helper.send(b"grow".to_vec())?;
-            helper.receive(Duration::from_secs(15))?.ok_or("no answer")?;
-            println!("helper {}", helper.pid());
-            // SAFETY: no memory is involved.
-            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-        }
-        "helper" if mine => println!("helper: {}", with_helper()?),
         "ping-pong" if mine => {
             let ping_pong = PingPong { cores: None, duration: Duration::from_millis(50) };
             println!("ping-pong {}", ping_pong.measure(&Clock::detect())?.latency_ns.count);

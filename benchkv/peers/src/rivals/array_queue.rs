@@ -2,7 +2,7 @@
 
 use crossbeam_queue::ArrayQueue;
 
-use harness::load::{Answerer, Caller, Failure, Payload};
+use bench::load::{Answerer, Caller, Failure, Payload};
 
 /// The two queues.
 pub(crate) struct Queues {

@@ -2,7 +2,7 @@
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded};
 
-use harness::load::{Answerer, Caller, Failure, Payload};
+use bench::load::{Answerer, Caller, Failure, Payload};
 
 type Message = (u32, Payload);
 

@@ -9,7 +9,7 @@ use iceoryx2::port::server::Server;
 use iceoryx2::prelude::{Node, NodeBuilder, ipc};
 use iceoryx2::service::port_factory::request_response::PortFactory;
 
-use harness::load::{Answerer, Caller, Failure, Payload};
+use bench::load::{Answerer, Caller, Failure, Payload};
 
 type Pending = PendingResponse<ipc::Service, Payload, (), Payload, ()>;
 type Factory = PortFactory<ipc::Service, Payload, (), Payload, ()>;

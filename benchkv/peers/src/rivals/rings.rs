@@ -2,7 +2,7 @@
 
 use rtrb::{Consumer, Producer, RingBuffer};
 
-use harness::load::{Answerer, Caller, Failure, Payload};
+use bench::load::{Answerer, Caller, Failure, Payload};
 
 type Message = (u32, Payload);
 

@@ -7,8 +7,8 @@ use crate::{Clock, Hca, Timing};
 
 /// Faults that a software HCA makes; the default makes none. [`DeviceInfo::modes`](crate::DeviceInfo::modes) says so when there are some.
 ///
-/// Operations are counted from 0 over all queue pairs of the device, in the order in which they are tried first; a WQE that only fills the end
-/// of a send queue is none.
+/// Operations are counted from 0 over all queue pairs of the device, in the order of their first attempts. A WQE that only fills the end
+/// of a send queue does not count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Seed of the random numbers: the same seed gives the same faults for the same operations.
@@ -19,7 +19,8 @@ pub struct Faults {
     pub delay_ns: u64,
     /// Messages in a thousand that find no receive at the first try, posted or not.
     pub rnr_permille: u16,
-    /// Lanes in a thousand that are passed over when messages are taken: CQEs of different queue pairs change places, never those of one.
+    /// Lanes in a thousand that are skipped when messages are taken: CQEs of different queue pairs change places; the CQEs of one queue
+    /// pair stay in order.
     pub reorder_permille: u16,
     /// The operation with this number fails so.
     pub fail: Option<(u64, Syndrome)>,
@@ -45,7 +46,7 @@ pub(crate) struct Injector {
 }
 
 impl Injector {
-    /// `None` if there are no faults to make.
+    /// Returns `None` if no fault is requested.
     pub(crate) fn new(faults: &Faults) -> Option<Box<Self>> {
         let is_quiet = *faults == Faults { seed: faults.seed, ..Faults::default() };
         (!is_quiet).then(|| Box::new(Self { faults: faults.clone(), random: Random::new(faults.seed), count: 0 }))
@@ -79,7 +80,7 @@ impl Injector {
     }
 }
 
-/// Describes, for people, the timing, the clock, and what is on of strict mode and faults.
+/// Describes, for people, the timing, the clock, strict mode and the faults.
 pub(crate) fn modes(hca: &Hca, injector: Option<&Injector>) -> String {
     let mut modes = match &hca.timing {
         Timing::Immediate => "immediate".to_owned(),

@@ -1,4 +1,4 @@
-//! Finding mistakes: those of drivers, and those of programs under failures.
+//! Finding mistakes of drivers, and of programs under failures.
 //!
 //! - `strict`: strict mode, which reports what breaks a `rule`. `watch`: its state.
 //! - `faults`: failures by seed. `trace`: a hash of a run. `vendor`: the texts of vendor syndromes. `testing`: corrupted words, for tests.

@@ -1,50 +1,46 @@
 //! Strict mode: detects mistakes of a driver that a NIC would punish silently, by doing nothing or the wrong thing.
 //!
-//! A doorbell's hook says only that *a* register was written; what, and whether the record and the WQEs fit it, is read here. Then the
-//! register is poisoned, so that the next store to it is seen for what it is. What nobody announces is found at the next progress.
-//! A missing barrier cannot be found here: the stores of a thread are seen by itself in order.
+//! A doorbell's hook only names the queue pair. The register, the record and the WQEs are read and compared here. Then the register is
+//! poisoned, so that the next store to it can be detected. WQEs that no doorbell announced are found at the next progress. A missing
+//! barrier cannot be found here: a thread sees its own stores in order.
 
-use mlx5_wire::{
-    AtomicSegment, BLUEFLAME_BYTES, CtrlSegment, CtrlWords, DataWords, DatagramSegment, InlineHeader, Opcode, RaddrSegment, SEGMENT, WQEBB,
-};
+use mlx5_wire::{BLUEFLAME_BYTES, CtrlSegment, CtrlWords, DataWords, InlineHeader, Opcode, SEGMENT, WQEBB, announced_bytes};
 
 use crate::debug::rule::{Queue, Rule, Violation};
 use crate::debug::watch::QpWatch;
 use crate::objects::rqs::RqSlot;
 use crate::queues::cq::SoftCq;
-use crate::queues::qp::{Mode, REGISTER_BYTES, SoftQp, blocks, bytes_of, head};
+use crate::queues::qp::{Mode, SoftQp, blocks, bytes_of, head};
+use crate::requester::data::header_bytes;
 use crate::{Hca, Queues, State};
 
-/// Byte that fills a register half after it was looked at.
+/// Byte that fills a register after it was read.
 const POISON: u8 = 0xdb;
 /// Poisons a new register.
 pub(crate) fn poison_register(qp: &SoftQp) {
     if let Some(register) = qp.sq.register {
         // SAFETY: both halves of the register, which only the storing thread (this one) accesses.
-        unsafe { register.cast().write([POISON; REGISTER_BYTES]) };
+        unsafe { register.cast().write([POISON; 2 * BLUEFLAME_BYTES]) };
     }
 }
 
-/// The register of queue pair `index` was written at `offset`. Whether everything is as it must be; else the queue pair's next WQE fails.
+/// Checks the doorbell of queue pair `index`, whose register was just written. Returns whether it obeys all rules; if not, the queue pair's next WQE
+/// fails.
 #[cold]
-pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize, offset: usize) -> bool {
+pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize) -> bool {
     let State { queues: Queues { qps, .. }, violations, .. } = state;
     let Some(Some(qp)) = qps.get_mut(index) else { return false };
     let Some(register) = qp.sq.register else { return false };
-    let half = offset / BLUEFLAME_BYTES * BLUEFLAME_BYTES;
-    // SAFETY: half a register, which only the storing thread (this one) accesses.
-    let register = unsafe {
-        let at = register.add(half).cast::<[u8; BLUEFLAME_BYTES]>();
-        let bytes = at.read();
-        at.write([POISON; BLUEFLAME_BYTES]);
-        bytes
-    };
-    let producer = qp.sq_producer();
+    // SAFETY: both halves of the register, which only the storing thread (this one) accesses.
+    let halves = unsafe { register.cast::<[[u8; BLUEFLAME_BYTES]; 2]>().replace([[POISON; BLUEFLAME_BYTES]; 2]) };
+    let half = usize::from(halves[0][..8] == [POISON; 8]);
+    let register = halves[half];
+    let producer = qp.sq.producer();
     // In the error state everything is flushed, whatever it is.
-    let result = if qp.failed {
+    let result = if qp.has_failed() {
         Ok(())
     } else {
-        // The WQEs first: a register that repeats a wrong one is not what is wrong.
+        // WQEs are checked before the register, so that a malformed WQE is reported as such and not as a register mismatch.
         check_room(qp, producer).and_then(|()| check_wqes(qp, producer)).and_then(|()| check_register(qp, half, &register, producer))
     };
     qp.watch.half = Some(half);
@@ -57,9 +53,9 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize, offset: usize
 fn break_rule(hca: &Hca, qp: &mut SoftQp, violations: &mut Vec<Violation>, violation: Violation) {
     violations.push(violation);
     qp.watch.broken = Some(violation.rule);
-    qp.mode = Mode::Odd;
-    if qp.sq_producer() == qp.sq_limit {
-        // Nothing is posted that could fail.
+    qp.mode = qp.mode.max(Mode::Odd);
+    if qp.sq.producer() == qp.sq_limit {
+        // No WQE is posted that could fail.
         qp.break_down(hca);
     }
 }
@@ -80,19 +76,14 @@ fn check_register(qp: &SoftQp, half: usize, register: &[u8; BLUEFLAME_BYTES], pr
     if producer == qp.watch.notified || (producer.wrapping_sub(end) as i16) < 0 {
         return Err(broken(Rule::RecordBehindRegister));
     }
-    // 8 bytes, or the whole WQE: then nothing of it is poison; or all new ones, as a batch.
-    let whole = usize::from(ctrl.ds()) * SEGMENT;
-    let is_whole = register[8..SEGMENT] != [POISON; 8];
-    let compared = if producer != end {
-        let all = usize::from(producer.wrapping_sub(ctrl.wqe_index())) * WQEBB;
-        if ctrl.wqe_index() != qp.watch.notified || all > BLUEFLAME_BYTES || register[all - WQEBB..][..8] == [POISON; 8] {
-            return Err(broken(Rule::RegisterNotLast));
-        }
-        all
-    } else if is_whole && whole <= BLUEFLAME_BYTES {
-        whole.max(8)
+    // The last WQE, or all new ones as a batch. Of one WQE the driver may store the first 8 bytes only: the rest is poison then.
+    let announced = announced_bytes(ctrl, producer);
+    let compared = if producer == end {
+        let is_whole = register[8..SEGMENT] != [POISON; 8];
+        announced.filter(|_| is_whole).unwrap_or(8).max(8)
     } else {
-        8
+        let all = announced.filter(|&all| ctrl.wqe_index() == qp.watch.notified && register[all - WQEBB..][..8] != [POISON; 8]);
+        all.ok_or_else(|| broken(Rule::RegisterNotLast))?
     };
     let queue = bytes_of(qp, ctrl.wqe_index(), compared);
     if register[..compared] != queue[..compared] {
@@ -108,7 +99,7 @@ fn check_room(qp: &SoftQp, producer: u16) -> Result<(), Violation> {
     if u32::from(producer.wrapping_sub(reported)) <= capacity {
         return Ok(());
     }
-    // Without a CQE to come, what is missing is the one that would have made room.
+    // If no CQE is pending, the ring can never get room: the driver forgot to signal.
     let is_silent = signaled == reported && u32::from(producer.wrapping_sub(notified)) <= capacity;
     let rule = if is_silent { Rule::NoCompletion } else { Rule::RecordBeyondRoom };
     Err(of_send(qp, producer, &bytes_of(qp, notified, SEGMENT), rule))
@@ -152,15 +143,11 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes
         return Err(Rule::WqeReserved);
     }
     let opcode = Opcode::from_wire(ctrl.opcode()).ok_or(Rule::WqeOpcode)?;
-    let header = CtrlSegment::LEN
-        + match opcode {
-            // A NOP may have any length, and what is behind its control segment means nothing.
-            Opcode::Nop => return Ok(()),
-            Opcode::Send | Opcode::SendImm if qp.is_datagram() => DatagramSegment::LEN,
-            Opcode::Send | Opcode::SendImm => 0,
-            Opcode::RdmaWrite | Opcode::RdmaWriteImm | Opcode::RdmaRead => RaddrSegment::LEN,
-            Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => RaddrSegment::LEN + AtomicSegment::LEN,
-        };
+    // A NOP may have any length. The bytes behind its control segment have no meaning.
+    if opcode == Opcode::Nop {
+        return Ok(());
+    }
+    let header = CtrlSegment::LEN + header_bytes(opcode, qp.is_datagram());
     let mut data = bytes[..len].get(header..).ok_or(Rule::WqeLength)?;
     // An atomic has one result.
     if matches!(opcode, Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) && data.len() != SEGMENT {
@@ -177,14 +164,14 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes
     Ok(())
 }
 
-/// Returns whether queue pair `index` has posted WQEs that were not announced. It fails then, so that nobody waits forever.
+/// Returns whether queue pair `index` has posted WQEs that no doorbell announced. It fails then, so that no thread waits forever.
 #[cold]
 pub(crate) fn finds_unannounced(hca: &Hca, state: &mut State, index: usize) -> bool {
     let State { queues: Queues { qps, .. }, violations, .. } = state;
     let Some(Some(qp)) = qps.get_mut(index) else { return false };
     let Some(violation) = unannounced(qp) else { return false };
-    qp.watch.notified = qp.sq_producer();
-    if !qp.failed {
+    qp.watch.notified = qp.sq.producer();
+    if !qp.has_failed() {
         break_rule(hca, qp, violations, violation);
     }
     true
@@ -212,12 +199,12 @@ pub(crate) fn check_queues(state: &mut State) {
 
 fn unannounced(qp: &SoftQp) -> Option<Violation> {
     let notified = qp.watch.notified;
-    (qp.sq_producer() != notified).then(|| of_send(qp, notified, &bytes_of(qp, notified, SEGMENT), Rule::RegisterNotWritten))
+    (qp.sq.producer() != notified).then(|| of_send(qp, notified, &bytes_of(qp, notified, SEGMENT), Rule::RegisterNotWritten))
 }
 
 /// A queue pair goes away.
 pub(crate) fn destroyed(violations: &mut Vec<Violation>, qp: &SoftQp) {
-    violations.extend(unannounced(qp).filter(|_| !qp.failed));
+    violations.extend(unannounced(qp).filter(|_| !qp.has_failed()));
 }
 
 fn check_receives(rqn: u32, rq: &mut RqSlot) -> Result<(), Violation> {
@@ -245,7 +232,7 @@ fn check_receives(rqn: u32, rq: &mut RqSlot) -> Result<(), Violation> {
         let next = receives.successor(index);
         // One that was posted before, and is not yet taken.
         let is_posted = |number: &u64| *number > 0 && !taken.is_accounted(next, (*number - 1) as u32);
-        if receives.is_list() && (next == index || watch.posted.get(usize::from(next)).is_none_or(is_posted)) {
+        if receives.is_linked && (next == index || watch.posted.get(usize::from(next)).is_none_or(is_posted)) {
             return found(index, Rule::ReceiveLink);
         }
         watch.next = next;

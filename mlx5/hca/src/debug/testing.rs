@@ -1,16 +1,13 @@
-//! For the tests of drivers: peers that write anything and die at the worst moment, and sleepers that do not look by themselves.
+//! Hooks for the tests of drivers: a peer that writes anything, and sleepers that only a wake-up ends.
 
-use core::time::Duration;
 use std::sync::atomic::Ordering;
 
-use mlx5_wire::CqeOpcode;
 use shm::lane::LaneTx;
 
 use crate::Hca;
 use crate::random::Random;
-use crate::requester::execute;
-use crate::shared::layout::{ATOMIC, DatagramHeader, LANE_SLOTS, LanePlace, Message, Pop, qp_index};
-use crate::sleep::{Idle, SLEEPS_WITHOUT_END};
+use crate::shared::layout::{ATOMIC, LANE_SLOTS, LanePlace, Message};
+use crate::sleep::SLEEPS_WITHOUT_END;
 
 /// The lane of the first queue pair.
 const FIRST_LANE: LanePlace = LanePlace { first: 0, slots: LANE_SLOTS as u32 };
@@ -22,7 +19,7 @@ pub fn sleep_without_end() {
 
 #[doc(hidden)]
 impl Hca {
-    /// One word of what its peers may write becomes nonsense.
+    /// Overwrites one word that its peers may write with a random value.
     pub fn spoil(&self, seed: u64) {
         let random = &mut Random::new(seed);
         let memory = &self.memory;
@@ -34,7 +31,7 @@ impl Hca {
         };
         match random.below(7) {
             6 => {
-                // A message of which there are none here, for memory that atomics may reach.
+                // A message that asks for an atomic on any memory.
                 let request = &memory.lane(0).atomic;
                 for word in [&request.kind_key, &request.addr, &request.compare, &request.swap] {
                     word.store(garbage, Ordering::Relaxed);
@@ -56,39 +53,5 @@ impl Hca {
                 unsafe { at.write_volatile(garbage) };
             }
         }
-    }
-
-    /// A peer wrote a count that is behind what it was into the pop word of the receive queue of `qpn`: one that is no number of receives taken.
-    pub fn spoil_pops(&self, qpn: u32) {
-        let rqn = self.memory.qp(qp_index(qpn)).rqn.load(Ordering::Relaxed);
-        if let Some((_, pop)) = self.memory.rq(rqn) {
-            pop.word.store(u64::MAX << 16, Ordering::Relaxed);
-        }
-    }
-
-    /// Sends, to datagram queue pair `qpn` of the device that it sent its first datagram to, what no datagram is.
-    pub fn forge_datagrams(&self, qpn: u32, qkey: u32) {
-        let out = &mut self.state.borrow_mut().links.outgoing[0];
-        let good = DatagramHeader { qpn, qkey, source_qpn: 1, byte_count: 0, imm: 0, opcode: 0, flags: 0 };
-        for opcode in [CqeOpcode::ResponderError as u32, CqeOpcode::ResponderWriteImm as u32, 0, 0xff] {
-            out.tx.publish(DatagramHeader { opcode, imm: u32::MAX, ..good });
-        }
-    }
-
-    /// The peer of `qpn` died when it was about to take the first receive; the repair finds that, and nobody polls the lane.
-    pub fn peer_dies_taking(&self, qpn: u32) {
-        let state = &mut *self.state.borrow_mut();
-        let index = qp_index(qpn);
-        let rqn = self.memory.qp(index).rqn.load(Ordering::Relaxed);
-        self.memory.lane(index).intent.store(Pop::ONE, Ordering::Relaxed);
-        state.repair.peer_died(&self.memory, index, rqn);
-        self.memory.lane(index).intent.store(0, Ordering::Relaxed);
-        self.repair(state);
-        execute::run_deferred(self, state);
-    }
-
-    /// Sleeps, with no look at the world before it, as if what is sent now had been sent right after the last look.
-    pub fn sleep_at_once(&self) {
-        shm::sleep::sleep_once(&mut Idle(self), Duration::MAX);
     }
 }

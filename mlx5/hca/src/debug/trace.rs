@@ -1,4 +1,4 @@
-//! A hash over everything a device did, to tell whether two runs are the same. No address, no key, no process is in it.
+//! A hash over the events of a device, to compare two runs. It contains no address, key or process.
 
 use std::cell::Cell;
 
@@ -47,7 +47,7 @@ impl Trace {
         self.hash.get()
     }
 
-    /// WQE `wqe_index` of `qpn` did `what`; `code` and `data` are its details.
+    /// Adds an event of WQE `wqe_index` of `qpn`, with its details `code` and `data`.
     pub(crate) fn record(&self, what: What, qpn: u32, wqe_index: u16, code: u64, data: u64) {
         let where_ = u64::from(qpn) << 32 | u64::from(wqe_index) << 8 | what as u64;
         let numbers = [self.clock.now_ns(), where_, code, data];

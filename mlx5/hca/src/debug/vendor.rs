@@ -7,7 +7,7 @@
 //! | 0x20.. | understood, and not possible | [`Limit`] |
 //! | 0x40.. | strict mode: a rule was broken | [`Rule`] |
 
-use crate::debug::rule::{Rule, VENDOR};
+use crate::debug::rule::Rule;
 use crate::requester::outcome::{Limit, Malformed};
 use crate::shared::memory::Fault;
 
@@ -37,5 +37,5 @@ const TEXTS: [(u8, &str); 19] = [
 #[must_use]
 pub fn text(vendor: u8) -> Option<&'static str> {
     let listed = TEXTS.iter().find(|(number, _)| *number == vendor).map(|(_, text)| *text);
-    listed.or_else(|| Rule::ALL.iter().find(|rule| VENDOR + **rule as u8 == vendor).map(|rule| rule.text()))
+    listed.or_else(|| Rule::ALL.iter().find(|rule| rule.vendor() == vendor).map(|rule| rule.text()))
 }

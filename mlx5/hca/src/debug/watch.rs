@@ -19,7 +19,7 @@ pub(crate) struct QpWatch {
 /// State of strict mode for a receive queue.
 #[derive(Default)]
 pub(crate) struct RqWatch {
-    /// The record when last looked at.
+    /// The record at the last check.
     pub(crate) checked: u16,
     /// The next WQE to be posted.
     pub(crate) next: u16,

@@ -1,4 +1,4 @@
-//! Creating and destroying the device's objects: what a driver asks the firmware for.
+//! Creating and destroying objects: the commands that a driver sends to the firmware.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
@@ -50,7 +50,7 @@ pub(crate) const QPN_TAGS: u16 = (1 << (24 - QP_INDEX_BITS)) - 2;
 pub(crate) struct QpPlace {
     /// Upper bits of the next one's number, less one.
     pub(crate) tag: u16,
-    /// A peer may still use it, so it has no next one.
+    /// A peer may still use it, so it is never reused.
     pub(crate) is_quarantined: bool,
     /// [`SoftQp::version`].
     pub(crate) version: u32,
@@ -106,14 +106,14 @@ impl Hca {
             .and_then(|()| commit(memory.lanes_memfd(), &memory.lanes().datagram_ready))
             .and_then(|()| commit(memory.lanes_memfd(), &memory.lanes().sleep));
         pages.map_err(|source| OpenError::Memory { what: "the device's tables", source: io::Error::other(source) })?;
-        // 0 stands for a free entry: so that the key 0 names none.
+        // The stamp 0 marks a free entry. So the key 0 must not match it.
         memory.mr(0).stamp.store(u64::MAX, Ordering::Relaxed);
-        // The first one in a process registers it with the kernel, which in a process of several threads waits for all CPUs: up to seconds on
-        // a busy machine. Not in the first doorbell, then, where a peer would take this process for a stopped one.
+        // The first barrier in a process registers it with the kernel. In a process of several threads that waits for all CPUs: up to
+        // seconds on a busy machine. So it is not done in the first doorbell, where a peer would consider this process stopped.
         let barrier = LightBarrier::of_process();
         memory.control().header.has_fences.store(barrier.is_fence().into(), Ordering::Relaxed);
         let membership = Membership::join(&options.fabric, &memory, options.port.is_some())?;
-        let random = &mut Random::new(membership.seed());
+        let random = &mut Random::new(membership.seed);
         let mut state = State::new(arena_bytes, &options.faults, ready_words(&memory), random);
         let is_plain = options.timing.is_immediate() && !options.strict && !options.trace;
         if !is_plain || options.clock.steps() || state.queues.injector.is_some() {
@@ -149,7 +149,7 @@ impl Hca {
     pub fn info(&self) -> DeviceInfo {
         let state = self.state.borrow();
         DeviceInfo {
-            name: format!("soft:lid={}", self.membership.lid()),
+            name: format!("soft:lid={}", self.membership.lid),
             transport: self.membership.describe(),
             dead_peer_timeout_ns: self.dead_peer_timeout_ns,
             modes: faults::modes(self, state.queues.injector.as_deref()),
@@ -177,7 +177,7 @@ impl Hca {
     /// Returns the address at which peers reach a queue pair.
     #[must_use]
     pub fn address(&self, qpn: u32) -> Address {
-        Address { lid: self.membership.lid(), qpn, epoch: self.membership.epoch() }
+        Address { lid: self.membership.lid, qpn, epoch: self.membership.epoch }
     }
 
     /// Returns the hash over everything this device did so far, if it keeps one.
@@ -314,7 +314,7 @@ impl Hca {
         let sq = memory.sq;
         check("the WQEBBs of a send queue", sq.wqe_cnt.into(), 0, MAX_SEND_WR.into())?;
         check("lane_slots", memory.lane_slots.into(), 1, LANE_SLOTS as u64)?;
-        // A queue of none is one that nobody looks at.
+        // A queue pair that never sends gets one WQEBB, so that masks are valid.
         let wqe_cnt = sq.wqe_cnt.max(1);
         check_power_of_two("the WQEBBs of a send queue", wqe_cnt)?;
         check_alignment("a send queue's buffer", sq.buffer, WQEBB)?;
@@ -329,10 +329,7 @@ impl Hca {
         };
         // SAFETY: guaranteed by the caller.
         let place = unsafe { SqPlace::new(&SqMemory { wqe_cnt, ..sq }) };
-        let result = self.place_qp(state, memory, rqn, place).map(|qp| {
-            qp.has_sq = sq.wqe_cnt > 0;
-            qp.qpn
-        });
+        let result = self.place_qp(state, memory, rqn, place).map(|qp| qp.qpn);
         if result.is_err() && is_new {
             self.give_rq(state, rqn);
         }
@@ -396,7 +393,6 @@ impl Hca {
             send_cq: memory.send_cq,
             recv_cq: memory.recv_cq,
             rqn,
-            owns_rq: !matches!(memory.receives, Source::Shared(_)),
             scatters,
             is_compact,
             flushed: 0,
@@ -409,7 +405,6 @@ impl Hca {
             user_index: memory.user_index.unwrap_or(rqn),
             sq_consumer: 0,
             sq_limit: 0,
-            failed: false,
             mode: self.first_mode(state.queues.injector.as_deref()),
             waiting: None,
             lane,
@@ -419,7 +414,6 @@ impl Hca {
             access: Access::empty(),
             options: ConnectOptions::default(),
             is_watched: false,
-            has_sq: true,
             under_way: UnderWay::with_capacity(later, self.strict),
             next_payload: 0,
             watch: QpWatch::default(),
@@ -433,8 +427,7 @@ impl Hca {
         Ok(qp)
     }
 
-    /// Maps the peer and lets it in, to do what `access` says of WRITE, READ and atomics: INIT to RTR of a connected queue pair. That it may not
-    /// send before RTS is the driver's to see to.
+    /// INIT to RTR: maps the peer's segments and grants it `access`. The driver must not post sends before RTS.
     ///
     /// # Errors
     /// See [`ConnectError`]; nothing has changed.
@@ -444,7 +437,7 @@ impl Hca {
         let no_such_qp = ConnectError::NoSuchQp { lid: remote.lid, qpn: remote.qpn };
         let connection = qps.get_mut(qp_index(qpn)).and_then(Option::as_mut).filter(|qp| qp.qpn == qpn).and_then(|qp| {
             let own = QpEntry::pack_peer(qpn, qp.generation);
-            Some((Remote::of(&peer, remote.qpn, own, self.membership.epoch())?, qp))
+            Some((Remote::of(&peer, remote.qpn, own, self.membership.epoch)?, qp))
         });
         drop(peer);
         let Some((connection, qp)) = connection else {
@@ -462,7 +455,7 @@ impl Hca {
         Ok(())
     }
 
-    /// INIT to RTR of a datagram queue pair: it receives what brings `qkey`.
+    /// INIT to RTR of a datagram queue pair: it receives datagrams with this `qkey`.
     pub fn activate_datagrams(&self, qpn: u32, qkey: u32) {
         let State { queues: Queues { qps, .. }, links, deferred, .. } = &mut *self.state.borrow_mut();
         links.has_datagrams = true;
@@ -473,19 +466,19 @@ impl Hca {
         }
     }
 
-    /// To the error state: everything posted is flushed at once, whatever its time, and what was posted and not looked at yet with it.
+    /// Moves a queue pair to the error state: everything posted is flushed at once, announced or not.
     pub fn fail_qp(&self, qpn: u32) {
         let state = &mut *self.state.borrow_mut();
         let index = qp_index(qpn);
         if let Some(Some(qp)) = state.queues.qps.get_mut(index).filter(|qp| qp.as_ref().is_some_and(|qp| qp.qpn == qpn)) {
-            qp.is_watched = qp.has_sq;
+            qp.is_watched = true;
             qp.fail(self);
             execute::announce_all(self, state, index);
         }
     }
 
-    /// Destroys a queue pair. If the peer is in the middle of something that it may finish much later, the place and the receive queue are not used
-    /// again: it could still take a receive and publish a message. A number that no queue pair has by now names nothing.
+    /// Destroys a queue pair. If the peer is in the middle of a doorbell that it may finish much later, the place and the receive queue
+    /// are not reused: the peer could still take a receive and publish a message. A number that names no queue pair any more is ignored.
     pub fn destroy_qp(&self, qpn: u32) {
         let state = &mut *self.state.borrow_mut();
         if let Some(rqn) = self.take_qp(state, qpn) {
@@ -498,11 +491,11 @@ impl Hca {
         self.give_rq(&mut self.state.borrow_mut(), srqn);
     }
 
-    /// Destroys it, but not the receive queue of its own, whose number this returns.
+    /// Destroys a queue pair. Returns the number of its own receive queue, which the caller destroys.
     fn take_qp(&self, state: &mut State, qpn: u32) -> Option<u32> {
         let index = qp_index(qpn);
         let mut qp = state.queues.qps.get_mut(index)?.take_if(|qp| qp.qpn == qpn)?;
-        let own_rq = qp.owns_rq.then_some(qp.rqn);
+        let own_rq = qp.owns_rq().then_some(qp.rqn);
         self.forget_events(|event| event == AsyncEvent::QpFatal { qpn });
         if self.strict {
             crate::debug::strict::destroyed(&mut state.violations, &qp);
@@ -510,7 +503,7 @@ impl Hca {
         self.memory.qp(index).identity.store(0, Ordering::Release);
         let peer = qp.remote().map(|r| r.peer.clone());
         let quiet = self.quiesce(&mut state.stuck, peer.iter());
-        // What has arrived took receives; their CQEs give them back.
+        // Messages that have arrived took receives; their CQEs return them.
         arrive::drain(self, &mut qp, &mut state.queues.cqs);
         state.hot.remove(index);
         let place = &mut state.qp_places[index];

@@ -1,4 +1,5 @@
-//! Below a driver whose doorbells nobody announces: they are found by looking. And what such a driver's kernel half asks for.
+//! Support for drivers that do not announce doorbells: polling of their doorbell records, and the state transitions that their kernel
+//! half requests.
 
 use core::sync::atomic::Ordering;
 use std::rc::Rc;
@@ -17,8 +18,8 @@ use crate::shared::remote::Remote;
 use crate::{Hca, Queues, State, seat_of};
 
 impl Hca {
-    /// Looks at everything that a driver may have posted, executes it, takes in what arrived, retries what is due. Returns whether anything was
-    /// done, or is to be looked at again soon.
+    /// Executes everything that drivers have posted, takes in arrived messages, and retries what is due. Returns whether it did
+    /// something, or should be called again soon.
     pub fn poll(&self) -> bool {
         let mut state = self.state.borrow_mut();
         let mut any = false;
@@ -39,12 +40,12 @@ impl Hca {
             self.follow(qp);
         }
         let told = qp.under_way.announced.back().map_or(qp.sq_limit, |last| last.end);
-        let producer = qp.sq_producer();
+        let producer = qp.sq.producer();
         if !qp.is_watched || producer == told {
             return false;
         }
         if u32::from(producer.wrapping_sub(qp.sq_consumer)) > qp.sq.capacity() {
-            // No driver posts more than there is room for; what is there is not to be read.
+            // No driver posts more than its queue holds: the content of the queue cannot be trusted.
             qp.is_watched = false;
             qp.break_down(self);
             return true;
@@ -53,17 +54,17 @@ impl Hca {
         true
     }
 
-    /// Two ends that are both reset and connected again may do so in any order: the first finds the other as it was before. As long as nothing
-    /// was sent or received its connection is to whatever the other end becomes, as that of a NIC, which knows its peer by its number alone.
+    /// Reconnects to a peer that was reset. Two ends that are both reset and connected again may do so in any order, and the first finds
+    /// the old state of the other. As long as nothing was sent or received, the connection follows the number of the peer, as on a NIC.
     fn follow(&self, qp: &mut SoftQp) {
         let own = QpEntry::pack_peer(qp.qpn, qp.generation);
         let Transport::Connected(remote) = &mut qp.transport else { return };
-        // An atomic that was asked for is still the WQE at the head, and may have been executed.
+        // A pending atomic is still the WQE at the head, and may have been executed.
         if remote.lane.position() != 0 || !remote.was_reset() {
             return;
         }
         let (peer, qpn) = (Rc::clone(&remote.peer), remote.qpn());
-        let Some(new) = Remote::of(&peer, qpn, own, self.membership.epoch()) else { return };
+        let Some(new) = Remote::of(&peer, qpn, own, self.membership.epoch) else { return };
         **remote = new;
         qp.version = qp.version.wrapping_add(1);
         let (entry, generation) = (self.memory.qp(qp.index), remote.generation());
@@ -74,26 +75,26 @@ impl Hca {
         }
     }
 
-    /// Does `f` to queue pair `qpn`, if there is one.
+    /// Calls `f` with queue pair `qpn`, if there is one.
     fn with_qp<R>(&self, qpn: u32, f: impl FnOnce(&mut SoftQp) -> R) -> Option<R> {
         let qps = &mut self.state.borrow_mut().queues.qps;
         qps.get_mut(qp_index(qpn)).and_then(Option::as_deref_mut).filter(|qp| qp.qpn == qpn).map(f)
     }
 
-    /// RESET to INIT: its own receive queue is looked at from now on.
+    /// RESET to INIT: its own receive queue is polled from now on.
     pub fn initialize(&self, qpn: u32) {
-        let Some((rqn, true)) = self.with_qp(qpn, |qp| (qp.rqn, qp.owns_rq)) else { return };
+        let Some((rqn, true)) = self.with_qp(qpn, |qp| (qp.rqn, qp.owns_rq())) else { return };
         if let Some(Some(rq)) = self.state.borrow_mut().rqs.get_mut(rqn as usize) {
             rq.mirror.iter_mut().for_each(Mirror::start);
         }
     }
 
-    /// RTR to RTS, or new options in RTS: its send queue is looked at from now on. A `timeout` of 0 waits forever. The RNR timer is that of
-    /// this end, where a NIC's requester obeys that of the other.
+    /// RTR to RTS, or new options in RTS: its send queue is polled from now on. A `timeout` of 0 waits forever. This end sets the RNR
+    /// timer; on a NIC the responder sets it.
     pub fn start_sending(&self, qpn: u32, options: &ConnectOptions) {
         self.with_qp(qpn, |qp| {
             qp.options = *options;
-            qp.is_watched = qp.has_sq;
+            qp.is_watched = true;
         });
     }
 
@@ -113,8 +114,8 @@ impl Hca {
         connected
     }
 
-    /// Changes what a connected queue pair in RTR or RTS lets its peer do of WRITE, READ and atomics: from the peer's next doorbell on. In other
-    /// states nothing happens.
+    /// Changes the rights of the peer of a connected queue pair in RTR or RTS, from its next doorbell on. In other states nothing
+    /// happens.
     pub fn allow(&self, qpn: u32, access: Access) {
         self.with_qp(qpn, |qp| {
             qp.access = access;
@@ -128,12 +129,12 @@ impl Hca {
     /// Returns whether the queue pair is in the error state.
     #[must_use]
     pub fn has_failed(&self, qpn: u32) -> bool {
-        self.with_qp(qpn, |qp| qp.failed).unwrap_or(false)
+        self.with_qp(qpn, |qp| qp.has_failed()).unwrap_or(false)
     }
 
-    /// Back to RESET, as after [`create_qp`](Self::create_qp), under the same number: neither queue is looked at, so the driver may set its
-    /// records to 0 and remove the queue pair's CQEs afterwards. `false` if the peer does not finish within 50 ms what it is doing there; the
-    /// queue pair is in the error state then.
+    /// Moves a queue pair back to RESET, under the same number: neither queue is polled, so the driver may set its records to 0 and
+    /// remove the queue pair's CQEs afterwards. Returns `false` if the peer does not finish its doorbell within 50 ms; the queue pair is
+    /// in the error state then.
     pub fn reset_qp(&self, qpn: u32) -> bool {
         let state = &mut *self.state.borrow_mut();
         let State { queues: Queues { qps, .. }, rqs, stuck, hot, .. } = state;
@@ -146,16 +147,16 @@ impl Hca {
             return false;
         }
         hot.remove(index);
-        // What is in the lane took receives of a shared queue; they are given back as those of a destroyed queue pair are.
+        // The messages in the lane took receives of a shared queue. They are returned as those of a destroyed queue pair are.
         crate::responder::arrive::drain(self, qp, &mut state.queues.cqs);
         // SAFETY: committed when it was made; the peer was waited for.
         qp.lane = unsafe { self.clear_lane(index, qp.lane_place) };
         (qp.sq_consumer, qp.sq_limit, qp.flushed, qp.answered) = (0, 0, 0, 0);
-        (qp.failed, qp.mode, qp.is_watched) = (false, self.first_mode(state.queues.injector.as_deref()), false);
+        (qp.mode, qp.is_watched) = (self.first_mode(state.queues.injector.as_deref()), false);
         qp.waiting = None;
         qp.under_way = UnderWay::with_capacity(0, false);
         qp.transport = if qp.is_datagram() { Transport::Datagram { qkey: 0 } } else { Transport::Unconnected };
-        if let (true, Some(Some(rq))) = (qp.owns_rq, rqs.get_mut(qp.rqn as usize)) {
+        if let (true, Some(Some(rq))) = (qp.owns_rq(), rqs.get_mut(qp.rqn as usize)) {
             rq.receives.reset();
             rq.taken.reset();
             rq.mirror.iter_mut().for_each(Mirror::reset);
@@ -172,7 +173,7 @@ impl Hca {
     }
 
     /// Returns whether the driver armed the queue and it has the completion that it was armed for. Disarms it then. A completion gives
-    /// one event: one that was there at the last event gives none when the driver arms the queue again before it polls.
+    /// one event: if the driver arms the queue again without polling, the completion of the last event gives no other.
     #[must_use]
     pub fn take_event(&self, cqn: u32) -> bool {
         self.state.borrow_mut().queues.cqs.get_mut(cqn as usize).and_then(Option::as_mut).is_some_and(SoftCq::announce)

@@ -1,4 +1,4 @@
-//! Memory regions: registering, deregistering, and what peers see of them.
+//! Memory regions: registering, deregistering, and the entries that peers read.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
@@ -54,7 +54,7 @@ impl Regions {
         Self { slots: Vec::new(), free: VecDeque::new(), reuse_delay: REUSE_DELAY, first }
     }
 
-    /// Takes a slot, and returns the key of its region. To be given back if none is made.
+    /// Takes a slot. Returns it and the key of its region. The caller returns the slot if it makes no region.
     fn take(&mut self) -> Result<(usize, u32), RegisterError> {
         let may_grow = self.slots.len() < ENTRIES;
         let oldest = if self.free.len() > self.reuse_delay || !may_grow { self.free.pop_front() } else { None };
@@ -127,7 +127,7 @@ impl Hca {
     /// `addr..addr + bytes` stays mapped until [`try_deregister`](Self::try_deregister) returned `true`.
     pub unsafe fn register(&self, pd: u32, addr: NonNull<u8>, bytes: usize, access: Access) -> Result<Region, RegisterError> {
         check_region(bytes, access)?;
-        // Of a port's queue pairs all memory is such, and so is that which their peers send into.
+        // All memory of a port's queue pairs is reached this way, and so are the receive buffers that their peers fill.
         if self.port.is_some() || access.intersects(Access::REMOTE_READ | Access::REMOTE_WRITE) {
             foreign_memory_reachable().map_err(|reason| RegisterError::Unreachable { reason })?;
         }
@@ -161,9 +161,9 @@ impl Hca {
         u64::from(registration) << 32 | u64::from(key)
     }
 
-    /// Invalidates the key, waits for peers that may be copying under it, and gives the memory back. `false` if one of them does not finish
-    /// in time (it may be stopped, and resume): then the region's place stays taken, and calling this again looks again. A key that names no region
-    /// is given back already.
+    /// Invalidates the key, waits for peers that may be copying under it, and frees the memory. Returns `false` if a peer does not finish
+    /// in time (it may be stopped, and resume): then the place of the region stays taken, and another call tries again. A key that names
+    /// no region is ignored.
     pub fn try_deregister(&self, key: u32) -> bool {
         let State { mrs, arena, links, stuck, .. } = &mut *self.state.borrow_mut();
         let Some(slot) = mrs.find(key) else { return true };
@@ -181,8 +181,8 @@ impl Hca {
         true
     }
 
-    /// Changes the domain and the access of a region in place: the key stays. `false` if a peer that may have looked before does not finish in
-    /// time (50 ms); calling this again looks again.
+    /// Changes the domain and the access of a region in place: the key stays. Returns `false` if a peer that may have used the old ones
+    /// does not finish in time (50 ms); another call tries again.
     ///
     /// # Errors
     /// [`RegisterError::RemoteWithoutLocalWrite`].
@@ -190,7 +190,7 @@ impl Hca {
         let State { links, stuck, .. } = &mut *self.state.borrow_mut();
         let entry = self.memory.mr(key);
         check_region(entry.len.load(Ordering::Relaxed) as usize, access)?;
-        // Of both at once a peer may see one, as long as this goes on and no longer.
+        // A peer may see one of the two changes without the other until `quiesce` returns, and not longer.
         entry.pd.store(pd, Ordering::Relaxed);
         entry.access.store(access.bits(), Ordering::Relaxed);
         // H2
@@ -198,7 +198,7 @@ impl Hca {
         Ok(self.quiesce(stuck, links.peers()))
     }
 
-    /// Deregisters for good: what cannot be given back is never used again by this device.
+    /// Deregisters for good: memory that a peer may still use is never reused by this device.
     pub fn deregister(&self, key: u32) {
         if !self.try_deregister(key) {
             self.state.borrow_mut().quarantined += 1;

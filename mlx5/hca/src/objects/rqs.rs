@@ -23,12 +23,12 @@ pub(crate) struct RqSlot {
     pub(crate) watch: RqWatch,
     /// Posted receives are copied from there.
     pub(crate) mirror: Option<Mirror>,
-    /// A peer may still pop from it: never used again.
+    /// A peer may still pop from it: its place is never reused.
     pub(crate) is_quarantined: bool,
 }
 
 impl RqSlot {
-    /// Copies what another driver has posted since the last time, if the queue is one of its. Returns whether there was something.
+    /// Copies the receives that another driver has posted since the last call. Returns whether there were some.
     pub(crate) fn refresh(&mut self) -> bool {
         self.mirror.as_mut().is_some_and(|mirror| mirror.copy(&self.receives))
     }

@@ -1,4 +1,4 @@
-//! Events that the device reports beside completions, and their causes.
+//! Asynchronous events, and their causes.
 
 use mlx5_wire::AsyncEvent;
 
@@ -20,18 +20,18 @@ impl Hca {
         self.events.borrow_mut().pop_front()
     }
 
-    /// An object is gone.
+    /// Removes the events of a destroyed object.
     pub(crate) fn forget_events(&self, of: impl Fn(AsyncEvent) -> bool) {
         self.events.borrow_mut().retain(|event| !of(*event));
     }
 
-    /// Takes the port down or up, and reports it. While it is down, nobody answers this device: its connections try again until their retries are
-    /// used up, and its datagrams are lost. What peers send to it, whose ports are up, still arrives: memory has no cable.
+    /// Takes the port down or up, and reports it. While it is down, no peer answers this device: its connections retry until their
+    /// retries are used up, and its datagrams are lost. Messages from peers, whose ports are up, still arrive.
     pub fn set_port_up(&self, is_up: bool) {
         if self.is_port_up.replace(is_up) == is_up {
             return;
         }
-        self.state.borrow_mut().queues.qps.iter_mut().flatten().for_each(|qp| qp.mode = Mode::Odd);
+        self.state.borrow_mut().queues.qps.iter_mut().flatten().for_each(|qp| qp.mode = qp.mode.max(Mode::Odd));
         self.report(if is_up { AsyncEvent::PortActive { port: PORT } } else { AsyncEvent::PortError { port: PORT } });
     }
 
@@ -41,8 +41,7 @@ impl Hca {
         self.is_port_up.get()
     }
 
-    /// Lets the device break down, and reports it: its queue pairs go to the error state, and as on hardware no completion tells of it, nor of
-    /// anything else.
+    /// Moves the device and its queue pairs to the error state, and reports a fatal error. As on hardware, no completion follows.
     pub fn break_down(&self) {
         let Queues { qps, cqs, .. } = &mut self.state.borrow_mut().queues;
         cqs.iter_mut().flatten().for_each(|cq| cq.end());
@@ -52,16 +51,24 @@ impl Hca {
 }
 
 impl SoftQp {
-    /// Goes to the error state for a reason that no completion tells.
+    /// Goes to the error state for a reason that no completion reports.
     #[cold]
     pub(crate) fn break_down(&mut self, hca: &Hca) {
-        if !self.failed {
+        if !self.has_failed() {
             hca.report(AsyncEvent::QpFatal { qpn: self.qpn });
         }
         self.fail(hca);
     }
 
-    /// A completion of it found no room in `cqn`.
+    /// Takes the result of writing one of its CQEs to `cqn`: without room for the CQE it goes to the error state.
+    #[inline(always)]
+    pub(crate) fn wrote(&mut self, hca: &Hca, cqn: u32, written: Result<(), Overrun>) {
+        if let Err(overrun) = written {
+            self.overran(hca, cqn, overrun);
+        }
+    }
+
+    /// Goes to the error state, as one of its CQEs found no room in `cqn`.
     #[cold]
     pub(crate) fn overran(&mut self, hca: &Hca, cqn: u32, overrun: Overrun) {
         if overrun.is_first {

@@ -25,8 +25,8 @@ pub struct SoftCq {
     /// Bytes of an entry, 64 or 128.
     stride: u32,
     compression: bool,
-    /// Producer, which counts CQEs, behind the entries that are known to be free, and how many these are. They are on one lap, and none once the
-    /// queue has overrun.
+    /// Counter behind the entries that are known to be free, and the number of these entries: the difference is the producer. They are on
+    /// one lap, and there are none once the queue has overrun.
     limit: u32,
     room: u32,
     /// The CQE at the producer, and the owner bit of its lap, if there is room.
@@ -129,7 +129,7 @@ impl SoftCq {
     fn unconsumed(&self) -> u32 {
         // SAFETY: valid as long as the queue; a driver of this crate accesses it through the same atomic type.
         let record = unsafe { self.record.as_ref() };
-        // Acquire: the driver has finished reading what it passed.
+        // Acquire: the driver has finished reading the CQEs that it consumed.
         let consumed = u32::from_be(record.load(Ordering::Acquire));
         self.produced().wrapping_sub(consumed) & 0xff_ffff
     }
@@ -278,7 +278,7 @@ impl SoftCq {
         let is_for = |at: &u32| !armed.solicited_only || self.is_solicited(*at);
         let in_queue = new.min(self.mask + 1);
         let due = (1..=in_queue).rev().map(|back| producer.wrapping_sub(back)).find(is_for).map_or(newest, |at| at.wrapping_add(1));
-        // A driver of another thread may have armed it again, for what it has not seen yet.
+        // A driver in another thread may have armed it again meanwhile, for later CQEs.
         self.arm_word().compare_exchange(word, NOT_ARMED, Ordering::AcqRel, Ordering::Relaxed).ok().map(|_| due)
     }
 

@@ -1,10 +1,10 @@
-//! Work of a queue pair that is under way, in any time but the immediate.
+//! The work in flight of a queue pair, unless it is executed in the doorbell.
 
 use std::collections::VecDeque;
 
 use mlx5_wire::{CQE_BYTES, CqeOpcode};
 
-/// Work of a queue pair that is under way. Empty, and never looked at, in immediate time.
+/// The work in flight of a queue pair. Empty in immediate time.
 #[derive(Default)]
 pub(crate) struct UnderWay {
     /// WQEs, or doorbells, whose time has not come.
@@ -13,7 +13,7 @@ pub(crate) struct UnderWay {
     pub(crate) acknowledged: VecDeque<Acknowledged>,
     /// Time from the effect of the WQE being executed to its visible completion.
     pub(crate) acknowledge_ns: u64,
-    /// Strict mode: what was to be sent when the doorbell rang.
+    /// Strict mode: hashes of the source buffers when the doorbell rang.
     pub(crate) sources: VecDeque<Source>,
     /// The last effect there will be, so that effects are in order.
     pub(crate) last_effect_ns: u64,

@@ -1,6 +1,6 @@
-//! Receive queues that another driver keeps in its own memory. What it posts is copied, WQE by WQE, into the queue that peers see, so that
-//! they take receives with no help from this process. A WQE is the device's from its posting to its completion, so it does not change
-//! meanwhile, and its copy is not overwritten while a peer may read it.
+//! Receive queues that another driver keeps in its own memory. Its receives are copied, WQE by WQE, into the queue that peers map, so
+//! that peers take them with no help from this process. A WQE belongs to the device from its posting to its completion, so it does not
+//! change meanwhile, and its copy is not overwritten while a peer may read it.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -18,7 +18,7 @@ pub(crate) struct Mirror {
     copied: u16,
     /// The next WQE to be posted.
     next: u16,
-    /// The queue is looked at.
+    /// The queue is polled.
     is_on: bool,
 }
 
@@ -31,17 +31,17 @@ impl Mirror {
         Self { buffer, stride, record, copied: 0, next: 0, is_on }
     }
 
-    /// Looks at the queue from now on.
+    /// Polls the queue from now on.
     pub(crate) fn start(&mut self) {
         self.is_on = true;
     }
 
-    /// Makes it as new, and not looked at.
+    /// Resets it to the state of a new queue that is not polled.
     pub(crate) fn reset(&mut self) {
         *self = Self { copied: 0, next: 0, is_on: false, ..*self };
     }
 
-    /// Copies what was posted since the last call. Returns whether there was something.
+    /// Copies the receives posted since the last call. Returns whether there were some.
     pub(crate) fn copy(&mut self, to: &Receives) -> bool {
         if !self.is_on {
             return false;
@@ -49,7 +49,7 @@ impl Mirror {
         // SAFETY: valid as long as this value. Acquire: the WQEs below the record.
         let posted = queue_record_index(unsafe { self.record.as_ref() }.load(Ordering::Acquire));
         let new = posted.wrapping_sub(self.copied);
-        // More than there are WQEs: nothing that a driver posts.
+        // A driver never posts more than there are WQEs.
         if new == 0 || new > to.wqes() {
             return false;
         }

@@ -3,7 +3,7 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use mlx5_wire::{Access, BLUEFLAME_BYTES, ConnectOptions, SEGMENT, WQEBB, Writes, queue_record_index};
+use mlx5_wire::{Access, ConnectOptions, SEGMENT, WQEBB, Writes, queue_record_index};
 use shm::lane::LaneRx;
 
 use crate::Hca;
@@ -16,14 +16,11 @@ use crate::shared::mr_cache::{Looks, Reach};
 use crate::shared::receives::{Receives, Taken};
 use crate::shared::remote::Remote;
 
-/// A BlueFlame register: two halves.
-pub const REGISTER_BYTES: usize = 2 * BLUEFLAME_BYTES;
-
 /// The place of a send queue.
 pub(crate) struct SqPlace {
     buffer: NonNull<u8>,
     record: NonNull<AtomicU32>,
-    /// Bytes, less those of the last WQEBB.
+    /// Bytes of the buffer, less one WQEBB.
     mask: usize,
     /// The BlueFlame register, where it can be read.
     pub(crate) register: Option<NonNull<u8>>,
@@ -54,7 +51,7 @@ impl SqPlace {
         unsafe { self.buffer.add((usize::from(counter) * WQEBB) & self.mask) }
     }
 
-    /// WQEBBs from that of `counter` to the end of the buffer.
+    /// Returns the number of WQEBBs from the one at `counter` to the end of the buffer.
     #[inline(always)]
     pub(crate) fn to_end(&self, counter: u16) -> u16 {
         ((!(usize::from(counter) * WQEBB) & self.mask) / WQEBB) as u16 + 1
@@ -69,7 +66,7 @@ impl SqPlace {
 /// A queue pair, as the device sees it.
 pub(crate) struct SoftQp {
     pub(crate) qpn: u32,
-    /// Its WRITEs.
+    /// The first words of its WRITEs, precomputed for the fast path.
     pub(crate) writes: Writes,
     pub(crate) index: usize,
     /// The part that its peer reads, in the memory of its device.
@@ -82,8 +79,6 @@ pub(crate) struct SoftQp {
     pub(crate) send_cq: u32,
     pub(crate) recv_cq: u32,
     pub(crate) rqn: u32,
-    /// Whether the receive queue is this queue pair's alone, and is flushed with it.
-    pub(crate) owns_rq: bool,
     /// Receives flushed by an error.
     pub(crate) flushed: u32,
     /// Messages of its lane that took no receive: atomics.
@@ -95,47 +90,46 @@ pub(crate) struct SoftQp {
     pub(crate) receives: Receives,
     pub(crate) taken: Taken,
     pub(crate) sq: SqPlace,
-    /// The region that its last plain WRITE read from.
+    /// MR cache of the source of plain WRITEs.
     pub(crate) source: Reach,
     pub(crate) looks: Looks,
     /// User index of its CQEs. The number of its receive queue unless a driver gave another.
     pub(crate) user_index: u32,
     /// WQEBBs executed.
     pub(crate) sq_consumer: u16,
-    /// WQEBBs that may be executed by now: those of the doorbells whose time has come.
+    /// Counter up to which WQEBBs may be executed: the time of their doorbells has come.
     pub(crate) sq_limit: u16,
-    pub(crate) failed: bool,
     pub(crate) mode: Mode,
     pub(crate) waiting: Option<Waiting>,
     pub(crate) lane: LaneRx<Message>,
     pub(crate) lane_place: LanePlace,
-    /// The requester is told how far the lane is consumed where none of these bits is set in the position: a power of two, less one.
+    /// Mask of a power of two, less one. The requester gets room whenever the position in the lane has none of these bits.
     pub(crate) told_every: u64,
-    /// Behind the last payload, where the next one goes if they go to a ring. For prefetching only.
+    /// Address behind the last payload, where the next one is if payloads go to a ring. For prefetching only.
     pub(crate) next_payload: u64,
     pub(crate) transport: Transport,
     /// Rights of its connected peer, whatever regions allow.
     pub(crate) access: Access,
     pub(crate) options: ConnectOptions,
-    /// Its doorbells are found by looking at the record: another driver's, which may send.
+    /// The HCA polls this doorbell record, because the driver does not announce doorbells.
     pub(crate) is_watched: bool,
-    /// The send queue has WQEBBs.
-    pub(crate) has_sq: bool,
-    /// Work that its timing delays.
+    /// Work whose time has not come.
     pub(crate) under_way: UnderWay,
     /// State of strict mode.
     pub(crate) watch: QpWatch,
 }
 
 /// How the WQEs of a send queue are run.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Mode {
-    /// In immediate time, neither strict nor traced: those that are [`plain`](crate::requester::plain) as such.
+    /// By the fast path, where a WQE is [`plain`](crate::requester::plain): in immediate time, neither strict nor traced.
     Plain,
-    /// All in the same way.
+    /// By the general path.
     Ordinary,
-    /// It failed, broke a rule, or there are faults to make.
+    /// It broke a rule, the port is down, or there are faults to make.
     Odd,
+    /// It is in the error state: everything is flushed.
+    Failed,
 }
 
 /// The target of a queue pair's messages.
@@ -178,6 +172,16 @@ impl SoftQp {
         QpEntry::pack_identity(self.version, self.qpn, flags)
     }
 
+    /// Returns whether it is in the error state.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.mode == Mode::Failed
+    }
+
+    /// Returns whether the receive queue is this queue pair's alone, and is flushed with it: a ring. Shared ones are lists.
+    pub(crate) fn owns_rq(&self) -> bool {
+        !self.receives.is_linked
+    }
+
     pub(crate) fn is_datagram(&self) -> bool {
         matches!(self.transport, Transport::Datagram { .. })
     }
@@ -200,24 +204,13 @@ impl SoftQp {
         }
     }
 
-    /// Returns the producer counter in the doorbell record.
-    pub(crate) fn sq_producer(&self) -> u16 {
-        self.sq.producer()
-    }
-
-    /// Returns the WQEBB of a counter.
-    #[inline(always)]
-    pub(crate) fn wqebb(&self, counter: u16) -> NonNull<u8> {
-        self.sq.wqebb(counter)
-    }
-
-    /// The queue pair goes to the error state: its own operations are flushed, and its peer's are not answered any more.
+    /// Goes to the error state: its own operations are flushed, and the operations of its peer are not answered any more.
     #[cold]
     pub(crate) fn fail(&mut self, hca: &Hca) {
-        if !core::mem::replace(&mut self.failed, true) {
+        if !self.has_failed() {
             hca.failed.borrow_mut().push((self.index, self.generation));
         }
-        self.mode = Mode::Odd;
+        self.mode = Mode::Failed;
         hca.has_chores.set(true);
         self.entry().identity.store(self.identity(0), Ordering::Release);
     }
@@ -228,7 +221,7 @@ pub(crate) fn head(bytes: &[u8]) -> [u8; SEGMENT] {
     bytes.first_chunk().copied().unwrap_or([0; SEGMENT])
 }
 
-/// WQEBBs of a WQE of `ds` segments; none of one that is malformed. Who passes over it takes one.
+/// Returns the WQEBBs of a WQE of `ds` segments, or 0 if `ds` is malformed; a caller that skips such a WQE advances by 1.
 #[inline(always)]
 pub(crate) fn blocks(ds: u8) -> u16 {
     (u16::from(ds) + 3) >> 2
@@ -239,7 +232,7 @@ pub(crate) fn bytes_of(qp: &SoftQp, counter: u16, len: usize) -> [u8; 16 * WQEBB
     let mut bytes = [0; 16 * WQEBB];
     for (block, out) in bytes.chunks_mut(WQEBB).take(len.div_ceil(WQEBB)).enumerate() {
         // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
-        out.copy_from_slice(&unsafe { qp.wqebb(counter.wrapping_add(block as u16)).cast::<[u8; WQEBB]>().read() });
+        out.copy_from_slice(&unsafe { qp.sq.wqebb(counter.wrapping_add(block as u16)).cast::<[u8; WQEBB]>().read() });
     }
     bytes
 }

@@ -6,20 +6,20 @@
 //! - Results: what a READ or an atomic brings is in its buffer when the response would be here, and not before. Meanwhile the buffer
 //!   holds [`NOT_HERE`].
 
-use mlx5_wire::{Access, AtomicSegment, CtrlSegment, CtrlWords, DatagramSegment, FenceMode, Opcode, RaddrSegment, SEGMENT, WQEBB};
+use mlx5_wire::{Access, CtrlSegment, CtrlWords, FenceMode, Opcode, SEGMENT, WQEBB};
 
 use crate::Hca;
 use crate::debug::rule::{Queue, Rule, Violation};
 use crate::debug::trace::hash_of;
 use crate::queues::in_flight::{Landing, Source};
 use crate::queues::qp::{SoftQp, blocks, bytes_of, head};
-use crate::requester::data::{Data, Piece};
+use crate::requester::data::{Data, Piece, has_result, header_bytes};
 use crate::shared::memory::Fault;
 
 /// Byte that fills a result's buffer between the effect and the response.
 const NOT_HERE: u8 = 0xda;
 
-/// Remembers what the WQEBBs from `from` to `to`, just announced, are to send.
+/// Remembers the sources of the WQEBBs from `from` to `to`, just announced.
 #[cold]
 pub(crate) fn remember(hca: &Hca, qp: &mut SoftQp, from: u16, to: u16) {
     let mut counter = from;
@@ -33,7 +33,7 @@ pub(crate) fn remember(hca: &Hca, qp: &mut SoftQp, from: u16, to: u16) {
     }
 }
 
-/// A CQE of WQE `completed` is about to be visible; `has_succeeded` says which. The buffers of that WQE and of all before it go back to the
+/// Compares the sources of WQE `completed`, whose CQE is about to be visible, and of all WQEs before it. Their buffers go back to the
 /// program.
 #[cold]
 pub(crate) fn release(hca: &Hca, qp: &mut SoftQp, completed: u16, has_succeeded: bool, violations: &mut Vec<Violation>) {
@@ -50,7 +50,8 @@ pub(crate) fn release(hca: &Hca, qp: &mut SoftQp, completed: u16, has_succeeded:
     }
 }
 
-/// Takes away what the WQE at `counter`, just executed, brought. `None` if it brings nothing.
+/// Removes the bytes that the READ or atomic at `counter` fetched; they are placed when its completion is due. Returns `None` for another
+/// WQE.
 pub(crate) fn hold(hca: &Hca, qp: &SoftQp, counter: u16) -> Option<Landing> {
     let mut bytes = Vec::new();
     each_result(hca, qp, counter, |piece| {
@@ -65,7 +66,7 @@ pub(crate) fn hold(hca: &Hca, qp: &SoftQp, counter: u16) -> Option<Landing> {
     Some(Landing { counter, bytes })
 }
 
-/// Puts it where it belongs; not where the program has taken the memory away.
+/// Places the bytes of a result, unless the program has deregistered the memory.
 pub(crate) fn land(hca: &Hca, qp: &SoftQp, landing: &Landing) {
     let mut left = &landing.bytes[..];
     each_result(hca, qp, landing.counter, |piece| {
@@ -76,16 +77,10 @@ pub(crate) fn land(hca: &Hca, qp: &SoftQp, landing: &Landing) {
     });
 }
 
-/// Hash of all that a WQE gathers from memory. `None`: nothing, or what it may not.
+/// Returns the hash of the bytes that a WQE gathers from memory. Returns `None` if it gathers none, or may not access them.
 fn source_hash(hca: &Hca, qp: &SoftQp, wqe: &[u8; 16 * WQEBB]) -> Option<u64> {
-    let header = match Opcode::from_wire(CtrlWords::parse(&head(wqe)).opcode())? {
-        Opcode::Send | Opcode::SendImm if qp.is_datagram() => DatagramSegment::LEN,
-        Opcode::Send | Opcode::SendImm => 0,
-        Opcode::RdmaWrite | Opcode::RdmaWriteImm => RaddrSegment::LEN,
-        Opcode::Nop | Opcode::RdmaRead | Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => return None,
-    };
     let mut hashes = Vec::new();
-    each_piece(hca, qp, wqe, header, Access::empty(), |piece| {
+    each_piece(hca, qp, wqe, false, |piece| {
         hashes.push(hash_of((0..piece.len).step_by(8).map(|at| {
             let mut word = [0u8; 8];
             // SAFETY: inside the piece, which was just checked against its region. Others may write it, which changes the hash only.
@@ -96,21 +91,20 @@ fn source_hash(hca: &Hca, qp: &SoftQp, wqe: &[u8; 16 * WQEBB]) -> Option<u64> {
     (!hashes.is_empty()).then(|| hash_of(hashes))
 }
 
-/// Calls `f` with the buffers of a WQE that brings something.
+/// Calls `f` with the result buffers of a WQE.
 fn each_result(hca: &Hca, qp: &SoftQp, counter: u16, f: impl FnMut(&Piece)) -> Option<()> {
     let wqe = bytes_of(qp, counter, 16 * WQEBB);
-    let header = match Opcode::from_wire(CtrlWords::parse(&head(&wqe)).opcode())? {
-        Opcode::RdmaRead => RaddrSegment::LEN,
-        Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => RaddrSegment::LEN + AtomicSegment::LEN,
-        _ => return None,
-    };
-    each_piece(hca, qp, &wqe, header, Access::LOCAL_WRITE, f)
+    each_piece(hca, qp, &wqe, true, f)
 }
 
-/// Calls `f` with the buffers of a WQE, behind `header` bytes of other segments, each checked. `None` once one may not be accessed.
-fn each_piece(hca: &Hca, qp: &SoftQp, wqe: &[u8; 16 * WQEBB], header: usize, access: Access, mut f: impl FnMut(&Piece)) -> Option<()> {
-    let ds = usize::from(CtrlWords::parse(&head(wqe)).ds());
-    let data = Data::parse(wqe.get(CtrlSegment::LEN + header..ds * SEGMENT)?)?;
+/// Calls `f` with the buffers of a WQE, each checked. Returns `None` if they are not those of a result, or not those of a source, or once one may not be
+/// accessed.
+fn each_piece(hca: &Hca, qp: &SoftQp, wqe: &[u8; 16 * WQEBB], of_result: bool, mut f: impl FnMut(&Piece)) -> Option<()> {
+    let ctrl = CtrlWords::parse(&head(wqe));
+    let opcode = Opcode::from_wire(ctrl.opcode()).filter(|&opcode| opcode != Opcode::Nop && has_result(opcode) == of_result)?;
+    let access = if of_result { Access::LOCAL_WRITE } else { Access::empty() };
+    let header = CtrlSegment::LEN + header_bytes(opcode, qp.is_datagram());
+    let data = Data::parse(wqe.get(header..usize::from(ctrl.ds()) * SEGMENT)?)?;
     let checked = data.each(|piece| {
         if let Some(key) = piece.key {
             hca.memory.resolve(key, piece.at as u64, piece.len as u64, access, qp.pd)?;

@@ -18,12 +18,10 @@ fn success(user_index: u32, ctrl: CtrlWords, byte_count: u32) -> [u8; CQE_BYTES]
     RequesterCqe { wqe_opcode: ctrl.opcode(), qpn: ctrl.qpn(), wqe_counter: ctrl.wqe_index(), byte_count, user_index }.emit()
 }
 
-/// A signaled WQE succeeded, in immediate time and with nobody watching.
+/// Writes the CQE of a signaled WQE that succeeded, in immediate time and without a trace.
 #[inline(always)]
 pub(crate) fn succeed(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], ctrl: CtrlWords, byte_count: u32) {
-    if let Err(overrun) = write_success(cqs, qp.send_cq, qp.user_index, ctrl, byte_count) {
-        qp.overran(hca, qp.send_cq, overrun);
-    }
+    qp.wrote(hca, qp.send_cq, write_success(cqs, qp.send_cq, qp.user_index, ctrl, byte_count));
 }
 
 /// Writes the CQE of [`succeed`].
@@ -71,7 +69,7 @@ impl Completions<'_> {
             user_index: qp.user_index,
         };
         self.executed(qp, ctrl, Some(cqe.emit()), CqeOpcode::RequesterError);
-        // A malformed WQE may claim to be longer than what was posted.
+        // A malformed WQE may claim to be longer than the posted WQEBBs.
         let outstanding = qp.sq_limit.wrapping_sub(qp.sq_consumer);
         qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl.ds()).max(1).min(outstanding));
     }
@@ -90,7 +88,7 @@ impl Completions<'_> {
             return;
         }
         let UnderWay { acknowledge_ns, acknowledged, .. } = &mut qp.under_way;
-        // One whose time is earlier than that of the one before it waits for that one: only the front is looked at.
+        // Only the front is read: an acknowledgement waits for the one before it, whatever its time.
         let at_ns = self.hca.clock.now_ns().saturating_add(*acknowledge_ns);
         let is_now = *acknowledge_ns == 0 && acknowledged.is_empty();
         let new = Acknowledged { at_ns, cqe: cqe.map(|cqe| (cqe, opcode)), landing };
@@ -102,7 +100,7 @@ impl Completions<'_> {
     }
 }
 
-/// Remembers, for a stepper, whose memory or queues a WQE changed.
+/// Remembers, for a stepper, the device whose memory or queues a WQE changed.
 fn touch(touched: &mut Vec<u16>, qp: &SoftQp, ctrl: CtrlWords) {
     let lid = match Opcode::from_wire(ctrl.opcode()) {
         None | Some(Opcode::Nop | Opcode::RdmaRead) => return,
@@ -114,7 +112,7 @@ fn touch(touched: &mut Vec<u16>, qp: &SoftQp, ctrl: CtrlWords) {
     }
 }
 
-/// A result is in its buffer, and a CQE of a send queue visible.
+/// Places a result in its buffer, and writes the CQE of a send queue.
 #[cold]
 pub(crate) fn show(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], violations: &mut Vec<Violation>, what: &Acknowledged) {
     if let Some(landing) = &what.landing {
@@ -130,8 +128,6 @@ pub(crate) fn show(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], viola
         buffers::release(hca, qp, wqe_counter, opcode == CqeOpcode::Requester, violations);
     }
     if let Some(Some(cq)) = cqs.get_mut(qp.send_cq as usize) {
-        if let Err(overrun) = cq.write(cqe, opcode) {
-            qp.overran(hca, qp.send_cq, overrun);
-        }
+        qp.wrote(hca, qp.send_cq, cq.write(cqe, opcode));
     }
 }

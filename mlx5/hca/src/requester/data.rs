@@ -1,6 +1,8 @@
 //! The bytes of a message: where a WQE says they are, and putting them where a receive says.
 
-use mlx5_wire::{Access, DataWords, InlineHeader, MAX_MESSAGE_BYTES, SEGMENT, Syndrome};
+use mlx5_wire::{
+    Access, AtomicSegment, DataWords, DatagramSegment, InlineHeader, MAX_MESSAGE_BYTES, Opcode, RaddrSegment, SEGMENT, Syndrome,
+};
 
 use crate::Hca;
 use crate::requester::outcome::{Limit, Malformed, Outcome};
@@ -62,7 +64,7 @@ impl<'a> Data<'a> {
 }
 
 impl Piece {
-    /// Returns the first part of `bytes`, and what is behind it; `None` if it does not fit.
+    /// Returns the first part of `bytes`, and the bytes behind it; `None` if it does not fit.
     #[inline(always)]
     #[expect(clippy::option_option, reason = "malformed, at the end, or a part")]
     fn parse(bytes: &[u8]) -> Option<Option<(Self, &[u8])>> {
@@ -75,6 +77,26 @@ impl Piece {
         let behind = bytes.get(InlineHeader::segments(len) * SEGMENT..)?;
         Some(Some((Self { at: bytes[InlineHeader::LEN..].as_ptr(), len, key: None }, behind)))
     }
+}
+
+/// Returns the bytes of the segments between the control segment and the data of a WQE.
+pub(crate) fn header_bytes(opcode: Opcode, is_datagram: bool) -> usize {
+    match opcode {
+        Opcode::Send | Opcode::SendImm if is_datagram => DatagramSegment::LEN,
+        Opcode::Nop | Opcode::Send | Opcode::SendImm => 0,
+        Opcode::RdmaWrite | Opcode::RdmaWriteImm | Opcode::RdmaRead => RaddrSegment::LEN,
+        Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => RaddrSegment::LEN + AtomicSegment::LEN,
+    }
+}
+
+/// Returns whether an operation writes its result to its local buffers.
+pub(crate) fn has_result(opcode: Opcode) -> bool {
+    matches!(opcode, Opcode::RdmaRead | Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd)
+}
+
+/// Returns whether an operation on a connection takes a receive.
+pub(crate) fn takes_receive(opcode: Opcode) -> bool {
+    matches!(opcode, Opcode::RdmaWriteImm | Opcode::Send | Opcode::SendImm)
 }
 
 /// Returns the number of bytes of a segment by pointer: 0 means 2^31 on the wire.
@@ -95,7 +117,7 @@ pub(crate) unsafe fn scatter(
     data: &Data<'_>,
 ) -> Result<(), (Syndrome, u8)> {
     let mut segments = receives.segments(index);
-    // What is left of the current buffer.
+    // The rest of the current buffer.
     let (mut key, mut addr, mut room) = (0, 0, 0);
     let mut skip = offset;
     let too_short = (Syndrome::LocalLength, Limit::ReceiveTooShort as u8);

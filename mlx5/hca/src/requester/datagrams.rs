@@ -1,7 +1,7 @@
-//! Unreliable datagrams. The sender leaves a datagram in a lane of its *own* memory, one for each device it sends to; the receiver, told by
-//! a ready bit, maps the sender, takes a receive of its own and fills it. So many senders of one queue pair share no word but the ready
-//! bits, and one that dies leaves nothing half-done. What finds no room, no queue pair, no receive or a wrong Q_Key is dropped, as on a
-//! network; under another driver it waits for room, for a while.
+//! Unreliable datagrams: the sender. It writes a datagram to a lane in its *own* memory, one for each device it sends to, and sets a
+//! ready bit of the receiver, which maps the sender, takes a receive of its own and fills it. So many senders of one queue pair share
+//! only the ready bits, and a sender that dies leaves nothing half done. A datagram without room, queue pair or receive, or with a wrong
+//! Q_Key, is dropped, as on a network. Under another driver it waits for room, for a bounded time.
 
 use std::net::Ipv6Addr;
 
@@ -143,7 +143,7 @@ pub(crate) fn send(hca: &Hca, links: &mut Links, from: &Sender, opcode: Opcode, 
     if copied.is_ok() {
         links.sent += 1;
         links.outgoing[lane].last = links.sent;
-        links.outgoing[lane].publish(header, hca.membership.lid());
+        links.outgoing[lane].publish(header, hca.membership.lid);
     }
     Outcome::Done(0)
 }

@@ -9,15 +9,15 @@ use std::collections::VecDeque;
 use mlx5_wire::{CtrlWords, FenceMode, Opcode, SEGMENT, Syndrome, WQEBB};
 
 use crate::debug::faults::{Fate, Injector};
-use crate::debug::rule::VENDOR;
 use crate::debug::strict;
 use crate::deferred::LANE_RETRY_NS;
-use crate::queues::qp::{Mode, REGISTER_BYTES, SoftQp, Waiting, blocks};
+use crate::queues::qp::{Mode, SoftQp, Waiting, blocks};
 use crate::requester::buffers;
 use crate::requester::complete::{self, Completions};
+use crate::requester::data::takes_receive;
 use crate::requester::operations::execute;
 use crate::requester::outcome::{Limit, Malformed, Outcome, WaitFor};
-use crate::requester::plain::{self, Ran};
+use crate::requester::plain;
 use crate::requester::timing::Timing;
 use crate::shared::layout::qp_index;
 use crate::shared::links::Links;
@@ -31,41 +31,32 @@ const RNR_RETRY_WITHOUT_END: u8 = 7;
 /// Longest WQE, in bytes: `ds` has 6 bits.
 const MAX_WQE: usize = 16 * WQEBB;
 
-/// A BlueFlame register was written. It belongs to one queue pair, whose number its first 8 bytes repeat.
+/// Executes the new WQEs of queue pair `index`, whose register was just written.
 #[inline(always)]
-pub(crate) fn doorbell(hca: &Hca, uar_offset: usize) {
-    // The others borrow the state anew, so that its address need not be kept for them.
-    let ran = plain::rung(hca, &mut hca.state.borrow_mut(), uar_offset / REGISTER_BYTES);
-    match ran {
-        Ran::All => {}
-        Ran::Some(index) => ring_rest(hca, index),
-        Ran::None => ring(hca, uar_offset),
+pub(crate) fn doorbell(hca: &Hca, index: usize) {
+    // The rest borrows the state anew, so that its address need not be kept for it.
+    let left = plain::rung(hca, &mut hca.state.borrow_mut(), index);
+    if let Err(index) = left {
+        ring_rest(hca, index);
     }
 }
 
-/// Does the rest of [`doorbell`].
+/// Executes the WQEs that [`plain::rung`] left, in strict mode after checking the doorbell.
 #[inline(never)]
 fn ring_rest(hca: &Hca, index: usize) {
-    rung(hca, &mut hca.state.borrow_mut(), index);
-}
-
-/// Does all of [`doorbell`].
-#[inline(never)]
-fn ring(hca: &Hca, uar_offset: usize) {
     let state = &mut *hca.state.borrow_mut();
-    let index = uar_offset / REGISTER_BYTES;
-    if hca.strict && !strict::doorbell(hca, state, index, uar_offset % REGISTER_BYTES) {
+    if hca.strict && !strict::doorbell(hca, state, index) {
         return announce_all(hca, state, index);
     }
     rung(hca, state, index);
 }
 
-/// A doorbell of queue pair `index` rang.
+/// Executes, or schedules, the WQEs that a doorbell of queue pair `index` announced.
 #[inline(never)]
 pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) {
     if matches!(hca.timing, Timing::Immediate) {
         run(hca, state, index, |qp| {
-            qp.sq_limit = qp.sq_producer();
+            qp.sq_limit = qp.sq.producer();
             qp.waiting.is_none()
         });
     } else {
@@ -73,35 +64,35 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) {
     }
 }
 
-/// Executes WQEs that are not executed at once.
+/// Schedules WQEs that are not executed at once.
 #[cold]
 fn rung_for_later(hca: &Hca, state: &mut State, index: usize) {
     let Some(Some(qp)) = state.queues.qps.get_mut(index) else { return };
     let from = qp.under_way.announced.back().map_or(qp.sq_limit, |last| last.end);
     if hca.strict {
-        buffers::remember(hca, qp, from, qp.sq_producer());
+        buffers::remember(hca, qp, from, qp.sq.producer());
     }
-    let sends = hca.timing.announce(qp, hca.membership.lid(), hca.clock.now_ns(), &mut state.deferred);
+    let sends = hca.timing.announce(qp, hca.membership.lid, hca.clock.now_ns(), &mut state.deferred);
     hca.sends.set(hca.sends.get() + sends);
 }
 
-/// Everything up to the record is as good as announced; for a queue pair that broke a rule, or is in the error state.
+/// Executes everything up to the record, whatever its time; for a queue pair that broke a rule, or is in the error state.
 #[cold]
 pub(crate) fn announce_all(hca: &Hca, state: &mut State, index: usize) {
     run(hca, state, index, |qp| {
         qp.under_way.announced.clear();
-        qp.sq_limit = qp.sq_producer();
+        qp.sq_limit = qp.sq.producer();
         qp.waiting = None;
         true
     });
 }
 
-/// Looks again at the send queues whose time has come. Returns whether one was due.
+/// Runs the send queues whose time has come. Returns whether one was due.
 #[cold]
 pub(crate) fn run_deferred(hca: &Hca, state: &mut State) -> bool {
     let now_ns = hca.clock.now_ns();
     let mut any = false;
-    // Those that schedule themselves again are for the next poll.
+    // Queues that schedule themselves again are for the next poll.
     for _ in 0..state.deferred.len() {
         let Some(qpn) = state.deferred.pop_due(now_ns) else { break };
         let index = qp_index(qpn);
@@ -118,7 +109,7 @@ pub(crate) fn run_deferred(hca: &Hca, state: &mut State) -> bool {
     any
 }
 
-/// Runs what is due of a send queue: what waited, and then what was announced, piece by piece.
+/// Runs the due WQEs of a send queue: first the waiting one, then the announced ones, doorbell by doorbell.
 pub(crate) fn run_due(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
     while let Some(Some(qp)) = state.queues.qps.get_mut(index) {
         if qp.sq_consumer == qp.sq_limit {
@@ -139,11 +130,11 @@ pub(crate) fn run_due(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
     }
 }
 
-/// If the next WQE is fenced, what the READs and atomics before it bring is here: where its time did not say so already, because it or one of
-/// them had to be tried again, its time is then.
+/// Ends the fence of the next WQE, if it has one: all READs and atomics before it have returned. If a retry made one late, its result is
+/// placed now.
 fn end_fence(hca: &Hca, qp: &mut SoftQp) {
     // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
-    let head = unsafe { qp.wqebb(qp.sq_consumer).cast::<[u8; SEGMENT]>().read() };
+    let head = unsafe { qp.sq.wqebb(qp.sq_consumer).cast::<[u8; SEGMENT]>().read() };
     if CtrlWords::parse(&head).fence() == FenceMode::None {
         return;
     }
@@ -169,11 +160,11 @@ fn run(hca: &Hca, state: &mut State, index: usize, begin: impl FnOnce(&mut SoftQ
     }
     let granted = qp.remote().map_or(0, Remote::granted);
     while qp.sq_consumer != qp.sq_limit {
-        let at = qp.wqebb(qp.sq_consumer);
+        let at = qp.sq.wqebb(qp.sq_consumer);
         // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
         let head = unsafe { at.cast::<[u8; SEGMENT]>().read() };
         let ctrl = CtrlWords::parse(&head);
-        let outcome = match if qp.mode == Mode::Odd { odd(hca, qp, injector, ctrl) } else { None } {
+        let outcome = match if qp.mode >= Mode::Odd { odd(hca, qp, injector, ctrl) } else { None } {
             None => match wqe_bytes(qp, at, ctrl) {
                 Ok(Some(wqe)) => {
                     // SAFETY: the WQE is in the SQ's memory, which `qp` holds and the driver does not touch until completion.
@@ -221,10 +212,6 @@ fn run(hca: &Hca, state: &mut State, index: usize, begin: impl FnOnce(&mut SoftQ
     }
 }
 
-fn takes_receive(ctrl: CtrlWords) -> bool {
-    matches!(Opcode::from_wire(ctrl.opcode()), Some(Opcode::RdmaWriteImm | Opcode::Send | Opcode::SendImm))
-}
-
 /// Decides how long a WQE may wait, and when to try it again.
 #[cold]
 fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u64, Syndrome> {
@@ -263,21 +250,20 @@ fn wait(hca: &Hca, qp: &mut SoftQp, reason: WaitFor, fault_ns: u64) -> Result<u6
     Ok(waiting.again_ns)
 }
 
-/// Returns the outcome of a WQE that is not executed normally: it is flushed, malformed, or gets a fault. `None` if it is executed after
-/// all.
+/// Returns the outcome of a WQE that is flushed or malformed, or gets a fault. Returns `None` if it is executed normally after all.
 #[cold]
 fn odd(hca: &Hca, qp: &mut SoftQp, injector: &mut Option<Box<Injector>>, ctrl: CtrlWords) -> Option<Outcome> {
-    if qp.failed {
+    if qp.has_failed() {
         return Some(Outcome::Fail(Syndrome::WorkRequestFlushed, 0));
     }
     if let Some(rule) = qp.watch.broken.take() {
-        return Some(Outcome::Fail(Syndrome::LocalQpOperation, VENDOR + rule as u8));
+        return Some(Outcome::Fail(Syndrome::LocalQpOperation, rule.vendor()));
     }
     // Datagrams are lost where they go out.
     let is_cut_off = !hca.is_port_up.get() && !qp.is_datagram();
     let Some(injector) = injector else { return is_cut_off.then_some(Outcome::Wait(WaitFor::Peer)) };
     let is_first = qp.waiting.is_none() && ctrl.opcode() != Opcode::Nop as u8;
-    let fate = if is_first { injector.fate(takes_receive(ctrl)) } else { Fate::Normal };
+    let fate = if is_first { injector.fate(Opcode::from_wire(ctrl.opcode()).is_some_and(takes_receive)) } else { Fate::Normal };
     match fate {
         Fate::Normal if is_cut_off || injector.dropped_peers() => Some(Outcome::Wait(WaitFor::Peer)),
         Fate::Normal => None,
@@ -309,7 +295,7 @@ fn execute_wrapped(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWord
     let bytes = usize::from(ctrl.ds()) * SEGMENT;
     for (block, out) in (0..).zip(whole[..bytes].chunks_mut(WQEBB)) {
         // SAFETY: inside the SQ; the driver does not touch it until completion.
-        unsafe { out.as_mut_ptr().copy_from_nonoverlapping(qp.wqebb(qp.sq_consumer.wrapping_add(block)).as_ptr(), out.len()) };
+        unsafe { out.as_mut_ptr().copy_from_nonoverlapping(qp.sq.wqebb(qp.sq_consumer.wrapping_add(block)).as_ptr(), out.len()) };
     }
     execute(hca, links, qp, ctrl, &whole[..bytes], granted)
 }

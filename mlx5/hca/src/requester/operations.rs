@@ -1,11 +1,11 @@
-//! The requester: what one WQE does, verb by verb, to memory and to the peer's lane.
+//! The operations of the requester: the effect of one WQE, verb by verb, on memory and on the lane of the peer.
 
 use std::sync::atomic::{Ordering, fence};
 
 use mlx5_wire::{Access, AtomicSegment, CqeOpcode, CtrlWords, Opcode, RaddrSegment, SEGMENT, Syndrome};
 
 use crate::queues::qp::{SoftQp, Transport};
-use crate::requester::data::{Data, check_local, scatter};
+use crate::requester::data::{Data, check_local, has_result, header_bytes, scatter};
 use crate::requester::datagrams;
 use crate::requester::outcome::{Limit, Malformed, Outcome, WaitFor};
 use crate::responder::atomics;
@@ -40,15 +40,10 @@ fn attempt(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: 
             return datagrams::send(hca, links, &from, opcode, ctrl, wqe);
         }
     };
-    let header = match opcode {
-        Opcode::Send | Opcode::SendImm => SEGMENT,
-        Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => 3 * SEGMENT,
-        _ => 2 * SEGMENT,
-    };
+    let header = SEGMENT + header_bytes(opcode, false);
     let Some(body) = wqe.get(header..) else { return Malformed::Header.into() };
     let Some(data) = Data::parse(body) else { return Malformed::InlineLength.into() };
-    let is_result = matches!(opcode, Opcode::RdmaRead | Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd);
-    let length = match check_local(hca, qp.pd, &data, is_result) {
+    let length = match check_local(hca, qp.pd, &data, has_result(opcode)) {
         Ok(length) => length,
         Err(outcome) => return outcome,
     };
@@ -63,7 +58,7 @@ fn attempt(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: 
         Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => Access::REMOTE_ATOMIC,
         _ => Access::REMOTE_WRITE,
     };
-    // The responder looks at its queue pair before it looks at the key.
+    // A responder checks the queue pair before the key.
     if !allows(granted, needed) {
         return Fault::QueuePair.into();
     }
@@ -73,7 +68,7 @@ fn attempt(hca: &Hca, links: &mut Links, qp: &mut SoftQp, ctrl: CtrlWords, wqe: 
         return atomic(remote, &raddr, &wqe[2 * SEGMENT..], opcode, &data, length);
     }
     let span = if length == 0 {
-        // Nothing is accessed, so the key is not looked at.
+        // No byte is accessed, so the key is not checked.
         None
     } else {
         match remote.peer.memory.resolve(raddr.rkey, raddr.addr, length, needed, remote.pd) {
@@ -152,8 +147,8 @@ fn write_imm(remote: &mut Remote, span: Option<Span>, data: &Data<'_>, addr: u64
     Outcome::Done(0)
 }
 
-/// SEND: takes a receive and fills its buffers. A message that does not fit, or buffers that cannot be written, fail at both ends: the
-/// responder is told by an error message in its lane.
+/// SEND: takes a receive and fills its buffers. A message that does not fit, or buffers that cannot be written, fail at both ends: an
+/// error message in the lane reports it to the responder.
 fn send(remote: &mut Remote, data: &Data<'_>, byte_count: u32, opcode: Opcode, ctrl: CtrlWords) -> Result<(), Outcome> {
     if !remote.has_room() {
         return Err(Outcome::Wait(WaitFor::Room));

@@ -26,7 +26,7 @@ impl From<Fault> for Outcome {
     }
 }
 
-/// Vendor syndromes of [`Syndrome::LocalQpOperation`]: what is wrong with the WQE.
+/// Vendor syndromes of [`Syndrome::LocalQpOperation`]: the defect of the WQE.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 pub(crate) enum Malformed {
@@ -59,7 +59,7 @@ pub(crate) enum WaitFor {
     Peer,
     /// The peer has no receive posted.
     Receive,
-    /// The peer has not looked at its lane for 128 messages.
+    /// The lane of the peer is full.
     Room,
     /// The peer's owner has not executed an atomic yet.
     Answer,

@@ -23,30 +23,20 @@ use crate::{Hca, Queues, State};
 const RADDR: usize = SEGMENT;
 const DATA: usize = 2 * SEGMENT;
 
-/// The new WQEs of a queue pair that were executed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ran {
-    All,
-    /// The ones before one that is not plain, of the queue pair with this index.
-    Some(usize),
-    /// None: the queue pair executes none as plain, or is none.
-    None,
-}
-
-/// Executes the new WQEs of queue pair `index` up to the first that is not plain. To be called while the device
+/// Executes the new WQEs of queue pair `index` up to the first that is not plain. Fails with the index if there is one. To be called while the device
 /// is marked as executing (H3), so that all results hold until the end of the doorbell.
 #[inline(always)]
-pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Ran {
+pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usize> {
     let Queues { qps, cqs, .. } = &mut state.queues;
-    let Some(Some(qp)) = qps.get_mut(index) else { return Ran::None };
+    let Some(Some(qp)) = qps.get_mut(index) else { return Err(index) };
     let qp = &mut **qp;
     if qp.mode != Mode::Plain || qp.waiting.is_some() {
-        return Ran::None;
+        return Err(index);
     }
-    let Transport::Connected(remote) = &mut qp.transport else { return Ran::None };
+    let Transport::Connected(remote) = &mut qp.transport else { return Err(index) };
     let remote = &mut **remote;
     if !remote.grants_writes() {
-        return Ran::None;
+        return Err(index);
     }
     let producer = qp.sq.producer();
     while qp.sq_consumer != producer {
@@ -55,27 +45,27 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Ran {
         let segment = |at: usize| unsafe { wqe.add(at).cast::<[u8; SEGMENT]>().read() };
         let (ctrl, data) = (CtrlWords::parse(&segment(0)), DataWords::parse(&segment(DATA)));
         if !ctrl.is_one_of(qp.writes, at) {
-            return Ran::Some(qp.index);
+            return Err(qp.index);
         }
-        // The length is decoded in both cases, because that of a pointer has no bit to be taken out.
+        // The length is decoded in both cases, because the length of a pointer has no flag bit to be cleared.
         let (from, len) = if data.is_inline() {
             let len = u64::from(data.byte_count());
             if !carries(&qp.sq, at, producer, ctrl, len) {
-                return Ran::Some(qp.index);
+                return Err(qp.index);
             }
             // SAFETY: inside the WQE.
             (unsafe { wqe.add(DATA + InlineHeader::LEN) }, len)
         } else {
             let len = u64::from(data.byte_count());
             if usize::from(ctrl.ds()) * SEGMENT != DATA + SEGMENT || len.wrapping_sub(1) >= MAX_MESSAGE_BYTES {
-                return Ran::Some(qp.index);
+                return Err(qp.index);
             }
             let Some(from) = qp.source.find(data.lkey(), data.addr(), len) else {
                 // The WQE is read again, so that nothing of it has to be kept over the call.
                 if look_for_source(hca, &mut qp.source, &mut qp.looks, wqe, qp.pd) {
                     continue;
                 }
-                return Ran::Some(qp.index);
+                return Err(qp.index);
             };
             (from, len)
         };
@@ -84,15 +74,15 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Ran {
             if remote.look_for_target(&mut qp.looks, rkey, addr, len) {
                 continue;
             }
-            return Ran::Some(qp.index);
+            return Err(qp.index);
         };
         if ctrl.has_imm() {
             if !remote.has_room() {
-                return Ran::Some(qp.index);
+                return Err(qp.index);
             }
             let Some(taking) = remote.take_known_receive() else {
                 remote.takes_no_receive();
-                return Ran::Some(qp.index);
+                return Err(qp.index);
             };
             // Nothing can fail from here on. The exchange that takes a receive waits for all earlier stores, so it comes before the copy: the
             // lines of payload and message, both last used by the peer, are then fetched at the same time. What is needed of the WQE is read
@@ -119,13 +109,13 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Ran {
         if ctrl.signaled() {
             if let Err(overrun) = complete_signaled(cqs, qp.send_cq, qp.user_index, wqe) {
                 qp.overran(hca, qp.send_cq, overrun);
-                return Ran::Some(qp.index);
+                return Err(qp.index);
             }
         }
     }
     qp.sq_limit = producer;
     remote.announce(hca.barrier);
-    Ran::All
+    Ok(())
 }
 
 /// Writes the CQE of the WQE at `wqe`. A call: with the one copy of the control segment that this needs, every WQE would decode all of it.
@@ -144,7 +134,8 @@ fn carries(sq: &SqPlace, at: u16, end: u16, ctrl: CtrlWords, len: u64) -> bool {
     segments == usize::from(ctrl.ds()) && len > 0 && blocks(ctrl.ds()) <= room
 }
 
-/// Looks up the region that the WQE at `wqe` reads from. Returns `false` if it may not, or this was the last of the `looks`.
+/// Looks up the source region of the WQE at `wqe` and caches it. Returns `false` if the access is refused, or no look-up is left in
+/// `looks`.
 #[cold]
 #[inline(never)]
 fn look_for_source(hca: &Hca, source: &mut Reach, looks: &mut Looks, wqe: NonNull<u8>, pd: u32) -> bool {

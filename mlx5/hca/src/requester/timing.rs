@@ -1,5 +1,5 @@
-//! When things happen: at once, later by a constant, or as a model of a NIC says. Whatever is later is gathered later, so a source buffer
-//! that is reused too early is sent wrongly, as it would be by a NIC.
+//! Timing: WQEs are executed at once, later by a constant, or when a model of the network says. A WQE that is executed later is gathered
+//! later: a source buffer that is reused too early is sent wrongly, as by a NIC.
 
 use std::sync::Arc;
 
@@ -9,6 +9,7 @@ use crate::deferred::Deferred;
 use crate::network::{Network, Request, Times};
 use crate::queues::in_flight::{Announced, UnderWay};
 use crate::queues::qp::SoftQp;
+use crate::requester::data::{has_result, header_bytes, takes_receive};
 
 /// When a software HCA executes what a doorbell announced. The times are those of the device's [`Clock`](crate::Clock).
 ///
@@ -37,12 +38,12 @@ impl Timing {
         matches!(self, Self::Model(_))
     }
 
-    /// The doorbell of `qp` rang: says when what it announced is to be executed. `lid` is this device's. Returns how many WRITEs and SENDs a model
-    /// has counted in it.
+    /// Schedules the WQEs that a doorbell of `qp` announced. `lid` is the LID of this device. Returns the number of WRITEs and SENDs
+    /// among them, for a model only.
     #[cold]
     pub(crate) fn announce(&self, qp: &mut SoftQp, lid: u16, now_ns: u64, deferred: &mut Deferred) -> u64 {
         let mut sends = 0;
-        let producer = qp.sq_producer();
+        let producer = qp.sq.producer();
         let mut counter = qp.under_way.announced.back().map_or(qp.sq_limit, |last| last.end);
         match self {
             Self::Immediate => {}
@@ -96,23 +97,14 @@ impl Load {
     /// Makes the load of the WQE at `counter`, which has at most `outstanding` WQEBBs.
     fn of(qp: &SoftQp, counter: u16, outstanding: u16) -> Self {
         // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
-        let block = |at: u16| unsafe { qp.wqebb(counter.wrapping_add(at)).cast::<[u8; WQEBB]>().read() };
+        let block = |at: u16| unsafe { qp.sq.wqebb(counter.wrapping_add(at)).cast::<[u8; WQEBB]>().read() };
         let first = block(0);
         let ctrl = CtrlWords::parse(first.first_chunk().unwrap_or(&[0; SEGMENT]));
         let blocks = usize::from(ctrl.ds()).div_ceil(WQEBB / SEGMENT).clamp(1, usize::from(outstanding).max(1));
-        let opcode = Opcode::from_wire(ctrl.opcode());
-        let (header, takes_receive, has_response) = match opcode {
-            Some(Opcode::Send | Opcode::SendImm) if qp.is_datagram() => (4, false, false),
-            Some(Opcode::Send | Opcode::SendImm) => (1, true, false),
-            Some(Opcode::RdmaWriteImm) => (2, true, false),
-            Some(Opcode::RdmaWrite) => (2, false, false),
-            Some(Opcode::RdmaRead) => (2, false, true),
-            Some(Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) => (3, false, true),
-            // Nothing is sent.
-            Some(Opcode::Nop) | None => (usize::MAX, false, false),
-        };
+        let opcode = Opcode::from_wire(ctrl.opcode()).filter(|opcode| *opcode != Opcode::Nop);
+        let has_response = opcode.is_some_and(has_result);
         let mut bytes = 0;
-        let mut segment = header;
+        let mut segment = opcode.map_or(usize::MAX, |opcode| 1 + header_bytes(opcode, qp.is_datagram()) / SEGMENT);
         while segment < usize::from(ctrl.ds()) && segment < blocks * (WQEBB / SEGMENT) {
             let block = block((segment * SEGMENT / WQEBB) as u16);
             let Some(data) = block[segment * SEGMENT % WQEBB..].first_chunk::<SEGMENT>() else { break };
@@ -124,9 +116,9 @@ impl Load {
             blocks: blocks as u16,
             bytes: if has_response { 0 } else { bytes },
             response: has_response.then_some(bytes),
-            takes_receive,
+            takes_receive: !qp.is_datagram() && opcode.is_some_and(takes_receive),
             is_fenced: ctrl.fence() != FenceMode::None,
-            is_nop: opcode == Some(Opcode::Nop),
+            is_nop: ctrl.opcode() == Opcode::Nop as u8,
         }
     }
 

@@ -18,7 +18,7 @@ use crate::shared::remote::Remote;
 /// In [`AtomicRequest::kind_key`](crate::shared::layout::AtomicRequest::kind_key).
 const FETCH_ADD: u64 = 1 << 32;
 
-/// Fetch and add, or compare and swap, of one locked operation. Returns what was there.
+/// Executes fetch and add, or compare and swap, as one locked operation. Returns the old value.
 pub(crate) fn execute(word: &AtomicU64, is_add: bool, operands: &AtomicSegment) -> u64 {
     if is_add {
         word.fetch_add(operands.swap_add, Ordering::SeqCst)
@@ -55,7 +55,8 @@ pub(crate) fn ask(remote: &mut Remote, raddr: &RaddrSegment, is_add: bool, opera
     }
 }
 
-/// Owner: executes the atomic that message `number` of a queue pair's lane announced. The peer wrote what it is, so everything is checked.
+/// Owner: executes the atomic that message `number` of the lane of a queue pair requests. The peer wrote the request, so everything is
+/// checked.
 #[cold]
 pub(crate) fn answer(hca: &Hca, qp: &SoftQp, number: u32) {
     let request = &hca.memory.lane(qp.index).atomic;

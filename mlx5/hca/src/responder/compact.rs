@@ -17,8 +17,8 @@ const LONGEST: usize = 64;
 /// Byte that fills, in strict mode, a receive buffer whose data went into the CQE: a NIC does not write it.
 const UNWRITTEN: u8 = 0xdb;
 
-/// As the ordinary visit of a lane: takes up to `budget` messages. Those that follow one another, with the same opcode and immediate and
-/// receives that are neighbours, become sessions.
+/// Takes up to `budget` messages of a lane. Messages that follow one another, with the same opcode and immediate and neighbouring
+/// receives, become sessions.
 #[cold]
 pub(crate) fn visit(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, budget: usize) -> usize {
     let mut run = [Message::default(); LONGEST];
@@ -80,8 +80,8 @@ fn cqe(qp: &SoftQp, message: &Message) -> [u8; CQE_BYTES] {
     bytes
 }
 
-/// A message whose data, if it is short, goes into the CQE. The sender has put it into the receive's first buffer, as always: nobody else may
-/// write this process' completion queue.
+/// Writes the CQE of a message, with the data inside if they are short. The sender has put them into the first buffer of the receive, as
+/// always: only this process may write its completion queue.
 fn scattered(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
     let length = message.byte_count as usize;
     let opcode = arrived(message).and_then(CqeOpcode::from_op_own).filter(|opcode| *opcode != CqeOpcode::ResponderWriteImm);
@@ -90,7 +90,7 @@ fn scattered(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
     };
     let first = qp.receives.segments(message.taking.index()).next().filter(|segment| segment.byte_count() as usize >= length);
     let place = first.and_then(|s| hca.memory.resolve(s.lkey(), s.addr(), length as u64, Access::LOCAL_WRITE, qp.receives.pd).ok());
-    // Elsewhere, or in several buffers: it stays there.
+    // Data in memory of another allocator, or in several buffers, stay there.
     let Some(Span::Mapped(place)) = place else { return deliver(hca, qp, cq, *message, Sender::Connected) };
     if !qp.taken.account(message.taking) {
         return qp.break_down(hca);
@@ -103,7 +103,5 @@ fn scattered(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
             place.as_ptr().write_bytes(UNWRITTEN, length);
         }
     }
-    if let Err(overrun) = cq.write_scattered(cqe(qp, message), opcode, &data[..length]) {
-        qp.overran(hca, qp.recv_cq, overrun);
-    }
+    qp.wrote(hca, qp.recv_cq, cq.write_scattered(cqe(qp, message), opcode, &data[..length]));
 }

@@ -39,7 +39,8 @@ fn receive_from(hca: &Hca, state: &mut State, lid: u16) -> usize {
     received + take_all(hca, state, state.links.incoming.len() - 1)
 }
 
-/// Forgets the lanes of devices that are gone, after taking what these had sent: the mappings outlive them. And those that are for other devices now.
+/// Forgets the lanes of devices that are gone, after taking their datagrams: the mappings outlive them. Also forgets lanes that lead to
+/// other devices now.
 fn forget_gone(hca: &Hca, state: &mut State) -> usize {
     let mut received = 0;
     while let Some(index) = state.links.incoming.iter().position(|i| i.peer.is_gone() || !i.is_own()) {
@@ -58,8 +59,9 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
     for _ in 0..DATAGRAM_SLOTS {
         let Some((header, payload)) = incoming.pop() else { break };
         is_any = true;
-        let qp = qps.get_mut(qp_index(header.qpn)).and_then(Option::as_deref_mut).filter(|qp| qp.qpn == header.qpn && !qp.failed);
-        // The sender wrote this. What no SEND leaves is dropped, like anything else that is not for this device.
+        let qp = qps.get_mut(qp_index(header.qpn)).and_then(Option::as_deref_mut).filter(|qp| qp.qpn == header.qpn && !qp.has_failed());
+        // The sender wrote the header. A datagram with another opcode than those of SENDs is dropped, like one that is not for this
+        // device.
         let opcode = [CqeOpcode::ResponderSend, CqeOpcode::ResponderSendImm].into_iter().find(|&opcode| opcode as u32 == header.opcode);
         let (Some(qp), Some(opcode)) = (qp, opcode) else { continue };
         let is_for = matches!(qp.transport, Transport::Datagram { qkey } if qkey == header.qkey);
@@ -68,7 +70,7 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
         }
         let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else { continue };
         let pop = || qp.receives.pop(&AtomicU64::new(0));
-        // Another driver's receive that was posted before the datagram was sent, but after the last look at its queue, is there all the same.
+        // A receive of another driver may have been posted before the datagram was sent and not been copied yet.
         let refreshed = || rqs.get_mut(qp.rqn as usize).and_then(Option::as_mut).is_some_and(RqSlot::refresh).then(pop).flatten();
         let Some(taking) = pop().or_else(refreshed) else { continue };
         let grh = if header.flags & GRH != 0 { GRH_BYTES } else { 0 };
@@ -99,5 +101,5 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
 /// Finds the lane of device `lid` that is for this device.
 fn find_lane(hca: &Hca, links: &mut Links, lid: u16) -> Option<Incoming> {
     let peer = links.peer_of_lid(&hca.membership, lid).ok()?;
-    Incoming::find(peer, (hca.membership.lid(), hca.membership.epoch()))
+    Incoming::find(peer, (hca.membership.lid, hca.membership.epoch))
 }

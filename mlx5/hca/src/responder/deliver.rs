@@ -8,7 +8,7 @@ use crate::debug::trace::What;
 use crate::queues::cq::SoftCq;
 use crate::queues::qp::SoftQp;
 use crate::responder::atomics;
-use crate::shared::layout::{ATOMIC, Message};
+use crate::shared::layout::{ATOMIC, Message, Taking};
 
 /// Records an arrival.
 pub(crate) fn trace(hca: &Hca, qp: &SoftQp, message: &Message) {
@@ -28,7 +28,7 @@ pub(crate) enum Sender {
     Datagram { qpn: u32, grh: bool },
 }
 
-/// A message becomes a CQE.
+/// Writes the CQE of a message.
 #[inline(always)]
 pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Message, sender: Sender) {
     prefetch(message.payload as usize);
@@ -37,7 +37,7 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Mess
         let copy = message;
         return deliver_other(hca, qp, cq, &copy);
     };
-    // The peer wrote this. A wrong opcode or index makes no CQE: the connection ends instead.
+    // The peer wrote the message. A wrong opcode or index makes no CQE: the connection ends instead.
     if !qp.taken.account(message.taking) {
         return qp.break_down(hca);
     }
@@ -54,9 +54,7 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Mess
         source_qpn,
         grh,
     };
-    if let Err(overrun) = cq.write_receive(&cqe, op_own) {
-        qp.overran(hca, qp.recv_cq, overrun);
-    }
+    qp.wrote(hca, qp.recv_cq, cq.write_receive(&cqe, op_own));
 }
 
 /// Returns op_own of a message that arrived well.
@@ -75,7 +73,8 @@ pub(crate) fn arrived(message: &Message) -> Option<u8> {
     is_one.then_some(message.op_own as u8)
 }
 
-/// An atomic that is to be done here; or the receive failed, and the queue pair with it; or the peer wrote what is no message.
+/// Handles every other message: a request for an atomic, or a failed receive, with which the queue pair fails. Any other message is
+/// malformed.
 #[cold]
 #[inline(never)]
 fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
@@ -87,10 +86,13 @@ fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message)
         return qp.break_down(hca);
     }
     let [raw_syndrome, vendor_syndrome, ..] = message.imm.to_le_bytes();
-    let wqe_counter = qp.receives.wqe_counter(message.taking);
-    let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: 0, qpn: qp.qpn, wqe_counter, user_index: qp.user_index };
-    if let Err(overrun) = cq.write(cqe.emit(), CqeOpcode::ResponderError) {
-        qp.overran(hca, qp.recv_cq, overrun);
-    }
+    fail_receive(hca, qp, cq, message.taking, (raw_syndrome, vendor_syndrome));
     qp.fail(hca);
+}
+
+/// Writes the CQE of a receive that failed with a syndrome and a vendor syndrome.
+pub(crate) fn fail_receive(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, taking: Taking, (raw_syndrome, vendor_syndrome): (u8, u8)) {
+    let wqe_counter = qp.receives.wqe_counter(taking);
+    let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: 0, qpn: qp.qpn, wqe_counter, user_index: qp.user_index };
+    qp.wrote(hca, qp.recv_cq, cq.write(cqe.emit(), CqeOpcode::ResponderError));
 }

@@ -1,26 +1,27 @@
-//! Flushes the work of a queue pair that goes to the error state: a send that waits stops waiting; receives of its own queue are flushed,
-//! those of a shared one stay.
+//! Flushing a queue pair that goes to the error state. A send that waits stops waiting. The receives of its own queue are flushed;
+//! receives of a shared queue stay.
 
-use mlx5_wire::{CqeOpcode, ErrorCqe, Syndrome};
+use mlx5_wire::Syndrome;
 
 use crate::debug::trace::What;
 use crate::queues::cq::SoftCq;
 use crate::queues::qp::SoftQp;
 use crate::requester::execute;
 use crate::responder::arrive;
+use crate::responder::deliver::fail_receive;
 use crate::shared::layout::Taking;
 use crate::{Hca, Queues, State};
 
-/// Flushes the sends of failed queue pairs that were waiting for something, and what is posted in their own receive queues, now and from then
-/// on. Returns whether there was something.
+/// Flushes the waiting sends of failed queue pairs, and the receives in their own queues, also those that are posted later. Returns
+/// whether there were some.
 #[cold]
 pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
     let mut flushed = false;
     let mut failed = hca.failed.take();
     failed.retain(|&(index, generation)| {
-        let is_same = |qp: &&mut Box<SoftQp>| qp.failed && qp.generation == generation;
+        let is_same = |qp: &&mut Box<SoftQp>| qp.has_failed() && qp.generation == generation;
         let Some(qp) = state.queues.qps.get_mut(index).and_then(Option::as_mut).filter(is_same) else { return false };
-        let owns_rq = qp.owns_rq;
+        let owns_rq = qp.owns_rq();
         if qp.waiting.take().is_some() {
             flushed = true;
             execute::run_due(hca, state, index, hca.clock.now_ns());
@@ -31,7 +32,7 @@ pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
         }
         owns_rq
     });
-    // Others may have failed meanwhile.
+    // Other queue pairs may have failed meanwhile.
     let others = hca.failed.replace(failed);
     let mut all = hca.failed.borrow_mut();
     all.extend(others);
@@ -39,10 +40,10 @@ pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
     flushed
 }
 
-/// Receives complete in the order in which they are taken. So a receive that the peer took comes first, even if it has not told of it yet: it
-/// will soon, or is dead, and then that receive is flushed too.
+/// Receives complete in the order in which they are taken. So a receive that the peer took comes first, even if it has not announced it
+/// yet: either it will, or it is dead and the receive is flushed too.
 fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> bool {
-    // Before the lane is looked at: the dead publish no more.
+    // Before the lane is read: the dead publish no more.
     let is_peer_gone = qp.remote().is_some_and(|r| r.peer.is_gone());
     let before = qp.lane.position();
     arrive::drain(hca, qp, cqs);
@@ -56,7 +57,7 @@ fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> boo
                 return flushed;
             }
         } else if !is_peer_gone || qp.receives.popped().wrapping_sub(next) as usize > qp.taken.wqes() {
-            // Not told of yet; or a word that no requester wrote, and no count of receives.
+            // The peer has not announced this receive yet, or the word is corrupt.
             return flushed;
         }
         flushed = true;
@@ -67,18 +68,8 @@ fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> boo
         if let Some(trace) = &hca.trace {
             trace.record(What::Flushed, qp.qpn, index, 0, 0);
         }
-        let cqe = ErrorCqe {
-            raw_syndrome: Syndrome::WorkRequestFlushed as u8,
-            vendor_syndrome: 0,
-            wqe_opcode: 0,
-            qpn: qp.qpn,
-            wqe_counter: qp.receives.wqe_counter(taking),
-            user_index: qp.user_index,
-        };
         if let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) {
-            if let Err(overrun) = cq.write(cqe.emit(), CqeOpcode::ResponderError) {
-                qp.overran(hca, qp.recv_cq, overrun);
-            }
+            fail_receive(hca, qp, cq, taking, (Syndrome::WorkRequestFlushed as u8, 0));
         }
     }
 }

@@ -45,22 +45,25 @@ struct LocalDevice {
 const LIVES: u32 = 1;
 
 /// A device's own entry in its fabric; dropping it withdraws the device.
-pub(crate) enum Membership {
-    Shared { dir: Dir, region: Region, lid: u16 },
-    Local { fabric: LocalFabric, device: LocalDeviceRef },
+pub(crate) struct Membership {
+    /// LID, or seat of a port.
+    pub(crate) lid: u16,
+    /// Incarnation of the LID.
+    pub(crate) epoch: u64,
+    /// Number for choices that another device of this LID is to make otherwise: at random in a directory, and in the order of joining, which a simulation
+    /// repeats, in a local fabric.
+    pub(crate) seed: u64,
+    place: Place,
 }
 
-/// A local device's entry, by value.
-pub(crate) struct LocalDeviceRef {
-    lid: u16,
-    epoch: u64,
-    seed: u64,
-    life: Arc<AtomicU32>,
+enum Place {
+    Shared { dir: Dir, _region: Region },
+    Local { fabric: LocalFabric, life: Arc<AtomicU32> },
 }
 
 impl Membership {
-    /// Publishes `memory` under the first free LID; or under a free seat, which begins all queue pair numbers of the device and therefore is chosen at
-    /// random in a directory.
+    /// Publishes `memory` under the first free LID; or under a free seat of a port. All queue pair numbers of the device begin with the
+    /// seat, so a seat in a directory is chosen at random.
     pub(crate) fn join(spec: &FabricSpec, memory: &DeviceMemory, is_seat: bool) -> Result<Self, OpenError> {
         let max_lid = if is_seat { MAX_SEAT } else { MAX_LID };
         match spec {
@@ -77,7 +80,10 @@ impl Membership {
                         }
                     });
                     match created {
-                        Ok(region) => return Ok(Self::Shared { dir, region, lid }),
+                        Ok(region) => {
+                            let epoch = region.epoch();
+                            return Ok(Self { lid, epoch, seed: epoch, place: Place::Shared { dir, _region: region } });
+                        }
                         Err(CreateError::Exists { .. }) => {}
                         Err(error) => return Err(error.into()),
                     }
@@ -88,47 +94,24 @@ impl Membership {
         }
     }
 
-    pub(crate) fn lid(&self) -> u16 {
-        match self {
-            Self::Shared { lid, .. } => *lid,
-            Self::Local { device, .. } => device.lid,
-        }
-    }
-
-    /// Returns a number for choices that another device of this LID is to make otherwise: at random in a directory, and in the order of joining, which a
-    /// simulation repeats, in a local fabric.
-    pub(crate) fn seed(&self) -> u64 {
-        match self {
-            Self::Shared { region, .. } => region.epoch(),
-            Self::Local { device, .. } => device.seed,
-        }
-    }
-
     /// Returns whether it was joined to this local fabric.
     pub(crate) fn is_of(&self, fabric: &LocalFabric) -> bool {
-        matches!(self, Self::Local { fabric: own, .. } if Arc::ptr_eq(&own.devices, &fabric.devices))
+        matches!(&self.place, Place::Local { fabric: own, .. } if Arc::ptr_eq(&own.devices, &fabric.devices))
     }
 
-    /// Which incarnation of the LID this device is.
-    pub(crate) fn epoch(&self) -> u64 {
-        match self {
-            Self::Shared { region, .. } => region.epoch(),
-            Self::Local { device, .. } => device.epoch,
-        }
-    }
-
+    /// Returns a description of the fabric, for people.
     pub(crate) fn describe(&self) -> String {
-        match self {
-            Self::Shared { dir, .. } => format!("sealed memfds, control files in {}", dir.path().display()),
-            Self::Local { .. } => "sealed memfds, local to the process".to_owned(),
+        match &self.place {
+            Place::Shared { dir, .. } => format!("sealed memfds, control files in {}", dir.path().display()),
+            Place::Local { .. } => "sealed memfds, local to the process".to_owned(),
         }
     }
 
     /// Maps the device with `lid`, if it is the incarnation asked for.
     pub(crate) fn attach(&self, lid: u16, epoch: Option<u64>) -> Result<Peer, ConnectError> {
         let missing = |reason: String| ConnectError::NoSuchDevice { lid, reason };
-        match self {
-            Self::Shared { dir, .. } => {
+        match &self.place {
+            Place::Shared { dir, .. } => {
                 let region =
                     Region::open(dir, &file_name(lid), REGION_KIND, size_of::<Publication>()).map_err(|e| missing(e.to_string()))?;
                 if epoch.is_some_and(|epoch| region.epoch() != epoch) {
@@ -145,7 +128,7 @@ impl Membership {
                 let word = region.owner_word();
                 Ok(Peer { lid, epoch: region.epoch(), memory, word, life: Life::Shared(region), noticed: Cell::new(false) })
             }
-            Self::Local { fabric, .. } => {
+            Place::Local { fabric, .. } => {
                 let devices = fabric.devices();
                 let device = devices.by_lid.get(&lid).ok_or_else(|| missing("it is not in this local fabric".to_owned()))?;
                 if epoch.is_some_and(|epoch| device.epoch != epoch) {
@@ -178,8 +161,7 @@ impl LocalFabric {
                 let epoch = memory.ids()[0].token;
                 slot.insert(LocalDevice { epoch, memory: memory.share(), life: Arc::clone(&life) });
                 devices.joined += 1;
-                let device = LocalDeviceRef { lid, epoch, seed: devices.joined, life };
-                return Ok(Membership::Local { fabric: self.clone(), device });
+                return Ok(Membership { lid, epoch, seed: devices.joined, place: Place::Local { fabric: self.clone(), life } });
             }
         }
         Err(OpenError::NoFreeLid(max_lid))
@@ -193,9 +175,9 @@ impl LocalFabric {
 impl Membership {
     /// Withdraws a device of a local fabric, for good; another one may have its LID then.
     pub(crate) fn leave(&self) {
-        if let Self::Local { fabric, device } = self {
-            if device.life.swap(0, Ordering::AcqRel) == LIVES {
-                fabric.devices().by_lid.remove(&device.lid);
+        if let Place::Local { fabric, life } = &self.place {
+            if life.swap(0, Ordering::AcqRel) == LIVES {
+                fabric.devices().by_lid.remove(&self.lid);
             }
         }
     }
@@ -217,10 +199,10 @@ pub(crate) struct Peer {
     pub(crate) lid: u16,
     pub(crate) epoch: u64,
     pub(crate) memory: DeviceMemory,
-    /// [`owner_may_be_gone`] of its value: whether to look. In what `life` holds.
+    /// Life word. `owner_may_be_gone(word)` says whether the slow check is needed. Kept alive by `life`.
     word: NonNull<AtomicU32>,
     life: Life,
-    /// The receives that it took with it have been looked for.
+    /// The receives that it held when it died have been searched for.
     noticed: Cell<bool>,
 }
 
@@ -304,7 +286,7 @@ mod tests {
             (memory, membership)
         };
         let mut devices: Vec<_> = (0..DEVICES).map(open).collect();
-        let attach = |(_, to): &(_, Membership), (_, from): &(_, Membership)| to.attach(from.lid(), Some(from.epoch())).unwrap();
+        let attach = |(_, to): &(_, Membership), (_, from): &(_, Membership)| to.attach(from.lid, Some(from.epoch)).unwrap();
         let peers: Vec<Peer> = devices.iter().flat_map(|to| devices.iter().map(move |from| attach(to, from))).collect();
         let counts = |memory: &DeviceMemory| memory.ids().map(|id| descriptors(&id));
         assert!(devices.iter().all(|(memory, _)| counts(memory) == [1; 3]), "{:?}", counts(&devices[0].0));
@@ -330,7 +312,7 @@ mod tests {
         let memory = || DeviceMemory::create(1 << 20).unwrap();
         let joined = |fabric: &FabricSpec, is_seat| {
             let membership = Membership::join(fabric, &memory(), is_seat).unwrap();
-            (membership.lid(), membership.seed())
+            (membership.lid, membership.seed)
         };
         for fabric in [FabricSpec::Shared { dir: Some(dir.clone()) }, FabricSpec::Local(LocalFabric::new())] {
             let [first, second] = [(); 2].map(|()| joined(&fabric, false));
@@ -354,9 +336,9 @@ mod tests {
             Membership::join(&fabric, &memory, false).map(|membership| (memory, membership)).unwrap()
         };
         let ((_memory, here), (_its_memory, there)) = (open(), open());
-        let attach = || here.attach(there.lid(), Some(there.epoch()));
+        let attach = || here.attach(there.lid, Some(there.epoch));
         assert!(attach().is_ok());
-        let Membership::Shared { region, .. } = &there else { panic!("joined to a directory") };
+        let Place::Shared { _region: region, .. } = &there.place else { panic!("joined to a directory") };
         // SAFETY: valid and aligned, and read by this thread alone.
         unsafe { (*region.view().at::<Publication>(0).unwrap().as_ptr()).pid_namespace += 1 };
         let refused = attach().err().unwrap().to_string();

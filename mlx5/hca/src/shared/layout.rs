@@ -106,7 +106,7 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// Answer to atomic `number` of the connection: 0, or why it failed.
+    /// Packs the answer to atomic `number` of the connection: the fault, or 0.
     pub(crate) const fn pack(number: u32, fault: u8) -> u64 {
         (number as u64) << 8 | fault as u64
     }
@@ -119,10 +119,10 @@ impl Told {
 
 /// Flag in [`QpEntry::identity`]: the state is RTR or RTS.
 pub(crate) const RECEIVES: u64 = 1;
-/// Flags in [`QpEntry::identity`] of a queue pair that receives: what it lets its peer do, as the bits of [`Access`]. They may change while it
-/// is connected.
+/// Flags in [`QpEntry::identity`] of a queue pair that receives: the rights of its peer, as the bits of [`Access`]. They may change while
+/// it is connected.
 pub(crate) const RIGHTS: u64 = Access::REMOTE.bits() as u64;
-/// Flag in [`QpEntry::identity`]: unreliable datagrams, so nobody connects to it.
+/// Flag in [`QpEntry::identity`]: unreliable datagrams. No queue pair connects to it.
 pub(crate) const DATAGRAM: u64 = 1 << 4;
 
 impl QpEntry {
@@ -136,7 +136,7 @@ impl QpEntry {
         (identity >> 8) as u32 & 0xff_ffff
     }
 
-    /// A queue pair that had this number before, or this one before it was reset, is another.
+    /// Packs number and generation, so that an earlier queue pair with this number does not match.
     pub(crate) const fn pack_peer(qpn: u32, generation: u32) -> u64 {
         (generation as u64) << 32 | qpn as u64
     }
@@ -171,7 +171,7 @@ pub(crate) struct RqEntry {
     pub(crate) ring: AtomicU64,
     /// Doorbell record, device format.
     pub(crate) record: AtomicU32,
-    /// Receives given back by the owner after a process died with them: as good as posted.
+    /// Receives that the owner returned after a process died with them: they count as posted.
     pub(crate) returned: AtomicU32,
     /// [`LINKED`], or 0 for a ring.
     pub(crate) kind: AtomicU32,
@@ -185,7 +185,7 @@ pub(crate) const LINKED: u32 = 1;
 /// The pop word and the list from which requesters take receives.
 #[repr(C, align(64))]
 pub(crate) struct Pop {
-    /// `count << 16 | index`: receives taken (48 bits, of which 32 are looked at), and the next WQE of the list.
+    /// `count << 16 | index`: receives taken (48 bits, of which 32 are compared), and the next WQE of the list.
     pub(crate) word: AtomicU64,
 }
 
@@ -193,7 +193,7 @@ impl Pop {
     /// One more receive taken. An intent is a pop word plus this, so that it is never 0.
     pub(crate) const ONE: u64 = 1 << 16;
 
-    /// The count, and the index as it was written: another process may have.
+    /// Returns the count and the index, which another process may have written.
     pub(crate) const fn unpack(word: u64) -> (u32, u16) {
         ((word >> 16) as u32, word as u16)
     }
@@ -226,7 +226,7 @@ impl Taking {
         Pop::unpack(self.0).0
     }
 
-    /// The index of its WQE, as it was written: another process may have.
+    /// Returns the index of its WQE, which another process may have written.
     #[inline(always)]
     pub(crate) const fn index(self) -> u16 {
         Pop::unpack(self.0).1
@@ -253,7 +253,7 @@ pub(crate) struct Message {
 pub(crate) const SOLICITED: u32 = 1;
 /// Flag of a datagram: its payload begins with a GRH.
 pub(crate) const GRH: u32 = 2;
-/// In place of op_own: a message that takes no receive: the lane's [`AtomicRequest`] is to be executed.
+/// In place of op_own: a message that takes no receive and requests the execution of the [`AtomicRequest`] of its lane.
 pub(crate) const ATOMIC: u64 = 0x80;
 
 /// An atomic on memory that only its owner can reach. One at a time: the requester's send queue waits for the answer.
@@ -263,7 +263,7 @@ pub(crate) struct AtomicRequest {
     pub(crate) kind_key: AtomicU64,
     pub(crate) addr: AtomicU64,
     pub(crate) compare: AtomicU64,
-    /// Or what to add.
+    /// Value to store, or addend.
     pub(crate) swap: AtomicU64,
 }
 
@@ -312,7 +312,7 @@ pub(crate) struct DatagramLane {
     pub(crate) payloads: [UnsafeCell<[u8; GRH_BYTES + MAX_MTU]>; DATAGRAM_SLOTS],
 }
 
-/// Which of a device's slots are those of one lane.
+/// The slots of one lane among those of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LanePlace {
     /// Number of the first.
@@ -327,7 +327,7 @@ impl LanePlace {
         (self.first as u64) << 32 | self.slots as u64
     }
 
-    /// `None` if no lane is there: another process wrote it.
+    /// Returns `None` if the word names no lane: another process wrote it.
     pub(crate) fn unpack(word: u64) -> Option<Self> {
         let place = Self { first: (word >> 32) as u32, slots: word as u32 };
         let is_size = place.slots.is_power_of_two() && (MIN_LANE_SLOTS..=LANE_SLOTS).contains(&(place.slots as usize));
@@ -346,7 +346,7 @@ pub(crate) const ALL_LANE_SLOTS: usize = MAX_QPS * LANE_SLOTS;
 /// The words that the one requester of a queue pair writes, in addition to the lane's slots.
 #[repr(C, align(64))]
 pub(crate) struct Lane {
-    /// Pop word of a receive being taken, plus [`Pop::ONE`]; 0 when none is.
+    /// Pop word of the receive that the requester is taking, plus [`Pop::ONE`]; 0 if it is taking none.
     pub(crate) intent: AtomicU64,
     pub(crate) atomic: AtomicRequest,
 }
@@ -389,7 +389,7 @@ pub(crate) struct Publication {
     pub(crate) segments: [MemfdId; 3],
 }
 
-/// Returns whether an identity word has the right `needed`; 0 has none.
+/// Returns whether an identity word has the right `needed`. The word 0 has no right.
 #[inline(always)]
 pub(crate) fn allows(identity: u64, needed: Access) -> bool {
     identity & u64::from(needed.bits()) != 0

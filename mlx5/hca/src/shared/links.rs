@@ -1,4 +1,4 @@
-//! The devices that this one knows.
+//! The devices that this one has mapped.
 
 use core::ptr::NonNull;
 use std::rc::Rc;
@@ -24,7 +24,7 @@ pub(crate) struct Links {
     /// Datagrams sent.
     pub(crate) sent: u64,
     pub(crate) incoming: Vec<Incoming>,
-    /// LIDs to be looked at; empty in between.
+    /// LIDs whose lanes are to be read; empty in between.
     pub(crate) ready: Vec<u16>,
 }
 
@@ -75,7 +75,7 @@ impl Links {
             // L2
             is_full && memory.datagram_lane(index).consumed.load(Ordering::Acquire) == out.tx.position()
         };
-        // The lane of a device that is gone, or a new one, or that of the device that was not sent to for the longest time.
+        // In this order: the lane of a device that is gone, a new lane, the lane that was not sent to for the longest time.
         let lanes = self.outgoing.iter().enumerate().filter(|&(index, out)| out.peer.is_gone() || is_empty(index, out));
         let index = lanes.min_by_key(|(_, out)| out.last).map_or(self.outgoing.len(), |(index, _)| index);
         if index == MAX_DATAGRAM_LANES {

@@ -38,7 +38,7 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// Returns the fault that another process tells; `None` for 0. A process that tells something is not gone.
+    /// Returns the fault in the answer of another process; `None` for 0. A process that answers is not gone.
     pub(crate) fn from_wire(byte: u8) -> Option<Self> {
         match byte {
             0 => None,

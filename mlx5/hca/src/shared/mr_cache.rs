@@ -1,4 +1,4 @@
-//! The place of a region, remembered from one access to the next.
+//! The MR cache of a queue pair: the region of its last access.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -7,8 +7,8 @@ use mlx5_wire::Access;
 
 use crate::shared::memory::{DeviceMemory, Fault};
 
-/// A region as its entry said when an access by its key was last checked. The entry is unchanged while its stamp is (H2), so the next access by
-/// that key reads one word of it. Valid as long as the memory of the region's device is mapped.
+/// A region, copied from its entry when an access by its key was last checked. The entry is unchanged while its stamp is (H2), so the
+/// next access by that key reads one word of it. Valid as long as the memory of the region's device is mapped.
 pub(crate) struct Reach {
     /// [`MrEntry::stamp`](crate::shared::layout::MrEntry::stamp) then.
     stamp: u64,
@@ -20,19 +20,19 @@ pub(crate) struct Reach {
     base: NonNull<u8>,
 }
 
-/// Regions that the WRITEs of a queue pair may look up anew in a row. A peer that changes its own without end has a WRITE executed by the path that
-/// needs no look.
+/// Number of regions that the WRITEs of a queue pair may look up in a row. A peer that changes its region without end has a WRITE
+/// executed by the general path, which needs no cache.
 pub(crate) struct Looks(u32);
 
 impl Looks {
-    /// Their number, and one more.
+    /// Number of look-ups in a row, plus one.
     pub(crate) const MAX: u32 = 128;
 
     pub(crate) const fn new() -> Self {
         Self(Self::MAX)
     }
 
-    /// Counts a look. Returns `false`, and begins to count again, if there are no more.
+    /// Counts a look-up. Returns `false`, and starts again, if no look-up is left.
     pub(crate) fn may_look(&mut self) -> bool {
         self.0 -= 1;
         let may = self.0 > 0;

@@ -1,4 +1,4 @@
-//! Taking things away from under peers: a peer that was executing a doorbell at that moment is waited for, or remembered.
+//! Quiescing: before an object is reused, every peer that was executing a doorbell has finished it, or is remembered as stuck.
 
 use std::rc::Rc;
 
@@ -16,10 +16,10 @@ const SETTLE_NS: u64 = 10_000;
 const QUIESCE_NS: u64 = 50_000_000;
 
 impl Hca {
-    /// Waits, for a bounded time, until none of `peers` executes a doorbell that began before now (H3).
+    /// Waits, for a bounded time, until no peer executes a doorbell that began before now (H3).
     ///
-    /// A peer that does not finish is remembered: what it was doing may touch anything of this device that was valid then, so what only it
-    /// could touch is not given back, and nobody waits for it again, until it has finished that doorbell or is dead.
+    /// A peer that does not finish is remembered as stuck: its doorbell may touch any object of this device that was valid when it began.
+    /// Objects that only it could touch are not returned, and no later call waits for it, until it has finished that doorbell or is dead.
     pub(crate) fn quiesce<'a>(&self, stuck: &mut Vec<Stuck>, peers: impl Iterator<Item = &'a Rc<Peer>>) -> bool {
         stuck.retain(Stuck::is_stuck);
         let living: Vec<_> = peers.filter(|peer| !peer.is_gone()).collect();
@@ -52,7 +52,7 @@ impl Hca {
     }
 }
 
-/// A peer that was executing a doorbell when something was to be taken away.
+/// A peer that was executing a doorbell when an object was destroyed.
 pub(crate) struct Stuck {
     peer: Rc<Peer>,
     /// The value of its `executing` word then.

@@ -10,9 +10,9 @@ use mlx5_wire::{DataWords, INVALID_LKEY, NextSegment, SEGMENT, queue_record_inde
 use crate::shared::layout::{LINKED, Pop, QUEUE_BYTES, RqEntry, Taking};
 use crate::shared::memory::DeviceMemory;
 
-/// By WQE index: the pop count under which that receive was last taken and *accounted for* by a message. What a dead process took
-/// without telling is found by its absence. Counts are compared as 32 bits, signed: a WQE that is left alone for 2^31 receives of its queue may
-/// be taken for accounted, and is not found then.
+/// By WQE index: the pop count under which that receive was last taken and *accounted for* by a message. A receive that a dead process
+/// took without a message is found by its absence. Counts are compared as 32 bits, signed: a WQE that is not taken for 2^31 receives of
+/// its queue may be considered accounted for, and is not found then.
 #[derive(Clone)]
 pub(crate) struct Taken(Rc<[Cell<u32>]>);
 
@@ -43,7 +43,7 @@ impl Taken {
     }
 }
 
-/// A taker takes none. Nothing may be left of an attempt that came too late: the repair waits for intents of the living.
+/// Clears the intent of a taker that takes no receive: the repair waits for the intents of living requesters.
 #[cold]
 pub(crate) fn gives_up(intent: &AtomicU64) {
     if intent.load(Ordering::Relaxed) != 0 {
@@ -131,8 +131,8 @@ impl Receives {
         self.is_posted(word, *known).then_some(word)
     }
 
-    /// Takes the receive that pop word `word` names, which is posted, if that is the pop word still. `None` also for no reason; then another attempt
-    /// must follow, or [`gives_up`]. `intent` is called where it is stored to, so that nothing keeps its address before.
+    /// Takes the posted receive that pop word `word` names, if the word is unchanged. Returns `None` also spuriously; then another
+    /// attempt must follow, or [`gives_up`]. `intent` is called where it is stored to, so that its address is not kept before.
     #[inline(always)]
     pub(crate) fn exchange<'a>(&self, word: u64, intent: impl FnOnce() -> &'a AtomicU64) -> Option<Taking> {
         let taking = Taking(word & self.keeps);
@@ -157,7 +157,7 @@ impl Receives {
         let (entry, _) = self.words();
         // Acquire: the WQEs and links below the record.
         let posted = queue_record_index(entry.record.load(Ordering::Acquire));
-        // H6. What is seen as returned is in the list of a pop word that was there before, so the exchange of an earlier one fails.
+        // H6. A returned receive that is seen here is in the list of an earlier pop word. So the exchange of a still earlier one fails.
         let returned = entry.returned.load(Ordering::Acquire);
         let popped = word & !0xffff;
         // Where a pop word has the lower half of its count, so that its upper half comes to nothing.
@@ -205,8 +205,8 @@ impl Receives {
         let start = usize::from(index & keeps as u16) * stride;
         (usize::from(is_linked)..stride / SEGMENT)
             .map(move |i| {
-                // SAFETY: inside the WQE; its owner wrote it before the record that let it be taken, and does not touch it until it is
-                // told. Whatever another process wrote there are bytes.
+                // SAFETY: inside the WQE; its owner wrote it before the record that let it be taken, and does not touch it before its
+                // completion. Any bytes are valid.
                 DataWords::parse(&unsafe { ring.add(start + i * SEGMENT).cast::<[u8; SEGMENT]>().read() })
             })
             .take_while(|segment| segment.lkey() != INVALID_LKEY)
@@ -249,20 +249,14 @@ impl Receives {
 
     /// Receives that can be taken.
     pub(crate) fn available(&self) -> u16 {
-        let (entry, pop) = self.words();
-        let (count, _) = Pop::unpack(pop.word.load(Ordering::Acquire));
-        self.posted().wrapping_add(entry.returned.load(Ordering::Acquire) as u16).wrapping_sub(count as u16)
+        let returned = self.words().0.returned.load(Ordering::Acquire);
+        self.posted().wrapping_add(returned as u16).wrapping_sub(self.popped() as u16)
     }
 
     /// Returns the maximum number of receives posted: one WQE of a list ends it.
     #[must_use]
     pub fn capacity(&self) -> u16 {
         self.wqes() - u16::from(self.is_linked)
-    }
-
-    /// Returns whether every WQE names its successor.
-    pub(crate) fn is_list(&self) -> bool {
-        self.is_linked
     }
 
     /// Returns the next receive to be taken: its pop count and the index of its WQE.
@@ -284,8 +278,8 @@ impl Receives {
         if self.is_linked { self.link(index) } else { self.behind(index) }
     }
 
-    /// Returns the `wqe_counter` in the CQE of a receive. A WQE of a list has its index; one of a ring the count, which goes past the end of
-    /// the ring. libmlx5 looks at neither in a ring; UCX requires the count (`uct_ud_mlx5_iface_poll_rx`).
+    /// Returns the `wqe_counter` in the CQE of a receive. A WQE of a list has its index; a WQE of a ring has the count, which goes past
+    /// the end of the ring. libmlx5 ignores both in a ring; UCX requires the count (`uct_ud_mlx5_iface_poll_rx`).
     #[inline(always)]
     pub(crate) fn wqe_counter(&self, taking: Taking) -> u16 {
         if self.is_linked { taking.index() } else { taking.count() as u16 }
@@ -297,12 +291,12 @@ impl Receives {
         unsafe { self.wqe(index).cast().read() }
     }
 
-    /// Receives taken so far.
+    /// Returns the number of receives taken so far.
     pub(crate) fn popped(&self) -> u32 {
-        Pop::unpack(self.words().1.word.load(Ordering::Acquire)).0
+        self.head().0
     }
 
-    /// Owner: puts a receive that nobody will ever use back at the head of a linked list.
+    /// Owner: returns a receive to the head of a linked list. No requester holds it.
     pub(crate) fn give_back(&self, index: u16, taken: &Taken) {
         let (entry, pop) = self.words();
         let mut word = pop.word.load(Ordering::Acquire);
@@ -314,7 +308,8 @@ impl Receives {
             // H4. The count stays, so this word was never there before and no stale exchange succeeds.
             match pop.word.compare_exchange_weak(word, Pop::with_head(word, index), Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
-                    // A peer that says that it was taking the old head under this count was not: the next pop under it takes `index`.
+                    // A peer whose intent names the old head under this count did not take it: the next pop under the count takes
+                    // `index`.
                     taken.account(Taking(word & self.keeps));
                     break;
                 }

@@ -17,7 +17,7 @@ use crate::shared::memory::ready_words;
 use crate::shared::mr_cache::{Looks, Reach};
 use crate::shared::receives::{Receives, gives_up};
 
-/// An identity word that no connected queue pair has: it names one of datagrams. 0 would be that of one that is gone.
+/// An identity word that no connected queue pair has: it belongs to a queue pair of datagrams. 0 would belong to a destroyed one.
 const UNVERIFIED: u64 = u64::MAX;
 
 /// The other end of a connected queue pair. Its pointers go into the memory of `peer`, which it keeps mapped.
@@ -54,8 +54,8 @@ pub(crate) struct Remote {
 }
 
 impl Remote {
-    /// Reads what a requester must know of queue pair `qpn` of `peer`, which is to be connected to `own`; everything is checked here, once.
-    /// `None` if there is no such queue pair.
+    /// Reads and checks the entries of queue pair `qpn` of `peer`, which is to be connected to `own`. Returns `None` if there is no such
+    /// queue pair.
     pub(crate) fn of(peer: &Rc<Peer>, qpn: u32, own: u64, own_epoch: u64) -> Option<Self> {
         let index = qp_index(qpn);
         let memory = &peer.memory;
@@ -107,7 +107,7 @@ impl Remote {
         self.qpn
     }
 
-    /// Returns the generation: which of the queue pairs that have had the number.
+    /// Returns the generation: how often the index was reused.
     pub(crate) fn generation(&self) -> u32 {
         self.generation
     }
@@ -118,9 +118,9 @@ impl Remote {
         unsafe { self.intent.as_ref() }
     }
 
-    /// Returns what the peer's queue pair permits this one: its identity, with [`RECEIVES`] and its [`RIGHTS`]. Returns 0 unless the peer
-    /// lives, and its queue pair is connected to this one and receives. Valid until the end of the present doorbell: a destroyer of a
-    /// queue pair waits for it (H3).
+    /// Returns the rights that the peer's queue pair grants: its identity, with [`RECEIVES`] and its [`RIGHTS`]. Returns 0 unless the
+    /// peer lives, and its queue pair is connected to this one and receives. Valid until the end of the present doorbell: a destroyer of
+    /// a queue pair waits for it (H3).
     #[inline(always)]
     pub(crate) fn granted(&self) -> u64 {
         // H1. While this word is the same, so are the words beside it.
@@ -146,7 +146,7 @@ impl Remote {
         owner_may_be_gone(life) && self.peer.is_gone()
     }
 
-    /// Does [`granted`](Self::granted) for an identity word that is new: looks at the words beside it.
+    /// Does [`granted`](Self::granted) for a new identity word: reads the words beside it.
     #[cold]
     #[inline(never)]
     fn verify(&self, identity: u64) -> u64 {
@@ -189,14 +189,14 @@ impl Remote {
         unsafe { self.atomic.as_ref() }
     }
 
-    /// Returns where a WRITE of `len` bytes, at least one, to `addr` under `rkey` goes; `None` unless it is inside the region of the last one.
+    /// Returns the target of a WRITE of `len` bytes, at least one, to `addr` under `rkey`; `None` unless it is inside the cached region.
     #[inline(always)]
     pub(crate) fn find_target(&self, rkey: u32, addr: u64, len: u64) -> Option<NonNull<u8>> {
         self.target.find(rkey, addr, len)
     }
 
-    /// Looks up another region than that of the last one. Returns `false` if the WRITE is refused, the region is not mapped here, or this was the last
-    /// of the `looks`.
+    /// Looks up the region of another key and caches it. Returns `false` if the WRITE is refused, the region is not mapped here, or no
+    /// look-up is left in `looks`.
     #[cold]
     #[inline(never)]
     pub(crate) fn look_for_target(&mut self, looks: &mut Looks, rkey: u32, addr: u64, len: u64) -> bool {
@@ -212,8 +212,9 @@ impl Remote {
         self.receives.pop(self.intent())
     }
 
-    /// Does the same without a look at the peer's record as long as receives are left that the last look found; `None` also if another requester
-    /// took one meanwhile; then [`take_receive`](Self::take_receive) or [`takes_no_receive`](Self::takes_no_receive) must follow.
+    /// Takes the next receive of the peer without reading the peer's record, as long as receives are left that were known to be posted.
+    /// Returns `None` also if another requester took one meanwhile; then [`take_receive`](Self::take_receive) or
+    /// [`takes_no_receive`](Self::takes_no_receive) must follow.
     #[inline(always)]
     pub(crate) fn take_known_receive(&mut self) -> Option<Taking> {
         let word = self.receives.next_known(&mut self.known_receives)?;
@@ -239,7 +240,7 @@ impl Remote {
         self.intent().store(0, Ordering::Release);
     }
 
-    /// Tells the peer's owner about this doorbell's messages if it is not polling the lane.
+    /// Announces the messages of this doorbell to the peer if it is not polling the lane.
     #[inline(always)]
     pub(crate) fn announce(&mut self, barrier: LightBarrier) {
         if self.lane.position() != self.announced {

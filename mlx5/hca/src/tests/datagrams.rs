@@ -1,9 +1,11 @@
 //! Datagrams from one device to more devices than it has lanes for.
 
+use mlx5_wire::CqeOpcode;
+
 use super::hand::{Hand, SEND};
 use crate::LocalFabric;
 use crate::shared::datagrams::ready_lids;
-use crate::shared::layout::MAX_DATAGRAM_LANES;
+use crate::shared::layout::{DatagramHeader, MAX_DATAGRAM_LANES};
 
 const QKEY: u32 = 7;
 
@@ -83,4 +85,17 @@ fn a_device_takes_nothing_from_a_lane_that_is_another_ones_by_now() {
         }
         to.iter_mut().for_each(Hand::post_receives);
     }
+}
+
+#[test]
+fn a_sender_that_writes_what_is_no_datagram_disturbs_nobody() {
+    let mut ends = ends(&LocalFabric::new(), 2);
+    let (mut to, mut from) = (ends.remove(0), ends.remove(0));
+    send(&mut from, &to);
+    for opcode in [CqeOpcode::ResponderError as u32, CqeOpcode::ResponderWriteImm as u32, 0, 0xff] {
+        let header = DatagramHeader { qpn: to.qpn, qkey: QKEY, source_qpn: 1, byte_count: 0, imm: u32::MAX, opcode, flags: 0 };
+        from.hca.state.borrow_mut().links.outgoing[0].tx.publish(header);
+    }
+    send(&mut from, &to);
+    assert_eq!(to.reap().1, 2);
 }

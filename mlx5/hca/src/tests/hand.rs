@@ -312,7 +312,7 @@ impl Hand {
 
     /// The soft device is told of a store, as by the doorbell function, and the other half is next.
     pub(super) fn notify(&mut self) {
-        self.hca.ring(Hca::register_offset(self.qpn) + self.half);
+        self.hca.ring(Hca::register_index(self.qpn));
         self.half ^= 256;
     }
 

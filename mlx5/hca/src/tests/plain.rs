@@ -6,7 +6,7 @@ use mlx5_wire::Syndrome;
 
 use super::hand::{Hand, READ, REGION, RQ, SQ, WRITE, WRITE_IMM, counter, opcode, pointer, raddr, syndrome};
 use crate::random::Random;
-use crate::requester::plain::{self, Ran};
+use crate::requester::plain;
 use crate::shared::layout::{Pop, Taking, qp_index};
 use crate::shared::mr_cache::Looks;
 use crate::{Access, ConnectOptions, LocalFabric, Region};
@@ -44,7 +44,7 @@ fn fill(region: &Region, byte: u8) {
 fn ring_plainly(hand: &mut Hand) -> bool {
     hand.write_record(hand.producer);
     hand.rung = hand.producer;
-    hand.hca.executing(|| plain::rung(&hand.hca, &mut hand.hca.state.borrow_mut(), qp_index(hand.qpn)) == Ran::All)
+    hand.hca.executing(|| plain::rung(&hand.hca, &mut hand.hca.state.borrow_mut(), qp_index(hand.qpn)).is_ok())
 }
 
 /// Pushes a WQE, and rings. Returns whether it was executed as a plain one.

@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use memmap2::MmapRaw;
-use mlx5_hca::wire::{CtrlWords, SEGMENT, WQEBB};
+use mlx5_hca::wire::{CtrlWords, SEGMENT, WQEBB, announced_bytes};
 use mlx5_hca::{Queue, Rule, SqMemory, Violation};
 
 use crate::options::errno::Errno;
@@ -302,8 +302,8 @@ impl Announced {
             return Found::Nothing;
         }
         let is_last = ctrl.wqe_index() == self.last;
-        let bytes = if is_last { usize::from(ctrl.ds()) * SEGMENT } else { usize::from(producer.wrapping_sub(ctrl.wqe_index())) * WQEBB };
-        let is_block = bytes <= HALF && half[..bytes / 8] == self.tail[offset * WQEBB / 8..][..bytes / 8];
+        let bytes = announced_bytes(ctrl, producer).map(|bytes| bytes / 8);
+        let is_block = bytes.is_some_and(|words| half[..words] == self.tail[offset * WQEBB / 8..][..words]);
         match () {
             () if is_block => Found::Block,
             () if is_last && half[1..] == before[1..] => Found::Word,

@@ -37,7 +37,7 @@ fn bench(qpn: u32) -> Bench {
     let ring = Box::leak(Box::new([0xa5u8; RING])) as *mut [u8; RING];
     let uar = Box::leak(Box::new(Uar { register: [0; 512], record: 0 }));
     let (register, record) = (std::ptr::NonNull::from(&mut uar.register).cast(), std::ptr::NonNull::from(&mut uar.record).cast());
-    let uar = UarParts { half: Rc::new(Cell::new(register.as_ptr())), kind: RegisterKind::Ordinary, uar_offset: 0 };
+    let uar = UarParts { half: Rc::new(Cell::new(register.as_ptr())), kind: RegisterKind::Ordinary, register_index: 0 };
     let buffer = std::ptr::NonNull::new(ring).unwrap().cast();
     let sq = SqMemory { buffer, wqe_cnt: WQE_CNT.into(), record, register: None };
     let parts = QpParts { qpn, sq, rq: None, max_inline: 220, has_atomics: true, uar };

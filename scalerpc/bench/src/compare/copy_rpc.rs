@@ -1,11 +1,11 @@
 //! copyrpc as a contestant: an endpoint for each client, all of one context at the server.
 
+use bench::load::Failure;
+use bench::pattern;
 use copyrpc::{
     Context, ContextBuilder, DEFAULT_CQ_SIZE, DEFAULT_SRQ_SIZE, EXCHANGE_RECORD_SIZE, Endpoint, EndpointConfig, ExchangeRecord,
     PendingEndpoint,
 };
-use harness::load::Failure;
-use harness::pattern;
 use mlx5::{Device, DeviceInfo, DeviceSpec};
 
 use super::contestant::{Answers, Case, Client, Server, record};

@@ -16,8 +16,8 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use bench::load::Failure;
 use harness::clock::Clock;
-use harness::load::Failure;
 use harness::report::{JsonSink, say};
 use launch::exchange::Exchange;
 use launch::launcher::Launch;
@@ -46,7 +46,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
             let rank = exchange.rank();
             rank_process(&job, &mut exchange).map_err(|error| format!("rank {rank}: {error}"))
         }
-        Ok(Role::Helper(_) | Role::Baseline(_)) => Err("it starts no helpers and no baselines".to_owned()),
+        Ok(Role::Baseline(_)) => Err("it starts no baselines".to_owned()),
         Err(error) => Err(error.to_string()),
     };
     ended.unwrap_or_else(|error| fail(1, &error))

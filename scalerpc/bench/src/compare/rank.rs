@@ -8,9 +8,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
+use bench::load::Failure;
 use harness::affinity::pin_current_thread;
 use harness::clock::Clock;
-use harness::load::Failure;
 use launch::exchange::{Exchange, ExchangeError};
 use mlx5::Device;
 use serde::{Deserialize, Serialize};

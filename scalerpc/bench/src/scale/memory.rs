@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use harness::held::{Memfds, heap_bytes};
+use bench::held::{Memfds, heap_bytes};
 use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use scalerpc::rdma::PendingClient;
 use scalerpc::{RdmaServer, ServerConfig};

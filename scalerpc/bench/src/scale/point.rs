@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use harness::pattern::{self, Tag};
+use bench::pattern::{self, Tag};
 use mlx5::{ContextUses, Device, DeviceSpec, Did, ForeignDevice, NicParameters, Simulation, SoftOptions};
 use scalerpc::ServerStats;
 use scalerpc::rdma::{PendingClient, SetupError};

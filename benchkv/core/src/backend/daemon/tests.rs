@@ -5,20 +5,21 @@ use std::time::Duration;
 
 use super::super::composed::Composed;
 use super::super::paths::ClientPaths;
-use super::super::{Backend, Paths, Records};
+use super::super::{Paths, Records, Workers};
 use super::*;
 
+use crate::operation::Operation;
 use crate::policy::PolicyOptions;
 use crate::testing::{self, Scratch, topology};
-use crate::topology::{Peer, Routing, Transport};
+use crate::topology::{Backend, Carrier, Peer};
 
 /// A job in which rank 0 calls, and the other ranks answer.
 struct Job {
     asking: KvDaemon,
     answering: Vec<KvDaemon>,
-    client: ClientPaths<u32>,
+    client: ClientPaths,
     /// The clients of the other ranks.
-    others: Vec<ClientPaths<u32>>,
+    others: Vec<ClientPaths>,
     now_ns: Cell<u64>,
     _dir: Scratch,
 }
@@ -27,14 +28,14 @@ impl Job {
     /// Makes a job whose `policies` apply to rank 0.
     fn new(ranks: usize, policies: &str) -> Self {
         let dir = Scratch::new();
-        let job = testing::job(topology(Routing::Delegation, Transport::Copyrpc, ranks, 1, 1));
+        let job = testing::job(topology(Backend::Delegation, Carrier::Copyrpc, ranks, 1, 1));
         let open = |rank: usize| {
             let policies = if rank == 0 { testing::policies(policies) } else { PolicyOptions::default() };
             let backend = Composed::new(&crate::job::Job { policies, ..job.clone() }, dir.site(rank)).unwrap();
             let daemon = backend.open_daemon(0).unwrap();
             (daemon, backend.open_client_on(0, None).unwrap())
         };
-        let mut ends: Vec<(KvDaemon, ClientPaths<u32>)> = (0..ranks).map(open).collect();
+        let mut ends: Vec<(KvDaemon, ClientPaths)> = (0..ranks).map(open).collect();
         let records: Vec<Records> = ends.iter_mut().map(|(daemon, _)| daemon.records()).collect();
         for (rank, (daemon, _)) in ends.iter_mut().enumerate() {
             let of_peer = |from: usize| {
@@ -51,7 +52,7 @@ impl Job {
     }
 
     fn ask(&mut self, rank: u32, token: u32) {
-        self.client.issue(Request::get(rank, u64::from(token)), || token).unwrap();
+        self.client.issue(Request::get(rank, u64::from(token)), || Operation::numbered(token)).unwrap();
     }
 
     /// Does a round, with the polls that are added to it.
@@ -81,9 +82,9 @@ impl Job {
     fn ended(&mut self) -> Vec<u32> {
         let mut ended = Vec::new();
         self.client
-            .poll(|token, response| {
-                assert!(response.is_some(), "{token}");
-                ended.push(token);
+            .poll(|operation, response| {
+                assert!(response.is_some(), "{operation:?}");
+                ended.push(operation.access);
             })
             .unwrap();
         ended.sort_unstable();
@@ -118,7 +119,7 @@ fn a_request_that_was_deferred_is_served_before_a_later_one_for_its_key() {
     job.ask(1, 5);
     job.step();
     let put = |job: &mut Job, value| {
-        job.others[0].issue(Request::put(0, 7, value), || 0).unwrap();
+        job.others[0].issue(Request::put(0, 7, value), || Operation::numbered(0)).unwrap();
         job.let_answer();
         job.step();
         job.asking.store.apply(&Request::get(0, 7)).outcome()
@@ -131,7 +132,7 @@ fn a_request_that_was_deferred_is_served_before_a_later_one_for_its_key() {
 
 #[test]
 fn a_held_answer_is_released_when_there_are_enough() {
-    let mut job = Job::new(2, "--batch-hold-us 50");
+    let mut job = Job::new(2, "--hold 50us");
     job.fetch(1, 0..1);
     assert_eq!((job.ended(), job.asking.gauges().held), (vec![], 1));
     job.fetch(1, 1..2);
@@ -145,7 +146,7 @@ fn a_held_answer_is_released_when_there_are_enough() {
 
 #[test]
 fn a_held_answer_is_released_by_a_step_without_work_when_its_time_has_come() {
-    for (name, policy) in [("late", "--batch-hold-us 50"), ("late-adaptive", "--adaptive-hold --batch-hold-us 50")] {
+    for (name, policy) in [("late", "--hold 50us"), ("late-adaptive", "--hold adaptive:50us")] {
         let mut job = Job::new(4, policy);
         job.fetch(1, 0..1);
         job.advance(49_999);
@@ -159,7 +160,7 @@ fn a_held_answer_is_released_by_a_step_without_work_when_its_time_has_come() {
 /// A daemon does not sleep while a round would do something, but does while only others have work.
 #[test]
 fn a_daemon_that_holds_answers_does_not_sleep() {
-    let mut job = Job::new(2, "--batch-hold-us 50");
+    let mut job = Job::new(2, "--hold 50us");
     let slice = |daemon: &mut KvDaemon| {
         let mut slice = None;
         daemon.with_watch(&mut |watch| slice = Some(watch.slice()));
@@ -176,7 +177,8 @@ fn a_daemon_that_holds_answers_does_not_sleep() {
 /// With every policy at once, everything ends when no more calls are made.
 #[test]
 fn a_load_that_stops_drains() {
-    let policies = "--adaptive-hold --coalesce-rtt-us 20 --adaptive-budget --flush-every 64 --initial-stagger-us 100 --ipc-skip-idle 9";
+    let policies =
+        "--hold adaptive --coalesce-rtt-us 20 --poll-budget adaptive --flush-every 64 --initial-stagger-us 100 --ipc-skip-idle 9";
     let mut job = Job::new(4, &format!("{policies} --batch-window completion:1"));
     for token in 0..30 {
         job.ask(1 + token % 3, token);

@@ -10,12 +10,12 @@ use shm::sleep::{Due, POLL_SLICE, Sleeper, Watch};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::BackendError;
-use super::super::plan::{Plan, ThreadDevice};
-use super::{Carrier, Counter, Polled, SendError};
+use super::super::plan::{RankPlan, ThreadDevice};
+use super::{Counter, LinkSet, Polled, SendError};
+use crate::carrier::Feature;
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
-use crate::topology::{Peer, Routing};
-use crate::transport::Feature;
+use crate::topology::{Backend, Peer};
 use crate::values::{Values, copy};
 
 /// Time to look for the cause after a peer left in order, in ns of the device's clock.
@@ -28,22 +28,22 @@ const FEWEST_BATCHES: u32 = 4;
 const MOST_RECEIVES: usize = 32_767;
 
 /// Returns the configuration of all `connections` of a thread.
-fn config(plan: &Plan, connections: usize) -> EndpointConfig {
+fn config(plan: &RankPlan, connections: usize) -> EndpointConfig {
     let window = &plan.policies.window;
     let mut default = EndpointConfig { ring_size: plan.ring_bytes, window: window.batch_window.window(), ..EndpointConfig::default() };
     if let Some(batches) = window.batches_in_flight {
         // Small batches, of which there are many, have their WQEs.
         (default.batches_in_flight, default.max_send_wr) = (batches, Some((4 * batches).max(256)));
     }
-    match plan.topology.routing {
+    match plan.topology.backend {
         // One client's operations, requests one way and answers the other way, make no more batches than that. A daemon has many of these
         // connections, whose receives are in one queue. One-sided operations are not used.
-        Routing::Direct => {
+        Backend::Direct => {
             let room = (MOST_RECEIVES * 2 / 3 / connections.max(1)) as u32;
             let batches = room.min(plan.depth as u32).clamp(FEWEST_BATCHES, default.batches_in_flight);
             EndpointConfig { batches_in_flight: batches, raw_operations: 0, ..default }
         }
-        Routing::Meta | Routing::Delegation | Routing::Sharded => EndpointConfig { raw_operations: 0, ..default },
+        Backend::Meta | Backend::Delegation | Backend::Sharded => EndpointConfig { raw_operations: 0, ..default },
     }
 }
 
@@ -74,11 +74,11 @@ enum End<C> {
     Broken,
 }
 
-impl<C> Carrier<C> for Links<C> {
+impl<C> LinkSet<C> for Links<C> {
     /// A handle that answers with an error when dropped.
     type Handle = RecvHandle<C>;
 
-    fn open(plan: &Plan, peers: &[Peer], device: &ThreadDevice<'_>) -> Result<Self, BackendError> {
+    fn open(plan: &RankPlan, peers: &[Peer], device: &ThreadDevice<'_>) -> Result<Self, BackendError> {
         let config = config(plan, peers.len());
         let builder = ContextBuilder::new(device.spec.clone()).endpoints_with(peers.len() as u32, &config);
         let builder = builder.cqe_compression(plan.has(Feature::CqeCompression)).blueflame_batch(plan.has(Feature::BlueflameBatch));
@@ -126,9 +126,7 @@ impl<C> Carrier<C> for Links<C> {
                 *has_lost_calls = true;
                 Err(SendError::Full(user_data))
             }
-            Err(CallError::Closed { reason, .. }) => {
-                Err(SendError::Down(BackendError::PeerGone { rank: peer.rank, how: reason.to_string() }))
-            }
+            Err(CallError::Closed { reason, .. }) => Err(SendError::Down(BackendError::gone(peer, reason))),
             Err(error) => Err(SendError::Down(BackendError::transport("a call to another rank", error.to_string()))),
         }
     }
@@ -307,7 +305,7 @@ impl<C> Links<C> {
         for Link { peer, end } in &self.links {
             let End::Connected(endpoint) = end else { continue };
             let Some(reason) = endpoint.closed() else { continue };
-            let gone = BackendError::PeerGone { rank: peer.rank, how: reason.to_string() };
+            let gone = BackendError::gone(peer, &reason);
             if reason != CloseReason::ClosedByPeer {
                 return Err(gone);
             }

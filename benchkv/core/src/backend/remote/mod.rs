@@ -1,6 +1,6 @@
 //! A thread's connections to other ranks, and the requests that wait for room on them.
 //!
-//! A [`Carrier`] carries the requests. Each is a line of the registry here: [`copyrpc`], or [`rc_send`] or [`ucx_am`], which send each
+//! A [`LinkSet`] carries the requests. Each is a line of the registry here: [`copyrpc`], or [`rc_send`] or [`ucx_am`], which send each
 //! message separately (`frame`: its bytes, `dialogue`: the state of each end, `calls`: the callers that wait for an answer). A carrier
 //! has one link for each peer of the thread, numbered in the order of the topology, and knows nothing of topologies. [`Remote`] finds the
 //! link of a request and queues requests without room, in order.
@@ -21,11 +21,12 @@ use std::time::Duration;
 use mlx5::Device;
 use shm::sleep::{Due, Sleeper, Watch};
 
-use super::plan::{Plan, ThreadDevice};
+use super::plan::{RankPlan, ThreadDevice};
 use super::{BackendError, Endpoints, Records};
 use crate::counters::{Figures, TransportReport};
 use crate::message::{Request, Response};
-use crate::topology::{Peer, Topology, Transport, Worker};
+use crate::store::owner_of;
+use crate::topology::{Carrier, Peer, Worker};
 use crate::trace::Sample;
 use crate::values::copy;
 
@@ -33,13 +34,13 @@ use crate::values::copy;
 pub(super) struct Remote<C> {
     /// Requests of other ranks, in the order of their arrival. Before the carrier, so that a drop ends them before the connections.
     arrived: VecDeque<Arrived<C>>,
-    carrier: Carriers<C>,
-    topology: Topology,
-    rank: usize,
+    links: LinkSets<C>,
     /// By link: the thread at its other end.
     peers: Vec<Peer>,
-    /// By daemon of the job, rank after rank: the link to it.
+    /// By rank, and then by daemon if the key decides which daemon gets a request: the link to it.
     routes: Vec<Option<usize>>,
+    /// Number of routes to a rank.
+    fan: usize,
     /// By link, in order: requests that had no room.
     backlogs: Vec<VecDeque<(Request, C)>>,
     backlogged: usize,
@@ -66,12 +67,12 @@ pub(super) struct Polled {
 type Counter<Stats> = (&'static str, fn(&Stats) -> u64);
 
 /// The carrier of the requests and responses of a thread: its links to peers, by number. Default methods fit most carriers.
-trait Carrier<C>: Sized {
+trait LinkSet<C>: Sized {
     /// The handle that answers a request of a peer.
     type Handle;
 
     /// Opens a link for each of `peers`, not yet connected; on `device`, if it uses the job's.
-    fn open(plan: &Plan, peers: &[Peer], device: &ThreadDevice<'_>) -> Result<Self, BackendError>;
+    fn open(plan: &RankPlan, peers: &[Peer], device: &ThreadDevice<'_>) -> Result<Self, BackendError>;
 
     /// Returns the record with which the other end of a link connects; `None` if it is connected.
     fn record(&self, link: usize) -> Option<Vec<u8>>;
@@ -156,19 +157,19 @@ trait Carrier<C>: Sized {
     }
 }
 
-/// The carriers, each a value of [`Transport`] and the module whose `Links` are its [`Carrier`]. The step of a thread chooses between
+/// The carriers, each a value of [`Carrier`] and the module whose `Links` are its [`LinkSet`]. The step of a thread chooses between
 /// them once for each of its phases and messages. A type parameter would pass through daemons, clients and the job, only to save a branch
 /// that always takes the same path.
 macro_rules! carriers {
     ($d:tt $($kind:ident => $module:ident),+ $(,)?) => {
-        enum Carriers<C> { $($kind(Box<$module::Links<C>>)),+ }
+        enum LinkSets<C> { $($kind(Box<$module::Links<C>>)),+ }
 
-        enum Handle<C> { $($kind(<$module::Links<C> as Carrier<C>>::Handle)),+ }
+        enum Handle<C> { $($kind(<$module::Links<C> as LinkSet<C>>::Handle)),+ }
 
-        impl<C> Carriers<C> {
-            fn open(plan: &Plan, peers: &[Peer], device: &ThreadDevice<'_>) -> Result<Self, BackendError> {
-                match plan.topology.transport {
-                    $(Transport::$kind => Ok(Self::$kind(Box::new($module::Links::open(plan, peers, device)?)))),+
+        impl<C> LinkSets<C> {
+            fn open(plan: &RankPlan, peers: &[Peer], device: &ThreadDevice<'_>) -> Result<Self, BackendError> {
+                match plan.topology.carrier {
+                    $(Carrier::$kind => Ok(Self::$kind(Box::new($module::Links::open(plan, peers, device)?)))),+
                 }
             }
 
@@ -198,14 +199,14 @@ macro_rules! carriers {
 
         /// Returns the names of the carriers' counters, each once.
         pub fn counter_names() -> impl Iterator<Item = &'static str> {
-            let names = [$(<$module::Links<()> as Carrier<()>>::COUNTERS.iter().map(|(name, _)| *name).collect::<Vec<_>>()),+];
+            let names = [$(<$module::Links<()> as LinkSet<()>>::COUNTERS.iter().map(|(name, _)| *name).collect::<Vec<_>>()),+];
             let mut known = HashSet::new();
             names.into_iter().flatten().filter(move |name| known.insert(*name))
         }
 
         /// Evaluates the same expression for any carrier.
         macro_rules! each {
-            ($d carriers:expr, $d links:ident => $d what:expr) => { match $d carriers { $(Carriers::$kind($d links) => $d what),+ } };
+            ($d carriers:expr, $d links:ident => $d what:expr) => { match $d carriers { $(LinkSets::$kind($d links) => $d what),+ } };
         }
     };
 }
@@ -255,23 +256,23 @@ impl<C> fmt::Debug for Incoming<C> {
 
 impl<C> Remote<C> {
     /// Opens the endpoints of `worker` in the topology, on `device` or one of their own. Returns `None` if it has none.
-    pub(super) fn open(plan: &Plan, worker: Worker, device: Option<&Device>) -> Result<Option<Self>, BackendError> {
+    pub(super) fn open(plan: &RankPlan, worker: Worker, device: Option<&Device>) -> Result<Option<Self>, BackendError> {
         let topology = plan.topology;
         let peers = topology.peers_of(plan.rank, worker);
         if peers.is_empty() {
             return Ok(None);
         }
-        let mut routes = vec![None; topology.ranks * topology.daemons];
+        let fan = topology.far_daemons();
+        let mut routes = vec![None; topology.ranks * fan];
         for (link, peer) in peers.iter().enumerate() {
             if let Worker::Daemon(daemon) = peer.worker {
-                routes.get_mut(peer.rank * topology.daemons + daemon).into_iter().for_each(|route| *route = Some(link));
+                routes.get_mut(peer.rank * fan + daemon % fan).into_iter().for_each(|route| *route = Some(link));
             }
         }
         Ok(Some(Self {
-            carrier: Carriers::open(plan, &peers, &plan.device(worker, device)?)?,
-            topology,
-            rank: plan.rank,
+            links: LinkSets::open(plan, &peers, &plan.device(worker, device)?)?,
             routes,
+            fan,
             backlogs: peers.iter().map(|_| VecDeque::new()).collect(),
             open_links: peers.len(),
             peers,
@@ -286,8 +287,8 @@ impl<C> Remote<C> {
     /// Returns the link of this request, if it leaves from here.
     #[inline]
     pub(super) fn link_for(&self, request: &Request) -> Option<usize> {
-        let far_daemon = self.topology.far_daemon(self.rank, request.key());
-        self.routes.get(request.rank() as usize * self.topology.daemons + far_daemon).copied().flatten()
+        let daemon = if self.fan > 1 { owner_of(request.key(), self.fan) } else { 0 };
+        self.routes.get(request.rank() as usize * self.fan + daemon).copied().flatten()
     }
 
     /// Returns the number of requests that wait for room.
@@ -304,7 +305,7 @@ impl<C> Remote<C> {
     /// Returns the number of these through each endpoint with a daemon, as [`Topology::asks`] has them.
     pub(super) fn by_endpoint(&self) -> impl Iterator<Item = usize> {
         let to_daemons = self.peers.iter().enumerate().filter(|(_, peer)| peer.is_daemon());
-        to_daemons.map(|(link, _)| each!(&self.carrier, links => links.missing(link)))
+        to_daemons.map(|(link, _)| each!(&self.links, links => links.missing(link)))
     }
 
     /// Returns the number of requests sent since the start.
@@ -329,7 +330,7 @@ impl<C> Remote<C> {
             return Err(BackendError::transport("a call to another rank", format!("there is no link {link}")));
         };
         let whom = if backlog.is_empty() && link < self.open_links {
-            match each!(&mut self.carrier, links => links.send(link, &request, whom)) {
+            match each!(&mut self.links, links => links.send(link, &request, whom)) {
                 Ok(()) => {
                     self.sent += 1;
                     return Ok(());
@@ -359,7 +360,7 @@ impl<C> Remote<C> {
     fn send(&mut self, link: usize) -> Result<(), BackendError> {
         let Some(backlog) = self.backlogs.get_mut(link) else { return Ok(()) };
         while let Some((request, whom)) = backlog.pop_front() {
-            match each!(&mut self.carrier, links => links.send(link, &request, whom)) {
+            match each!(&mut self.links, links => links.send(link, &request, whom)) {
                 Ok(()) => {
                     self.backlogged -= 1;
                     self.sent += 1;
@@ -385,8 +386,8 @@ impl<C> Remote<C> {
         answer: impl FnMut(C, Option<Response>, &[u8]),
         serve: impl FnMut(&Request, &mut [u8]) -> Option<Response>,
     ) -> Result<Polled, BackendError> {
-        let Self { carrier, arrived, .. } = self;
-        let polled = carrier.poll(answer, serve, |request, tail, incoming| {
+        let Self { links, arrived, .. } = self;
+        let polled = links.poll(answer, serve, |request, tail, incoming| {
             arrived.push_back(Arrived { request, incoming, tail: tail.into() });
         })?;
         self.answered += polled.answers as u64;
@@ -405,17 +406,17 @@ impl<C> Remote<C> {
     /// not an error here if the caller is gone.
     #[inline]
     pub(super) fn answer(&mut self, incoming: Incoming<C>, response: Option<Response>, tail: &[u8]) {
-        self.carrier.answer(incoming, response, tail);
+        self.links.answer(incoming, response, tail);
     }
 
     /// Posts the messages that the phases of this step have gathered, and the messages of the connections themselves.
     pub(super) fn flush(&mut self) -> Result<(), BackendError> {
-        each!(&mut self.carrier, links => links.flush())
+        each!(&mut self.links, links => links.flush())
     }
 
     /// Suspends the windows of the connections, or ends that.
     pub(super) fn suspend_windows(&mut self, is_suspended: bool) {
-        each!(&mut self.carrier, links => links.suspend_windows(is_suspended));
+        each!(&mut self.links, links => links.suspend_windows(is_suspended));
     }
 
     /// Returns for how long there is nothing to do unless a completion arrives; `None`: there is work now. For drivers whose devices
@@ -424,18 +425,18 @@ impl<C> Remote<C> {
         if self.backlogged > 0 || !self.arrived.is_empty() {
             return None;
         }
-        each!(&mut self.carrier, links => links.rest())
+        each!(&mut self.links, links => links.rest())
     }
 
     /// Returns counters since the start, for the series of a daemon: messages, WRITEs, and flushes that the batch window stopped.
     pub(super) fn counters(&self) -> Sample {
-        each!(&self.carrier, links => links.counters())
+        each!(&self.links, links => links.counters())
     }
 }
 
 impl<C> Endpoints for Remote<C> {
     fn records(&mut self) -> Records {
-        let record = |(link, peer): (usize, &Peer)| Some((*peer, each!(&self.carrier, links => links.record(link))?));
+        let record = |(link, peer): (usize, &Peer)| Some((*peer, each!(&self.links, links => links.record(link))?));
         self.peers.iter().enumerate().filter_map(record).collect()
     }
 
@@ -444,17 +445,17 @@ impl<C> Endpoints for Remote<C> {
         records.iter().try_for_each(|(peer, record)| {
             let what = || format!("connecting to {peer}");
             let link = links.get(peer).ok_or_else(|| BackendError::setup(what(), "there is no endpoint for it"))?;
-            each!(&mut self.carrier, links => links.connect(*link, record)).map_err(|source| BackendError::Setup { what: what(), source })
+            each!(&mut self.links, links => links.connect(*link, record)).map_err(|source| BackendError::Setup { what: what(), source })
         })
     }
 
     fn settle(&mut self) -> Result<bool, BackendError> {
-        each!(&mut self.carrier, links => links.settle())
+        each!(&mut self.links, links => links.settle())
     }
 
     fn transport(&mut self) -> Option<TransportReport> {
         let backlog_peak = std::mem::replace(&mut self.backlog_peak, self.backlogged) as u64;
-        let mut report = each!(&self.carrier, links => {
+        let mut report = each!(&self.links, links => {
             let mut report = links.report();
             report.counted.add(&links.counted());
             report
@@ -464,15 +465,15 @@ impl<C> Endpoints for Remote<C> {
     }
 
     fn credit_used(&mut self) -> Vec<(Peer, [u64; 2])> {
-        each!(&self.carrier, links => links.credit_used())
+        each!(&self.links, links => links.credit_used())
     }
 
     fn has_news(&mut self) -> bool {
-        each!(&self.carrier, links => links.has_work())
+        each!(&self.links, links => links.has_work())
     }
 
     fn abort(&mut self) {
-        each!(&mut self.carrier, links => links.abort());
+        each!(&mut self.links, links => links.abort());
     }
 }
 
@@ -482,6 +483,6 @@ impl<C> Sleeper for Remote<C> {
         if !self.arrived.is_empty() {
             return then(&mut Due::now());
         }
-        each!(&mut self.carrier, links => links.with_watch(then));
+        each!(&mut self.links, links => links.with_watch(then));
     }
 }

@@ -15,14 +15,14 @@ use shm::sleep::{self, Due, Look, Sleeper, Watch};
 use thiserror::Error;
 
 use super::super::BackendError;
-use super::super::plan::{Plan, ThreadDevice};
+use super::super::plan::{RankPlan, ThreadDevice};
 use super::dialogue::{Arrival, Dialogue};
 use super::frame::{Frame, FrameBytes};
-use super::{Carrier, Counter, Polled, SendError, Ticket};
+use super::{Counter, LinkSet, Polled, SendError, Ticket};
+use crate::carrier::Feature;
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
 use crate::topology::Peer;
-use crate::transport::Feature;
 use crate::values::Values;
 
 /// Returns the bytes of a receive: a message with a tail, which shares no cache line with another receive.
@@ -108,10 +108,10 @@ struct Pulse {
     is_probing: bool,
 }
 
-impl<C> Carrier<C> for Links<C> {
+impl<C> LinkSet<C> for Links<C> {
     type Handle = Ticket;
 
-    fn open(plan: &Plan, peers: &[Peer], device: &ThreadDevice<'_>) -> Result<Self, BackendError> {
+    fn open(plan: &RankPlan, peers: &[Peer], device: &ThreadDevice<'_>) -> Result<Self, BackendError> {
         let device = device.open()?;
         let pd = device.alloc_pd().map_err(|e| BackendError::setup("a protection domain", e))?;
         let per_link = 2 * plan.window;
@@ -196,7 +196,7 @@ impl<C> Carrier<C> for Links<C> {
                     None => Ok(()),
                 }
             }
-            Err(error) => Err(SendError::Down(link.gone(error.to_string()))),
+            Err(error) => Err(SendError::Down(BackendError::gone(&link.peer, error))),
         }
     }
 
@@ -432,32 +432,28 @@ impl<C> Link<C> {
 
     /// Checks whether the link is usable.
     fn check(&self) -> Result<(), BackendError> {
-        self.failure.as_ref().map_or(Ok(()), |why| Err(self.gone(why.clone())))
-    }
-
-    fn gone(&self, how: String) -> BackendError {
-        BackendError::PeerGone { rank: self.peer.rank, how }
+        self.failure.as_ref().map_or(Ok(()), |why| Err(BackendError::gone(&self.peer, why)))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::tests::{pair, pair_of};
-    use super::super::{Carriers, Remote};
+    use super::super::{LinkSets, Remote};
     use super::*;
     use crate::message::Outcome;
     use crate::testing::Scratch;
-    use crate::topology::Transport;
+    use crate::topology::Carrier;
 
     fn links(remote: &mut Remote<usize>) -> &mut Links<usize> {
-        let Carriers::RcSend(links) = &mut remote.carrier else { panic!("another carrier") };
+        let LinkSets::RcSend(links) = &mut remote.links else { panic!("another carrier") };
         links
     }
 
     /// Sends `bytes` as an unsound peer. Returns the other end's error.
     fn forge(bytes: &[u8]) -> String {
         let scratch = Scratch::new();
-        let [mut forging, mut taking] = pair(&scratch, Transport::RcSend);
+        let [mut forging, mut taking] = pair(&scratch, Carrier::RcSend);
         let link = &mut links(&mut forging).links[0];
         link.qp.post(&Send { payload: Inline(bytes) }, Signal::Always, MESSAGE).unwrap();
         link.qp.ring();
@@ -473,7 +469,7 @@ mod tests {
     #[test]
     fn a_message_whose_tail_has_no_memory_ends_the_connection() {
         let scratch = Scratch::new();
-        let [mut asking, mut answering] = pair_of(&scratch, Transport::RcSend, [40, 40]);
+        let [mut asking, mut answering] = pair_of(&scratch, Carrier::RcSend, [40, 40]);
         let get = Request::get(1, 1);
         asking.call(asking.link_for(&get).unwrap(), get, 0).unwrap();
         asking.flush().unwrap();

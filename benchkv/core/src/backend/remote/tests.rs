@@ -6,7 +6,7 @@ use super::*;
 use crate::job::{Job, Sizes};
 use crate::message::Outcome;
 use crate::testing::{self, Scratch, topology};
-use crate::topology::Routing;
+use crate::topology::Backend;
 use crate::ucx::PeerErrors;
 use crate::workload::Workload;
 
@@ -15,23 +15,23 @@ const REQUESTS: usize = 1000;
 const WINDOW: usize = 16;
 
 /// Makes the connection of each of two ranks to the other, with the smallest ring.
-pub(super) fn pair(scratch: &Scratch, transport: Transport) -> [Remote<usize>; 2] {
-    pair_of(scratch, transport, [8, 8])
+pub(super) fn pair(scratch: &Scratch, carrier: Carrier) -> [Remote<usize>; 2] {
+    pair_of(scratch, carrier, [8, 8])
 }
 
 /// Makes two ranks, whose values have their own lengths at each end.
-pub(super) fn pair_of(scratch: &Scratch, transport: Transport, value_bytes: [usize; 2]) -> [Remote<usize>; 2] {
-    ranks_of(scratch, transport, value_bytes)
+pub(super) fn pair_of(scratch: &Scratch, carrier: Carrier, value_bytes: [usize; 2]) -> [Remote<usize>; 2] {
+    ranks_of(scratch, carrier, value_bytes)
 }
 
 /// Makes connections of each rank to all others.
-fn ranks_of<const N: usize>(scratch: &Scratch, transport: Transport, value_bytes: [usize; N]) -> [Remote<usize>; N] {
+fn ranks_of<const N: usize>(scratch: &Scratch, carrier: Carrier, value_bytes: [usize; N]) -> [Remote<usize>; N] {
     let open = |rank: usize| {
-        let job = testing::job(topology(Routing::Delegation, transport, N, 1, 1));
+        let job = testing::job(topology(Backend::Delegation, carrier, N, 1, 1));
         let sizes = Sizes { ring_bytes: 4096, window: WINDOW, ..job.sizes };
         let workload = Workload { value_bytes: value_bytes[rank], ..job.workload };
         let job = Job { sizes, workload, ucx_errors: Some(PeerErrors::Peer), ..job };
-        Remote::open(&Plan::new(&job, scratch.site(rank)).unwrap(), Worker::Daemon(0), None).unwrap().unwrap()
+        Remote::open(&RankPlan::new(&job, scratch.site(rank)).unwrap(), Worker::Daemon(0), None).unwrap().unwrap()
     };
     let mut ranks: [Remote<usize>; N] = std::array::from_fn(open);
     let records: Vec<_> = ranks.iter_mut().map(Remote::records).collect();
@@ -74,7 +74,7 @@ fn answer_all(asking: &mut Remote<usize>, answering: &mut Remote<usize>) {
 fn a_value_of_another_length_than_agreed_is_no_value() {
     for (theirs, ours) in [(8, 40), (40, 8), (40, 48)] {
         let scratch = Scratch::new();
-        let [mut asking, mut answering] = pair_of(&scratch, Transport::Copyrpc, [theirs, ours]);
+        let [mut asking, mut answering] = pair_of(&scratch, Carrier::Copyrpc, [theirs, ours]);
         for (number, request) in [Request::put(1, 1, 7), Request::get(1, 1)].into_iter().enumerate() {
             asking.call(asking.link_for(&request).unwrap(), request, number).unwrap();
         }
@@ -89,7 +89,7 @@ fn a_value_of_another_length_than_agreed_is_no_value() {
         assert_eq!(answers, [(0, None, 0), (1, None, 0)], "{theirs}, {ours}");
 
         let scratch = Scratch::new();
-        let [mut asking, mut answering] = pair_of(&scratch, Transport::RcSend, [theirs, ours]);
+        let [mut asking, mut answering] = pair_of(&scratch, Carrier::RcSend, [theirs, ours]);
         let request = Request::put(1, 1, 7);
         asking.call(asking.link_for(&request).unwrap(), request, 0).unwrap();
         asking.flush().unwrap();
@@ -113,7 +113,7 @@ fn moving_rounds(asking: &mut Remote<usize>) -> usize {
 #[test]
 fn waiting_for_credit_is_not_work_and_ends_with_it() {
     let scratch = Scratch::new();
-    let [mut asking, mut answering] = pair(&scratch, Transport::Copyrpc);
+    let [mut asking, mut answering] = pair(&scratch, Carrier::Copyrpc);
     call_all(&mut asking);
     moving_rounds(&mut asking);
     let (waiting, reads) = (asking.backlogged(), asking.transport().unwrap().counted.of("reads"));
@@ -126,7 +126,7 @@ fn waiting_for_credit_is_not_work_and_ends_with_it() {
 #[test]
 fn a_request_that_is_served_does_not_wait() {
     let scratch = Scratch::new();
-    let [mut asking, mut answering] = pair_of(&scratch, Transport::Copyrpc, [16, 16]);
+    let [mut asking, mut answering] = pair_of(&scratch, Carrier::Copyrpc, [16, 16]);
     let requests = [Request::put(1, 1, 7), Request::get(1, 1), Request::get(1, 2)];
     for (number, request) in requests.into_iter().enumerate() {
         asking.call(asking.link_for(&request).unwrap(), request, number).unwrap();
@@ -155,9 +155,9 @@ fn a_request_that_is_served_does_not_wait() {
 /// There is room for it, but for none of the requests before it until they are tried again.
 #[test]
 fn a_request_does_not_overtake_those_that_wait() {
-    for transport in [Transport::Copyrpc, Transport::RcSend] {
+    for carrier in [Carrier::Copyrpc, Carrier::RcSend] {
         let scratch = Scratch::new();
-        let [mut asking, mut answering] = pair(&scratch, transport);
+        let [mut asking, mut answering] = pair(&scratch, carrier);
         let mut arrived = Vec::new();
         // Requests that have arrived are answered, and the answers are taken.
         let mut serve = |asking: &mut Remote<usize>| {
@@ -176,14 +176,14 @@ fn a_request_does_not_overtake_those_that_wait() {
         while serve(&mut asking) < sent {
             rounds.next().unwrap();
         }
-        assert!(asking.backlogged() > 0 && asking.outstanding() == 0, "{transport:?}: there is room");
+        assert!(asking.backlogged() > 0 && asking.outstanding() == 0, "{carrier:?}: there is room");
         let last = Request::put(1, REQUESTS as u64, 7);
         asking.call(asking.link_for(&last).unwrap(), last, REQUESTS).unwrap();
         while serve(&mut asking) <= REQUESTS {
             asking.retry().unwrap();
             rounds.next().unwrap();
         }
-        assert!(arrived.is_sorted(), "{transport:?}");
+        assert!(arrived.is_sorted(), "{carrier:?}");
     }
 }
 
@@ -192,7 +192,7 @@ fn a_request_does_not_overtake_those_that_wait() {
 #[test]
 fn no_more_sends_are_under_way_than_receives_are_posted() {
     let scratch = Scratch::new();
-    let [mut asking, mut answering] = pair(&scratch, Transport::RcSend);
+    let [mut asking, mut answering] = pair(&scratch, Carrier::RcSend);
     call_all(&mut asking);
     moving_rounds(&mut asking);
     assert_eq!((moving_rounds(&mut asking), asking.backlogged()), (0, REQUESTS - WINDOW));
@@ -206,7 +206,7 @@ fn no_more_sends_are_under_way_than_receives_are_posted() {
 #[ignore = "needs libucx0"]
 fn no_more_messages_of_ucx_wait_for_answers_than_the_window_has_places() {
     let scratch = Scratch::new();
-    let [mut asking, mut answering] = pair(&scratch, Transport::UcxAm);
+    let [mut asking, mut answering] = pair(&scratch, Carrier::UcxAm);
     call_all(&mut asking);
     moving_rounds(&mut asking);
     assert_eq!((moving_rounds(&mut asking), asking.backlogged()), (0, REQUESTS - WINDOW));
@@ -219,20 +219,20 @@ fn no_more_messages_of_ucx_wait_for_answers_than_the_window_has_places() {
 #[test]
 #[ignore = "needs libucx0"]
 fn a_dead_peer_of_ucx_is_missed() {
-    misses_the_dead(&[Transport::UcxAm]);
+    misses_the_dead(&[Carrier::UcxAm]);
 }
 
 /// Nothing is sent that could fail: the peer has taken all messages, and owes answers.
 #[test]
 fn a_dead_peer_is_missed_although_nothing_is_sent_to_it() {
-    misses_the_dead(&[Transport::Copyrpc, Transport::RcSend]);
+    misses_the_dead(&[Carrier::Copyrpc, Carrier::RcSend]);
 }
 
 /// A rank that failed because of another's death leaves in order, and may be found gone first. It must not be named.
 #[test]
 fn a_peer_that_left_in_order_is_not_named_while_another_is_dead() {
     let scratch = Scratch::new();
-    let [mut asking, mut leaver, mut dead] = ranks_of(&scratch, Transport::Copyrpc, [8; 3]);
+    let [mut asking, mut leaver, mut dead] = ranks_of(&scratch, Carrier::Copyrpc, [8; 3]);
     for number in 0..64_usize {
         let request = Request::put(1 + (number % 2) as u32, number as u64, 7);
         asking.call(asking.link_for(&request).unwrap(), request, number).unwrap();
@@ -262,22 +262,22 @@ fn a_peer_that_left_in_order_is_not_named_while_another_is_dead() {
     assert!(matches!(gone, BackendError::PeerGone { rank: 2, .. }), "{gone}");
 }
 
-fn misses_the_dead(transports: &[Transport]) {
-    for transport in transports.iter().copied() {
+fn misses_the_dead(carriers: &[Carrier]) {
+    for carrier in carriers.iter().copied() {
         let scratch = Scratch::new();
-        let [mut asking, mut answering] = pair(&scratch, transport);
+        let [mut asking, mut answering] = pair(&scratch, carrier);
         call_all(&mut asking);
         asking.flush().unwrap();
         answering.poll(|_, _, _| (), |_, _| None).unwrap();
         drop(answering);
         let start = Instant::now();
         let gone = loop {
-            assert!(start.elapsed() < Duration::from_secs(20), "{transport:?}: it was never missed");
+            assert!(start.elapsed() < Duration::from_secs(20), "{carrier:?}: it was never missed");
             if let Err(gone) = asking.poll(|_, _, _| (), |_, _| None) {
                 break gone;
             }
             asking.flush().unwrap();
         };
-        assert!(matches!(gone, BackendError::PeerGone { rank: 1, .. }), "{transport:?}: {gone}");
+        assert!(matches!(gone, BackendError::PeerGone { rank: 1, .. }), "{carrier:?}: {gone}");
     }
 }

@@ -6,10 +6,10 @@
 use shm::sleep::{Due, POLL_SLICE, Watch};
 
 use super::super::BackendError;
-use super::super::plan::{Plan, ThreadDevice};
+use super::super::plan::{RankPlan, ThreadDevice};
 use super::dialogue::{Arrival, Dialogue};
 use super::frame::{Frame, FrameBytes};
-use super::{Carrier, Counter, Polled, SendError, Ticket};
+use super::{Counter, LinkSet, Polled, SendError, Ticket};
 use crate::counters::TransportReport;
 use crate::message::{Request, Response};
 use crate::topology::Peer;
@@ -54,10 +54,10 @@ struct End {
     key: [u8; KEY_BYTES],
 }
 
-impl<C> Carrier<C> for Links<C> {
+impl<C> LinkSet<C> for Links<C> {
     type Handle = Ticket;
 
-    fn open(plan: &Plan, peers: &[Peer], _: &ThreadDevice<'_>) -> Result<Self, BackendError> {
+    fn open(plan: &RankPlan, peers: &[Peer], _: &ThreadDevice<'_>) -> Result<Self, BackendError> {
         let failed = |error: UcxError| BackendError::setup("the UCX worker", error);
         let tail_bytes = plan.values.tail_bytes();
         let worker = Worker::open(plan.ucx_errors, Message::SHORT_BYTES + tail_bytes).map_err(failed)?;
@@ -113,7 +113,7 @@ impl<C> Carrier<C> for Links<C> {
         self.messages += 1;
         let tail = self.tail.get_mut(..request.bytes_behind(self.values.tail_bytes())).unwrap_or_default();
         self.values.read(request.place(), tail);
-        link.post(&mut self.worker, &message, tail).map_err(|error| SendError::Down(link.gone(error.to_string())))
+        link.post(&mut self.worker, &message, tail).map_err(|error| SendError::Down(BackendError::gone(&link.peer, error)))
     }
 
     fn poll(
@@ -136,7 +136,7 @@ impl<C> Carrier<C> for Links<C> {
                     answer(whom, response, tail);
                 }
                 Ok((Arrival::Request(request, call), tail)) => keep(request, tail, Ticket { link: number, call }),
-                Err(why) => return Err(link.gone(why)),
+                Err(why) => return Err(BackendError::gone(&link.peer, why)),
             }
         }
         self.polls = self.polls.wrapping_add(1);
@@ -210,34 +210,30 @@ impl<C> Link<C> {
     /// Checks whether the link is usable.
     fn check(&self, worker: &Worker) -> Result<(), BackendError> {
         match (&self.failure, self.end.map_or(Ok(()), |end| worker.check(end.endpoint))) {
-            (Some(why), _) => Err(self.gone(why.clone())),
-            (None, Err(error)) => Err(self.gone(error.to_string())),
+            (Some(why), _) => Err(BackendError::gone(&self.peer, why)),
+            (None, Err(error)) => Err(BackendError::gone(&self.peer, error)),
             (None, Ok(())) => Ok(()),
         }
-    }
-
-    fn gone(&self, how: String) -> BackendError {
-        BackendError::PeerGone { rank: self.peer.rank, how }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::tests::pair;
-    use super::super::{Carriers, Remote};
+    use super::super::{LinkSets, Remote};
     use super::*;
     use crate::testing::Scratch;
-    use crate::topology::Transport;
+    use crate::topology::Carrier;
 
     fn links(remote: &mut Remote<usize>) -> &mut Links<usize> {
-        let Carriers::UcxAm(links) = &mut remote.carrier else { panic!("another carrier") };
+        let LinkSets::UcxAm(links) = &mut remote.links else { panic!("another carrier") };
         links
     }
 
     /// Sends `bytes` as an unsound peer, after the key if `has_key`. Returns the other end's error.
     fn forge(has_key: bool, bytes: &[u8]) -> String {
         let scratch = Scratch::new();
-        let [mut forging, mut taking] = pair(&scratch, Transport::UcxAm);
+        let [mut forging, mut taking] = pair(&scratch, Carrier::UcxAm);
         let links = links(&mut forging);
         let End { endpoint, key } = links.links[0].end.unwrap();
         links.worker.send(endpoint, &[if has_key { &key } else { &[] }, bytes]).unwrap();

@@ -22,9 +22,9 @@ use crate::drive::faults::{At, Faults};
 use crate::drive::simulated::*;
 use crate::job::{Job, Sizes};
 use crate::pace::{Arrivals, Pace};
-use crate::policy::PolicyOptions;
+use crate::policy::{HoldChoice, PolicyOptions, PollChoice};
 use crate::testing::{self, topology};
-use crate::topology::{Routing, Topology, Transport};
+use crate::topology::{Backend, Carrier, Topology};
 use crate::workload::{Distribution, Workload};
 
 /// Jobs of a run in CI.
@@ -81,7 +81,7 @@ fn faults(rng: &mut Rng, topology: &Topology) -> Faults {
         0 => faults.killed = Some(at),
         // A daemon that only answers takes a queue pair in error for a client that has left, and the client polls for the half second in which its
         // device tries again: true, but millions of turns.
-        1 if topology.routing != Routing::Direct => faults.error = Some((rank, rng.u64(..100))),
+        1 if topology.backend != Backend::Direct => faults.error = Some((rank, rng.u64(..100))),
         2 | 3 => faults.stopped = Some((at, rng.u64(1_000..5_000_000))),
         4 | 5 => faults.slow = Some((rank, rng.u64(2..50))),
         _ => {}
@@ -100,21 +100,22 @@ fn faults(rng: &mut Rng, topology: &Topology) -> Faults {
 
 /// Policies that go together; none half of the time.
 fn policies(rng: &mut Rng, topology: &Topology) -> PolicyOptions {
-    let is_governed = rng.bool() && topology.routing != Routing::Direct;
+    let is_governed = rng.bool() && topology.backend != Backend::Direct;
     let mut policies = PolicyOptions::default();
     if is_governed {
-        let us = |rng: &mut Rng| rng.bool().then(|| rng.u32(1..30).into());
-        policies.hold.batch_hold_us = us(rng);
-        policies.hold.adaptive_hold = rng.bool();
-        policies.hold.hold_rtt_multiplier = if policies.hold.adaptive_hold { None } else { us(rng).map(|us: f64| us / 10.0) };
+        let us = |rng: &mut Rng| rng.bool().then(|| f64::from(rng.u32(1..30)));
+        let (hold_us, is_adaptive) = (us(rng), rng.bool());
+        policies.hold.hold = match (is_adaptive, hold_us) {
+            (true, hold_us) => HoldChoice::Adaptive(hold_us),
+            (false, hold_us) => us(rng).map(|us| HoldChoice::Rtt(us / 10.0)).or(hold_us.map(HoldChoice::Fixed)).unwrap_or_default(),
+        };
         policies.coalesce.coalesce_rtt_us = us(rng);
-        policies.polls.adaptive_budget = rng.bool();
-        policies.polls.poll_budget = if policies.polls.adaptive_budget { 0 } else { rng.u32(0..20) };
+        policies.polls.poll_budget = if rng.bool() { PollChoice::Adaptive } else { PollChoice::Fixed(rng.u32(0..20)) };
         policies.flush.flush_every = rng.u32(1..6);
         policies.stagger.initial_stagger_us = us(rng);
     }
     policies.skip_idle.ipc_skip_idle = if rng.bool() { rng.u32(0..8) } else { 0 };
-    if topology.transport == Transport::Copyrpc {
+    if topology.carrier == Carrier::Copyrpc {
         let windows = ["off", "off", "completion:1", "consumption:1", "completion:3", "consumption:4"];
         policies.window.batch_window = windows[rng.usize(..windows.len())].parse().unwrap();
     }
@@ -122,9 +123,9 @@ fn policies(rng: &mut Rng, topology: &Topology) -> PolicyOptions {
 }
 
 fn job(rng: &mut Rng) -> Job {
-    let routing = [Routing::Meta, Routing::Delegation, Routing::Sharded, Routing::Direct][rng.usize(..4)];
-    let transport = if routing == Routing::Delegation && rng.bool() { Transport::RcSend } else { Transport::Copyrpc };
-    let topology = topology(routing, transport, rng.usize(2..=8), rng.usize(1..=3), rng.usize(1..=5));
+    let backend = [Backend::Meta, Backend::Delegation, Backend::Sharded, Backend::Direct][rng.usize(..4)];
+    let carrier = if backend == Backend::Delegation && rng.bool() { Carrier::RcSend } else { Carrier::Copyrpc };
+    let topology = topology(backend, carrier, rng.usize(2..=8), rng.usize(1..=3), rng.usize(1..=5));
     let depth = rng.usize(1..=24);
     let distribution = if rng.bool() { Distribution::Uniform } else { Distribution::Zipfian { theta: 0.99 } };
     let job = testing::job(topology);

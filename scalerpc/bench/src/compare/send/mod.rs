@@ -15,7 +15,7 @@ mod ud;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use harness::load::Failure;
+use bench::load::Failure;
 use mlx5::{Access, Device, DeviceInfo, DeviceSpec, Inline, Mr, Payload, Pd, Sge};
 pub(crate) use rc::RcPort;
 pub(crate) use ud::UdPort;
@@ -306,7 +306,7 @@ impl<P: Port> Client for SendClient<P> {
 
 #[cfg(test)]
 mod tests {
-    use harness::pattern::{self, Tag};
+    use bench::pattern::{self, Tag};
     use mlx5::{FabricSpec, LocalFabric, SoftOptions};
 
     use super::super::contestant::Kind;

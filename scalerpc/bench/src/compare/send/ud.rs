@@ -1,6 +1,6 @@
 //! Datagrams: one queue pair for all peers.
 
-use harness::load::Failure;
+use bench::load::Failure;
 use mlx5::{
     Cq, Cqe, Destination, Device, DeviceInfo, GRH_BYTES, Payload, Pd, PostError, QpAddress, QpConfig, ReceiveSource, Sge, Signal, UdQp,
     UdSend,

@@ -1,6 +1,6 @@
 //! The carriers of messages between ranks: their names, and the properties that the rest of a job needs.
 //!
-//! To add a carrier: its variant and its row of [`Transport::traits`] here, its file beside `backend/remote/copyrpc.rs`, its line in the
+//! To add a carrier: its variant and its row of [`Carrier::traits`] here, its file beside `backend/remote/copyrpc.rs`, its line in the
 //! registry of `backend/remote/mod.rs`.
 
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::ucx;
 /// A carrier of messages between ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Transport {
+pub enum Carrier {
     /// copyrpc: batches written into the peer's ring.
     Copyrpc,
     /// A SEND for each message: the baseline of two-sided verbs.
@@ -22,7 +22,7 @@ pub enum Transport {
     UcxAm,
 }
 
-impl fmt::Display for Transport {
+impl fmt::Display for Carrier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&name_of(self))
     }
@@ -111,7 +111,7 @@ const UCX: Library = Library {
     variable: ("UCX_LOG_FILE", "stderr"),
 };
 
-impl Transport {
+impl Carrier {
     /// Returns the properties of the carrier.
     #[must_use]
     pub const fn traits(self) -> Traits {

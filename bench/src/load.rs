@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::affinity::{pin_current_thread, usable_cores};
-use crate::clock::Clock;
-use crate::hist::LatencyHistogram;
+use harness::affinity::{pin_current_thread, usable_cores};
+use harness::clock::Clock;
+use harness::hist::LatencyHistogram;
 
 /// The payload of requests and replies: 32 bytes, as in the ping-pong of two processes.
 pub type Payload = [u64; 4];
@@ -105,7 +105,7 @@ impl Wait<'_> {
 
 /// The result of one measurement.
 #[derive(Debug, Clone, Copy)]
-pub struct Window {
+pub struct Rate {
     /// Calls per second.
     pub rate: f64,
     /// Median over blocks of at least 64 (depth 1) or 1,024 calls of their nanoseconds per call. A moment without a core does not change
@@ -190,11 +190,11 @@ impl<'a, C: Caller> Load<'a, C> {
     ///
     /// # Errors
     /// The caller's.
-    pub fn run(&mut self, depth: u32, duration: Duration) -> Result<Window, Failure> {
+    pub fn run(&mut self, depth: u32, duration: Duration) -> Result<Rate, Failure> {
         if depth == 1 { self.trips(duration) } else { self.stream(depth, duration) }
     }
 
-    fn trips(&mut self, duration: Duration) -> Result<Window, Failure> {
+    fn trips(&mut self, duration: Duration) -> Result<Rate, Failure> {
         let mut window = Measure::new(self.clock, duration);
         let mut number = 0;
         loop {
@@ -213,7 +213,7 @@ impl<'a, C: Caller> Load<'a, C> {
         }
     }
 
-    fn stream(&mut self, depth: u32, duration: Duration) -> Result<Window, Failure> {
+    fn stream(&mut self, depth: u32, duration: Duration) -> Result<Rate, Failure> {
         let mut sent = 0;
         self.begin(depth, u64::MAX, &mut sent)?;
         let mut window = Measure::new(self.clock, duration);
@@ -408,9 +408,9 @@ impl Measure {
 
     /// Returns the result of the blocks so far.
     #[must_use]
-    pub fn result(&self) -> Window {
+    pub fn result(&self) -> Rate {
         let elapsed_ns = self.block_ns - self.began_ns.unwrap_or(self.block_ns);
-        Window { rate: self.calls as f64 * 1e9 / elapsed_ns.max(1) as f64, block_ns: self.blocks.summary().p50 as f64 / 1000.0 }
+        Rate { rate: self.calls as f64 * 1e9 / elapsed_ns.max(1) as f64, block_ns: self.blocks.summary().p50 as f64 / 1000.0 }
     }
 }
 

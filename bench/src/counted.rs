@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use crate::report::say;
+use harness::report::say;
 
 /// An operation that can be counted.
 pub struct Operation {

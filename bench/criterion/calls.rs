@@ -5,9 +5,9 @@
 
 use std::time::Duration;
 
+use bench::load::{Answerer, Caller, Failure, between_threads, two_cores};
 use criterion::{BenchmarkId, Criterion, Throughput};
 use harness::clock::Clock;
-use harness::load::{Answerer, Caller, Failure, between_threads, two_cores};
 
 /// Number of calls that are verified before the measurement.
 const CHECKED: u64 = 10_000;

@@ -1,0 +1,246 @@
+//! [`Policy`]: all rules of one daemon.
+
+use super::rtt::RttProbe;
+use super::rule::{Found, RoundState, Rule};
+use super::{PolicyOptions, PolicyReport, Sample};
+
+/// The rules that a job asks for, as one policy of a daemon. A daemon asks its questions in the order of these methods; each answer is
+/// bounded in time. Without a rule everything is done at once, and a question costs one branch that always goes the same way.
+///
+/// Every rule is asked each question, as each counts its answers.
+#[derive(Debug)]
+pub struct Policy {
+    rules: Vec<Box<dyn Rule>>,
+    /// The rules while they rest; else empty.
+    resting: Vec<Box<dyn Rule>>,
+    rtt: Option<RttProbe>,
+    round: RoundState,
+    takes_requests: bool,
+    /// Requests sent up to the last flush.
+    sent: u64,
+}
+
+impl Policy {
+    /// Makes the policy of a daemon in a job of `ranks`.
+    #[must_use]
+    pub fn new(options: &PolicyOptions, ranks: usize) -> Self {
+        let rules = options.rules(ranks);
+        let rtt = rules.iter().filter_map(|rule| rule.rtt_weight()).min_by(f64::total_cmp).map(RttProbe::new);
+        Self { rules, resting: Vec::new(), rtt, round: RoundState::default(), takes_requests: true, sent: 0 }
+    }
+
+    /// Lets the rules act, as they do at first, or rest. The daemon then delivers the answers that are held.
+    pub fn act(&mut self, acts: bool) {
+        if acts != self.resting.is_empty() {
+            std::mem::swap(&mut self.rules, &mut self.resting);
+            self.takes_requests = true;
+        }
+    }
+
+    /// Begins a round, with `outstanding` requests in flight to other ranks. Reads the time only if there are rules.
+    #[inline]
+    pub fn begin(&mut self, now_ns: impl FnOnce() -> u64, outstanding: usize) {
+        if !self.rules.is_empty() {
+            self.begin_at(now_ns(), outstanding);
+        }
+    }
+
+    fn begin_at(&mut self, now_ns: u64, outstanding: usize) {
+        let Self { rules, round, .. } = self;
+        (round.now_ns, round.outstanding) = (now_ns, outstanding);
+        self.takes_requests = rules.iter_mut().fold(true, |takes, rule| takes & rule.takes_requests(round));
+    }
+
+    /// Returns the number of connections that may send, of `links`; `None` if it has not changed. `has_work`: a request waits, or was sent.
+    #[inline]
+    pub fn open_links(&mut self, links: usize, has_work: bool) -> Option<usize> {
+        let Self { rules, round, .. } = self;
+        rules.iter_mut().filter_map(|rule| rule.open_links(round, links, has_work)).min()
+    }
+
+    /// Returns the number of polls to add while they find nothing.
+    #[inline]
+    #[must_use]
+    pub fn extra_polls(&self) -> u32 {
+        self.rules.iter().map(|rule| rule.extra_polls()).sum()
+    }
+
+    /// Returns whether to hold back an answer that a poll brings, until [`releases`](Self::releases).
+    #[inline]
+    pub fn keeps_answer(&mut self) -> bool {
+        let Self { rules, round, .. } = self;
+        rules.iter_mut().fold(false, |keeps, rule| keeps | rule.keeps_answer(round))
+    }
+
+    /// Notes that the round made `polls` polls, which found `cqes` completions, and that `passed` answers were not held. Returns whether to
+    /// deliver the held answers now.
+    #[inline]
+    pub fn releases(&mut self, polls: u32, cqes: usize, passed: usize) -> bool {
+        !self.rules.is_empty() && self.releases_after(Found { polls, cqes, passed })
+    }
+
+    fn releases_after(&mut self, found: Found) -> bool {
+        let Self { rules, rtt, round, .. } = self;
+        if let Some(rtt) = rtt.as_mut().filter(|_| found.cqes > 0) {
+            rtt.completed(round.now_ns);
+            round.rtt_ns = rtt.rtt_ns();
+        }
+        rules.iter_mut().for_each(|rule| rule.polled(round, found));
+        rules.iter_mut().fold(false, |releases, rule| releases | rule.releases(round))
+    }
+
+    /// Returns whether this round takes requests.
+    #[inline]
+    #[must_use]
+    pub const fn takes_requests(&self) -> bool {
+        self.takes_requests
+    }
+
+    /// Returns whether this round polls the clients that call through ipc.
+    #[inline]
+    pub fn polls_clients(&mut self) -> bool {
+        self.rules.iter_mut().fold(true, |polls, rule| polls & rule.polls_clients())
+    }
+
+    /// Notes the number of requests that this poll found.
+    #[inline]
+    pub fn polled_clients(&mut self, found: usize) {
+        self.rules.iter_mut().for_each(|rule| rule.polled_clients(found));
+    }
+
+    /// Returns whether this round flushes. `has_moved`: it moved a message.
+    #[inline]
+    pub fn flushes(&mut self, has_moved: bool) -> bool {
+        self.rules.iter_mut().fold(true, |flushes, rule| flushes & rule.flushes(has_moved))
+    }
+
+    /// Notes a flush; `sent` requests were sent to other ranks since the start.
+    #[inline]
+    pub fn flushed(&mut self, sent: u64) {
+        if self.rules.is_empty() || std::mem::replace(&mut self.sent, sent) == sent {
+            return;
+        }
+        // The round's begin stands for its end: rounds are short beside a round trip, or there is nothing to gain.
+        let now_ns = self.round.now_ns;
+        if let Some(rtt) = &mut self.rtt {
+            rtt.flushed(now_ns);
+        }
+        self.rules.iter_mut().for_each(|rule| rule.sent(now_ns));
+    }
+
+    /// Returns the state of its rules, for the time series of the daemon.
+    #[must_use]
+    pub fn gauges(&self) -> Sample {
+        let mut sample = Sample::default();
+        if !self.rules.is_empty() {
+            sample.rtt_ns = self.rtt_ns();
+            self.rules.iter().for_each(|rule| rule.gauge(&mut sample));
+        }
+        sample
+    }
+
+    /// Returns the counters so far; `None` without rules.
+    #[must_use]
+    pub fn report(&self) -> Option<PolicyReport> {
+        let rules = if self.rules.is_empty() { &self.resting } else { &self.rules };
+        let mut report = PolicyReport { rtt_ns: self.rtt_ns(), ..PolicyReport::default() };
+        rules.iter().for_each(|rule| rule.report(&mut report));
+        (!rules.is_empty()).then_some(report)
+    }
+
+    fn rtt_ns(&self) -> u64 {
+        self.round.rtt_ns.map_or(0, |ns| ns as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::PollChoice;
+
+    fn policy(set: impl FnOnce(&mut PolicyOptions)) -> Policy {
+        let mut options = PolicyOptions::default();
+        set(&mut options);
+        Policy::new(&options, 4)
+    }
+
+    fn hold(choice: &str) -> Policy {
+        policy(|options| options.hold.hold = choice.parse().unwrap())
+    }
+
+    #[test]
+    fn what_is_not_asked_for_restricts_nothing() {
+        assert!(Policy::new(&PolicyOptions::default(), 4).report().is_none());
+        let mut policy = policy(|options| options.polls.poll_budget = PollChoice::Fixed(3));
+        policy.begin(|| 100, 7);
+        assert_eq!((policy.open_links(3, true), policy.extra_polls()), (None, 3));
+        assert!(!policy.keeps_answer() && policy.takes_requests());
+        assert!(policy.polls_clients() && policy.flushes(true));
+        assert!(!policy.releases(4, 1, 1));
+        let report = policy.report().unwrap();
+        assert_eq!(report, PolicyReport { extra_polls: 3, poll_budget: 3, poll_budget_peak: 3, ..PolicyReport::default() });
+    }
+
+    #[test]
+    fn reports_add_up_and_say_what_was_done() {
+        let mut sum = PolicyReport::default();
+        assert_eq!(sum.to_string(), "nothing to do");
+        for hold_ns in [500, 9_000, 700] {
+            sum.add(&PolicyReport { held: 2, late_releases: 1, hold_ns, delayed_flushes: 5, ..PolicyReport::default() });
+        }
+        assert_eq!(sum.to_string(), "6 answers held, released 0 times full and 3 times late, hold 9000 ns at the end, 15 flushes delayed");
+    }
+
+    #[test]
+    fn the_round_trip_is_that_of_flushes_that_sent_something_and_sets_the_hold() {
+        let mut policy = hold("rtt:2");
+        assert_eq!(policy.report().unwrap().hold_ns, 10_000, "before one is known");
+        for (now_ns, sent, cqes) in [(1_000, 0, 0), (2_000, 5, 0), (4_000, 5, 0), (6_000, 5, 3)] {
+            policy.begin(|| now_ns, 5);
+            policy.releases(1, cqes, 0);
+            policy.flushed(sent);
+        }
+        assert_eq!((policy.rtt_ns(), policy.report().unwrap().hold_ns), (4_000, 8_000));
+    }
+
+    #[test]
+    fn the_budget_learns_only_from_rounds_that_wait_for_something() {
+        let mut policy = policy(|options| options.polls.poll_budget = PollChoice::Adaptive);
+        for round in 0..2_000 {
+            policy.begin(|| round * 100, 0);
+            policy.releases(1, 0, 0);
+        }
+        assert_eq!(policy.extra_polls(), 0);
+        for round in 2_000..4_000 {
+            policy.begin(|| round * 100, 1);
+            policy.releases(1, 0, 0);
+        }
+        assert_eq!(policy.report().unwrap().poll_budget_peak, 8, "it has collapsed, and no round trip is known");
+    }
+
+    #[test]
+    fn each_hold_rule_is_chosen_by_its_flag() {
+        assert_eq!(hold("20us").report().unwrap().hold_ns, 20_000);
+        let adaptive = |choice| {
+            let mut policy = hold(choice);
+            let initial_ns = policy.report().unwrap().hold_ns;
+            policy.begin(|| 1_000, 1);
+            assert!(policy.keeps_answer());
+            policy.begin(|| 1_000_000, 1);
+            assert!(policy.releases(1, 0, 0));
+            (initial_ns, policy.report().unwrap().hold_ns > initial_ns, policy.report().unwrap().late_releases)
+        };
+        assert_eq!(adaptive("adaptive"), (10_000, true, 1));
+        assert_eq!(adaptive("adaptive:5us"), (5_000, true, 1));
+    }
+
+    #[test]
+    fn staggering_ends_when_all_may_send() {
+        let mut policy = policy(|options| options.stagger.initial_stagger_us = Some(1.0));
+        let opened = [(0, false), (500, true), (1_500, true), (2_500, true), (2_600, true)].map(|(now_ns, has_work)| {
+            policy.begin(|| now_ns, 0);
+            policy.open_links(3, has_work)
+        });
+        assert_eq!(opened, [Some(1), Some(1), Some(2), Some(3), None]);
+    }
+}

@@ -1,0 +1,63 @@
+//! A client from its first connection to its report.
+
+use harness::affinity::pin_current_thread;
+use shm::sleep::SLICE;
+use shm::wait::Waiter;
+
+use super::{Post, Rank, RankError};
+use engine::activity::ActivityLog;
+use engine::backend::{Paths, Workers};
+use engine::client::{Client, ClientReport, Step};
+use engine::phase::Phase;
+use engine::topology::Worker;
+
+impl<W: Workers> Rank<'_, W> {
+    /// Runs client `number` of the rank, on the calling thread.
+    pub(super) fn client_thread(&self, number: usize, post: &Post) -> Result<ClientReport, RankError> {
+        let Self { options, control, clock, .. } = self;
+        if let Some(core) = self.local_rank().and_then(|rank| options.plan.client_core(rank, number)) {
+            pin_current_thread(core)?;
+        }
+        // This takes a while: the rank begins when its clients are connected.
+        let spec = options.job.client(self.rank, number);
+        let mut paths = self.workers.open_client(number)?;
+        let is_wanted = self.connect(Worker::Client(number), &mut paths, post)?;
+        let mut client = Client::new(spec, paths);
+        let mut log = ActivityLog::new(options.job.runs, clock.now_ns());
+        let mut waiter = options.wait.waiter();
+        let published = self.published.get(number);
+        while is_wanted && !control.is_stopped() {
+            let phase = control.phase();
+            let is_given_up = phase == Phase::GiveUp;
+            // Answers that have arrived by then still count.
+            let step = self.step(&mut client, if is_given_up { Phase::Drain } else { phase }, &mut log, &mut waiter)?;
+            if let Some(published) = published.filter(|_| matches!(step, Step::Busy(_) | Step::Drained)) {
+                published.set(client.tally());
+            }
+            if step == Step::Drained || is_given_up {
+                break;
+            }
+        }
+        let worker = log.report(clock.now_ns(), client.paths_mut());
+        Ok(client.report(worker))
+    }
+
+    fn step<P: Paths>(&self, client: &mut Client<P>, phase: Phase, log: &mut ActivityLog, waiter: &mut Waiter) -> Result<Step, RankError> {
+        log.enter(phase, || self.clock.now_ns(), client.paths_mut());
+        let step = client.step(phase, || self.clock.now_ns())?;
+        match step {
+            Step::Busy(operations) => {
+                log.note(operations);
+                waiter.busy();
+            }
+            Step::Idle | Step::Drained => {
+                log.note(0);
+                waiter.idle(|| {
+                    let longest = client.until_due(self.clock.now_ns()).min(SLICE);
+                    self.control.sleep(phase, client.paths_mut(), longest);
+                });
+            }
+        }
+        Ok(step)
+    }
+}
