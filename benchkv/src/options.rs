@@ -264,8 +264,7 @@ impl fmt::Display for Options {
             "{connection}, delegation ring {} slots, flux {} in flight, wait {}",
             sizes.ring_slots, sizes.flux_in_flight, self.wait
         )?;
-        let is_hardware = !self.asked.device.is_soft();
-        if self.wait == WaitStrategy::Event && (is_hardware || topology.transport.traits().library.is_some()) {
+        if self.wait == WaitStrategy::Event && topology.transport.traits().library.is_some() {
             writeln!(f, "threads with connections sleep for {POLL_SLICE:?} at most: what other ranks send does not wake them")?;
         }
         if self.asked.port != PortOptions::default() {

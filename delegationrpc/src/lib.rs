@@ -37,7 +37,7 @@
 //! - **Back-pressure**: at most `depth` calls of a client are unanswered; one more is [`CallError::Full`], which returns the request. The
 //!   ring limits nobody: a client that finds it full is found by the server later, by a millisecond for every 64 clients at most ([`ring_depth_for`] gives one that
 //!   is never full).
-//! - **Clients come and go**: a seat has a generation; what is announced by, or answered to, a client that is gone reaches nobody.
+//! - **Clients come and go**: an entry has a generation; what is announced by, or answered to, a client that is gone reaches nobody.
 //! - **Payloads** are plain old data ([`ipc::Plain`]: any bytes are a valid value), whose sizes, alignments and application tag both ends compare when
 //!   they connect. A payload up to 48 B shares one cache line with its sequence number and tag.
 //! - **Waiting**: both ends poll. [`ipc::Server::wait`] and [`ipc::Client::wait`] sleep until there is something to poll for, and cost the other end one
@@ -61,7 +61,7 @@
 //! | 128 | 8 | head, a hint | clients |
 //! | 192 | 8 | tail | server |
 //! | 256 | 8 x ring_depth | ring words `lap:51 full:1 client:12`, rounded up to 64 | clients: CAS from free; server: store to free |
-//! | then | 64 x (1 + max_clients) | seats: departures; session, generation and `armed` of each client; what each sleeps on | clients, server |
+//! | then | 64 x (1 + max_clients) | entries: departures; session, generation and `armed` of each client; what each sleeps on | clients, server |
 //! | then | S(Req) x max_clients x resp_depth | request lanes: sequence @0, tag @8, payload @16 of each slot | the client |
 //! | then | S(Resp) x max_clients x resp_depth | response lanes, likewise | server |
 //!

@@ -215,14 +215,14 @@ fn default_ring_is_never_full() {
 }
 
 #[test]
-fn client_that_makes_a_call_twice_loses_its_own_seat_only() {
+fn client_that_makes_a_call_twice_loses_its_own_entry_only() {
     let scratch = Scratch::new("dlg-twice");
     let mut server = S::bind_with(&scratch.dir(), "s", 8, 2, 4, 1).unwrap();
     let (mut good, mut bad) = (connect(&scratch), connect(&scratch));
     bad.call(1, 1).unwrap();
     bad.call(9, 9).unwrap();
     let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
-    // Behind the ring and three seats: a slot is sequence, tag, payload. The second call gets the first's tag.
+    // Behind the ring and three entries: a slot is sequence, tag, payload. The second call gets the first's tag.
     let slots = region.view().array_at::<u64>(256 + 64 + 3 * 64 + 4 * 64, 16).unwrap().as_ptr();
     // SAFETY: in bounds, and only this thread is running.
     unsafe { slots.add(8 + 1).write_volatile(slots.add(1).read_volatile()) };
@@ -248,7 +248,7 @@ fn garbage_everywhere_neither_panics_nor_hangs_and_a_new_call_gets_through() {
         let mut server = S::bind_with(&scratch.dir(), "s", 8, 3, 4, 1).unwrap();
         let (mut client, witness) = (connect(&scratch), connect(&scratch));
         let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
-        // Control words, ring, and slots; the seats are left alone, so that the clients stay.
+        // Control words, ring, and slots; the entries are left alone, so that the clients stay.
         let (ring_end, slots) = (256 / 8 + 8, (256 + 64 + 4 * 64) / 8);
         let words = region.view().len() / 8;
         for _ in 0..50 {
@@ -266,7 +266,7 @@ fn garbage_everywhere_neither_panics_nor_hangs_and_a_new_call_gets_through() {
             }
             let _ = client.poll(|_, _| {});
         }
-        // The noise may have cost these clients their seats, and calls announced into it may be lost; what it must not do is to stop the
+        // The noise may have cost these clients their entries, and calls announced into it may be lost; what it must not do is to stop the
         // server for the clients that come later.
         drop((client, witness));
         let served = (0..10).any(|_| {

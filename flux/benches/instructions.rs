@@ -42,7 +42,7 @@ const OPERATIONS: &[Operation] = &[
     operation("flux_table_depth64", 102, "all", "those lanes, and the table of calls", |calls| Bare::new().named(calls, DEPTH)),
     operation("flux_call", 47, "in part_call", "flux, of flux_rpc_depth1: Node::call", parts),
     operation("flux_poll_call", 121, "in part_poll_call", "flux, of flux_rpc_depth1: Node::poll that finds a call", parts),
-    operation("flux_recv", 33, "in part_recv", "flux, of flux_rpc_depth1: Node::try_recv_raw", parts),
+    operation("flux_recv", 33, "in part_recv", "flux, of flux_rpc_depth1: Node::recv", parts),
     operation("flux_reply", 48, "in part_reply", "flux, of flux_rpc_depth1: Node::reply", parts),
     operation("flux_poll_reply", 119, "in part_poll_reply", "flux, of flux_rpc_depth1: Node::poll that finds a reply", parts),
     operation("flux_poll_empty", 25, "all", "flux: Node::poll that finds nothing, two nodes", |polls| Pair::new(2).empty_polls(polls)),
@@ -72,7 +72,7 @@ impl Pair {
             let mut answered = 0;
             while answered < depth {
                 self.answerer.poll(|_, _| ());
-                while let Some((_, token, request)) = self.answerer.try_recv_raw() {
+                while let Some((_, token, request)) = self.answerer.recv() {
                     self.answerer.reply(token, black_box(request)).unwrap();
                     answered += 1;
                 }
@@ -200,7 +200,7 @@ fn part_poll_call(node: &mut Node<Payload, u32>) -> usize {
 
 #[inline(never)]
 fn part_recv(node: &mut Node<Payload, u32>) -> Option<(Token, Payload)> {
-    node.try_recv_raw().map(|(_, token, request)| (token, request))
+    node.recv().map(|(_, token, request)| (token, request))
 }
 
 #[inline(never)]

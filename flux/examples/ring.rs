@@ -13,7 +13,7 @@ fn main() -> Result<(), flux::ConfigError> {
                 let _ = node.call(next, node.index(), ());
                 while answered + replied < 2 {
                     node.poll(|(), reply| (replied, _) = (1, println!("node {next} answered {reply:?}")));
-                    while let Some((_, token, number)) = node.try_recv_raw() {
+                    while let Some((_, token, number)) = node.recv() {
                         answered += 1;
                         let _ = node.reply(token, number * number);
                     }

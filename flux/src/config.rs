@@ -6,7 +6,7 @@ pub const NODES_MAX: usize = 256;
 /// Maximum number of calls in flight: those of a node to all others must have tags.
 const IN_FLIGHT_MAX: usize = calls::CALLS_MAX / NODES_MAX;
 
-/// Maximum number of slots of a lane, enough for the most calls in flight.
+/// Maximum number of slots of a lane, enough for the maximum of calls in flight.
 const CAPACITY_MAX: usize = 4 * IN_FLIGHT_MAX;
 
 /// Sizes of a network.
@@ -43,7 +43,7 @@ impl Config {
     }
 }
 
-/// Why a network was not made.
+/// The reason why a network was not made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -53,17 +53,17 @@ pub enum ConfigError {
     /// Too few or too many calls in flight.
     #[error("in_flight is {in_flight}: it must be 1 to {max}")]
     InFlight {
-        /// Calls in flight asked for.
+        /// Calls in flight received for.
         in_flight: usize,
         /// The maximum.
         max: usize,
     },
-    /// A lane that cannot hold all calls and replies, or is longer than the most of them need.
+    /// A lane cannot hold all calls and replies, or is longer than the maximum.
     #[error("capacity is {capacity}: it must be a power of two above 2 x in_flight = {}, at most {CAPACITY_MAX}", 2 * in_flight)]
     Capacity {
-        /// Slots asked for.
+        /// Slots received for.
         capacity: usize,
-        /// Calls in flight asked for.
+        /// Calls in flight received for.
         in_flight: usize,
     },
 }

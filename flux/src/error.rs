@@ -2,10 +2,10 @@
 
 use crate::token::Token;
 
-/// Why a call was not made. The payload and the user data come back.
+/// The reason why a call was not made. The payload and the user data come back.
 #[derive(thiserror::Error)]
 pub enum CallError<T, U> {
-    /// As many calls to that node as may be are unanswered. Poll, then try again.
+    /// The maximum of calls to that node is unanswered. Poll, then try again.
     #[error("{in_flight} calls to node {to} are unanswered: poll for replies, then try again")]
     Full {
         /// The payload.

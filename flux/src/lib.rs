@@ -5,12 +5,12 @@
 //! use flux::{Config, network};
 //!
 //! let mut nodes = network::<u64, &str>(2, Config::default())?;
-//! let mut b = nodes.pop().ok_or("two nodes were asked for")?;
-//! let mut a = nodes.pop().ok_or("two nodes were asked for")?;
+//! let mut b = nodes.pop().ok_or("two nodes were received for")?;
+//! let mut a = nodes.pop().ok_or("two nodes were received for")?;
 //!
 //! a.call(1, 12, "the square of 12")?;
 //! b.poll(|_, _| {});
-//! while let Some((from, token, payload)) = b.try_recv_raw() {
+//! while let Some((from, token, payload)) = b.recv() {
 //!     assert_eq!(from, 0);
 //!     b.reply(token, payload * payload)?;
 //! }

@@ -1,4 +1,4 @@
-//! The memory that the nodes of one network share: a lane per ordered pair, and what wakes a cold one.
+//! The memory that the nodes of one network share: a lane per ordered pair, and the words that wake an idle node.
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -25,7 +25,7 @@ type Lane<T> = Box<[Slot<Message<T>>]>;
 
 /// A received call: its tag, the node that made it and the node that received it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct Received {
     pub(crate) tag: Tag,
     pub(crate) from: u32,
     pub(crate) to: u32,
@@ -33,20 +33,20 @@ pub(crate) struct Asked {
 
 /// The signals by which one node learns that it is called.
 struct Inbound {
-    /// By sender: whether to set a ready bit.
+    /// By sender: the flag that asks for a ready bit.
     armed: Box<[Line<AtomicU32>]>,
     ready: Box<[Line<AtomicU64>]>,
-    /// Received calls whose tokens were dropped. What tells the node of them is its own place in `armed` and `ready`, since it does not
-    /// call itself.
-    dropped: Dropped<Asked>,
+    /// Received calls whose tokens were dropped. They are announced by the node's own index in `armed` and `ready`, since it does not call
+    /// itself.
+    dropped: Dropped<Received>,
     /// The node was dropped.
     closed: AtomicBool,
-    /// Alone on its line: the node writes there when it is about to sleep, and the rest is read by all.
+    /// Alone on its line: the node writes it before it sleeps, and all nodes read the rest.
     sleep: CachePadded<Sleep>,
 }
 
-/// Words of one array on lines of their own. They are looked at with every message and nearly never written, so they must not lie beside
-/// anything else that is written. (Loom's atomics are larger, and have no lines.)
+/// Words of one array on lines of their own. They are read with every message and rarely written, so they must not share a line with other
+/// words that are written. (Loom's atomics are larger, and have no lines.)
 #[cfg_attr(not(loom), repr(C, align(64)))]
 #[cfg_attr(loom, repr(C))]
 struct Line<W>([W; WORDS_PER_LINE]);
@@ -56,12 +56,12 @@ const WORDS_PER_LINE: usize = 8;
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Line<AtomicU64>>() == 64 && size_of::<Line<AtomicU32>>() == 64);
 
-/// As many lines as `words` words need.
+/// Makes the lines for `words` words.
 fn lines<W>(words: usize, word: impl Fn() -> W) -> Box<[Line<W>]> {
     (0..words.div_ceil(WORDS_PER_LINE)).map(|_| Line(std::array::from_fn(|_| word()))).collect()
 }
 
-/// The words of another node that are looked at with every message to it, found once. They live as long as the mesh.
+/// The words of another node that are read with every message to it. They live as long as the mesh.
 #[derive(Clone, Copy)]
 pub(crate) struct Towards {
     armed: NonNull<AtomicU32>,
@@ -75,12 +75,12 @@ pub(crate) struct Towards {
 unsafe impl Send for Towards {}
 
 impl Towards {
-    /// Tells the node of a message that was published, if it must be told. Returns whether it was found dropped.
+    /// Notifies the node of a published message, if it does not poll the lane. Returns whether it was found dropped.
     ///
     /// # Safety
     /// The mesh is there.
     #[inline(always)]
-    pub(crate) unsafe fn tell(&self) -> bool {
+    pub(crate) unsafe fn notify(&self) -> bool {
         // R1
         light_barrier_within_process();
         // SAFETY: contract of this function.
@@ -125,9 +125,9 @@ pub(crate) struct Mesh<T> {
 
 /// Asks the node that received a call to reject it; does nothing if the network is gone. Called from any thread.
 #[cold]
-pub(crate) fn reject(network: u64, asked: Asked) {
+pub(crate) fn reject(network: u64, received: Received) {
     if let Some(signals) = NETWORKS.with(network, Weak::upgrade).flatten() {
-        signals.reject(asked);
+        signals.reject(received);
     }
 }
 
@@ -144,7 +144,7 @@ unsafe impl<T: Send> Send for Mesh<T> {}
 
 impl<T> Mesh<T> {
     pub(crate) fn new(nodes: usize, capacity: usize) -> Self {
-        // Nobody calls itself: that lane is as short as can be.
+        // A node does not call itself: that lane has the minimum length.
         let lane = |from: usize, to: usize| (0..if from == to { 1 } else { capacity }).map(|_| Slot::empty()).collect();
         let inbound = |_| Inbound {
             armed: lines(nodes, || AtomicU32::new(ARMED)),
@@ -179,13 +179,13 @@ impl Signals {
         self.nodes.get(to)?.armed.get(from / WORDS_PER_LINE)?.0.get(from % WORDS_PER_LINE)
     }
 
-    /// Returns the words that `from` looks at with every message to `to`.
+    /// Returns the words that `from` reads with every message to `to`.
     pub(crate) fn towards(&self, from: usize, to: usize) -> Option<Towards> {
         let (armed, sleep, closed) = (self.armed(from, to)?, self.sleep(to)?, &self.nodes.get(to)?.closed);
         Some(Towards { armed: armed.into(), sleep: sleep.into(), closed: closed.into(), ready: self.ready(to)?, from })
     }
 
-    /// Returns the ready bits of what `to` receives.
+    /// Returns the ready bits of the lanes to `to`.
     pub(crate) fn ready(&self, to: usize) -> Option<ReadyWords> {
         let words = &*self.nodes.get(to)?.ready;
         // SAFETY: these are at least `words(nodes)` atomics, one behind the other as a line is full of them, which live as long as the mesh, and
@@ -197,22 +197,22 @@ impl Signals {
         self.nodes.get(node).map(|inbound| &*inbound.sleep)
     }
 
-    /// Returns the calls that `node` has to reject.
-    pub(crate) fn dropped(&self, node: usize) -> Option<&Dropped<Asked>> {
+    /// Returns the calls that `node` must reject.
+    pub(crate) fn dropped(&self, node: usize) -> Option<&Dropped<Received>> {
         self.nodes.get(node).map(|inbound| &inbound.dropped)
     }
 
-    fn reject(&self, asked: Asked) {
-        let node = asked.to as usize;
+    fn reject(&self, received: Received) {
+        let node = received.to as usize;
         let (Some(dropped), Some(armed), Some(ready)) = (self.dropped(node), self.armed(node, node), self.ready(node)) else { return };
-        dropped.push(asked);
+        dropped.push(received);
         // R1, W1: as with a message from another node.
         if ready.notify_if_armed(node, armed) {
             self.nodes.get(node).into_iter().for_each(|inbound| inbound.sleep.wake());
         }
     }
 
-    /// Says that `node` takes no more messages.
+    /// Marks `node` as closed: it takes no more messages.
     pub(crate) fn close(&self, node: usize) {
         if let Some(inbound) = self.nodes.get(node) {
             // M4

@@ -1,17 +1,17 @@
 //! One node: calls others, receives their calls, answers them in any order.
 //!
 //! Calls and replies from `a` to `b` share one lane, which has no word for how far `b` has come. It needs none:
-//! - **M1** At most `F = in_flight` calls of a node to another are unanswered, those that were given up among them; an answer or a rejection is published once per call, since
-//!   its [`Token`] can be used once. A lane is taken in order.
+//! - **M1** At most `F = in_flight` calls of a node to another are unanswered, cancelled ones included. An answer or a rejection is published once
+//!   per call, since its [`Token`] can be used once. A lane is taken in order.
 //! - **M2** So when `a` publishes a message, the one `capacity > 2F` before it has been taken, and `a` knows. Among those since, either more
 //!   than `F` are calls: one of them was answered, so `b` took it, and all before it. Or more than `F` are replies: `b` made a later call
 //!   with fewer than `F` others unanswered, after it had taken one of them, and all before it. Either way what `a` received from `b` by the
 //!   lane's L1 pairing happened after `b` was done with the slot.
 //! - **M3** `closed` is stored (Release) after a node's last message and loaded (Acquire) before its lane is emptied for the last time, so
-//!   what a node answered before it was dropped counts.
-//! - **M4** A node that is dropped arms all its lanes before that store. A caller looks at `armed` behind each message anyway (R1), and if it is
-//!   up at `closed` (Acquire). So a node that has seen `closed` once sees it at each later call, and takes the call back: nobody takes messages any
-//!   more. The slot of that call is never free again, but its lane has no reader that could be overtaken.
+//!   a node's answers before its drop count.
+//! - **M4** A node that is dropped arms all its lanes before that store. A caller reads `armed` after each message anyway (R1), and then, if it is
+//!   set, `closed` (Acquire). So a node that has seen `closed` once sees it at each later call, and takes the call back: its message will not be
+//!   taken. The slot of that call is never free again, but its lane has no reader that could be overtaken.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -30,19 +30,19 @@ use shm::sync::{AtomicU32, FIRST, LightBarrier};
 
 use crate::config::{Config, ConfigError};
 use crate::error::{CallError, ForeignToken};
-use crate::mesh::{Asked, CALL, Mesh, Message, REJECTION, REPLY, Towards};
+use crate::mesh::{CALL, Mesh, Message, REJECTION, REPLY, Received, Towards};
 use crate::token::{CallToken, Token};
 
-/// Empty polls between two looks for dropped nodes.
-const POLLS_PER_LOOK: u32 = 64;
+/// Number of empty polls between two checks for dropped nodes.
+const POLLS_PER_CHECK: u32 = 64;
 
-/// One node of a network, for one thread. `T` is the payload of calls and replies, `U` what the caller wants back with each reply.
+/// One node of a network, for one thread. `T` is the payload of calls and replies, `U` the user data of a call, which comes back with its reply.
 ///
-/// `Send`: make the nodes, then give each to its thread. Dropping one ends the calls of others to it with [`CallFailed::Disconnected`].
+/// `Send`: make the nodes, then give each to its thread. The drop ends the calls of other nodes to it with [`CallFailed::Disconnected`].
 pub struct Node<T, U> {
     hot: HotSet,
     ready: ReadyWords,
-    polls_to_look: u32,
+    polls_to_check: u32,
     clock: Clock,
     /// There may be calls with deadlines.
     is_timed: bool,
@@ -56,8 +56,8 @@ struct Ends<T, U> {
     peers: Vec<Peer<T, U>>,
     /// Received calls that are neither answered nor rejected.
     held: usize,
-    /// The held calls that wait for [`Node::try_recv_raw`].
-    inbox: VecDeque<(Asked, T)>,
+    /// The held calls that wait for [`Node::recv`].
+    inbox: VecDeque<(Received, T)>,
     /// Last: everything above points into it.
     mesh: Joined<T>,
 }
@@ -102,24 +102,24 @@ struct Outgoing<T> {
 
 impl<T: Copy + Send> Outgoing<T> {
     /// Publishes a message; M2 says that there is room, or the other node is gone and nothing is taken any more. `is_one_of_several`: others are
-    /// under way. Returns whether the other node was found dropped, for which only a node that polls another lane, sleeps or is dropped is asked.
+    /// under way. Returns whether the other node was found dropped, for which only a node that polls another lane, sleeps or is dropped is received.
     #[inline(always)]
     fn publish(&mut self, is_one_of_several: bool, tag: u64, payload: MaybeUninit<T>) -> bool {
         self.tx.publish_tagged(tag, payload, if is_one_of_several { Ahead::Line } else { Ahead::Nothing });
         // SAFETY: a node keeps the mesh as long as its peers.
-        unsafe { self.towards.tell() }
+        unsafe { self.towards.notify() }
     }
 }
 
 impl<T, U> Node<T, U> {
-    /// This node's calls that have not ended, to all others.
+    /// Returns the number of this node's calls that have not ended, to all others.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.ends.peers.iter().map(|peer| peer.calls.waiting()).sum()
     }
 
-    /// Returns the same node, with what `f` makes of the user data of its calls. A node is `Send` if its user data is. One whose user data is
-    /// not can be made of one that cannot call, on the thread that it was given to:
+    /// Returns the same node, with the user data that `f` returns for those of its calls. A node is `Send` if its user data is. A node whose user
+    /// data is not can be made from a node that cannot call, on its own thread:
     ///
     /// ```
     /// use std::{convert::Infallible, rc::Rc};
@@ -135,10 +135,10 @@ impl<T, U> Node<T, U> {
     /// ```
     #[must_use]
     pub fn map<V>(self, mut f: impl FnMut(U) -> V) -> Node<T, V> {
-        let Self { hot, ready, polls_to_look, clock, is_timed, ends: Ends { peers, held, inbox, mesh } } = self;
+        let Self { hot, ready, polls_to_check, clock, is_timed, ends: Ends { peers, held, inbox, mesh } } = self;
         let peer = |Peer { out, rx, calls, gone }| Peer { out, rx, calls: calls.map(&mut f), gone };
         let ends = Ends { peers: peers.into_iter().map(peer).collect(), held, inbox, mesh };
-        Node { hot, ready, polls_to_look, clock, is_timed, ends }
+        Node { hot, ready, polls_to_check, clock, is_timed, ends }
     }
 }
 
@@ -162,7 +162,7 @@ pub fn network<T: Copy + Send, U>(nodes: usize, config: Config) -> Result<Vec<No
     network_by(&Clock::default(), nodes, config)
 }
 
-/// Like [`network`], whose calls end in time by `clock`.
+/// Like [`network`], with deadlines by `clock`.
 ///
 /// # Errors
 /// [`ConfigError`].
@@ -175,7 +175,7 @@ pub fn network_by<T: Copy + Send, U>(clock: &Clock, nodes: usize, config: Config
 }
 
 impl<T: Copy + Send, U> Node<T, U> {
-    /// Called once for each `index` of the mesh; `None` if it is none.
+    /// Makes a node. Called once for each `index` of the mesh; `None` if there is no such index.
     fn new(index: usize, config: Config, clock: Clock, mesh: Arc<Mesh<T>>) -> Option<Self> {
         let peer = |other: usize| {
             let ((to, capacity), (from, _)) = (mesh.lane(index, other)?, mesh.lane(other, index)?);
@@ -191,7 +191,7 @@ impl<T: Copy + Send, U> Node<T, U> {
         Some(Self {
             hot: HotSet::new(nodes),
             ready: mesh.signals().ready(index)?,
-            polls_to_look: POLLS_PER_LOOK,
+            polls_to_check: POLLS_PER_CHECK,
             clock,
             is_timed: false,
             ends: Ends {
@@ -203,7 +203,7 @@ impl<T: Copy + Send, U> Node<T, U> {
         })
     }
 
-    /// This node's number.
+    /// Returns this node's number.
     #[must_use]
     pub fn index(&self) -> usize {
         self.ends.mesh.index
@@ -215,8 +215,8 @@ impl<T: Copy + Send, U> Node<T, U> {
         self.ends.mesh.len()
     }
 
-    /// Calls node `to`, which sees it at once and in the order of the calls. [`poll`](Self::poll) gives `user_data` back with the reply,
-    /// exactly once, in whatever order the other node answers.
+    /// Calls node `to`, which sees the calls at once and in their order. [`poll`](Self::poll) returns `user_data` with the reply, exactly once.
+    /// Replies come in any order.
     ///
     /// # Errors
     /// [`CallError`], with the payload and the user data; nothing was sent.
@@ -247,8 +247,8 @@ impl<T: Copy + Send, U> Node<T, U> {
         }
     }
 
-    /// Like [`call`](Self::call), but without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`. It is
-    /// then as one that was [cancelled](Self::cancel).
+    /// Like [`call`](Self::call), with a deadline: without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`.
+    /// It keeps its slot like a [cancelled](Self::cancel) call.
     ///
     /// # Errors
     /// Like [`call`](Self::call).
@@ -261,13 +261,13 @@ impl<T: Copy + Send, U> Node<T, U> {
         Ok(call)
     }
 
-    /// Ends a call at once: its user data comes back here, and no poll gives it. `None` if the call has ended. The other node is not told; its
-    /// reply reaches no call, and until that is here the call keeps its place among those that can be unanswered.
+    /// Ends a call at once and returns its user data; `None` if the call has ended. The other node does not learn of it. Its reply is discarded;
+    /// the call keeps its slot until the reply arrives.
     pub fn cancel(&mut self, call: CallToken) -> Option<U> {
         self.ends.peer(call.to)?.calls.abandon(call.tag)
     }
 
-    /// Ends the calls whose time is over, behind the replies that came with it.
+    /// Ends the calls whose deadline has passed, after the replies of this poll.
     #[cold]
     fn expire(&mut self, f: &mut impl FnMut(U, Result<T, CallFailed>)) -> usize {
         let (mut ended, mut now_ns, mut is_timed) = (0, None, false);
@@ -292,19 +292,19 @@ impl<T: Copy + Send, U> Node<T, U> {
         self.ends.peers.iter().filter_map(|peer| peer.calls.until_deadline(|| now_ns)).min()
     }
 
-    /// One bounded pass over the nodes that have sent something, at most 16 messages of each of at most 8 of them, in rotation. Replies go to
-    /// `f`, calls wait for [`try_recv_raw`](Self::try_recv_raw), and calls whose [`Token`] was dropped are rejected. Returns the number of messages
+    /// Does one bounded pass over the nodes that have sent messages: at most 16 messages of each of at most 8 nodes, in rotation. Passes replies
+    /// to `f`; calls wait for [`recv`](Self::recv), and calls whose [`Token`] was dropped are rejected. Returns the number of messages
     /// taken and calls rejected. Idle nodes cost nothing.
     ///
-    /// When a node was dropped, calls to it that are unanswered end through `f`, within 64 empty polls.
+    /// Unanswered calls to a dropped node end through `f`, within 64 empty polls.
     #[inline(always)]
     pub fn poll(&mut self, f: impl FnMut(U, Result<T, CallFailed>)) -> usize {
         self.pass(f, Keep)
     }
 
-    /// Like [`poll`](Self::poll), and answers every call that it takes with what `handler` makes of the caller's number and the payload.
-    /// This takes the fewest instructions; one who answers later, or in another order, polls and takes calls with
-    /// [`try_recv_raw`](Self::try_recv_raw). Those that a poll has found before are answered too. A call whose handler panics is rejected.
+    /// Like [`poll`](Self::poll), and answers every call that it takes with the result of `handler`, which gets the caller's number and the
+    /// payload. Answers calls that an earlier poll has found, too. A call whose handler panics is rejected. This takes the fewest instructions.
+    /// To reply later or out of order, use [`poll`](Self::poll) and [`recv`](Self::recv).
     #[inline(always)]
     pub fn step(&mut self, f: impl FnMut(U, Result<T, CallFailed>), mut handler: impl FnMut(usize, &T) -> T) -> usize {
         if !self.ends.inbox.is_empty() {
@@ -315,7 +315,7 @@ impl<T: Copy + Send, U> Node<T, U> {
 
     #[cold]
     fn answer_waiting(&mut self, handler: &mut impl FnMut(usize, &T) -> T) {
-        while let Some((from, token, payload)) = self.try_recv_raw() {
+        while let Some((from, token, payload)) = self.recv() {
             // The token is this node's own.
             let _ = self.reply(token, handler(from, &payload));
         }
@@ -330,16 +330,16 @@ impl<T: Copy + Send, U> Node<T, U> {
             taken += self.expire(&mut f);
         }
         if taken == 0 {
-            self.polls_to_look -= 1;
-            if self.polls_to_look == 0 {
+            self.polls_to_check -= 1;
+            if self.polls_to_check == 0 {
                 return self.end_calls_to_the_gone(&mut f);
             }
         }
         taken
     }
 
-    /// Sleeps until there is something to [`poll`](Self::poll) for or to take with [`try_recv_raw`](Self::try_recv_raw), the end of a node
-    /// that was called included; at most for `timeout` (`None`: without end). Returns whether there is. Nothing spins here.
+    /// Sleeps until there is something to [`poll`](Self::poll) for or to take with [`recv`](Self::recv), the end of a node
+    /// that was called included; at most for `timeout` (`None`: without a limit). Returns whether there is something. Does not spin.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         sleep::wait([self as &mut dyn Sleeper], timeout)
     }
@@ -352,7 +352,7 @@ impl<T: Copy + Send, U> Node<T, U> {
 
     #[cold]
     fn end_calls_to_the_gone(&mut self, f: &mut impl FnMut(U, Result<T, CallFailed>)) -> usize {
-        self.polls_to_look = POLLS_PER_LOOK;
+        self.polls_to_check = POLLS_PER_CHECK;
         let ends = &mut self.ends;
         let mut ended = 0;
         for to in 0..ends.mesh.len() {
@@ -367,7 +367,7 @@ impl<T: Copy + Send, U> Node<T, U> {
                     f(user_data, Err(CallFailed::Disconnected(SessionEnd::PeerGone)));
                 };
                 peer.calls.take_all(end);
-                // Last: if `f` panics, the next look ends the rest.
+                // Last: if `f` panics, the next check ends the rest.
                 peer.gone = true;
             }
         }
@@ -377,22 +377,22 @@ impl<T: Copy + Send, U> Node<T, U> {
     /// Returns the oldest received call: the node that made it, the token to answer it with, and its payload. The caller waits until the
     /// token is answered or dropped; tokens may be kept, and answered in any order.
     #[inline(always)]
-    pub fn try_recv_raw(&mut self) -> Option<(usize, Token, T)> {
-        let (asked, payload) = self.ends.inbox.pop_front()?;
-        Some((asked.from as usize, Token { asked, network: self.ends.mesh.number }, payload))
+    pub fn recv(&mut self) -> Option<(usize, Token, T)> {
+        let (received, payload) = self.ends.inbox.pop_front()?;
+        Some((received.from as usize, Token { received, network: self.ends.mesh.number }, payload))
     }
 
-    /// Answers a call. The caller can see the answer when this returns; nothing has to be flushed, and nothing can be full.
+    /// Answers a call. The caller can see the answer when this returns, without a flush. There is always room.
     ///
     /// # Errors
     /// [`ForeignToken`], with token and payload, for the token of a call that another node received. An answer to a node that is gone is no
     /// error.
     #[inline(always)]
     pub fn reply(&mut self, token: Token, payload: T) -> Result<(), ForeignToken<T>> {
-        if token.network != self.ends.mesh.number || token.asked.to as usize != self.ends.mesh.index {
+        if token.network != self.ends.mesh.number || token.received.to as usize != self.ends.mesh.index {
             return Err(ForeignToken { token, payload });
         }
-        let Asked { from, tag, .. } = token.asked;
+        let Received { from, tag, .. } = token.received;
         std::mem::forget(token);
         self.ends.held -= 1;
         let is_busy = self.ends.held > 0;
@@ -415,9 +415,9 @@ impl<T, U> Ends<T, U> {
     }
 }
 
-/// The treatment of the calls that a pass takes.
+/// The handler of the calls that a pass takes.
 trait Handle<T> {
-    /// Returns the answer; `None`: the call waits in the inbox.
+    /// Returns the answer, or `None` to leave the call in the inbox.
     fn handle(&mut self, from: usize, payload: &T) -> Option<T>;
 }
 
@@ -437,26 +437,26 @@ impl<T, F: FnMut(usize, &T) -> T> Handle<T> for F {
     }
 }
 
-/// The answer to a call whose handler runs. A handler that panics leaves a rejection.
-struct Owed<'a, T: Copy + Send> {
+/// A call whose handler runs. If the handler panics, the drop rejects the call.
+struct Unanswered<'a, T: Copy + Send> {
     out: &'a mut Outgoing<T>,
     tag: Tag,
 }
 
-impl<T: Copy + Send> Drop for Owed<'_, T> {
+impl<T: Copy + Send> Drop for Unanswered<'_, T> {
     #[cold]
     fn drop(&mut self) {
         self.out.publish(false, self.tag.pack(REJECTION), MaybeUninit::uninit());
     }
 }
 
-/// Takes a call back whose receiver is gone.
+/// Takes back a call whose receiver is gone.
 #[cold]
 fn take_back<U>(calls: &mut Calls<U>, word: u64) -> Option<U> {
     calls.take(Tag::unpack(word).0)
 }
 
-/// Takes a message that is no call, and no reply to one that waits.
+/// Takes a message that is neither a call nor the reply to a waiting call.
 #[cold]
 fn end_rejected<T, U>(calls: &mut Calls<U>, word: u64, f: &mut impl FnMut(U, Result<T, CallFailed>)) {
     let (tag, note) = Tag::unpack(word);
@@ -470,7 +470,7 @@ impl<T: Copy + Send, U> Ends<T, U> {
     #[cold]
     fn reject_dropped(&mut self) -> usize {
         let dropped = self.mesh.signals().dropped(self.mesh.index).map_or_else(Vec::new, Dropped::take);
-        for &Asked { from, tag, .. } in &dropped {
+        for &Received { from, tag, .. } in &dropped {
             self.held -= 1;
             let is_busy = self.held > 0;
             if let Some(Peer { out, .. }) = self.peer(from) {
@@ -486,7 +486,7 @@ impl<T: Copy + Send, U> Ends<T, U> {
         let Self { peers, held, inbox, mesh: Joined { index, .. } } = self;
         let Some(Peer { out, rx, calls, .. }) = peers.get_mut(from) else { return 0 };
         let taken = rx.pop_each(budget, |is_first, word, payload| {
-            // SAFETY: every message but a rejection has a payload, which its sender leaves alone until it knows that this end is past it (M2).
+            // SAFETY: every message but a rejection has a payload, which its sender does not write before this end is past it (M2).
             let lent = || unsafe { (*payload.as_ptr()).assume_init_ref() };
             if let Some(user_data) = calls.take(Tag::without_note(word)) {
                 f(user_data, Ok(*lent()));
@@ -496,20 +496,20 @@ impl<T: Copy + Send, U> Ends<T, U> {
                 end_rejected(calls, word, f);
                 return;
             };
-            let owed = Owed { out, tag };
+            let unanswered = Unanswered { out, tag };
             let answer = handler.handle(from, lent());
-            std::mem::forget(owed);
+            std::mem::forget(unanswered);
             if let Some(answer) = answer {
                 out.publish(!is_first || calls.len() > 1, tag.pack(REPLY), MaybeUninit::new(answer));
             } else {
                 *held += 1;
-                inbox.push_back((Asked { tag, from: from as u32, to: *index as u32 }, *lent()));
+                inbox.push_back((Received { tag, from: from as u32, to: *index as u32 }, *lent()));
             }
         });
         if taken > 0 {
             return taken;
         }
-        // A node does not call itself: its own place is for the calls that it is to reject.
+        // A node does not call itself: its own index stands for the calls that it must reject.
         if from == self.mesh.index { self.reject_dropped() } else { 0 }
     }
 }
@@ -538,19 +538,19 @@ impl<T: Copy + Send, U> Watch for Node<T, U> {
     }
 
     fn look(&mut self, is_told: bool) -> bool {
-        let is_cool = self.hot.cool(&self.ends, is_told);
+        let are_empty = self.hot.deactivate(&self.ends, is_told);
         let is_due = self.until_deadline().is_some_and(|left| left.is_zero());
-        if is_due || !is_cool || !self.ends.inbox.is_empty() || self.ready.any() {
+        if is_due || !are_empty || !self.ends.inbox.is_empty() || self.ready.any() {
             return true;
         }
         if !self.is_a_called_node_gone() {
             return false;
         }
-        self.polls_to_look = 1;
+        self.polls_to_check = 1;
         true
     }
 
-    /// Everything but a deadline that ends a sleep wakes.
+    /// Every event but a deadline sends a wake-up.
     fn slice(&mut self) -> Duration {
         self.until_deadline().unwrap_or(Duration::MAX)
     }
@@ -579,7 +579,7 @@ mod model {
                 assert_eq!((user, reply), (ended, Ok(user + 1)));
                 ended += 1;
             });
-            while let Some((_, token, payload)) = node.try_recv_raw() {
+            while let Some((_, token, payload)) = node.recv() {
                 assert_eq!(payload, answered);
                 node.reply(token, payload + 1).unwrap();
                 answered += 1;
@@ -604,7 +604,7 @@ mod model {
             let b = loom::thread::spawn(move || drop(b));
             let (mut made, mut ended) = (0, 0);
             let mut look = |a: &mut Node<u64, ()>| {
-                a.polls_to_look = 1;
+                a.polls_to_check = 1;
                 a.poll(|(), outcome| {
                     assert_eq!(outcome, Err(CallFailed::Disconnected(SessionEnd::PeerGone)));
                     ended += 1;

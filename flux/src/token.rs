@@ -1,10 +1,10 @@
-//! The name of a call, and the duty to answer one.
+//! The name of a call, and the token of a received call.
 
 use calls::Tag;
 
-use crate::mesh::{self, Asked};
+use crate::mesh::{self, Received};
 
-/// Names one call of a node until it has ended, and none after that.
+/// The name of one call of a node, until the call has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallToken {
     /// The node called.
@@ -14,12 +14,12 @@ pub struct CallToken {
 
 /// The duty to answer a received call, 24 bytes. It can be kept anywhere, also as the user data of another call.
 ///
-/// Dropping it, on whatever thread, ends the call with [`CallFailed::Rejected`](crate::CallFailed::Rejected): the node that received the call tells the caller in its next
-/// [`poll`](crate::Node::poll), for which [`wait`](crate::Node::wait) wakes it.
+/// Dropping it, on any thread, ends the call with [`CallFailed::Rejected`](crate::CallFailed::Rejected): the node that received the call sends the rejection in its next
+/// [`poll`](crate::Node::poll), for which [`wait`](crate::Node::wait) wakes.
 #[derive(Debug)]
 #[must_use = "a token that is dropped rejects its call"]
 pub struct Token {
-    pub(crate) asked: Asked,
+    pub(crate) received: Received,
     /// The number of the network.
     pub(crate) network: u64,
 }
@@ -27,6 +27,6 @@ pub struct Token {
 impl Drop for Token {
     #[cold]
     fn drop(&mut self) {
-        mesh::reject(self.network, self.asked);
+        mesh::reject(self.network, self.received);
     }
 }

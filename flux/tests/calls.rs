@@ -51,7 +51,7 @@ fn full_gives_everything_back_and_is_per_node() {
     assert_eq!(nodes[1].poll(no_reply), 4);
     assert_eq!(nodes[0].poll(no_reply), 0);
     assert!(nodes[0].call(1, 1, 1).is_err());
-    let (_, token, _) = nodes[1].try_recv_raw().unwrap();
+    let (_, token, _) = nodes[1].recv().unwrap();
     nodes[1].reply(token, 0).unwrap();
     assert_eq!(nodes[0].poll(|_, _| {}), 1);
     nodes[0].call(1, 1, 1).unwrap();
@@ -63,7 +63,7 @@ fn reply_is_visible_without_further_calls() {
     for round in 0..2000 {
         a.call(1, round, round).unwrap();
         b.poll(no_reply);
-        let (from, token, payload) = b.try_recv_raw().unwrap();
+        let (from, token, payload) = b.recv().unwrap();
         assert_eq!((from, payload), (0, round));
         b.reply(token, payload * 2).unwrap();
         let mut got = None;
@@ -79,7 +79,7 @@ fn token_is_good_at_the_node_that_received_the_call_only() {
     let (_, mut of_another_network) = pair(Config::default());
     a.call(1, 1, 1).unwrap();
     b.poll(no_reply);
-    let (_, token, _) = b.try_recv_raw().unwrap();
+    let (_, token, _) = b.recv().unwrap();
     let refused = c.reply(token, 10).unwrap_err();
     assert_eq!(refused.payload, 10);
     let refused = of_another_network.reply(refused.token, 11).unwrap_err();
@@ -100,7 +100,7 @@ fn calls_whose_tokens_are_dropped_end_as_dropped_and_make_room() {
         assert!(a.call(1, 4, 4).is_err());
         b.poll(no_reply);
         for n in 0..4 {
-            let (_, token, payload) = b.try_recv_raw().unwrap();
+            let (_, token, payload) = b.recv().unwrap();
             if n % 2 == 0 {
                 drop(token);
             } else {
@@ -134,7 +134,7 @@ fn token_dropped_by_another_thread_wakes_the_node_that_rejects_the_call() {
             assert!(b.wait(None));
             let before = received;
             let taken = b.poll(no_reply) as u64;
-            while let Some((_, token, _)) = b.try_recv_raw() {
+            while let Some((_, token, _)) = b.recv() {
                 give.send(token).unwrap();
                 received += 1;
             }
@@ -167,7 +167,7 @@ fn token_outlives_its_node_and_its_network() {
     let (mut a, mut b) = pair(Config::default());
     a.call(1, 1, 1).unwrap();
     b.poll(no_reply);
-    let (_, token, _) = b.try_recv_raw().unwrap();
+    let (_, token, _) = b.recv().unwrap();
     drop(b);
     drop(a);
     drop(token);
@@ -187,7 +187,7 @@ fn replies_in_any_order_at_full_depth_bring_every_token_back_once() {
             sent += 1;
         }
         b.poll(no_reply);
-        held.extend(std::iter::from_fn(|| b.try_recv_raw()));
+        held.extend(std::iter::from_fn(|| b.recv()));
         for _ in 0..random.usize(..=held.len()) {
             let (_, token, payload) = held.swap_remove(random.usize(..held.len()));
             b.reply(token, !payload).unwrap();
@@ -211,7 +211,7 @@ fn calls_to_a_dropped_node_end_once_after_what_it_answered() {
     }
     b.poll(no_reply);
     for _ in 0..3 {
-        let (_, token, payload) = b.try_recv_raw().unwrap();
+        let (_, token, payload) = b.recv().unwrap();
         b.reply(token, payload).unwrap();
     }
     drop(b);
@@ -235,7 +235,7 @@ fn nodes_that_remain_go_on_when_one_is_dropped() {
     drop(b);
     a.call(2, 3, 3).unwrap();
     c.poll(no_reply);
-    let (from, token, payload) = c.try_recv_raw().unwrap();
+    let (from, token, payload) = c.recv().unwrap();
     assert_eq!((from, payload), (0, 3));
     c.reply(token, 4).unwrap();
     let mut ended = [vec![], vec![]];
@@ -253,7 +253,7 @@ fn answer_to_a_dropped_node_is_no_error() {
     let (mut a, mut b) = pair(Config::default());
     a.call(1, 1, 1).unwrap();
     b.poll(no_reply);
-    let (_, token, _) = b.try_recv_raw().unwrap();
+    let (_, token, _) = b.recv().unwrap();
     drop(a);
     b.reply(token, 2).unwrap();
 }
@@ -271,7 +271,7 @@ fn busy_nodes_are_served_in_turn() {
         server.poll(no_reply);
     }
     let mut served = [0; 17];
-    while let Some((from, ..)) = server.try_recv_raw() {
+    while let Some((from, ..)) = server.recv() {
         served[from] += 1;
     }
     assert!(served[1..].iter().all(|&n| n == 160), "{served:?}");
@@ -303,7 +303,7 @@ fn all_to_all_between_threads_loses_and_repeats_nothing() {
                         returned[to][n as usize] += 1;
                         received += 1;
                     });
-                    held.extend(std::iter::from_fn(|| node.try_recv_raw()));
+                    held.extend(std::iter::from_fn(|| node.recv()));
                     // In any order, and many stay.
                     for _ in 0..random.usize(..=held.len()) {
                         let (from, token, payload) = held.swap_remove(random.usize(..held.len()));
@@ -342,7 +342,7 @@ fn wait_ends_with_something_to_poll_for_or_with_its_time() {
         assert!(b.wait(None) && b.wait(None), "a wait takes nothing");
         b.poll(no_reply);
         assert!(b.wait(None), "polled is not received");
-        let (_, token, _) = b.try_recv_raw().unwrap();
+        let (_, token, _) = b.recv().unwrap();
         assert!(!b.wait(Some(Duration::ZERO)), "received is nothing to poll for");
         b.reply(token, n).unwrap();
         assert!(a.wait(None));
@@ -371,7 +371,7 @@ fn sleepers_are_woken_by_every_call_and_every_reply() {
                         assert_eq!(reply, Ok(user + 1));
                         received += 1;
                     });
-                    while let Some((_, token, payload)) = node.try_recv_raw() {
+                    while let Some((_, token, payload)) = node.recv() {
                         node.reply(token, payload + 1).unwrap();
                         served += 1;
                     }
@@ -417,7 +417,7 @@ fn idle_sleeper_hardly_runs() {
     let (mut a, mut b) = pair(Config::default());
     a.call(1, 1, 1).unwrap();
     b.poll(no_reply);
-    let _unanswered = b.try_recv_raw().unwrap();
+    let _unanswered = b.recv().unwrap();
     let before = voluntary_switches();
     assert!(!b.wait(Some(Duration::from_millis(300))));
     let switches = voluntary_switches() - before;
@@ -454,7 +454,7 @@ fn calls_without_a_reply_end_in_time_and_late_replies_reach_no_call() {
         assert!(start.elapsed() >= Duration::from_millis(2));
         assert_eq!((ended, a.in_flight()), (vec![(round, Err(CallFailed::TimedOut))], 2));
         b.poll(no_reply);
-        while let Some((_, token, payload)) = b.try_recv_raw() {
+        while let Some((_, token, payload)) = b.recv() {
             b.reply(token, payload * 10).unwrap();
         }
         let mut ended = vec![];
@@ -472,7 +472,7 @@ fn cancelled_calls_keep_their_places_until_they_are_answered_and_a_dropped_node_
         assert!(matches!(a.call(1, 9, 9), Err(CallError::Full { in_flight: 4, .. })));
         b.poll(no_reply);
         // One that nobody waits for is answered, the other rejected.
-        let tokens: Vec<_> = std::iter::from_fn(|| b.try_recv_raw()).collect();
+        let tokens: Vec<_> = std::iter::from_fn(|| b.recv()).collect();
         for (_, token, payload) in tokens {
             if payload == 2 { drop(token) } else { b.reply(token, payload).unwrap() }
         }
@@ -500,7 +500,7 @@ fn step_answers_the_calls_that_wait_and_those_it_takes_and_brings_replies() {
     for round in 0..20 {
         a.call(1, 1, round).unwrap();
         assert_eq!(b.poll(no_reply), 1);
-        let held = (round % 2 == 0).then(|| b.try_recv_raw().unwrap().1);
+        let held = (round % 2 == 0).then(|| b.recv().unwrap().1);
         a.call(1, 2, round).unwrap();
         b.call(0, 3, 100).unwrap();
         let mut asked = vec![];

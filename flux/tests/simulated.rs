@@ -55,7 +55,7 @@ impl Members {
             self.seen[4] += 1;
             did = true;
         }
-        while let Some((_, token, payload)) = member.node.try_recv_raw() {
+        while let Some((_, token, payload)) = member.node.recv() {
             match world.random.u8(..10) {
                 0 => drop(token),
                 1..4 => drop(member.held.insert((world.now_ns() + world.random.u64(..400_000), payload), token)),

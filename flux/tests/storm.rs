@@ -91,7 +91,7 @@ impl Member<'_> {
     }
 
     fn answer(&mut self) {
-        while let Some((from, token, number)) = self.node.try_recv_raw() {
+        while let Some((from, token, number)) = self.node.recv() {
             assert!(number >> 32 == from as u64 && self.last[from].replace(number) < Some(number), "{number:#x} is out of order");
             self.held.push((token, number));
         }

@@ -1,4 +1,4 @@
-//! The ways in which a client tells a server that does not poll its lane that it calls.
+//! Announcements: a client announces a call to a server that does not poll its lane.
 
 use std::ptr::NonNull;
 
@@ -8,8 +8,8 @@ use shm::sync::AtomicU32;
 use crate::error::ParameterError;
 use crate::limits::LINE;
 
-/// How clients tell a server that does not poll their lanes that they call: [`ReadyWords`], a bit for each client, unless a server and its clients
-/// name another type. `delegationrpc` has a ring of names.
+/// The announcements of clients to a server that does not poll their lanes. The default is [`ReadyWords`], a bit for each client;
+/// `delegationrpc` has a ring of names.
 ///
 /// A client calls [`announce`](Self::announce) after it has published a request, if its flag `armed` is up (R1 of `docs/shm-protocols.md`). The
 /// server asks the same type as a [`Wakes`]. Both see zeroed memory of the region at first.
@@ -21,13 +21,13 @@ pub trait Announce: Wakes + Send + Sized {
     /// Version of the region's layout.
     const VERSION: u32;
 
-    /// Returns the number of words of a server that is told no number.
+    /// Returns the default number of words.
     fn words_for(max_clients: usize) -> usize;
 
-    /// Bytes in the region, a multiple of 64.
+    /// Returns the bytes in the region, a multiple of 64.
     ///
     /// # Errors
-    /// [`ParameterError::Words`] if there cannot be so many words.
+    /// [`ParameterError::Words`] if the number of words is not legal.
     fn bytes(max_clients: usize, words: usize) -> Result<usize, ParameterError>;
 
     /// Makes a view of the announcements at `base`.
@@ -37,7 +37,7 @@ pub trait Announce: Wakes + Send + Sized {
     /// mapped as long as this value is used.
     unsafe fn new(base: NonNull<u8>, max_clients: usize, words: usize) -> Self;
 
-    /// Names a client of which a request is published. The caller wakes the server.
+    /// Announces a client whose request is published. The caller wakes the server.
     fn announce(&self, client: usize, armed: &AtomicU32);
 }
 

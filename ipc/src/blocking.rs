@@ -1,4 +1,4 @@
-//! Blocking functions: serving, and waiting for a server. They wait in the calling thread, and start none.
+//! Blocking functions: serving, and waiting for a server. They wait in the calling thread.
 
 use std::time::{Duration, Instant};
 
@@ -7,24 +7,24 @@ use shm::sync::spin_loop;
 
 use crate::token::StopHandle;
 
-/// Rounds that find nothing before one that blocks sleeps.
+/// Number of idle rounds before a blocking function sleeps.
 pub(crate) const SPINS: u32 = 256;
 /// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Steps `server` until `stop`, and has it `wait` after a few steps that found nothing.
+/// Steps `server` until `stop`. Calls `wait` after a few idle steps.
 pub(crate) fn serve<S>(
     server: &mut S,
     stop: &StopHandle,
     mut step: impl FnMut(&mut S) -> usize,
     wait: impl Fn(&mut S, Option<Duration>) -> bool,
 ) {
-    let mut in_vain = 0;
+    let mut idle_rounds = 0;
     while !stop.is_stopped() {
         if step(server) > 0 {
-            in_vain = 0;
-        } else if in_vain < SPINS {
-            in_vain += 1;
+            idle_rounds = 0;
+        } else if idle_rounds < SPINS {
+            idle_rounds += 1;
             spin_loop();
         } else {
             wait(server, Some(SLICE));
@@ -32,15 +32,15 @@ pub(crate) fn serve<S>(
     }
 }
 
-/// Tries until it succeeds, `patience` is over, or an error comes that will not pass. That error, or the last, is the outcome.
+/// Calls `attempt` until it succeeds, fails with an error that may not pass, or `timeout` is over. Returns the last result.
 ///
 /// # Errors
 /// The errors of `attempt`.
-pub(crate) fn retry<T, E>(patience: Duration, may_pass: impl Fn(&E) -> bool, mut attempt: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+pub(crate) fn retry<T, E>(timeout: Duration, may_pass: impl Fn(&E) -> bool, mut attempt: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     let start = Instant::now();
     loop {
         let outcome = attempt();
-        let left = patience.saturating_sub(start.elapsed());
+        let left = timeout.saturating_sub(start.elapsed());
         if left.is_zero() || !outcome.as_ref().is_err_and(&may_pass) {
             return outcome;
         }

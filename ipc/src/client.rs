@@ -1,4 +1,4 @@
-//! The calling end: calls go out through one lane, replies come back through another.
+//! The calling end: a lane of requests, and a lane of responses.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,15 +14,15 @@ use shm::sync::spin_loop;
 
 use crate::announce::Announce;
 use crate::blocking::{self, SPINS};
+use crate::entries::JoinError;
 use crate::error::ConnectError;
 use crate::layout::{AreaBytes, Header};
 use crate::membership::Membership;
-use crate::seats::JoinError;
 use crate::views::{self, Views};
 
-/// One client of a [`Server`](crate::Server). `U` is what the caller wants back with each reply, and `W` is the server's.
+/// One client of a [`Server`](crate::Server). `U` is the user data of a call, which comes back with its reply. `W` is the server's.
 ///
-/// `Send`, not shared between threads: a client per thread. Dropping it leaves the server; calls that are unanswered then are forgotten.
+/// A client belongs to one thread at a time (`Send`). The drop leaves the server and forgets unanswered calls.
 pub struct Client<Req, Resp, U, W = ReadyWords> {
     announced: W,
     requests: LaneTx<Tagged<Req>>,
@@ -36,14 +36,14 @@ impl<Req, Resp, U, W> fmt::Debug for Client<Req, Resp, U, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
             .field("server", &self.member.region.name())
-            .field("id", &self.member.seat)
+            .field("id", &self.member.entry)
             .field("in_flight", &self.calls.waiting())
             .finish_non_exhaustive()
     }
 }
 
 impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
-    /// Connects to the server `name` of this user on this host, whose tag is 0, as that of every server from `bind` is.
+    /// Connects to the server `name` of this user on this host. The tag is 0, as that of servers made by `bind`.
     /// [`connect_in`](Self::connect_in) takes another one.
     ///
     /// # Errors
@@ -52,18 +52,18 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         Self::connect_in(&Dir::open(None)?, name, 0)
     }
 
-    /// Like [`connect`](Self::connect), to a server that may not be up yet, or have no place free yet: tries for as long as `patience`.
+    /// Like [`connect`](Self::connect), and tries again for `timeout` if the server is not up yet or is full.
     ///
     /// # Errors
     /// Like [`connect`](Self::connect).
-    pub fn connect_within(name: &str, patience: Duration) -> Result<Self, ConnectError> {
-        blocking::retry(patience, ConnectError::may_pass, || Self::connect(name))
+    pub fn connect_within(name: &str, timeout: Duration) -> Result<Self, ConnectError> {
+        blocking::retry(timeout, ConnectError::may_pass, || Self::connect(name))
     }
 
     /// Connects to the server `name` in `dir`. `type_tag` must be the server's.
     ///
     /// # Errors
-    /// [`ConnectError`]. A server that is not there yet (`NotFound`, `OwnerGone`) and a full one may be tried again.
+    /// [`ConnectError`]. Try again if the server is not there yet (`NotFound`, `OwnerGone`) or is full.
     pub fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError> {
         let region = Region::open(dir, name, W::KIND, size_of::<Header>())?;
         let header = views::header::<W>(&region)?;
@@ -74,27 +74,27 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         Ok(unsafe { Self::join(region, Views::new(base, &layout)) }?)
     }
 
-    /// Takes a seat at the server of `region`.
+    /// Takes an entry at the server of `region`.
     ///
     /// # Safety
     /// The views are of the region.
     pub(crate) unsafe fn join(region: Region, views: Views<Req, Resp, W>) -> Result<Self, JoinError> {
-        let Views { seats, lanes, announced } = views;
+        let Views { entries, lanes, announced } = views;
         // SAFETY: contract of this function; the region outlives all views (see the order of the fields).
-        let member = unsafe { Membership::join(region, seats, |seat| lanes.are_unused(seat)) }?;
-        let (seat, depth) = (member.seat, lanes.depth());
-        // SAFETY: as above. The seat is ours alone, and its lanes are empty (C2).
+        let member = unsafe { Membership::join(region, entries, |entry| lanes.are_unused(entry)) }?;
+        let (entry, depth) = (member.entry, lanes.depth());
+        // SAFETY: as above. The entry is ours alone, and its lanes are empty (C2).
         // The requests have one producer, this one; `call` publishes only while fewer than `depth` calls are unanswered, and the server
         // takes requests in order before it answers them. Any bytes are a valid response, by `Plain`.
         let (requests, responses) =
-            unsafe { (LaneTx::new(lanes.requests_of(seat), depth as u64, 0), LaneRx::new(lanes.responses_to(seat), depth as u64, 0)) };
+            unsafe { (LaneTx::new(lanes.requests_of(entry), depth as u64, 0), LaneRx::new(lanes.responses_to(entry), depth as u64, 0)) };
         Ok(Self { announced, requests, responses, calls: Calls::new(depth), member })
     }
 
-    /// This client's number at the server, below its `max_clients`.
+    /// Returns this client's number at the server, below its `max_clients`.
     #[must_use]
     pub fn id(&self) -> usize {
-        self.member.seat
+        self.member.entry
     }
 
     /// Returns the number of calls that have not ended.
@@ -110,8 +110,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         self.calls.capacity()
     }
 
-    /// Sends one request. The server can see it when this returns, and sees the calls of one client in their order; [`poll`](Self::poll) gives
-    /// `user_data` back with the reply, exactly once, in whatever order the server answers.
+    /// Sends one request. The server can see it when this returns, and sees the calls of one client in their order. [`poll`](Self::poll) returns
+    /// `user_data` with the reply, exactly once. Replies come in any order.
     ///
     /// # Errors
     /// [`CallError`], with the request and the user data; nothing was sent.
@@ -122,8 +122,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         Ok(call)
     }
 
-    /// Like [`call`](Self::call), but without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`. It is
-    /// then as one that was [cancelled](Self::cancel).
+    /// Like [`call`](Self::call), with a deadline: without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`.
+    /// It keeps its slot like a [cancelled](Self::cancel) call.
     ///
     /// # Errors
     /// Like [`call`](Self::call).
@@ -137,14 +137,14 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         self.calls.end_within(call, self.member.region.clock().now_ns(), timeout);
     }
 
-    /// Ends a call at once: its user data comes back here, and no poll gives it. `None` if the call has ended. The server is not told; its reply
-    /// reaches no call, and until that is here the call keeps its place among those that can be unanswered.
+    /// Ends a call at once and returns its user data; `None` if the call has ended. The server does not learn of it. Its reply is discarded; the
+    /// call keeps its slot until the reply arrives.
     pub fn cancel(&mut self, call: CallToken) -> Option<U> {
         self.calls.abandon(call)
     }
 
-    /// Begins a call, whose request comes back and must be [sent](Self::send) next. The tag's slot is a number below [`depth`](Self::depth) that is the call's
-    /// until it ends.
+    /// Begins a call. Returns the request, which must be [sent](Self::send) next. The tag's slot is below [`depth`](Self::depth) and belongs to the
+    /// call until it ends.
     #[inline(always)]
     pub(crate) fn begin<R>(&mut self, request: R, user_data: U) -> Result<(CallToken, R), CallError<R, U>> {
         if let Some(end) = self.member.end() {
@@ -175,22 +175,22 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
 
     #[cold]
     fn announce(&self) {
-        self.announced.announce(self.member.seat, self.member.holding.armed());
-        self.member.seats.server_sleep().wake();
+        self.announced.announce(self.member.entry, self.member.holding.armed());
+        self.member.entries.server_sleep().wake();
     }
 
-    /// Sleeps until there is something to [`poll`](Self::poll) for: a reply, a deadline, or the end of the session; at most for `timeout` (`None`:
-    /// without end). Returns whether there is. Nothing spins here, and a server that dies is noticed within
-    /// [`SLICE`](shm::sleep::SLICE) of the kernel's noticing it.
+    /// Sleeps until [`poll`](Self::poll) has something to do: a reply, a deadline, or the end of the session; at most for `timeout` (`None`:
+    /// without a limit). Returns whether there is something. Does not spin. The death of a server is noticed within
+    /// [`SLICE`](shm::sleep::SLICE) after the kernel notices it.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         sleep::wait([self as &mut dyn Sleeper], timeout)
     }
 
-    /// Hands the replies that have arrived to `f`, at most [`depth`](Self::depth) of them, and returns how many.
+    /// Passes the replies that have arrived to `f`, at most [`depth`](Self::depth) of them. Returns their number.
     ///
     /// # Errors
-    /// [`SessionEnd`] when the session is over: then every unanswered call has been ended through `f`, and so it stays. A dead server
-    /// is noticed within 64 empty polls of the kernel's noticing it (about a millisecond).
+    /// [`SessionEnd`] when the session is over, from then on always: `f` has got every unanswered call as ended. The death of a server is
+    /// noticed within 64 empty polls after the kernel notices it (about a millisecond).
     #[inline(always)]
     pub fn poll(&mut self, mut f: impl FnMut(U, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
         self.poll_slots(|user_data, _, outcome| f(user_data, outcome))
@@ -206,7 +206,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         if ended == 0 { self.poll_empty(f) } else { Ok(ended) }
     }
 
-    /// Behind the replies that came with it, ends the calls whose time is over.
+    /// Ends the calls whose deadline has passed, after the replies of this poll.
     #[cold]
     fn poll_timed(&mut self, mut ended: usize, mut f: impl FnMut(U, usize, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
         if self.calls.is_timed() {
@@ -227,8 +227,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     #[inline(always)]
     fn take_replies(&mut self, f: &mut impl FnMut(U, usize, Result<Resp, CallFailed>)) -> usize {
         let Self { responses, calls, .. } = self;
-        let (mut ended, mut most) = (0, calls.len());
-        while ended < most {
+        let (mut ended, mut expected) = (0, calls.len());
+        while ended < expected {
             let Some((word, response)) = responses.pop_tagged() else { break };
             let tag = CallToken::without_note(word);
             if let Some(user_data) = calls.take(tag) {
@@ -237,17 +237,17 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
             } else if Self::take_rejected(calls, word, f) {
                 ended += 1;
             } else {
-                most -= 1;
+                expected -= 1;
             }
         }
         ended
     }
 
-    /// A word with another note than [`ANSWERED`], or whose call has ended. Whether a call ends by it.
+    /// Takes a word with another note than [`ANSWERED`], or of a call that has ended. Returns whether it ends a call.
     #[cold]
     fn take_rejected(calls: &mut Calls<U>, word: u64, f: &mut impl FnMut(U, usize, Result<Resp, CallFailed>)) -> bool {
         let (tag, note) = CallToken::unpack(word);
-        // C5: a tag that is not outstanding is a confused server's; it ends nobody's call.
+        // C5: a tag that is not outstanding comes from a broken server; it ends no call.
         let taken = if note == ANSWERED { None } else { calls.take(tag) };
         taken.map(|user_data| f(user_data, 0, Err(CallFailed::Rejected))).is_some()
     }
@@ -255,7 +255,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     #[cold]
     fn poll_empty(&mut self, mut f: impl FnMut(U, usize, Result<Resp, CallFailed>)) -> Result<usize, SessionEnd> {
         let Some(end) = self.member.end() else { return Ok(0) };
-        // What the server answered before its end is visible now, and counts.
+        // Answers that the server published before its end are visible now, and count.
         let ended = self.take_replies(&mut f);
         if ended > 0 {
             return Ok(ended);
@@ -285,7 +285,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
 }
 
 impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
-    /// Calls and waits for the reply, at most for `timeout`. For a client that has no other call unanswered.
+    /// Makes a call and waits for the reply, at most for `timeout`. The client must have no other unanswered call.
     ///
     /// # Errors
     /// [`AskError`].
@@ -295,29 +295,29 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
         Ok(self.answer()?.1)
     }
 
-    /// Refuses if another call is unanswered. If calls that were given up have all places, takes their late replies: a client that only asks
+    /// Refuses if another call is unanswered. If cancelled calls hold all slots, takes their late replies: a client that only blocks
     /// never polls.
     pub(crate) fn prepare_to_ask(&mut self) -> Result<(), AskError> {
         if self.in_flight() > 0 {
             return Err(AskError::Full);
         }
         if self.calls.len() == self.depth() {
-            // The end of the session is the call's to report.
+            // The call reports an end of the session.
             let _ended = self.poll(|(), _| ());
         }
         Ok(())
     }
 
-    /// Waits for the reply to the only call that is unanswered, whose slot comes before it.
+    /// Waits for the reply to the only unanswered call. Returns the call's slot and the reply.
     pub(crate) fn answer(&mut self) -> Result<(usize, Resp), CallFailed> {
-        let (mut ended, mut in_vain) = (None, 0);
+        let (mut ended, mut idle_rounds) = (None, 0);
         loop {
             let polled = self.poll_slots(|(), slot, outcome| ended = Some(outcome.map(|response| (slot, response))));
             match (ended, polled) {
                 (Some(outcome), _) => return outcome,
                 (None, Err(end)) => return Err(CallFailed::Disconnected(end)),
-                (None, Ok(_)) if in_vain < SPINS => {
-                    in_vain += 1;
+                (None, Ok(_)) if idle_rounds < SPINS => {
+                    idle_rounds += 1;
                     spin_loop();
                 }
                 (None, Ok(_)) => {

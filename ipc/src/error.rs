@@ -4,27 +4,27 @@ use shm::dir::DirError;
 use shm::plain::TypeShape;
 use shm::region;
 
+use crate::entries::JoinError;
 use crate::limits::{CLIENTS_MAX, DEPTH_MAX, LINE, MESSAGE_MAX};
-use crate::seats::JoinError;
 use crate::token::Token;
 
-/// Why the parameters of a server are invalid.
+/// The reason why the parameters of a server are invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParameterError {
     /// Too few or too many clients.
     #[error("max_clients is {0}: it must be 1 to {CLIENTS_MAX}")]
     MaxClients(usize),
-    /// Not a legal depth.
+    /// The depth is not legal.
     #[error("depth is {0}: it must be a power of two from 1 to {DEPTH_MAX}")]
     Depth(usize),
-    /// Not a legal number of words by which clients announce themselves.
+    /// The number of words for announcements is not legal.
     #[error("{0} words for announcements: a ring has a power of two of them, 1 to 2^27, and bits have as many as the clients need")]
     Words(usize),
-    /// The payloads ask for more alignment than a cache line has.
+    /// The payloads need more alignment than a cache line has.
     #[error("payloads are aligned to {0} bytes: at most {LINE} are possible")]
     Alignment(usize),
-    /// A longer message than there can be.
+    /// Messages are longer than the maximum.
     #[error("messages of {0} bytes: at most {MESSAGE_MAX} are possible")]
     MessageBytes(usize),
     /// The sum exceeds the address space.
@@ -32,14 +32,14 @@ pub enum ParameterError {
     TooLarge,
 }
 
-/// Why a server could not be created.
+/// The reason why a server could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CreateError {
     /// A parameter is out of range.
     #[error(transparent)]
     Parameter(#[from] ParameterError),
-    /// There is no directory for it.
+    /// The directory cannot be used.
     #[error(transparent)]
     Dir(#[from] DirError),
     /// The region could not be created.
@@ -47,17 +47,17 @@ pub enum CreateError {
     Region(#[from] region::CreateError),
 }
 
-/// Why a client could not connect.
+/// The reason why a client could not connect.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// There is no directory for it.
+    /// The directory cannot be used.
     #[error(transparent)]
     Dir(#[from] DirError),
-    /// The region could not be opened: no server, a dead one, or something else of that name.
+    /// The region could not be opened: there is no server, it is dead, or the file is not a region.
     #[error(transparent)]
     Region(#[from] region::OpenError),
-    /// Not this layout.
+    /// The region has another layout or version.
     #[error("the server's region has magic {magic:#x}, version {version}: use programs of one build")]
     Version {
         /// Magic number found.
@@ -73,7 +73,7 @@ pub enum ConnectError {
         /// The client's types.
         client: TypeShape,
     },
-    /// The region's header makes no sense.
+    /// The region's header is invalid.
     #[error("the server's region is damaged: {0}")]
     Damaged(ParameterError),
     /// The region is shorter than its header asks for.
@@ -84,13 +84,13 @@ pub enum ConnectError {
         /// Bytes present.
         have: usize,
     },
-    /// No seat for another client.
+    /// The client got no entry.
     #[error(transparent)]
     Join(#[from] JoinError),
 }
 
 impl ConnectError {
-    /// Returns whether trying again may help soon: the server is not up yet, or its places are taken.
+    /// Returns whether another attempt may succeed soon: the server is not up yet, or it is full.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
@@ -101,22 +101,22 @@ impl ConnectError {
     }
 }
 
-/// Why an answer was not delivered.
+/// The reason why an answer was not delivered.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReplyError {
-    /// The client left or died meanwhile; the answer was dropped.
+    /// The client left or died; the answer was discarded.
     #[error("client {client} is gone; its answer was dropped")]
     ClientGone {
         /// The client's number.
         client: usize,
     },
-    /// Another server received the request of this token, and rejects it now.
+    /// Another server received the request of this token; that server rejects it.
     #[error("this request of client {client} was received by another server, which rejects it")]
     ForeignToken {
         /// The client's number, at that server.
         client: usize,
     },
-    /// A longer answer than the server was made for ([`bytes`](crate::bytes) only). The request still waits for one.
+    /// The answer is longer than the server's maximum ([`bytes`](crate::bytes) only). The request still waits for an answer.
     #[error("an answer of {bytes} bytes: this server was created for at most {max}")]
     TooLarge {
         /// The token of the request.

@@ -1,18 +1,18 @@
 //! Layout of a server's region, and of its header.
 //!
-//! | offset | bytes | what | writer |
+//! | offset | bytes | content | writer |
 //! |---|---|---|---|
 //! | 0 | 128 | [`Header`] | server, before the region has a name |
-//! | 128 | [`Announce::bytes`] | how clients announce themselves | clients, server |
-//! | then | [`Seats::bytes`] | a line for all clients and one for each: session, `armed`, what they sleep on | clients, server |
+//! | 128 | [`Announce::bytes`] | announcements | clients, server |
+//! | then | [`Entries::bytes`] | a line for all clients and one for each: session, `armed`, what they sleep on | clients, server |
 //! | then, per client | depth x `Slot<Tagged<Req>>` | request lane | the client |
 //! | then, per client | depth x `Slot<Tagged<Resp>>` | response lane | the server |
 //! | then, per client and slot of its calls | request bytes, rounded up to 64 | long request ([`bytes`](crate::bytes) only) | the client |
 //! | | response bytes, rounded up to 64 | long response ([`bytes`](crate::bytes) only) | the server |
 //!
 //! A slot is the lane's sequence word (8 B), the tag word (8 B) and the payload, rounded up to 64 B: payloads up to 48 B take one line.
-//! The place of a long message is that of its call's tag: the client's from the call to the server's receiving it, and the server's from
-//! its answer to the client's taking it.
+//! The slot of a call's tag selects the area of its long messages. The client owns the area of a request until the server has received it; the
+//! server owns the area of a response until the client has taken it.
 
 use std::mem::offset_of;
 
@@ -21,11 +21,11 @@ use shm::lane::Slot;
 use shm::plain::{Plain, TypeShape};
 
 use crate::announce::Announce;
+use crate::entries::Entries;
 use crate::error::ParameterError;
 use crate::limits::{CLIENTS_MAX, DEPTH_MAX, LINE};
-use crate::seats::Seats;
 
-/// Kind of the region of a server of byte messages, whose lanes hold short messages and the lengths of long ones.
+/// Kind of the region of a server of byte messages. Its lanes hold short messages, and the lengths of long ones.
 pub(crate) const BYTES_KIND: u64 = u64::from_be_bytes(*b"ipcBYTE\x02");
 
 /// First two lines of the region.
@@ -65,7 +65,7 @@ pub(crate) struct Layout {
     pub(crate) max_clients: usize,
     pub(crate) words: usize,
     pub(crate) depth: usize,
-    pub(crate) seats: usize,
+    pub(crate) entries: usize,
     pub(crate) requests: usize,
     pub(crate) responses: usize,
     areas: usize,
@@ -81,7 +81,7 @@ pub(crate) struct AreaBytes {
 }
 
 impl Layout {
-    /// Offset of the words through which clients announce themselves.
+    /// Offset of the words for announcements.
     pub(crate) const ANNOUNCED: usize = size_of::<Header>();
 
     pub(crate) fn new<Req: Plain, Resp: Plain, W: Announce>(
@@ -100,8 +100,8 @@ impl Layout {
         if align > LINE {
             return Err(ParameterError::Alignment(align));
         }
-        let seats = Self::ANNOUNCED + W::bytes(max_clients, words)?;
-        let requests = seats + Seats::bytes(max_clients);
+        let entries = Self::ANNOUNCED + W::bytes(max_clients, words)?;
+        let requests = entries + Entries::bytes(max_clients);
         let slots = max_clients * depth;
         let sizes = || {
             let responses = slots.checked_mul(size_of::<Slot<Tagged<Req>>>())?.checked_add(requests)?;
@@ -112,7 +112,7 @@ impl Layout {
             };
             let per_call = area_bytes.request.checked_add(area_bytes.response)?;
             let total = slots.checked_mul(per_call)?.checked_add(areas)?;
-            Some(Self { max_clients, words, depth, seats, requests, responses, areas, area_bytes, total })
+            Some(Self { max_clients, words, depth, entries, requests, responses, areas, area_bytes, total })
         };
         sizes().ok_or(ParameterError::TooLarge)
     }
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn parts_follow_each_other_on_cache_lines() {
         let plain = layout::<[u8; 100], u64>(65, 8, AreaBytes::default()).unwrap();
-        assert_eq!((Layout::ANNOUNCED, plain.seats), (128, 192));
+        assert_eq!((Layout::ANNOUNCED, plain.entries), (128, 192));
         assert_eq!(plain.requests, 192 + 66 * 64);
         assert_eq!((plain.request_stride(), plain.response_stride()), (8 * 128, 8 * 64));
         assert_eq!(plain.responses, plain.requests + 65 * 8 * 128);

@@ -10,7 +10,7 @@
 //! # let server = std::thread::spawn({ let name = name.clone(); move || { let name = &name;
 //! let mut server = Server::<u64, u64>::bind(name)?;
 //! # handles.send(server.stop_handle()).unwrap();
-//! server.serve(|number| number * number); // until its `stop_handle` is told, from any thread
+//! server.serve(|number| number * number); // until its `stop_handle` stops it, from any thread
 //! # Ok::<(), ipc::CreateError>(()) }});
 //!
 //! // In this process or in another:
@@ -63,7 +63,7 @@
 //!   load per message as long as nobody sleeps; a [`WaitStrategy`] chooses between polling, yielding and sleeping. A thread that polls several things,
 //!   also of other crates of this workspace, sleeps on all of them at once, as above ([`sleep::wait`]).
 //! - **Virtual time**: in a directory that is in memory ([`Dir::in_memory`]) there are no files, and deadlines go by its clock, which may be set by hand.
-//!   A driver that runs both ends in one thread has itself told of what comes with [`sleep::rest`].
+//!   A single-threaded driver of both ends is notified of new messages through [`sleep::rest`].
 //! - **Messages of any length** up to a bound chosen when the server is created, at most 1 MiB: [`bytes`]. Longer data travel in parts, one
 //!   call each, or in a file whose name is the message.
 //! - **Errors of the handler** are part of the reply type: what a server rejects says no more than [`CallFailed::Rejected`].
@@ -76,14 +76,14 @@
 //! of a server that finds nothing is cheaper here.
 //!
 //! # The files, in the order a call passes them
-//! - `client`: publishes a request in its own lane, and collects replies; `membership`: its seat, and whether there is still a server.
-//! - `announce`: how a client tells a server that does not poll its lane.
-//! - `seats`: a server's clients: seats with generations, their holders' deaths noticed.
-//! - `sessions`: a bounded, fair pass over the lanes that have something in them.
-//! - `server`, `token`: received requests, answered once, in any order, and what other threads have of a server.
-//! - [`bytes`]: the same for messages of any length up to a bound: long ones lie beside the lanes.
-//! - `limits`, `layout`, `views`: what lies where in the region, and the only place that turns offsets into addresses.
-//! - `blocking`: serving and waiting in the caller's thread. `error`: what can go wrong, one type per verb.
+//! - `client`: publishes a request in its own lane, and collects replies; `membership`: its entry, and the state of the server.
+//! - `announce`: the announcement to a server that does not poll the lane.
+//! - `entries`: a server's clients: entries with generations; the search for clients that are gone.
+//! - `sessions`: a bounded, fair pass over the active lanes.
+//! - `server`, `token`: received requests, answered once, in any order; the handles of other threads.
+//! - [`bytes`]: messages of any length up to a bound: long ones lie beside the lanes.
+//! - `limits`, `layout`, `views`: the places in the region, and the only code that turns offsets into addresses.
+//! - `blocking`: serving and waiting in the caller's thread. `error`: the errors, one type per verb.
 
 // The code of the README compiles and runs, too.
 #[cfg(doctest)]
@@ -94,11 +94,11 @@ mod announce;
 mod blocking;
 pub mod bytes;
 mod client;
+mod entries;
 mod error;
 mod layout;
 mod limits;
 mod membership;
-mod seats;
 mod server;
 mod sessions;
 mod token;
@@ -107,9 +107,9 @@ mod views;
 pub use announce::Announce;
 pub use calls::{AskError, CallError, CallFailed, SessionEnd, Tag as CallToken};
 pub use client::Client;
+pub use entries::JoinError;
 pub use error::{ConnectError, CreateError, ParameterError, ReplyError};
 pub use limits::{CLIENTS_MAX, DEPTH_MAX};
-pub use seats::JoinError;
 pub use server::Server;
 pub use shm::dir::Dir;
 pub use shm::plain::Plain;

@@ -6,9 +6,9 @@ pub const CLIENTS_MAX: usize = 4096;
 pub const DEPTH_MAX: usize = 1 << 15;
 /// Maximum length of a message of bytes: 1 MiB.
 pub const MESSAGE_MAX: usize = 1 << 20;
-/// Bytes of a cache line: what the parts of a region are aligned to.
+/// Bytes of a cache line, the alignment of the parts of a region.
 pub(crate) const LINE: usize = 64;
-/// Clients of a server that is told no number.
+/// Default number of clients of a server.
 pub(crate) const CLIENTS: usize = 64;
-/// Unanswered calls of a client of a server that is told no number.
+/// Default number of unanswered calls of a client.
 pub(crate) const DEPTH: usize = 32;

@@ -1,47 +1,47 @@
-//! The client's side of a session: its seat, and whether there is still a server.
+//! The client's side of a session: its entry, and the state of the server.
 
 use calls::SessionEnd;
 use shm::region::{OwnerWatch, Region};
 
-use crate::seats::{Holding, JoinError, Seats, Session};
+use crate::entries::{Entries, Holding, JoinError, Session};
 
-/// A client's place at a server, given up on drop; a forked child that drops its copy gives nothing up.
+/// A client's entry at a server. The drop frees it, except in a forked child, which has a copy.
 pub(crate) struct Membership {
-    /// The seats of all clients.
-    pub(crate) seats: Seats,
+    /// The entries of all clients.
+    pub(crate) entries: Entries,
     /// The client's number, below the server's `max_clients`.
-    pub(crate) seat: usize,
-    /// The client's time in its seat.
+    pub(crate) entry: usize,
+    /// The client's view of its entry.
     pub(crate) holding: Holding,
     /// `None` only while it is dropped.
     session: Option<Session>,
     watch: OwnerWatch,
     end: Option<SessionEnd>,
-    /// Last: the seats lie in it.
+    /// Last: the entries lie in it.
     pub(crate) region: Region,
 }
 
 impl Membership {
-    /// Takes a seat that `is_fit`. Gives others back to the server: a free seat that is not fit was not freed by the server, but by garbage.
+    /// Takes an entry that `is_fit`. A free entry that fails `is_fit` was corrupted; it is returned to the server.
     ///
     /// # Safety
-    /// `seats` lie in `region`.
+    /// `entries` lie in `region`.
     ///
     /// # Errors
     /// [`JoinError`].
-    pub(crate) unsafe fn join(region: Region, seats: Seats, is_fit: impl Fn(usize) -> bool) -> Result<Self, JoinError> {
+    pub(crate) unsafe fn join(region: Region, entries: Entries, is_fit: impl Fn(usize) -> bool) -> Result<Self, JoinError> {
         let (session, holding) = loop {
-            let session = seats.join(region.lock_file())?;
-            match seats.held_by(session.seat, session.generation).filter(|_| is_fit(session.seat)) {
+            let session = entries.join(region.lock_file())?;
+            match entries.held_by(session.entry, session.generation).filter(|_| is_fit(session.entry)) {
                 Some(holding) => break (session, holding),
-                None => seats.leave(session),
+                None => entries.leave(session),
             }
         };
-        Ok(Self { seats, seat: session.seat, holding, session: Some(session), watch: OwnerWatch::default(), end: None, region })
+        Ok(Self { entries, entry: session.entry, holding, session: Some(session), watch: OwnerWatch::default(), end: None, region })
     }
 
-    /// How the session ended, if it did: normally two loads of lines that nobody writes. Once ended, always ended. What the server
-    /// wrote before its orderly end is visible after.
+    /// Returns the end of the session, if it has ended: normally two loads of lines that are not written. The result stays the same. Data that
+    /// the server wrote before an orderly end are visible afterwards.
     #[inline(always)]
     pub(crate) fn end(&mut self) -> Option<SessionEnd> {
         let is_well = self.holding.lasts() && !self.region.owner_hint();
@@ -63,16 +63,15 @@ impl Membership {
         self.end
     }
 
-    /// Leaves the state after a `SIGKILL`, for models: the lock is free, and the seat taken.
+    /// Leaves the state after a `SIGKILL`, for models: the lock is free, and the entry taken.
     #[cfg(all(test, loom))]
     pub(crate) fn die(mut self) {
         self.session = None;
     }
 
-    /// Like [`end`](Self::end), and as sure as the kernel is by now. For a client that has time: a system call, while the server may be
-    /// gone.
+    /// Like [`end`](Self::end), with the kernel's current knowledge: a system call while the server may be gone. For a client that has time.
     pub(crate) fn check(&mut self) -> Option<SessionEnd> {
-        self.watch.look_next();
+        self.watch.ask_next();
         self.end()
     }
 }
@@ -80,9 +79,9 @@ impl Membership {
 impl Drop for Membership {
     fn drop(&mut self) {
         let session = self.session.take();
-        // In a forked child the seat is the parent's, and its memory is not there.
+        // In a forked child the entry is the parent's, and the memory is not mapped.
         if let Some(session) = session.filter(|_| self.region.is_here()) {
-            self.seats.leave(session);
+            self.entries.leave(session);
         }
     }
 }

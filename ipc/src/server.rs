@@ -17,13 +17,13 @@ use crate::blocking;
 use crate::error::{CreateError, ReplyError};
 use crate::layout::{AreaBytes, Header, Layout};
 use crate::limits::{CLIENTS, DEPTH};
-use crate::sessions::{Asker, Sessions};
+use crate::sessions::{CallId, Sessions};
 use crate::token::{Listed, StopHandle, Token};
 use crate::views::Views;
 
-/// Serves any number of clients up to `max_clients` from one thread. `W` is how clients announce themselves that it does not poll.
+/// A server of up to `max_clients` clients, in one thread. `W` carries the announcements of clients that the server does not poll.
 ///
-/// `Send`, but best created on the thread that drops it, see [`Region`]. Dropping it ends all clients' calls with
+/// `Send`, but best created on the thread that drops it, see [`Region`]. The drop ends all clients' calls with
 /// [`SessionEnd::PeerGone`](crate::SessionEnd::PeerGone).
 pub struct Server<Req, Resp, W = ReadyWords> {
     sessions: Sessions<Req, Resp>,
@@ -60,7 +60,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         Self::bind_with(dir, name, W::words_for(max_clients), max_clients, depth, type_tag)
     }
 
-    /// Like [`bind_in`](Self::bind_in), with so many `words` for announcements, where `W` leaves a choice.
+    /// Like [`bind_in`](Self::bind_in), with the number of `words` for announcements, where `W` leaves a choice.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
@@ -89,26 +89,26 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
                 view.base().cast::<Header>().write(header);
                 Views::<Req, Resp, W>::new(view.base(), &layout)
             };
-            views.seats.prepare();
+            views.entries.prepare();
         })?;
         // SAFETY: the region was made for this layout and outlives the views (see the order of the fields).
-        let Views { seats, lanes, announced } = unsafe { Views::new(region.view().base(), &layout) };
+        let Views { entries, lanes, announced } = unsafe { Views::new(region.view().base(), &layout) };
         // SAFETY: as above. The region has no other server.
-        let sessions = unsafe { Sessions::new(seats, lanes, region.clock().clone()) };
-        Ok(Self { sessions, announced, listed: Listed::new(seats), region })
+        let sessions = unsafe { Sessions::new(entries, lanes, region.clock().clone()) };
+        Ok(Self { sessions, announced, listed: Listed::new(entries), region })
     }
 
-    /// One bounded pass over the clients that have something to say: finds at most 16 requests of each of at most 8 of them, in
-    /// rotation. Returns the number of requests ready for [`recv`](Self::recv). Idle clients cost nothing. Rejects the requests whose
-    /// [`Token`] was dropped, and frees the places of clients that are gone.
+    /// Does one bounded pass over the active clients: finds at most 16 requests of each of at most 8 clients, in rotation. Returns the number
+    /// of requests ready for [`recv`](Self::recv). Idle clients cost nothing. Rejects the requests whose [`Token`] was dropped, and frees the
+    /// entries of clients that are gone.
     #[inline(always)]
     #[doc(alias = "advance_tail")]
     pub fn poll(&mut self) -> usize {
         self.poll_with_skip(&[])
     }
 
-    /// Like [`poll`](Self::poll), leaving out the clients whose bit is set in `mask` (client `c` is bit `c % 64` of word `c / 64`;
-    /// missing words are zero): those the caller does not want to serve in this round. Their requests stay in their lanes.
+    /// Like [`poll`](Self::poll), without the clients whose bit is set in `mask` (client `c` is bit `c % 64` of word `c / 64`; missing words
+    /// are zero). Their requests stay in their lanes.
     #[inline(always)]
     pub fn poll_with_skip(&mut self, mask: &[u64]) -> usize {
         self.reject_dropped();
@@ -125,14 +125,14 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
 
     #[cold]
     fn reject_all(&mut self) {
-        for asker in self.listed.dropped().take() {
-            self.sessions.answer(&asker, REJECTED, Resp::new_zeroed);
+        for call in self.listed.dropped().take() {
+            self.sessions.answer(&call, REJECTED, Resp::new_zeroed);
         }
     }
 
     /// Sleeps until there is something to [`poll`](Self::poll) for or to [`recv`](Self::recv), or the server is [stopped](StopHandle::stop), at most
-    /// for `timeout` (`None`: without end). Returns whether there is. Nothing spins here. The places of clients that left or died meanwhile are
-    /// freed: it looks for the dead every [`SLICE`](shm::sleep::SLICE). A request of a client that was left out of a poll counts.
+    /// for `timeout` (`None`: without a limit). Returns whether there is something. Does not spin. Frees the entries of clients that leave, and
+    /// every [`SLICE`](shm::sleep::SLICE) those of clients that died. A request of a client that a mask left out counts.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         sleep::wait([self as &mut dyn Sleeper], timeout)
     }
@@ -141,8 +141,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     /// change any more. The client waits until the token is answered, rejected or dropped; tokens may be kept, and answered in any order.
     #[inline(always)]
     pub fn recv(&mut self) -> Option<(Token, Req)> {
-        let (asker, request) = self.sessions.recv()?;
-        Some((Token::new(asker, &self.listed), request))
+        let (call, request) = self.sessions.recv()?;
+        Some((Token::new(call, &self.listed), request))
     }
 
     /// Answers a request. The client can see the answer when this returns; nothing has to be flushed, and nothing can be full.
@@ -154,8 +154,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         self.end(token, ANSWERED, |_| response)
     }
 
-    /// Ends a request without an answer, as dropping the token does, but at once: the client's call ends with
-    /// [`CallFailed::Rejected`](crate::CallFailed::Rejected).
+    /// Ends a request without an answer: the client's call ends with [`CallFailed::Rejected`](crate::CallFailed::Rejected). Dropping the token does
+    /// the same, in the next poll.
     ///
     /// # Errors
     /// [`ReplyError`]; the call had ended.
@@ -163,29 +163,29 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         self.end(token, REJECTED, |_| Resp::new_zeroed())
     }
 
-    /// Answers with what `make` gives, which is called if the client is there and while the place of the answer is the server's.
+    /// Answers with the result of `make`, which is called if the client is there, while the memory of the answer is the server's.
     #[inline(always)]
-    pub(crate) fn end(&mut self, token: Token, note: u8, make: impl FnOnce(&Asker) -> Resp) -> Result<(), ReplyError> {
-        let Some(asker) = token.asker_at(&self.listed) else { return Err(ReplyError::ForeignToken { client: token.client() }) };
+    pub(crate) fn end(&mut self, token: Token, note: u8, make: impl FnOnce(&CallId) -> Resp) -> Result<(), ReplyError> {
+        let Some(call) = token.call_at(&self.listed) else { return Err(ReplyError::ForeignToken { client: token.client() }) };
         token.use_up();
-        let is_there = self.sessions.answer(&asker, note, || make(&asker));
-        if is_there { Ok(()) } else { Err(ReplyError::ClientGone { client: asker.client() }) }
+        let is_there = self.sessions.answer(&call, note, || make(&call));
+        if is_there { Ok(()) } else { Err(ReplyError::ClientGone { client: call.client() }) }
     }
 
-    /// Like [`recv`](Self::recv), of a message that `take` makes sense of; a client whose message it does not loses its session.
+    /// Like [`recv`](Self::recv), for a message that `take` accepts. A client whose message is refused loses its session.
     #[inline]
-    pub(crate) fn recv_if(&mut self, mut take: impl FnMut(&Asker, Req) -> bool) -> Option<Token> {
+    pub(crate) fn recv_if(&mut self, mut take: impl FnMut(&CallId, Req) -> bool) -> Option<Token> {
         loop {
-            let (asker, request) = self.sessions.recv()?;
-            if take(&asker, request) {
-                return Some(Token::new(asker, &self.listed));
+            let (call, request) = self.sessions.recv()?;
+            if take(&call, request) {
+                return Some(Token::new(call, &self.listed));
             }
-            self.sessions.evict(&asker);
+            self.sessions.evict(&call);
         }
     }
 
-    /// [Polls](Self::poll) once, and answers all requests that wait with what `handler` makes of each. Returns how many. This takes the fewest
-    /// instructions; a handler that answers later, or in another order, takes them with [`recv`](Self::recv).
+    /// [Polls](Self::poll) once, and answers all waiting requests with the results of `handler`. Returns their number. This takes the fewest
+    /// instructions. To reply later or out of order, use [`poll`](Self::poll) and [`recv`](Self::recv).
     #[inline(always)]
     pub fn step(&mut self, mut handler: impl FnMut(&Req) -> Resp) -> usize {
         self.reject_dropped();
@@ -195,7 +195,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         self.sessions.pass_answering(&mut self.announced, self.region.lock_file(), &mut handler)
     }
 
-    /// Answers the requests that a poll has found before, and what there is behind them.
+    /// Answers the requests that an earlier poll has found, and those behind them.
     #[cold]
     fn answer_waiting(&mut self, mut handler: impl FnMut(&Req) -> Resp) -> usize {
         let waiting = self.poll();
@@ -207,19 +207,19 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         waiting
     }
 
-    /// Answers every request with what `handler` makes of it, until it is [stopped](Self::stop_handle). Sleeps while there is nothing to do.
+    /// Answers every request with the result of `handler`, until the server is [stopped](Self::stop_handle). Sleeps while there is nothing to do.
     pub fn serve(&mut self, mut handler: impl FnMut(&Req) -> Resp) {
         let stop = self.stop_handle();
         blocking::serve(self, &stop, |server| server.step(&mut handler), Self::wait);
     }
 
-    /// Ends [`serve`](Self::serve), from any thread.
+    /// Returns a handle that ends [`serve`](Self::serve), from any thread.
     #[must_use]
     pub fn stop_handle(&self) -> StopHandle {
         self.listed.stop_handle()
     }
 
-    /// Size of the shared-memory region in bytes.
+    /// Returns the size of the shared-memory region in bytes.
     #[must_use]
     pub fn region_bytes(&self) -> usize {
         self.region.view().len()
@@ -237,7 +237,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Sleeper for Server<Req, Resp, W> {
         self.reject_dropped();
         let Self { sessions, announced, listed, region } = self;
         let mut clients = sessions.watch(announced, region.lock_file());
-        // Who leaves something there wakes through the word of the clients' watch.
+        // Another thread that leaves something there wakes through the word of the clients' watch.
         let mut left = Look(|| listed.any());
         sleep::join([&mut clients as &mut dyn Sleeper, &mut left], then);
     }

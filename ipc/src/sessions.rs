@@ -1,6 +1,6 @@
-//! The server's side of its clients' sessions: a pair of lanes for each, of which it polls those with something in them.
+//! The server's side of its clients' sessions: a pair of lanes for each client. The server polls the lanes of active clients only.
 //!
-//! Its owner has the [`Wakes`] that tells it of a client that begins to call: a set of bits, or a ring of names.
+//! The owner has the [`Wakes`] through which a client announces that it begins to call: a set of bits, or a ring of names.
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -15,7 +15,7 @@ use shm::ready::{ARMED, HotSet, Lanes, Wakes};
 use shm::sleep::{Watch, Word};
 use shm::sync::{AtomicU32, Ordering};
 
-use crate::seats::{Holding, LOOKS_PER_ROUND, Patrol, SEATS_PER_ROUND, Seats};
+use crate::entries::{ENTRIES_PER_ROUND, Entries, Holding, LOOKS_PER_ROUND, Reaper};
 
 /// The lanes of all clients: client `c` has its requests at `requests + c x request_stride` and its responses at `responses + c x
 /// response_stride`, in bytes, `depth` slots each.
@@ -29,15 +29,15 @@ pub(crate) struct LanePairs<Req, Resp> {
     _types: PhantomData<(Req, Resp)>,
 }
 
-// SAFETY: addresses in shared memory; what is done there is the contract of the ends that are made from them.
+// SAFETY: `LanePairs` holds only addresses; the ends that are made from it uphold the aliasing rules.
 unsafe impl<Req: Send, Resp: Send> Send for LanePairs<Req, Resp> {}
 
 impl<Req, Resp> LanePairs<Req, Resp> {
     /// Makes the lanes at these addresses; the strides are in bytes.
     ///
     /// # Safety
-    /// For every client that is asked for below, both lanes lie in zeroed shared memory, aligned to 64 B, that stays mapped as long as
-    /// anything made from this value; they overlap with nothing. `depth` is a power of two.
+    /// Both lanes of every client lie in zeroed shared memory, aligned to 64 B. The memory stays mapped as long as any end that is made from
+    /// this value. No two lanes overlap. `depth` is a power of two.
     pub(crate) unsafe fn new(requests: (NonNull<u8>, usize), responses: (NonNull<u8>, usize), depth: usize) -> Self {
         let ((requests, request_stride), (responses, response_stride)) = (requests, responses);
         Self { requests, responses, request_stride, response_stride, depth, _types: PhantomData }
@@ -49,15 +49,19 @@ impl<Req, Resp> LanePairs<Req, Resp> {
         self.depth
     }
 
+    /// Returns the request lane of a client.
+    ///
     /// # Safety
-    /// There is a client of this number.
+    /// The client's number is valid.
     pub(crate) unsafe fn requests_of(&self, client: usize) -> NonNull<Slot<Tagged<Req>>> {
         // SAFETY: contract of this function and of `new`.
         unsafe { self.requests.add(client * self.request_stride).cast() }
     }
 
+    /// Returns the response lane of a client.
+    ///
     /// # Safety
-    /// There is a client of this number.
+    /// The client's number is valid.
     pub(crate) unsafe fn responses_to(&self, client: usize) -> NonNull<Slot<Tagged<Resp>>> {
         // SAFETY: contract of this function and of `new`.
         unsafe { self.responses.add(client * self.response_stride).cast() }
@@ -66,7 +70,7 @@ impl<Req, Resp> LanePairs<Req, Resp> {
     /// Returns whether the client has made no call yet. The first request lies in the first slot.
     ///
     /// # Safety
-    /// There is a client of this number.
+    /// The client's number is valid.
     pub(crate) unsafe fn are_unused(&self, client: usize) -> bool {
         // SAFETY: contract of this function and of `new`.
         unsafe { self.requests_of(client).as_ref().is_empty() }
@@ -75,7 +79,7 @@ impl<Req, Resp> LanePairs<Req, Resp> {
     /// Empties both lanes of a client.
     ///
     /// # Safety
-    /// There is a client of this number, and nobody uses its lanes: it is gone, and no end of this process refers to them.
+    /// The client's number is valid. The client is gone, and this process has no end of its lanes.
     unsafe fn reset(&self, client: usize) {
         for slot in 0..self.depth {
             // SAFETY: contract of this function.
@@ -87,17 +91,17 @@ impl<Req, Resp> LanePairs<Req, Resp> {
     }
 }
 
-/// One call of one client. Any number may stand for the tag's slot, if the client is broken.
+/// The name of one call of one client. The tag's slot may be any number if the client is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Asker {
+pub(crate) struct CallId {
     client: u32,
     generation: u32,
     /// The tag that the client gave the call.
     pub(crate) tag: Tag,
 }
 
-impl Asker {
-    /// Returns the client's number, below the number of seats.
+impl CallId {
+    /// Returns the client's number, below the number of entries.
     #[inline(always)]
     pub(crate) fn client(&self) -> usize {
         self.client as usize
@@ -112,15 +116,15 @@ struct Session<Req, Resp> {
     holding: Holding,
     requests: LaneRx<Tagged<Req>>,
     responses: LaneTx<Tagged<Resp>>,
-    /// Number of the first request that was not [found](Table::find) yet, unless the lane is further.
+    /// Number of the first request that [`Table::find`] has not found yet, unless the lane's position is higher.
     next: u64,
-    /// A bit for each slot of the client's calls: it is up while a request of that slot is held, and where there is no such slot. So no more than
-    /// `depth` are held.
+    /// A bit for each slot of the client's calls. It is set while a request of that slot is held, and for slots that do not exist. So at most
+    /// `depth` requests are held.
     in_use: Box<[u64]>,
 }
 
 impl<Req, Resp> Session<Req, Resp> {
-    /// Returns the word of a slot and its bit; `None` if there is no such slot.
+    /// Returns the word and the bit of a slot; `None` if the slot does not exist.
     #[inline(always)]
     fn bit(&mut self, tag: Tag) -> Option<(&mut u64, u64)> {
         Some((self.in_use.get_mut(tag.slot() / 64)?, 1 << (tag.slot() % 64)))
@@ -128,17 +132,17 @@ impl<Req, Resp> Session<Req, Resp> {
 }
 
 impl<Req: Plain, Resp> Session<Req, Resp> {
-    /// Number of the first request that waits and was not found.
+    /// Returns the number of the first waiting request that was not found.
     #[inline(always)]
     fn next(&self) -> u64 {
         self.next.max(self.requests.position())
     }
 }
 
-/// All sessions of a server. Allocates while it meets clients, and for the most lanes that ever waited; otherwise never.
+/// All sessions of a server. Allocates when a session begins, and when more lanes wait than ever before.
 pub(crate) struct Sessions<Req, Resp> {
     hot: HotSet,
-    patrol: Patrol,
+    reaper: Reaper,
     table: Table<Req, Resp>,
     clock: Clock,
 }
@@ -146,18 +150,18 @@ pub(crate) struct Sessions<Req, Resp> {
 struct Table<Req, Resp> {
     sessions: Box<[Option<Session<Req, Resp>>]>,
     inbox: Inbox,
-    seats: Seats,
+    entries: Entries,
     lanes: LanePairs<Req, Resp>,
 }
 
-/// Requests that a pass has found and nobody has received: they wait in their lanes, so each is copied once.
+/// Requests that a pass has found and that were not received. They stay in their lanes, so each is copied once.
 #[derive(Debug, Default)]
 struct Inbox {
-    /// The lane that is received from.
+    /// The batch that requests are received from.
     current: Batch,
     /// The batches after the current one.
     later: VecDeque<Batch>,
-    /// Requests in the later batches. At most seats x depth, with the current one's.
+    /// Requests in the later batches. At most entries x depth, with the current one's.
     later_waiting: usize,
 }
 
@@ -207,28 +211,28 @@ impl Inbox {
 }
 
 impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
-    /// No sessions yet.
+    /// Makes a set without sessions.
     ///
     /// # Safety
-    /// There are lanes for every seat, and they, like the seats, outlive this value, which is their only server.
-    pub(crate) unsafe fn new(seats: Seats, lanes: LanePairs<Req, Resp>, clock: Clock) -> Self {
+    /// There are lanes for every entry. Lanes and entries outlive this value, which is their only server.
+    pub(crate) unsafe fn new(entries: Entries, lanes: LanePairs<Req, Resp>, clock: Clock) -> Self {
         Self {
-            hot: HotSet::new(seats.count()),
-            patrol: Patrol::of(seats),
-            table: Table { sessions: (0..seats.count()).map(|_| None).collect(), inbox: Inbox::default(), seats, lanes },
+            hot: HotSet::new(entries.count()),
+            reaper: Reaper::of(entries),
+            table: Table { sessions: (0..entries.count()).map(|_| None).collect(), inbox: Inbox::default(), entries, lanes },
             clock,
         }
     }
 
-    /// Requests that [`recv`](Self::recv) can take.
+    /// Returns the number of requests that [`recv`](Self::recv) can take.
     #[inline(always)]
     pub(crate) fn waiting(&self) -> usize {
         self.table.inbox.waiting()
     }
 
-    /// One bounded pass over the clients that have something to say, except those whose bit is set in `mask` (client `c` is bit `c % 64` of word
-    /// `c / 64`; missing words are zero): finds at most 16 requests of each of at most 8 of them, in rotation. Then looks for clients that are
-    /// gone, which hold locks in `file`.
+    /// Does one bounded pass over the active clients: finds at most 16 requests of each of at most 8 clients, in rotation. Passes over clients
+    /// whose bit is set in `mask` (client `c` is bit `c % 64` of word `c / 64`; missing words are zero). Then reaps clients that have gone;
+    /// living ones hold locks in `file`.
     #[inline(always)]
     pub(crate) fn pass(&mut self, wakes: &mut impl Wakes, mask: &[u64], file: &LockFile) {
         self.pass_over(wakes, file, |table, client, budget| {
@@ -237,7 +241,7 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         });
     }
 
-    /// Like [`pass`](Self::pass), answering each request with what `handler` makes of it. Returns how many. For when none is
+    /// Like [`pass`](Self::pass), and answers each request with the result of `handler`. Returns their number. No request may be
     /// [waiting](Self::waiting).
     #[inline(always)]
     pub(crate) fn pass_answering(&mut self, wakes: &mut impl Wakes, file: &LockFile, mut handler: impl FnMut(&Req) -> Resp) -> usize {
@@ -251,16 +255,16 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         file: &LockFile,
         visit: impl FnMut(&mut Table<Req, Resp>, usize, usize) -> usize,
     ) -> usize {
-        let Self { hot, patrol, table, clock } = self;
-        if patrol.is_due() {
-            look_for_the_gone(hot, patrol, table, file);
+        let Self { hot, reaper, table, clock } = self;
+        if reaper.is_due() {
+            reap_clients(hot, reaper, table, file);
         }
-        hot.pass(wakes, table, visit, || patrol.tick(clock.now_ns()))
+        hot.pass(wakes, table, visit, || reaper.tick(clock.now_ns()))
     }
 
-    /// Returns the oldest request that [`pass`](Self::pass) has found, and whose it is.
+    /// Returns the oldest request that [`pass`](Self::pass) has found, with the name of its call.
     #[inline(always)]
-    pub(crate) fn recv(&mut self) -> Option<(Asker, Req)> {
+    pub(crate) fn recv(&mut self) -> Option<(CallId, Req)> {
         loop {
             let client = self.table.inbox.pop()?;
             if let Some(Some(session)) = self.table.sessions.get_mut(client) {
@@ -270,22 +274,22 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
                     if let Some((word, bit)) = session.bit(tag).filter(|(word, bit)| **word & bit == 0) {
                         *word |= bit;
                         session.held += 1;
-                        return Some((Asker { client: client as u32, generation, tag }, payload));
+                        return Some((CallId { client: client as u32, generation, tag }, payload));
                     }
                 }
             }
-            // C5: it was there, and a broken client took it back; or the client has no such call, or has made it before.
-            disown(&self.table.seats, client);
+            // C5: a broken client took the request back, named a slot that does not exist, or repeated a call that is held.
+            evict_client(&self.table.entries, client);
             self.table.inbox.forget(client);
         }
     }
 
-    /// Answers a request with what `make` gives, which is called while the place of the answer is the server's; `note` says how the call went.
-    /// The client can see the answer when this returns. Call it once for each request. Whether the client was still there.
+    /// Answers a request with the result of `make`, which is called while the memory of the answer is the server's. `note` is the outcome of
+    /// the call. The client can see the answer when this returns. Call it once for each request. Returns whether the client was still there.
     #[inline(always)]
-    pub(crate) fn answer(&mut self, to: &Asker, note: u8, make: impl FnOnce() -> Resp) -> bool {
+    pub(crate) fn answer(&mut self, to: &CallId, note: u8, make: impl FnOnce() -> Resp) -> bool {
         let Some(Some(session)) = self.table.sessions.get_mut(to.client()) else { return false };
-        // C5: a late answer to a former holder of the seat reaches nobody.
+        // C5: a late answer to a former holder of the entry is discarded.
         if session.generation != to.generation {
             return false;
         }
@@ -302,52 +306,52 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         true
     }
 
-    /// Ends the session of a client that asked for something that breaks the protocol.
-    pub(crate) fn evict(&self, from: &Asker) {
-        self.table.seats.evict(from.client(), from.generation);
+    /// Ends the session of a client whose request breaks the protocol.
+    pub(crate) fn evict(&self, from: &CallId) {
+        self.table.entries.evict(from.client(), from.generation);
     }
 
-    /// Returns the condition that a sleeping server waits for: something to pass for or to receive. Looks for dead clients in every slice.
+    /// Returns the condition that a sleeping server waits for: a request to find or to receive. Reaps dead clients in every slice.
     pub(crate) fn watch<'a>(&'a mut self, wakes: &'a mut impl Wakes, file: &'a LockFile) -> impl Watch + 'a {
         Idle { sessions: self, wakes, file }
     }
 }
 
-// Counted on rows of its own, by this name.
+// The instruction benchmark counts this function by its name.
 #[cold]
 #[inline(never)]
-fn look_for_the_gone<Req: Plain, Resp: Plain>(hot: &mut HotSet, patrol: &mut Patrol, table: &mut Table<Req, Resp>, file: &LockFile) {
-    if patrol.pass(file, |client, _| forget(client, hot, table)) {
-        hot.mend(table, usize::MAX, SEATS_PER_ROUND, LOOKS_PER_ROUND);
+fn reap_clients<Req: Plain, Resp: Plain>(hot: &mut HotSet, reaper: &mut Reaper, table: &mut Table<Req, Resp>, file: &LockFile) {
+    if reaper.pass(file, |client, _| forget(client, hot, table)) {
+        hot.mend(table, usize::MAX, ENTRIES_PER_ROUND, LOOKS_PER_ROUND);
     }
 }
 
-/// Forgets a client that is gone, and makes its seat fit for the next.
+/// Removes the session of a client that is gone, and resets its entry for the next client.
 fn forget<Req: Plain, Resp: Plain>(client: usize, hot: &mut HotSet, table: &mut Table<Req, Resp>) {
     hot.remove(client);
     table.inbox.forget(client);
     if let Some(session) = table.sessions.get_mut(client) {
         *session = None;
-        // SAFETY: there are lanes for every seat; the client is gone, and our ends went with the session.
+        // SAFETY: there are lanes for every entry; the client is gone, and our ends went with the session.
         unsafe { table.lanes.reset(client) };
     }
-    if let Some(armed) = table.seats.armed(client) {
+    if let Some(armed) = table.entries.armed(client) {
         armed.store(ARMED, Ordering::Relaxed);
     }
 }
 
 impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
-    /// Begins the session of `client` at the first sight of it, if there is such a client.
+    /// Begins the session of `client`, whose first request was announced. Returns whether there is such a client.
     #[cold]
     fn begin(&mut self, client: usize) -> bool {
         self.begun(client).is_some()
     }
 
     fn begun(&mut self, client: usize) -> Option<()> {
-        let generation = self.seats.taken_by(client)?;
-        let holding = self.seats.held_by(client, generation)?;
+        let generation = self.entries.taken_by(client)?;
+        let holding = self.entries.held_by(client, generation)?;
         let depth = self.lanes.depth as u64;
-        // SAFETY: there are lanes for every seat, and they outlive the sessions (contract of `Sessions::new`). This is the only consumer of
+        // SAFETY: there are lanes for every entry, and they outlive the sessions (contract of `Sessions::new`). This is the only consumer of
         // the requests and the only producer of the responses, both begin at 0 with empty slots, and `answer` publishes no more than the
         // client has room for. Any bytes are a valid request, by `Plain`.
         let (requests, responses) =
@@ -359,25 +363,25 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
         Some(())
     }
 
-    /// Returns whether the first request of a session not begun is there.
+    /// Returns whether the first request of a session that has not begun is there.
     fn first_is_ready(&self, client: usize) -> bool {
-        // SAFETY: as in `begin`; the seat is taken, so there is such a client, and nothing is consumed here.
+        // SAFETY: as in `begin`; the entry is taken, so there is such a client, and nothing is consumed here.
         let requests = unsafe { LaneRx::new(self.lanes.requests_of(client), self.lanes.depth as u64, 0) };
         requests.is_ready_at(0)
     }
 }
 
-/// C5: what there is of a client that is not what it was: nothing. If somebody has overwritten the seat, what a new holder sends would be
-/// taken for its predecessor's.
+/// C5: evicts a client that broke the protocol or whose entry was overwritten; its pending messages are discarded. Otherwise the messages of
+/// the entry's next holder would be taken for those of this one.
 #[cold]
-fn disown(seats: &Seats, client: usize) {
-    if let Some(generation) = seats.taken_by(client) {
-        seats.evict(client, generation);
+fn evict_client(entries: &Entries, client: usize) {
+    if let Some(generation) = entries.taken_by(client) {
+        entries.evict(client, generation);
     }
 }
 
 impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
-    /// Finds requests of a client, which stay in their lane.
+    /// Finds requests of a client. They stay in their lane.
     #[inline(always)]
     fn find(&mut self, client: usize, budget: usize) -> usize {
         let depth = self.lanes.depth;
@@ -385,15 +389,15 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
             return if self.begin(client) { self.find(client, budget) } else { 0 };
         };
         let next = session.next();
-        // Nothing else is looked at while there is nothing.
+        // An empty lane costs this load only.
         if !session.requests.is_ready_at(next) {
             return 0;
         }
-        // No more than the lane has slots.
+        // The lane has `depth` slots.
         let most = budget.min(depth - (next - session.requests.position()) as usize);
-        // C5: it calls more than it may, or is not what it was.
+        // C5: the client has more calls than it may, or its entry was overwritten.
         if most == 0 || !session.holding.lasts() {
-            disown(&self.seats, client);
+            evict_client(&self.entries, client);
             return 0;
         }
         let mut found = 1;
@@ -417,16 +421,16 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
         while answered < budget {
             let Some((word, request)) = requests.pop_tagged() else { break };
             let tag = Tag::without_note(word);
-            // C5: it has no such call, or one that is held; or the client is not what it was.
+            // C5: the slot does not exist or its call is held, or the client's entry was overwritten.
             let is_held = |slot: usize| in_use.get(slot / 64).is_none_or(|word| word >> (slot % 64) & 1 != 0);
             if tag.slot() >= depth || !holds_none && is_held(tag.slot()) || answered == 0 && !holding.lasts() {
-                disown(&self.seats, client);
+                evict_client(&self.entries, client);
                 break;
             }
             let request = request.read();
-            let owed = Owed { responses, holding, tag };
+            let unanswered = Unanswered { responses, holding, tag };
             let response = handler(&request);
-            std::mem::forget(owed);
+            std::mem::forget(unanswered);
             // L3: as in `Sessions::answer`.
             responses.publish_tagged(tag.pack(ANSWERED), response, if answered > 0 { Ahead::Slot } else { Ahead::Nothing });
             answered += 1;
@@ -436,14 +440,14 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
     }
 }
 
-/// The answer to a request whose handler runs. A handler that panics leaves a rejection.
-struct Owed<'a, Resp: Plain> {
+/// A request whose handler runs. If the handler panics, the drop rejects the request.
+struct Unanswered<'a, Resp: Plain> {
     responses: &'a mut LaneTx<Tagged<Resp>>,
     holding: &'a Holding,
     tag: Tag,
 }
 
-impl<Resp: Plain> Drop for Owed<'_, Resp> {
+impl<Resp: Plain> Drop for Unanswered<'_, Resp> {
     #[cold]
     fn drop(&mut self) {
         self.responses.publish_tagged(self.tag.pack(REJECTED), Resp::new_zeroed(), Ahead::Nothing);
@@ -453,7 +457,7 @@ impl<Resp: Plain> Drop for Owed<'_, Resp> {
 
 impl<Req: Plain, Resp: Plain> Lanes for Table<Req, Resp> {
     fn is_ready(&self, client: usize) -> bool {
-        if self.seats.taken_by(client).is_none() {
+        if self.entries.taken_by(client).is_none() {
             return false;
         }
         match self.sessions.get(client) {
@@ -463,11 +467,11 @@ impl<Req: Plain, Resp: Plain> Lanes for Table<Req, Resp> {
     }
 
     fn armed(&self, client: usize) -> Option<&AtomicU32> {
-        self.seats.armed(client)
+        self.entries.armed(client)
     }
 }
 
-/// A server that waits.
+/// The condition of a server that sleeps.
 struct Idle<'a, Req, Resp, W> {
     sessions: &'a mut Sessions<Req, Resp>,
     wakes: &'a mut W,
@@ -476,27 +480,27 @@ struct Idle<'a, Req, Resp, W> {
 
 impl<Req: Plain, Resp: Plain, W: Wakes> Watch for Idle<'_, Req, Resp, W> {
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
-        show(self.sessions.table.seats.server_sleep().word());
+        show(self.sessions.table.entries.server_sleep().word());
     }
 
     fn arm(&mut self) {
-        let Sessions { hot, patrol, table, clock } = &mut *self.sessions;
-        // The first pass after the sleep looks for the dead.
-        patrol.tick(clock.now_ns());
+        let Sessions { hot, reaper, table, clock } = &mut *self.sessions;
+        // The first pass after the sleep reaps dead clients.
+        reaper.tick(clock.now_ns());
         hot.arm(table);
     }
 
     fn look(&mut self, is_told: bool) -> bool {
         let Sessions { hot, table, .. } = &mut *self.sessions;
         let is_quiet = table.inbox.waiting() == 0 && !self.wakes.any();
-        !(hot.cool(table, is_told) && is_quiet)
+        !(hot.deactivate(table, is_told) && is_quiet)
     }
 
     fn check(&mut self) -> bool {
         let Self { sessions, file, .. } = self;
-        let Sessions { hot, patrol, table, clock } = &mut **sessions;
-        patrol.check(file, clock.now_ns(), |client, _| forget(client, hot, table));
-        // What it takes up is looked at again, and may be empty.
+        let Sessions { hot, reaper, table, clock } = &mut **sessions;
+        reaper.check(file, clock.now_ns(), |client, _| forget(client, hot, table));
+        // Lanes that become active here may turn out to be empty.
         hot.mend(table, usize::MAX, usize::MAX, usize::MAX);
         false
     }

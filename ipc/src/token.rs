@@ -1,45 +1,45 @@
-//! The duty to answer, and what else of a server is in other threads' hands.
+//! Tokens of received requests, and the handles by which other threads reach a server.
 
 use std::sync::Arc;
 
 use shm::dropped::{Dropped, Numbered};
 use shm::sync::{AtomicBool, Ordering};
 
-use crate::seats::Seats;
-use crate::sessions::Asker;
+use crate::entries::Entries;
+use crate::sessions::CallId;
 
 /// The duty to answer a received request, 24 bytes. It can be kept anywhere, also as the user data of another call, and be moved to another thread.
 ///
-/// Dropping it, on whatever thread, ends the client's call with [`CallFailed::Rejected`](crate::CallFailed::Rejected): the server tells the client in
+/// Dropping it, on any thread, ends the client's call with [`CallFailed::Rejected`](crate::CallFailed::Rejected): the server sends the rejection in
 /// its next [`poll`](crate::Server::poll) or [`wait`](crate::Server::wait), and is woken for it. A token of a server that is gone does nothing.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a token that is dropped rejects its request"]
 #[doc(alias("RecvEntry", "DelegToken"))]
 pub struct Token {
-    asker: Asker,
+    call: CallId,
     /// The number of the server that received the request.
     server: u64,
 }
 
 impl Token {
     #[inline(always)]
-    pub(crate) fn new(asker: Asker, server: &Listed) -> Self {
-        Self { asker, server: server.number }
+    pub(crate) fn new(call: CallId, server: &Listed) -> Self {
+        Self { call, server: server.number }
     }
 
-    /// Returns the number of the client that asks, below `max_clients`.
+    /// Returns the number of the calling client, below `max_clients`.
     #[must_use]
     pub fn client(&self) -> usize {
-        self.asker.client()
+        self.call.client()
     }
 
-    /// Returns the client of the request and its slot, if this server received it.
+    /// Returns the name of the call, if this server received it.
     #[inline(always)]
-    pub(crate) fn asker_at(&self, server: &Listed) -> Option<Asker> {
-        (self.server == server.number).then_some(self.asker)
+    pub(crate) fn call_at(&self, server: &Listed) -> Option<CallId> {
+        (self.server == server.number).then_some(self.call)
     }
 
-    /// The request, which the caller answers.
+    /// Ends the token without a rejection: the caller answers the request.
     #[inline(always)]
     pub(crate) fn use_up(self) {
         std::mem::forget(self);
@@ -51,7 +51,7 @@ impl Drop for Token {
     fn drop(&mut self) {
         // A server that is gone has ended all calls.
         SERVERS.with(self.server, |entry| {
-            entry.notes.dropped.push(self.asker);
+            entry.notes.dropped.push(self.call);
             entry.wake();
         });
     }
@@ -71,7 +71,7 @@ impl StopHandle {
         SERVERS.with(self.server, Entry::wake);
     }
 
-    /// Returns whether it was told to stop.
+    /// Returns whether [`stop`](Self::stop) was called.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.notes.is_stopped.load(Ordering::Acquire)
@@ -81,7 +81,7 @@ impl StopHandle {
 /// Messages of other threads of the process to a server. They wake it afterwards (W1).
 #[derive(Debug)]
 struct Notes {
-    dropped: Dropped<Asker>,
+    dropped: Dropped<CallId>,
     is_stopped: AtomicBool,
 }
 
@@ -91,20 +91,20 @@ static SERVERS: Numbered<Entry> = Numbered::new();
 struct Entry {
     notes: Arc<Notes>,
     /// Mapped while the entry is listed, in the process `pid`.
-    seats: Seats,
+    entries: Entries,
     pid: u32,
 }
 
 impl Entry {
     fn wake(&self) {
-        // In a forked child the memory is not there, and the server is the parent's.
+        // In a forked child the memory is not mapped, and the server is the parent's.
         if self.pid == std::process::id() {
-            self.seats.server_sleep().wake();
+            self.entries.server_sleep().wake();
         }
     }
 }
 
-/// A server's entry among those of the process. Drop it while the region is mapped.
+/// A server's registration in [`SERVERS`]. Drop it while the region is mapped.
 pub(crate) struct Listed {
     /// Not used again in this process.
     number: u64,
@@ -112,15 +112,15 @@ pub(crate) struct Listed {
 }
 
 impl Listed {
-    pub(crate) fn new(seats: Seats) -> Self {
+    pub(crate) fn new(entries: Entries) -> Self {
         let notes = Arc::new(Notes { dropped: Dropped::default(), is_stopped: AtomicBool::new(false) });
-        let number = SERVERS.add(Entry { notes: Arc::clone(&notes), seats, pid: std::process::id() });
+        let number = SERVERS.add(Entry { notes: Arc::clone(&notes), entries, pid: std::process::id() });
         Self { number, notes }
     }
 
     /// Requests whose tokens were dropped.
     #[inline(always)]
-    pub(crate) fn dropped(&self) -> &Dropped<Asker> {
+    pub(crate) fn dropped(&self) -> &Dropped<CallId> {
         &self.notes.dropped
     }
 

@@ -6,12 +6,12 @@ use shm::plain::{Plain, TypeShape};
 use shm::region::Region;
 
 use crate::announce::Announce;
+use crate::entries::Entries;
 use crate::error::ConnectError;
 use crate::layout::{AreaBytes, Header, Layout};
-use crate::seats::Seats;
 use crate::sessions::LanePairs;
 
-/// A copy of the header of a server's region, of this layout's version; nothing else is known of it.
+/// Returns a copy of the header of a server's region. Only its version is checked.
 pub(crate) fn header<W: Announce>(region: &Region) -> Result<Header, ConnectError> {
     let have = region.view().len();
     let Some(header) = region.view().at::<Header>(0) else {
@@ -27,7 +27,7 @@ pub(crate) fn header<W: Announce>(region: &Region) -> Result<Header, ConnectErro
     }
 }
 
-/// Returns the layout of a region with this header, for these types and this shape, known to fit the region.
+/// Returns the layout of a region with this header. Checks the types, and that the layout fits the region.
 pub(crate) fn layout<Req: Plain, Resp: Plain, W: Announce>(
     region: &Region,
     header: &Header,
@@ -48,12 +48,14 @@ pub(crate) fn layout<Req: Plain, Resp: Plain, W: Announce>(
 
 /// The parts of a region, as its server and its clients see them.
 pub(crate) struct Views<Req, Resp, W> {
-    pub(crate) seats: Seats,
+    pub(crate) entries: Entries,
     pub(crate) lanes: LanePairs<Req, Resp>,
     pub(crate) announced: W,
 }
 
 impl<Req, Resp, W: Announce> Views<Req, Resp, W> {
+    /// Makes the views of a region.
+    ///
     /// # Safety
     /// The region at `base` was zeroed when it was created, and outlives what is made from this value. The layout, made for these types, fits it.
     pub(crate) unsafe fn new(base: NonNull<u8>, layout: &Layout) -> Self {
@@ -62,7 +64,7 @@ impl<Req, Resp, W: Announce> Views<Req, Resp, W> {
             let requests = (base.add(layout.requests), layout.request_stride());
             let responses = (base.add(layout.responses), layout.response_stride());
             Self {
-                seats: Seats::new(base.add(layout.seats), layout.max_clients),
+                entries: Entries::new(base.add(layout.entries), layout.max_clients),
                 lanes: LanePairs::new(requests, responses, layout.depth),
                 announced: W::new(base.add(Layout::ANNOUNCED), layout.max_clients, layout.words),
             }

@@ -139,7 +139,7 @@ fn bounds_and_mismatches_are_named() {
 }
 
 #[test]
-fn client_that_lies_about_length_or_slot_loses_its_own_seat_only() {
+fn client_that_lies_about_length_or_slot_loses_its_own_entry_only() {
     let scratch = Scratch::new("bytes-lies");
     // Of slot 0 of client 1's request lane: its tag, and the length of its message.
     let lane = 192 + 3 * 64 + 4 * 64;

@@ -111,7 +111,7 @@ fn busy_clients_are_served_in_turn_and_idle_ones_stay_connected() {
 }
 
 #[test]
-fn client_that_breaks_the_protocol_loses_its_own_seat_only() {
+fn client_that_breaks_the_protocol_loses_its_own_entry_only() {
     let scratch = Scratch::new("ipc-garbage");
     let (mut server, mut good) = pair(&scratch, 2, 4);
     let mut bad = connect(&scratch);
@@ -181,7 +181,7 @@ fn a_request_that_its_client_takes_back_costs_that_client_its_session_and_nobody
     good.call(2, 2).unwrap();
     assert_eq!(server.poll(), 2);
     let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x02"), 128).unwrap();
-    // The sequence word of the first slot, behind three lines of seats.
+    // The sequence word of the first slot, behind three lines of entries.
     let sequence = region.view().at::<u64>(192 + 3 * 64).unwrap();
     // SAFETY: in bounds, and only this thread is running.
     unsafe { sequence.as_ptr().write_volatile(0) };

@@ -32,7 +32,7 @@ use crate::wire::{Access, AsyncEvent};
 /// send::<mlx5::DeviceSpec>();
 /// ```
 #[derive(Clone, Debug)]
-#[allow(clippy::large_enum_variant, reason = "one for each device")]
+#[allow(clippy::large_enum_variant, reason = "a program has one for each of its devices")]
 pub enum DeviceSpec {
     /// The software HCA.
     Soft(SoftOptions),
@@ -96,7 +96,8 @@ impl fmt::Debug for Device {
 
 /// Lets a thread sleep on the device and on other sources at once: see [`shm::sleep::wait`]. The device makes progress first, so check
 /// after that whether a CQ holds a completion ([`Cq::has_completion`](crate::Cq::has_completion)). Everything that a poll would take in
-/// ends the sleep, whether a CQ is armed or not. Hardware cannot wake such a sleep: it ends after [`POLL_SLICE`](shm::sleep::POLL_SLICE).
+/// ends the sleep, whether a CQ is armed or not. On hardware the first such sleep starts a thread, which wakes it for the device's events; each
+/// sleep arms all CQs of the device. If there can be no thread, the sleep ends after [`POLL_SLICE`](shm::sleep::POLL_SLICE).
 impl Sleeper for &Device {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.control.with_watch(then);

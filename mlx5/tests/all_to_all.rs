@@ -1,15 +1,7 @@
 //! Four processes, 64 queue pairs between every two (192 in each), all sending to all: WRITE with immediate, READ, SEND and atomics, everything
 //! checked. Meanwhile processes are stopped and killed at random, and new ones take the places of the killed. The others go on; they get
 //! transport errors from the killed ones only; and in the end every receive that was posted can be used.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "a test"
-)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 #[path = "support/fabric.rs"]
 mod fabric;

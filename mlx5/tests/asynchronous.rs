@@ -127,7 +127,7 @@ fn a_port_that_stays_down_ends_connections_by_their_retries() {
     };
     assert_eq!(sent[0].1.unwrap_err().syndrome, Syndrome::TransportRetryExceeded);
     assert_eq!(b.received(), []);
-    assert_eq!(events(&net, &a.device, 1), [AsyncEvent::PortError { port: 1 }], "no completion is missing, so no queue pair broke down");
+    assert_eq!(events(&net, &a.device, 1), [AsyncEvent::PortError { port: 1 }], "no completion is missing, so no queue pair has failed");
 }
 
 #[test]

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use end::*;
 use mlx5::*;
+use shm::sleep::{Look, Sleeper, wait};
 use time::Net;
 
 /// Ends a hang.
@@ -50,6 +51,33 @@ fn a_wait_ends_with_its_time_or_with_a_completion_that_was_armed_for() {
     assert!(!b.device.wait(SHORT));
     b.send_cq.arm(false);
     assert!(b.device.wait(None));
+}
+
+/// As a thread that also sleeps on shared memory. A device that cannot end such a sleep would be looked at every 100 us.
+#[test]
+fn a_sleep_beside_other_things_ends_with_a_completion_and_is_no_poll() {
+    let net = Net::new();
+    let (mut a, mut b) = ends(&net, &ConnectOptions::default());
+    b.receives(8, 8);
+    for round in 0..3 {
+        let mut looks = 0;
+        let mut sleep = |timeout| {
+            let mut has_something = Look(|| {
+                looks += 1;
+                b.recv_cq.has_completion()
+            });
+            wait([&mut &b.device as &mut dyn Sleeper, &mut has_something], timeout)
+        };
+        // What the device does after earlier messages may end a sleep too.
+        let end = Instant::now() + Duration::from_millis(300);
+        while Instant::now() < end {
+            sleep(Some(end - Instant::now()));
+        }
+        a.post(&Send { payload: () }, round);
+        sleep(None);
+        assert!(looks < 60, "{looks} looks in 300 ms");
+        assert_eq!(b.received().len(), 1);
+    }
 }
 
 #[test]

@@ -1,14 +1,6 @@
 //! RDMA is one-sided: a target that is stopped (SIGSTOP) is written and read all the same, and a killed one is noticed. And the other way
 //! round: memory that a stopped requester is still copying to is not used again.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "a test"
-)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 #[path = "support/fabric.rs"]
 mod fabric;

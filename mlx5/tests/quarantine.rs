@@ -1,15 +1,7 @@
 //! Memory is deregistered, and queue pairs are destroyed, while a peer is stopped in the middle of using them: that waits for a bounded time,
 //! and then gives nothing back that the peer could still write when it resumes.
 #![cfg(target_arch = "x86_64")]
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "a test"
-)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 #[path = "support/fabric.rs"]
 mod fabric;
@@ -21,17 +13,12 @@ mod time;
 
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
 
 use fabric::{new_dir, remove_dir};
 use mlx5::*;
 use shm_testing::tracee::Points;
-use stepped::{End, Kind, RECEIVES, Stepped, WRITE, run_process};
-use support::{scale, watchdog};
+use stepped::{End, Kind, RECEIVES, Stepped, WRITE, begin, run_process};
 
-/// Nothing here takes long; this only ends a hang.
-const WATCHDOG: Duration = Duration::from_secs(240);
 /// Of each test, times `MLX5_TEST_SCALE`; every instruction is tried at most once.
 const SECONDS: u64 = 4;
 /// The byte that the stepped process writes.
@@ -42,14 +29,6 @@ const WRITTEN: u8 = 0xee;
 #[ignore = "helper process of the other tests, started by them"]
 fn stepped_process() {
     run_process();
-}
-
-/// The tests stop and kill processes in turn.
-fn begin() -> MutexGuard<'static, ()> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    watchdog(WATCHDOG * 4 * scale());
-    guard
 }
 
 /// Returns the number of instructions of a doorbell that writes `region`.
@@ -90,7 +69,7 @@ fn alloc(end: &End) -> Mr {
 
 #[test]
 fn memory_of_the_arena_deregistered_under_a_stopped_writer_is_not_used_again() {
-    let _one = begin();
+    let _one = begin(4);
     let dir = new_dir("arena");
     let mut target = End::open(&dir);
     let mr = alloc(&target);
@@ -136,7 +115,7 @@ fn memory_of_the_arena_deregistered_under_a_stopped_writer_is_not_used_again() {
 
 #[test]
 fn foreign_memory_under_a_stopped_writer_is_busy_until_it_goes_on_or_dies() {
-    let _one = begin();
+    let _one = begin(4);
     let dir = new_dir("foreign");
     let mut target = End::open(&dir);
     let mut buffer = vec![0u8; WRITE].into_boxed_slice();
@@ -202,7 +181,7 @@ fn foreign_memory_under_a_stopped_writer_is_busy_until_it_goes_on_or_dies() {
 /// The second peer's queue pair goes while the first holds things up already. Nobody may forget that the second is in the middle too.
 #[test]
 fn of_two_stopped_writers_both_are_waited_for() {
-    let _one = begin();
+    let _one = begin(4);
     let dir = new_dir("two");
     let mut target = End::open(&dir);
     let mr = alloc(&target);
@@ -238,7 +217,7 @@ fn of_two_stopped_writers_both_are_waited_for() {
 
 /// The next queues get no message, and lose no receive, of those that were destroyed under a stopped requester.
 fn next_queues_are_their_own(kind: Kind) {
-    let _one = begin();
+    let _one = begin(4);
     let dir = new_dir(&format!("next-{kind:?}"));
     let mut target = End::open(&dir);
     let region = region_of(&target.mr);

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use mlx5::wire::{CtrlSegment, ErrorCqe, InlineHeader, MiniCqe, Opcode, RaddrSegment, RequesterCqe, ResponderCqe};
+use mlx5::wire::{CtrlWords, DataWords, ErrorCqe, MiniCqe, Opcode, RaddrSegment, RequesterCqe, ResponderCqe};
 use mlx5::*;
 
 #[path = "support/random.rs"]
@@ -314,23 +314,24 @@ impl Executor {
         if producer == self.consumer {
             return None;
         }
-        let ctrl = CtrlSegment::parse(first.first_chunk().unwrap());
-        let (index, blocks) = (self.consumer, u16::from(ctrl.ds).div_ceil(4));
-        assert_eq!((ctrl.wqe_index, ctrl.qpn), (index, self.qpn), "the WQE of another place or queue");
+        let ctrl = CtrlWords::parse(first.first_chunk().unwrap());
+        let (index, blocks) = (self.consumer, u16::from(ctrl.ds()).div_ceil(4));
+        assert_eq!((ctrl.wqe_index(), ctrl.qpn()), (index, self.qpn), "the WQE of another place or queue");
         assert!(index % self.capacity + blocks <= self.capacity, "a WQE wraps");
         assert!(producer.wrapping_sub(index) >= blocks, "a WQE beyond the record");
         self.consumer = index.wrapping_add(blocks);
         self.blocks += u64::from(blocks);
-        if ctrl.opcode == Opcode::Nop as u8 {
-            return Some((index, ctrl.signaled, None));
+        if ctrl.opcode() == Opcode::Nop as u8 {
+            return Some((index, ctrl.signaled(), None));
         }
         let number = RaddrSegment::parse(first[16..].first_chunk().unwrap()).addr;
         // The bytes of an inline payload are the number's; they may lie in any WQEBB of the WQE.
         let whole: Vec<u8> = (0..blocks).flat_map(|i| null.send_queue(self.qpn, index.wrapping_add(i)).unwrap().1).collect();
-        if let Some(InlineHeader { byte_count }) = InlineHeader::parse(whole[32..].first_chunk().unwrap()).filter(|_| ctrl.ds > 2) {
-            assert!(whole[36..][..byte_count as usize].iter().all(|&b| b == number as u8), "operation {number}");
+        let data = DataWords::parse(whole[32..].first_chunk().unwrap());
+        if ctrl.ds() > 2 && data.is_inline() {
+            assert!(whole[36..][..data.byte_count() as usize].iter().all(|&b| b == number as u8), "operation {number}");
         }
-        Some((index, ctrl.signaled, Some(number)))
+        Some((index, ctrl.signaled(), Some(number)))
     }
 }
 

@@ -1,15 +1,7 @@
 //! A requester is single-stepped through a doorbell and stopped, or killed, after every instruction. Whatever it was doing, third parties
 //! that use the same shared receive queue go on, its own messages arrive once or, if it was killed, at most once, and no receive is lost.
 #![cfg(target_arch = "x86_64")]
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "a test"
-)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 #[path = "support/fabric.rs"]
 mod fabric;
@@ -20,16 +12,12 @@ mod support;
 mod time;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use fabric::{new_dir, remove_dir};
 use shm_testing::tracee::{Helper, Points, on_one_core};
-use stepped::{End, Kind, RECEIVES, Stepped, length, run_process};
-use support::{scale, watchdog};
+use stepped::{End, Kind, RECEIVES, Stepped, begin, length, run_process};
 
-/// Nothing here takes long; this only ends a hang.
-const WATCHDOG: Duration = Duration::from_secs(240);
 /// Of each test, times `MLX5_TEST_SCALE`; every instruction is tried at most once.
 const SECONDS: u64 = 2;
 
@@ -38,14 +26,6 @@ const SECONDS: u64 = 2;
 #[ignore = "helper process of the other tests, started by them"]
 fn stepped_process() {
     run_process();
-}
-
-/// The tests stop and kill processes in turn.
-fn begin() -> MutexGuard<'static, ()> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    watchdog(WATCHDOG * 8 * scale());
-    guard
 }
 
 /// The target, and a third party connected to it by queue pair 1.
@@ -181,7 +161,7 @@ impl World {
 
 /// Stopped at an instruction while others go on, and continued.
 fn stop(kind: Kind) {
-    let _one = begin();
+    let _one = begin(8);
     let mut world = World::new("stop", kind);
     let instructions = world.instructions(1);
     let mut stepped = world.start();
@@ -216,7 +196,7 @@ fn stop(kind: Kind) {
 
 /// Killed at an instruction while others go on.
 fn kill(kind: Kind) {
-    let _one = begin();
+    let _one = begin(8);
     let mut world = World::new("kill", kind);
     let instructions = world.instructions(1);
     let mut points = Points::new(instructions, SECONDS);
@@ -272,7 +252,7 @@ fn kill(kind: Kind) {
 
 /// Stopped at an instruction of a doorbell with several messages; its queue pair is destroyed under it; then it is continued, or killed.
 fn destroy(kind: Kind) {
-    let _one = begin();
+    let _one = begin(8);
     let mut world = World::new("destroy", kind);
     let instructions = world.instructions(3);
     let mut points = Points::new(instructions, SECONDS);
@@ -315,7 +295,7 @@ fn destroy(kind: Kind) {
 #[test]
 fn the_last_eight_bytes_of_a_message_of_any_length_appear_behind_all_others() {
     const LAST: usize = 8;
-    let _one = begin();
+    let _one = begin(8);
     on_one_core(|| {
         let dir = new_dir("length");
         let mut target = End::open(&dir);

@@ -40,7 +40,7 @@ COUNTERS = {
     "oracle operations": [r"oracle: (\d+) operations"],
     "garbled batches": [r"garbage: (\d+) batches"],
     "operations": [r"(\d+) operations of the living"],
-    "connections": [r"(\d+) connections, 0 seats"],
+    "connections": [r"(\d+) connections, 0 entries"],
     "random worlds": [r"random worlds: (\d+) seeds"],
     "calls": [r"random worlds: \d+ seeds, (\d+) calls made", r"(\d+) calls executed", r"(\d+) calls answered", r"^(\d+) requests ran", r"^(\d+) requests, "],
     "simulated jobs": [r"(\d+) jobs: "],
@@ -76,10 +76,10 @@ PARTS = {
     "shm-steps": ("ipc and delegationrpc: clients and servers stopped and killed at single instructions and system calls, all of them in 16 rounds", [
         test(package, "--test", "single_step", *ONE, SHM_TEST_SCALE=20, STEP_SHARE="{round}") for package in ("copyrpc-ipc", "delegationrpc")
     ]),
-    "shm-storm": ("ipc and delegationrpc: clients and servers killed and stopped at random, seats used again; flux: nodes dropped at random", [
+    "shm-storm": ("ipc and delegationrpc: clients and servers killed and stopped at random, entries used again; flux: nodes dropped at random", [
         *(test(package, *what, SHM_TEST_SCALE=3)
           for package in ("copyrpc-ipc", "delegationrpc")
-          for what in (("--test", "storm", *ONE), ("--test", "conformance", "--", "seats_are_reused"))),
+          for what in (("--test", "storm", *ONE), ("--test", "conformance", "--", "entries_are_reused"))),
         test("copyrpc-flux", "--test", "storm", *ONE, SHM_TEST_SCALE=20),
     ]),
     "copyrpc-core": ("copyrpc's core against its oracle, arbitrary bytes, peers that lie", [

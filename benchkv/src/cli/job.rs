@@ -356,7 +356,7 @@ pub enum BackendKind {
     UcxAm,
     /// direct by the carrier copyrpc.
     CopyrpcDirect,
-    /// direct by the carrier ucx-am.
+    /// direct by the carrier ucx-am: the clients whose figures were published as "ucx-am".
     Ucx,
 }
 

@@ -6,7 +6,7 @@
 use launch::device::DEVICE_VARIABLE;
 
 use crate::job::{BACKENDS, Job, SHORT, Scratch, benchkv, run, turn};
-use crate::measurement::{assert_sound, list, transports};
+use crate::measurement::{assert_sound, count, daemons, list, transports};
 
 fn device() -> String {
     std::env::var("BENCHKV_TEST_DEVICE").unwrap_or_else(|_| "mlx5_0".to_owned())
@@ -88,6 +88,18 @@ fn ucx_is_sound_on_hardware() {
     for errors in ["none", "peer"] {
         let way = measure(&variables, &["--backend", "ucx-am", "--ucx-errors", errors]);
         assert!(way.contains(&format!(" by rc_mlx5/{device}")), "{way}");
+    }
+}
+
+/// A daemon that looked at its connections every 100 us would make thousands of rounds.
+#[test]
+#[ignore = "needs an mlx5 device, or mlx5-run"]
+fn daemons_without_work_sleep_until_the_device_has_an_event() {
+    let args = ["--device", &device(), "--wait", "event", "--rate", "100", "--duration", "1"];
+    let result = crate::measurement::measure(&args);
+    let most = 10 * count(&result, "issued");
+    for daemon in daemons(&result) {
+        assert!(count(daemon, "loops") < most, "{most} are more than it needs: {daemon}");
     }
 }
 

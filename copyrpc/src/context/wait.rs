@@ -66,8 +66,7 @@ impl<U> Context<U> {
 }
 
 /// Sleeps on a context and on other things at once: see [`shm::sleep::wait`]. It posts gathered messages, as [`Context::wait`] does, and
-/// the sleep ends like that one. Poll after it in every case. Hardware cannot wake such a sleep, which then ends after
-/// [`POLL_SLICE`](shm::sleep::POLL_SLICE).
+/// the sleep ends like that one. Poll after it in every case.
 impl<U> Sleeper for Context<U> {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.inner.with_watch(then);

@@ -381,7 +381,7 @@ impl Server {
         let Self { clients, gate, lifelines, context, endpoint, most, .. } = self;
         let mut is_full = false;
         let Some(gate) = gate else { return };
-        gate.look(
+        gate.poll(
             || Arriving::Record(Incoming::default()),
             |arriving, stream| {
                 let outcome = arriving.advance(stream, context, endpoint, *most);

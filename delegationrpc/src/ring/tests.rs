@@ -312,7 +312,7 @@ mod model {
             self.set.arm(&self.lanes);
         }
         fn look(&mut self, is_told: bool) -> bool {
-            !self.set.cool(&self.lanes, is_told) || self.server.any()
+            !self.set.deactivate(&self.lanes, is_told) || self.server.any()
         }
     }
 

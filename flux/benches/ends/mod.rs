@@ -28,7 +28,7 @@ impl Answerer for FluxAnswerer {
     #[inline]
     fn step(&mut self, mut f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure> {
         let taken = self.0.poll(|_, _| {});
-        while let Some((_, token, request)) = self.0.try_recv_raw() {
+        while let Some((_, token, request)) = self.0.recv() {
             let reply = f(&request);
             self.0.reply(token, reply).map_err(|_| "an unknown token")?;
         }

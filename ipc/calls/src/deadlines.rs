@@ -1,11 +1,11 @@
-//! When calls end that have a deadline.
+//! The deadlines of calls.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::tag::Tag;
 
-/// Deadlines by time. One whose call has ended stays until it is due, or until there are too many of them.
+/// Deadlines by time. The deadline of a call that has ended stays until it is due, or until there are too many of them.
 #[derive(Debug, Default)]
 pub(crate) struct Deadlines {
     heap: BinaryHeap<Reverse<(u64, Tag)>>,
@@ -17,7 +17,8 @@ impl Deadlines {
         !self.heap.is_empty()
     }
 
-    /// Ends the call `tag` at `at_ns`. Of at most `calls` calls `is_live`. Allocates the first time, for as many.
+    /// Adds the deadline `at_ns` of the call `tag`. `is_live` returns whether a call has not ended; at most `calls` calls are live. The first
+    /// call allocates room for as many.
     pub(crate) fn arm(&mut self, at_ns: u64, tag: Tag, calls: usize, is_live: impl Fn(Tag) -> bool) {
         self.heap.reserve((2 * calls).saturating_sub(self.heap.len()));
         if self.heap.len() >= 2 * calls {
@@ -31,7 +32,7 @@ impl Deadlines {
         self.heap.peek().map(|Reverse((at_ns, _))| *at_ns)
     }
 
-    /// Drops the earliest deadlines of calls that have ended: nobody need look at the clock for them. Whether one is left.
+    /// Drops the earliest deadlines that belong to ended calls, so that the clock is not read for them. Returns whether a deadline is left.
     pub(crate) fn forget_ended(&mut self, is_live: impl Fn(Tag) -> bool) -> bool {
         while self.heap.peek().is_some_and(|Reverse((_, tag))| !is_live(*tag)) {
             self.heap.pop();
@@ -39,7 +40,7 @@ impl Deadlines {
         self.is_armed()
     }
 
-    /// Takes a call whose deadline has passed; it may have ended.
+    /// Takes a call whose deadline has passed. The call may have ended.
     pub(crate) fn take_due(&mut self, now_ns: u64) -> Option<Tag> {
         self.next_ns().filter(|at_ns| *at_ns <= now_ns)?;
         self.heap.pop().map(|Reverse((_, tag))| tag)

@@ -1,42 +1,42 @@
-//! How calls end, and why one is not made.
+//! The errors of calls: of sessions, of calls that were made, and of calls that were not.
 
 use std::fmt;
 
-/// Why a session ended. Permanent: connect anew.
+/// The end of a session. Permanent: connect anew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SessionEnd {
     /// The other end, a server or a node, ended or died.
     #[error("the other end is gone: connect again when it is back")]
     PeerGone,
-    /// The server ended this client's session: the client broke the protocol, or lost the lock that proves it alive because another part
-    /// of its process opened and closed the region's file.
+    /// The server ended this client's session. The client broke the protocol; or another part of its process opened and closed the
+    /// region's file, and so dropped the lock that proves the client alive.
     #[error("the server ended this client's session: connect again")]
     Evicted,
 }
 
-/// Why a call ended without an answer.
+/// The end of a call without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CallFailed {
-    /// The handler got the request, and dropped it without an answer, panicked, or had an answer that is longer than possible. It may have
-    /// executed the call.
+    /// The handler dropped the request without an answer, panicked, or returned an answer that is too long. It may or may not have executed
+    /// the call.
     #[error("the other end dropped the request, or had an answer that is too long")]
     Rejected,
-    /// There was no answer within the time of the call. Whether the other end executes the request is unknown; a later answer reaches no call.
+    /// No answer arrived before the call's deadline. The other end may execute the request; a later answer is discarded.
     #[error("no answer in time")]
     TimedOut,
-    /// The session ended first; whether the other end executed the request is unknown.
-    #[error("no answer, and unknown whether the call was executed: {0}")]
+    /// The session ended before an answer arrived. The other end may have executed the request.
+    #[error("connection lost before a reply arrived (the call may have executed): {0}")]
     Disconnected(SessionEnd),
 }
 
-/// Why one who asked and waited has no answer.
+/// The error of a blocking call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AskError {
-    /// Another call of this client is unanswered, or so many that were given up and that the other end has not answered yet that no other
-    /// fits. Retryable: poll first in the one case, ask again later in the other.
+    /// Another call of this client is unanswered, or all slots are taken by cancelled calls that the server has not answered yet.
+    /// Retryable: poll first in the first case, ask again later in the second.
     #[error("this client has unanswered calls: poll for replies, then ask again")]
     Full,
-    /// The other end takes no request of that length. Permanent.
+    /// The request is longer than the other end accepts. Permanent.
     #[error("the request is longer than the {max} bytes that are possible")]
     TooLarge {
         /// Maximum length.
@@ -57,10 +57,10 @@ impl<Req, U> From<CallError<Req, U>> for AskError {
     }
 }
 
-/// Why a call was not made. What was to be sent and the user data come back; nothing was sent.
+/// The reason why a call was not made. Nothing was sent; the request and the user data come back.
 #[derive(thiserror::Error)]
 pub enum CallError<Req, U> {
-    /// As many calls as fit are unanswered. Retryable: poll first.
+    /// All slots hold unanswered calls. Retryable: poll first.
     #[error("all {depth} calls that fit are unanswered: poll for replies, then try again")]
     Full {
         /// The request.
@@ -70,7 +70,7 @@ pub enum CallError<Req, U> {
         /// Calls that can be unanswered.
         depth: usize,
     },
-    /// The other end takes no request of that length. Permanent.
+    /// The request is longer than the other end accepts. Permanent.
     #[error("a request of {bytes} bytes: at most {max} are possible")]
     TooLarge {
         /// The request.
@@ -82,7 +82,7 @@ pub enum CallError<Req, U> {
         /// Maximum length.
         max: usize,
     },
-    /// The session is over. Permanent. The calls that were made before still end by `poll`: poll until it returns this end too.
+    /// The session is over. Permanent. Earlier calls still end in `poll`: poll until it returns this end too.
     #[error("{end}")]
     #[doc(alias = "ServerDisconnected")]
     Disconnected {
@@ -90,7 +90,7 @@ pub enum CallError<Req, U> {
         request: Req,
         /// The user data.
         user_data: U,
-        /// How it ended.
+        /// The end of the session.
         end: SessionEnd,
     },
 }

@@ -1,7 +1,6 @@
-//! The calls of every RPC of this workspace through shared memory, whatever carries them: the table of calls that wait for an answer, in
-//! which a late, repeated or forged answer finds nothing; their deadlines; and the words for how calls end. It makes no system call,
-//! starts no thread and has no unsafe code. Time is an argument, in nanoseconds of any monotonic clock. `ipc`, `delegationrpc` and `flux`
-//! are built on it.
+//! The calls of every RPC of this workspace through shared memory: the table of calls that wait for an answer, their deadlines, and the
+//! errors of calls. A late, repeated or forged answer finds no call in the table. The crate makes no system call, starts no thread and has
+//! no unsafe code. Time is an argument, in nanoseconds of any monotonic clock. `ipc`, `delegationrpc` and `flux` are built on it.
 //!
 //! ```rust
 //! use std::time::Duration;
@@ -24,8 +23,8 @@
 //! # The files
 //! - `tag`: the name of a call, in messages too.
 //! - `table`: the calls that wait for an answer.
-//! - `deadlines`: when they end without one.
-//! - `error`: how calls end, and why one is not made.
+//! - `deadlines`: their deadlines.
+//! - `error`: the errors of calls.
 #![forbid(unsafe_code)]
 
 mod deadlines;

@@ -1,4 +1,4 @@
-//! The calls that wait for an answer, found again by a tag that is good once.
+//! The calls that wait for an answer. A tag finds its call once.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ pub const CALLS_MAX: usize = 1 << 24;
 
 /// `Entry::next` at the end of the list of free entries.
 const NONE: u32 = u32::MAX;
-/// `Entry::next` of an entry without a value that waits for its answer all the same.
+/// `Entry::next` of an entry without a value that still waits for its answer.
 const ABANDONED: u32 = u32::MAX - 1;
 /// The first generation: with debug assertions and in models one step before the last, so that every test goes past the end.
 const FIRST_GENERATION: u32 = if cfg!(any(debug_assertions, loom)) { u32::MAX - 2 } else { 1 };
@@ -24,12 +24,12 @@ struct Entry<T> {
     value: Option<T>,
 }
 
-/// The calls of one caller: a fixed number of entries with generations, in which a late, repeated or forged tag finds nothing. No allocation after
-/// `new` but for the first deadline.
+/// The calls of one caller: a fixed number of entries with generations. A late, repeated or forged tag finds no call. Only `new` and the
+/// first deadline allocate.
 #[derive(Debug)]
 pub struct Calls<T> {
     entries: Box<[Entry<T>]>,
-    /// The first free entry: the last one freed, its memory being warm.
+    /// The first free entry: the one freed last, whose memory is in the cache.
     free: u32,
     used: u32,
     abandoned: u32,
@@ -37,7 +37,7 @@ pub struct Calls<T> {
 }
 
 impl<T> Calls<T> {
-    /// Room for `capacity` calls, at most [`CALLS_MAX`].
+    /// Makes a table for `capacity` calls, at most [`CALLS_MAX`].
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.min(CALLS_MAX) as u32;
@@ -51,7 +51,7 @@ impl<T> Calls<T> {
         }
     }
 
-    /// Returns the same calls, each with what `f` makes of its value.
+    /// Returns the same calls, with the values that `f` returns for theirs.
     #[must_use]
     pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> Calls<U> {
         let Self { entries, free, used, abandoned, deadlines } = self;
@@ -66,7 +66,7 @@ impl<T> Calls<T> {
         self.used as usize
     }
 
-    /// Returns the number of calls that wait, and were not given up.
+    /// Returns the number of calls that wait and were not abandoned.
     #[must_use]
     #[inline(always)]
     pub fn waiting(&self) -> usize {
@@ -101,7 +101,7 @@ impl<T> Calls<T> {
         Ok(entry.tag)
     }
 
-    /// Takes what waits under `tag`; `None` if it was taken before or never was.
+    /// Takes the value of the call `tag`. Returns `None` if there is no such call any more, or never was.
     #[inline(always)]
     pub fn take(&mut self, tag: Tag) -> Option<T> {
         let entry = self.entries.get_mut(tag.slot()).filter(|entry| entry.tag == tag)?;
@@ -116,7 +116,7 @@ impl<T> Calls<T> {
         value
     }
 
-    /// An entry without a value is free, or was abandoned: then it is free from now on.
+    /// Frees an entry without a value if it was abandoned.
     #[cold]
     fn reclaim(&mut self, tag: Tag) -> Option<T> {
         let entry = self.entries.get_mut(tag.slot()).filter(|entry| entry.next == ABANDONED)?;
@@ -128,14 +128,15 @@ impl<T> Calls<T> {
         None
     }
 
-    /// Ends the call `tag` at the first [`expire`](Self::expire) after `timeout` from `now_ns`, unless it has ended: see [`abandon`](Self::abandon).
+    /// Gives the call `tag` a deadline, `timeout` after `now_ns`: the first [`expire`](Self::expire) after it [abandons](Self::abandon) the call.
     pub fn end_within(&mut self, tag: Tag, now_ns: u64, timeout: Duration) {
         let Self { entries, deadlines, .. } = self;
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         deadlines.arm(now_ns.saturating_add(timeout_ns), tag, entries.len(), |tag| holds(entries, tag));
     }
 
-    /// Takes what waits under `tag`, whose entry stays in use until its answer is here: what goes with it is the peer's until then.
+    /// Takes the value of the call `tag`. The entry stays in use until the answer arrives: the memory that belongs to it is the peer's until
+    /// then.
     pub fn abandon(&mut self, tag: Tag) -> Option<T> {
         let entry = self.entries.get_mut(tag.slot()).filter(|entry| entry.tag == tag)?;
         let value = entry.value.take()?;
@@ -151,12 +152,12 @@ impl<T> Calls<T> {
         self.deadlines.is_armed()
     }
 
-    /// Returns whether a call that waits has a deadline. Nobody need look at the clock otherwise.
+    /// Returns whether a waiting call has a deadline. Otherwise the clock need not be read.
     pub fn is_timed(&mut self) -> bool {
         self.deadlines.forget_ended(|tag| holds(&self.entries, tag))
     }
 
-    /// [Abandons](Self::abandon) the calls whose time is over at `now_ns` and hands their values to `f`. Returns how many.
+    /// [Abandons](Self::abandon) the calls whose deadline has passed at `now_ns`, and passes their values to `f`. Returns their number.
     pub fn expire(&mut self, now_ns: u64, mut f: impl FnMut(T)) -> usize {
         let mut ended = 0;
         while let Some(tag) = self.deadlines.take_due(now_ns) {
@@ -174,7 +175,7 @@ impl<T> Calls<T> {
         self.deadlines.next_ns().map(|at_ns| Duration::from_nanos(at_ns.saturating_sub(now_ns())))
     }
 
-    /// Takes everything that waits, and hands it to `f`.
+    /// Takes the values of all waiting calls, and passes them to `f`.
     pub fn take_all(&mut self, mut f: impl FnMut(T)) {
         for slot in 0..self.entries.len() as u32 {
             let Some(entry) = self.entries.get(slot as usize) else { return };
@@ -186,7 +187,7 @@ impl<T> Calls<T> {
     }
 }
 
-/// Returns whether something waits under `tag`.
+/// Returns whether the call `tag` waits.
 fn holds<T>(entries: &[Entry<T>], tag: Tag) -> bool {
     entries.get(tag.slot()).is_some_and(|entry| entry.value.is_some() && entry.tag == tag)
 }

@@ -1,7 +1,7 @@
 //! The name of a call.
 
-/// Names one call of a client until it has ended, and none after that. Inside, one entry of a [`Calls`](crate::Calls) during one use of it: slot
-/// and generation. Never 0 as a number.
+/// The name of one call of a client, until the call has ended. It consists of the slot of the call's entry in [`Calls`](crate::Calls) and the
+/// generation of that entry. Never 0 as a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag(u64);
 
@@ -17,8 +17,8 @@ impl Tag {
         Self(self.0.wrapping_add(2 << 32))
     }
 
-    /// As a word for a message: generation in the high 32 bits, then 8 bits for a note (what kind of message it is, how the call
-    /// went), then 24 bits of slot. Never 0.
+    /// Returns the word for a message: generation in the high 32 bits, then 8 bits for a note (the kind of message, or the outcome of the
+    /// call), then 24 bits of slot. Never 0.
     #[must_use]
     #[inline(always)]
     pub fn pack(self, note: u8) -> u64 {
@@ -26,7 +26,7 @@ impl Tag {
         self.0.wrapping_add(u64::from(note) << 24)
     }
 
-    /// Tag and note of a word that came from a peer; any word is allowed, [`Calls::take`](crate::Calls::take) finds out.
+    /// Splits a word of a peer into tag and note. Any word is allowed: [`Calls::take`](crate::Calls::take) checks the tag.
     #[must_use]
     #[inline(always)]
     pub fn unpack(word: u64) -> (Self, u8) {
@@ -36,7 +36,7 @@ impl Tag {
     /// The bit of a note that [`with_last_bit`](Self::with_last_bit) asks for.
     pub const LAST_BIT: u8 = 0x80;
 
-    /// Returns the tag of a word whose note has the [last bit](Self::LAST_BIT), and no other.
+    /// Returns the tag of a word whose note is the [last bit](Self::LAST_BIT) alone.
     #[must_use]
     #[inline(always)]
     pub fn with_last_bit(word: u64) -> Option<Self> {
@@ -44,8 +44,8 @@ impl Tag {
         if word & BIT == 0 { None } else { Some(Self(word - BIT)) }
     }
 
-    /// Like [`unpack`](Self::unpack), of a word whose note should be 0. With another note it is a tag that names no call: its slot is
-    /// beyond [`CALLS_MAX`](crate::CALLS_MAX).
+    /// Like [`unpack`](Self::unpack), for a word whose note should be 0. With another note the result names no call: its slot is beyond
+    /// [`CALLS_MAX`](crate::CALLS_MAX).
     #[must_use]
     #[inline(always)]
     pub fn without_note(word: u64) -> Self {
@@ -64,15 +64,15 @@ impl Tag {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Tagged<T> {
-    /// The caller's tag, with a note of what the message is: see [`Tag::pack`].
+    /// The caller's tag, with a note that names the kind of message: see [`Tag::pack`].
     pub tag: u64,
-    /// The rest.
+    /// The payload.
     pub payload: T,
 }
 
 const _: () = assert!(std::mem::offset_of!(Tagged<u64>, tag) == 0 && std::mem::offset_of!(Tagged<u64>, payload) == 8);
 
-/// Note of an answer: the payload is what the handler answered.
+/// Note of an answer: the payload is the handler's response.
 pub const ANSWERED: u8 = 0;
 /// Note of an answer: the handler dropped the request; the payload is zero.
 pub const REJECTED: u8 = 1;

@@ -1,4 +1,4 @@
-//! Requests whose tokens were dropped without an answer: from any thread to the one that owes the rejections.
+//! Requests whose tokens were dropped without an answer: any thread hands them to the thread that sends the rejections.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -6,10 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::sync::{AtomicBool, Ordering};
 
-/// Dropped requests, each named by a `K`. Costs a load as long as nobody drops one.
+/// Dropped requests, each named by a `K`. While there is none, a check costs a load.
 #[derive(Debug)]
 pub struct Dropped<K> {
-    /// Up if there may be keys. Release after a key went in, Acquire before the keys are taken; never touched under the lock.
+    /// Set if there may be keys. Stored (Release) after a key was added, loaded (Acquire) before the keys are taken; not used under the lock.
     any: AtomicBool,
     keys: Mutex<Vec<K>>,
 }
@@ -25,7 +25,7 @@ impl<K> Dropped<K> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands a request over. If the other thread may sleep, it is to be woken after.
+    /// Adds a request. If the other thread may sleep, the caller wakes it afterwards.
     pub fn push(&self, key: K) {
         self.lock().push(key);
         self.any.store(true, Ordering::Release);
@@ -38,18 +38,18 @@ impl<K> Dropped<K> {
         self.any.load(Ordering::Acquire)
     }
 
-    /// Takes all there are.
+    /// Takes all requests.
     #[cold]
     #[must_use]
     pub fn take(&self) -> Vec<K> {
-        // A key that comes meanwhile is taken below, or raises the flag again.
+        // A key that is added meanwhile is taken below, or sets the flag again.
         self.any.store(false, Ordering::Relaxed);
         std::mem::take(&mut *self.lock())
     }
 }
 
-/// Values by number, for tokens: one that has a number and not a counted reference costs each call about a tenth less. A process makes one and keeps it
-/// (`static`).
+/// Values by number, for tokens: a token with a number costs a call about a tenth less than one with a counted reference. A process has one
+/// set of a kind (`static`).
 #[derive(Debug)]
 pub struct Numbered<V> {
     next: AtomicU64,
@@ -73,14 +73,14 @@ impl<V> Numbered<V> {
         self.values.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a value; its number is no other value's, also later.
+    /// Adds a value. Its number is not used again.
     pub fn add(&self, value: V) -> u64 {
         let number = self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         self.lock().insert(number, value);
         number
     }
 
-    /// Calls `f` with the value of this number, if it is there. No other thread [removes](Self::remove) it meanwhile.
+    /// Calls `f` with the value of this number, if there is one. No other thread can [remove](Self::remove) the value meanwhile.
     pub fn with<R>(&self, number: u64, f: impl FnOnce(&V) -> R) -> Option<R> {
         self.lock().get(&number).map(f)
     }
@@ -88,7 +88,7 @@ impl<V> Numbered<V> {
     /// Removes the value of this number.
     pub fn remove(&self, number: u64) {
         let removed = self.lock().remove(&number);
-        // Behind the lock: what is dropped may use it.
+        // Drop the value after the lock is released: its destructor may call back.
         drop(removed);
     }
 }

@@ -1,15 +1,15 @@
 //! Locks that the kernel drops when their process dies: POSIX record locks, one byte each.
 //!
-//! POSIX locks (`F_SETLK`) and not OFD locks, because a forked child keeps an OFD lock alive after its owner's
-//! death. Their price is two traps, which this file closes:
-//! - closing *any* descriptor of a file drops *all* locks this process has on it. So a process opens a file
-//!   exactly once (O4): a registry keyed by (device, inode) hands out the one descriptor. A file's identity is looked
-//!   up through an `O_PATH` descriptor, whose closing drops nothing.
-//! - `F_GETLK` does not report the locks of the asking process. So the registry remembers them; in a forked child, which has a copy of
-//!   the registry and none of the locks, it forgets them.
+//! The locks are POSIX locks (`F_SETLK`). OFD locks are not used, because a forked child keeps them alive after its parent's death. POSIX
+//! locks have two traps, which this file closes:
+//! - Closing *any* descriptor of a file drops *all* locks that the process has on the file. So a process opens a file exactly once (O4): a
+//!   registry, keyed by device and inode, returns the one descriptor. The identity of a file is read through an `O_PATH` descriptor, whose
+//!   close drops no lock.
+//! - `F_GETLK` does not report the locks of the calling process. So the registry records them. A forked child has a copy of the registry and
+//!   none of the locks; it clears the record.
 //!
-//! Code outside this crate that opens and closes the same file still drops the locks; that is why a lock that
-//! is free proves a death only together with the robust word of [`crate::region`].
+//! Code outside this crate that opens and closes the same file still drops the locks. So a free lock proves a death only together with the
+//! robust word of [`crate::region`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Metadata};
@@ -22,38 +22,38 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::sys;
 
-/// Why a byte could not be locked.
+/// The reason why a byte could not be locked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockError {
-    /// This or another process holds the byte.
+    /// A living process, maybe this one, holds the byte.
     #[error("byte {byte} is locked by a living process (perhaps this one)")]
     Held {
-        /// The byte asked for.
+        /// The byte.
         byte: u64,
     },
     /// The kernel refused for another reason.
     #[error("cannot lock byte {byte}: {source}")]
     Io {
-        /// The byte asked for.
+        /// The byte.
         byte: u64,
         /// The kernel's error.
         source: io::Error,
     },
 }
 
-/// Identity of an open file: device and inode. It cannot be reused while the file is open.
+/// The identity of an open file: device and inode. The system does not reuse it while the file is open.
 pub(crate) type Key = (u64, u64);
 
 #[derive(Debug)]
 struct OpenFile {
-    /// `None`: this process has the file to itself, and it is none.
+    /// `None` for an in-memory directory: there is no file, and no other process to exclude.
     fd: Option<File>,
     key: Key,
     held: Mutex<Held>,
 }
 
-/// Bytes that the process `pid` holds; `F_GETLK` does not tell.
+/// The bytes that the process `pid` holds, which `F_GETLK` does not report.
 #[derive(Debug, Default)]
 struct Held {
     pid: u32,
@@ -61,7 +61,7 @@ struct Held {
 }
 
 impl OpenFile {
-    /// Returns the locks that this process holds.
+    /// Returns the record of the bytes that this process holds. Clears the record of a parent.
     fn held(&self) -> MutexGuard<'_, Held> {
         let mut held = unpoisoned(&self.held);
         let pid = std::process::id();
@@ -72,17 +72,16 @@ impl OpenFile {
     }
 }
 
-/// Every file this process has open for locking. Opening and the last close happen under its mutex: a close
-/// that overlapped another thread's open and lock would drop that lock.
+/// The files that this process has open for locking. The mutex covers each open and each last close: a close that overlaps another thread's
+/// open and lock would drop that lock.
 static REGISTRY: Mutex<BTreeMap<Key, Weak<OpenFile>>> = Mutex::new(BTreeMap::new());
 
 fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A file of which this process has exactly one descriptor, whose bytes can be locked.
-///
-/// Cheap to clone; the descriptor closes with the last clone. `Send + Sync`.
+/// A file whose bytes can be locked. This process has exactly one descriptor of it, which is closed with the last clone. Cheap to clone;
+/// `Send + Sync`.
 #[derive(Debug, Clone)]
 pub struct LockFile {
     /// Dropped under the registry's mutex.
@@ -90,7 +89,7 @@ pub struct LockFile {
 }
 
 impl LockFile {
-    /// Takes the descriptor of a file that was just created; `WouldBlock` if another thread found and opened the file meanwhile.
+    /// Registers the descriptor of a file that was just created. Fails with `WouldBlock` if another thread has opened the file meanwhile.
     pub(crate) fn adopt(fd: File) -> io::Result<Self> {
         let key = key_of(&fd.metadata()?);
         let mut files = unpoisoned(&REGISTRY);
@@ -100,8 +99,8 @@ impl LockFile {
         Ok(Self::insert(&mut files, key, fd))
     }
 
-    /// Opens the regular file at `path` for reading and writing, or shares the descriptor
-    /// this process already has of it. A symbolic link is an error (`ELOOP`), as is another kind of file.
+    /// Opens the regular file at `path` for reading and writing, or shares this process's descriptor of it. A symbolic link is an error
+    /// (`ELOOP`), as is any other kind of file (`EINVAL`).
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let seen = sys::open_path(path, libc::O_NOFOLLOW)?;
         let metadata = seen.metadata()?;
@@ -119,7 +118,7 @@ impl LockFile {
         Ok(Self::insert(&mut files, key, fd))
     }
 
-    /// Bytes to lock among the holders of this value and its clones, for memory that no other process has. The kernel knows nothing of them.
+    /// Makes a file without a descriptor, for memory that no other process has. Its locks exclude only the holders of this value and its clones.
     pub(crate) fn of_no_file() -> Self {
         Self::of(None, (0, 0))
     }
@@ -134,13 +133,13 @@ impl LockFile {
         inserted
     }
 
-    /// Locks one byte for this process, without waiting. The lock ends with the returned value, with the
-    /// process (`SIGKILL` included), and never with a forked child's end.
+    /// Locks one byte for this process, without waiting. The lock ends with the returned value or with the process (also by `SIGKILL`), and not
+    /// with a forked child.
     ///
     /// Byte numbers are independent of the file's length and contents.
     ///
     /// # Errors
-    /// [`LockError::Held`] when any process, this one included, holds the byte; [`LockError::Io`] otherwise.
+    /// [`LockError::Held`] if a process, maybe this one, holds the byte; otherwise [`LockError::Io`].
     pub fn try_lock(&self, byte: u64) -> Result<ByteLock, LockError> {
         let mut held = self.file.held();
         if held.bytes.contains(&byte) {
@@ -162,8 +161,8 @@ impl LockFile {
         Ok(ByteLock { file: self.clone(), byte, pid })
     }
 
-    /// Returns whether any process, this one included, holds the byte. When the kernel does not say, the answer is `true`: death must be
-    /// proven, not presumed. About 200 ns.
+    /// Returns whether a process, maybe this one, holds the byte. Returns `true` if the kernel does not answer: a death must be proven. Takes
+    /// about 200 ns.
     pub fn is_held(&self, byte: u64) -> bool {
         if self.file.held().bytes.contains(&byte) {
             return true;
@@ -180,18 +179,18 @@ impl LockFile {
     /// Returns the file.
     ///
     /// # Errors
-    /// There is none.
+    /// The directory is in memory: there is no file.
     pub(crate) fn file(&self) -> io::Result<&File> {
         self.file.fd.as_ref().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Device and inode.
+    /// Returns the identity of the file.
     pub(crate) fn key(&self) -> Key {
         self.file.key
     }
 }
 
-/// Returns what identifies the file of this metadata.
+/// Returns the identity of the file with this metadata.
 pub(crate) fn key_of(metadata: &Metadata) -> Key {
     (metadata.dev(), metadata.ino())
 }
@@ -202,13 +201,13 @@ fn flock(kind: libc::c_int, byte: u64) -> libc::flock {
     // The three lock kinds are 0, 1 and 2 on every Linux.
     lock.l_type = kind as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
-    // A byte beyond the signed range cannot be named to the kernel, which refuses the negative number.
+    // A byte beyond the signed range becomes a negative number, which the kernel refuses.
     lock.l_start = byte as libc::off_t;
     lock.l_len = 1;
     lock
 }
 
-/// -1, which every system call refuses, if there is no file.
+/// Without a file the descriptor is -1, which every system call refuses.
 impl AsRawFd for LockFile {
     fn as_raw_fd(&self) -> RawFd {
         self.file.fd.as_ref().map_or(-1, AsRawFd::as_raw_fd)
@@ -218,21 +217,21 @@ impl AsRawFd for LockFile {
 impl Drop for LockFile {
     fn drop(&mut self) {
         let mut files = unpoisoned(&REGISTRY);
-        // The last one: nobody else can make another of it, except through the registry.
+        // The last clone: another one can be made through the registry only.
         if Arc::strong_count(&self.file) == 1 {
             files.remove(&self.file.key);
         }
-        // SAFETY: nobody uses the field after.
+        // SAFETY: the field is not used afterwards.
         unsafe { ManuallyDrop::drop(&mut self.file) };
     }
 }
 
-/// One locked byte of a [`LockFile`]; dropping it unlocks the byte, except in a forked child of the process that locked it.
+/// A locked byte of a [`LockFile`]. The drop unlocks the byte, except in a forked child of the process that locked it.
 #[derive(Debug)]
 pub struct ByteLock {
     file: LockFile,
     byte: u64,
-    /// The process that holds it.
+    /// The process that holds the byte.
     pid: u32,
 }
 

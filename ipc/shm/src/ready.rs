@@ -1,8 +1,8 @@
 //! Polling many lanes at the price of the busy ones.
 //!
 //! A consumer of N lanes polls only the **hot** ones. A lane that has been idle for about a millisecond is made **cold**: its `armed`
-//! flag is raised, and the next producer to publish there sees the flag and sets the lane's bit in [`ReadyWords`], which the consumer
-//! drains; that makes the lane hot again. So a busy lane costs one slot look per pass and no read-modify-write, an idle one nothing.
+//! flag is raised. The next producer that publishes there sees the flag and sets the lane's bit in [`ReadyWords`]. The consumer drains the
+//! bits, which makes the lane hot again. So a busy lane costs one load per pass and no read-modify-write, an idle lane nothing.
 //!
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|
@@ -61,8 +61,8 @@ impl ReadyWords {
         unsafe { &*self.base.as_ptr().add(1 + index) }
     }
 
-    /// Producer: after publishing to `lane`, tells its consumer if that one is not polling the lane (R1, R2, R3).
-    /// Returns whether the bit was set, so that a consumer that may sleep can be woken.
+    /// Producer: sets the lane's bit after publishing to `lane`, if the consumer does not poll the lane (R1, R2, R3). Returns whether the bit was
+    /// set, so that a sleeping consumer can be woken.
     #[inline(always)]
     pub fn notify_if_armed(&self, lane: usize, armed: &AtomicU32) -> bool {
         self.notify_if_armed_behind(LightBarrier::of_process(), lane, armed)
@@ -79,7 +79,7 @@ impl ReadyWords {
         true
     }
 
-    /// Producer: tells the consumer of `lane` whether it polls it or not (R2, R3).
+    /// Producer: sets the bit of `lane`, whether the consumer polls the lane or not (R2, R3).
     pub fn notify(&self, lane: usize) {
         if lane < self.lanes {
             self.set(lane);
@@ -132,14 +132,14 @@ fn bits(mut word: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Tells a consumer which of its cold lanes have something in them.
+/// The source of a consumer's wake-ups: it names the cold lanes that have messages.
 pub trait Wakes {
     /// Returns whether there is something to [`drain`](Self::drain). After a [`heavy_barrier`] behind raising a flag, `false` means that
     /// a producer that tells from now on sees the flag.
     fn any(&self) -> bool;
-    /// Takes all there is and calls `f` with each lane, maybe with one that has nothing.
+    /// Takes all names, and calls `f` with each lane. A lane may be empty.
     fn drain(&mut self, f: impl FnMut(usize));
-    /// Called once in 64 passes, if there is nothing to drain then.
+    /// Does work that is due once in 64 passes, if there is nothing to drain.
     #[inline(always)]
     fn rest(&mut self) {}
 }
@@ -170,13 +170,13 @@ struct Hot {
     idle_epochs: u32,
 }
 
-/// Which lanes to poll: private state of the consumer. A lane that was never hot must be created with its `armed` word [`ARMED`].
+/// The lanes that the consumer polls: its private state. A lane that was never hot must be created with its `armed` word [`ARMED`].
 #[derive(Debug)]
 pub struct HotSet {
     hot: Vec<Hot>,
     is_hot: Vec<bool>,
     next: usize,
-    /// The lanes that [`mend`](Self::mend) comes to next: by its flag, and by what is in it.
+    /// The next lanes of [`mend`](Self::mend): to check the flag of, and to check for messages.
     next_flag: usize,
     next_look: usize,
     epoch_start_ns: u64,
@@ -184,22 +184,22 @@ pub struct HotSet {
     rests_to_clock: u32,
 }
 
-/// Maximum number of hot lanes looked at in a pass. If there are more they take turns.
+/// Maximum number of hot lanes that a pass visits. More lanes take turns.
 const LANES_PER_PASS: usize = 8;
-/// Messages taken from one lane per look.
+/// Maximum number of messages that a visit takes from a lane.
 const MESSAGES_PER_LANE: usize = 16;
 /// A lane idle for one to two epochs goes cold.
 const EPOCH_NS: u64 = 1_000_000;
-/// Passes between two [rests](Wakes::rest).
+/// Number of passes between two [rests](Wakes::rest).
 const PASSES_PER_REST: u32 = 64;
 /// The clock is read once in this many rests.
 const RESTS_PER_CLOCK: u32 = 4;
 
 impl HotSet {
-    /// Passes between two looks at the clock.
+    /// Number of passes between two reads of the clock.
     pub const PASSES_PER_CLOCK: u32 = PASSES_PER_REST * RESTS_PER_CLOCK;
 
-    /// A set for lanes `0..lanes`, all cold. Allocates here and never again.
+    /// Makes a set of lanes `0..lanes`, all cold. Later calls do not allocate.
     #[must_use]
     pub fn new(lanes: usize) -> Self {
         Self {
@@ -214,9 +214,9 @@ impl HotSet {
         }
     }
 
-    /// One bounded pass: takes up the lanes that `wakes` names, visits some hot lanes, and sometimes retires idle ones.
-    /// Returns the number of messages taken. `visit` takes up to so many messages of a lane and returns how many: 0 must mean that the lane was
-    /// empty (or is gone). `now_ns` is any monotonic clock; it is read rarely.
+    /// Does one bounded pass: activates the lanes that `wakes` names, visits some hot lanes, and sometimes deactivates idle lanes. Returns the
+    /// number of messages taken. `visit` takes up to a number of messages of a lane and returns their number: 0 must mean that the lane was empty
+    /// (or is gone). `now_ns` is any monotonic clock; it is read rarely.
     #[inline(always)]
     pub fn pass<L: Lanes>(
         &mut self,
@@ -226,7 +226,7 @@ impl HotSet {
         now_ns: impl FnOnce() -> u64,
     ) -> usize {
         self.passes_to_rest -= 1;
-        // One call for all that is rare.
+        // One call for all rare work.
         let is_odd = self.passes_to_rest == 0 || wakes.any() || self.hot.len() > LANES_PER_PASS;
         let some = if is_odd { self.prepare(wakes, lanes, now_ns) } else { self.hot.as_mut_slice() };
         let mut taken = 0;
@@ -240,11 +240,11 @@ impl HotSet {
         taken
     }
 
-    /// Does what a pass rarely has to do, or with many lanes. Returns the lanes to visit.
+    /// Does the rare work of a pass, and chooses among many lanes. Returns the lanes to visit.
     #[cold]
     fn prepare(&mut self, wakes: &mut impl Wakes, lanes: &impl Lanes, now_ns: impl FnOnce() -> u64) -> &mut [Hot] {
         if wakes.any() {
-            wakes.drain(|lane| self.heat(lane, lanes));
+            wakes.drain(|lane| self.activate(lane, lanes));
         }
         if self.passes_to_rest == 0 {
             self.rest(wakes, lanes, now_ns);
@@ -274,7 +274,7 @@ impl HotSet {
         }
     }
 
-    fn heat(&mut self, lane: usize, lanes: &impl Lanes) {
+    fn activate(&mut self, lane: usize, lanes: &impl Lanes) {
         let (Some(is_hot), Some(armed)) = (self.is_hot.get_mut(lane), lanes.armed(lane)) else { return };
         armed.store(HOT, Ordering::Relaxed);
         if !*is_hot {
@@ -283,10 +283,10 @@ impl HotSet {
         }
     }
 
-    /// R4: takes up cold lanes that are not armed, of `flags` of the first `count` lanes in turn. A producer may have lowered the flag to tell the
-    /// consumer once only, and then been too late to be heard, or it is garbage. Besides looks into `looks` lanes, in turn: what told of
-    /// them may have been overwritten, or a producer of another process did not see the flag ([`heavy_barrier`]). Costs a line of `armed` for
-    /// each flag and a line of the lane for each look, so do this rarely.
+    /// R4: activates cold lanes that were missed. Checks the flags of the next `flags` of the first `count` lanes, and activates lanes that are
+    /// not armed: a producer lowered the flag and its announcement was lost, or the flag is garbage. Then checks the next `looks` lanes for
+    /// messages: their announcement may have been overwritten, or a producer of another process did not see the flag ([`heavy_barrier`]). Each
+    /// flag costs a line of `armed` and each lane a line, so do this rarely.
     pub fn mend(&mut self, lanes: &impl Lanes, count: usize, flags: usize, looks: usize) {
         let count = count.min(self.is_hot.len());
         for _ in 0..flags.min(count) {
@@ -294,14 +294,14 @@ impl HotSet {
             self.next_flag = lane + 1;
             let is_armed = lanes.armed(lane).is_none_or(|armed| armed.load(Ordering::Relaxed) == ARMED);
             if !is_armed && self.is_hot.get(lane) == Some(&false) {
-                self.heat(lane, lanes);
+                self.activate(lane, lanes);
             }
         }
         for _ in 0..looks.min(count) {
             let lane = self.next_look % count;
             self.next_look = lane + 1;
             if self.is_hot.get(lane) == Some(&false) && lanes.is_ready(lane) {
-                self.heat(lane, lanes);
+                self.activate(lane, lanes);
             }
         }
     }
@@ -314,7 +314,7 @@ impl HotSet {
         }
     }
 
-    /// Arms every lane, before the consumer sleeps. A [`heavy_barrier`] and [`cool`](Self::cool) must follow.
+    /// Arms every lane, before the consumer sleeps. A [`heavy_barrier`] and [`deactivate`](Self::deactivate) must follow.
     pub fn arm(&self, lanes: &impl Lanes) {
         self.arm_some(lanes, |_| true);
     }
@@ -329,16 +329,16 @@ impl HotSet {
         any
     }
 
-    /// Returns whether all hot lanes are empty. Those that are go cold if `may_cool`, which says that they were [armed](Self::arm) and
+    /// Returns whether all hot lanes are empty. Those that are go cold if `may_deactivate`, which says that they were [armed](Self::arm) and
     /// that a [`heavy_barrier`] returned `true` since (R1): a producer that publishes there from now on sets a ready bit. The others are
     /// polled on.
     #[must_use]
-    pub fn cool(&mut self, lanes: &impl Lanes, may_cool: bool) -> bool {
-        self.cool_some(lanes, may_cool, |_| true)
+    pub fn deactivate(&mut self, lanes: &impl Lanes, may_deactivate: bool) -> bool {
+        self.deactivate_some(lanes, may_deactivate, |_| true)
     }
 
-    /// [`cool`](Self::cool) for the lanes that are `chosen`.
-    fn cool_some(&mut self, lanes: &impl Lanes, may_cool: bool, chosen: impl Fn(&Hot) -> bool) -> bool {
+    /// [`deactivate`](Self::deactivate) for the lanes that are `chosen`.
+    fn deactivate_some(&mut self, lanes: &impl Lanes, may_deactivate: bool, chosen: impl Fn(&Hot) -> bool) -> bool {
         let (is_hot, mut all_empty) = (&mut self.is_hot, true);
         self.hot.retain(|hot| {
             if !chosen(hot) {
@@ -350,7 +350,7 @@ impl HotSet {
             };
             let is_ready = lanes.is_ready(hot.lane);
             all_empty &= !is_ready;
-            let keep = is_ready || !may_cool;
+            let keep = is_ready || !may_deactivate;
             if keep {
                 armed.store(HOT, Ordering::Relaxed);
             }
@@ -371,8 +371,8 @@ impl HotSet {
         let is_idle = |hot: &Hot| hot.idle_epochs > 1;
         if self.arm_some(lanes, is_idle) {
             // R1: from here on a producer sees the flag, or its message is seen.
-            let may_cool = heavy_barrier();
-            self.cool_some(lanes, may_cool, is_idle);
+            let may_deactivate = heavy_barrier();
+            self.deactivate_some(lanes, may_deactivate, is_idle);
         }
     }
 }
@@ -448,12 +448,12 @@ mod tests {
         fn a_lane_that_is_idle_for_months_stays_idle() {
             let (lanes, _) = boxes(1);
             let mut set = HotSet::new(1);
-            set.heat(0, &lanes);
+            set.activate(0, &lanes);
             for epoch in 1..4 {
                 set.hot.iter_mut().for_each(|hot| hot.idle_epochs = u32::MAX);
                 set.tick(&lanes, epoch * EPOCH_NS);
                 assert!(set.hot.iter().all(|hot| hot.idle_epochs > 1));
-                set.heat(0, &lanes);
+                set.activate(0, &lanes);
             }
         }
 
@@ -554,7 +554,7 @@ mod tests {
                     ready.notify_if_armed(0, &a);
                 });
                 let mut set = HotSet::new(1);
-                set.heat(0, &lanes);
+                set.activate(0, &lanes);
                 set.hot[0].idle_epochs = 1;
                 set.tick(&lanes, EPOCH_NS);
                 let was_cold = set.hot.is_empty();
@@ -582,7 +582,7 @@ mod tests {
                 self.set.arm(self.lanes);
             }
             fn look(&mut self, is_told: bool) -> bool {
-                !self.set.cool(self.lanes, is_told) || self.ready.any()
+                !self.set.deactivate(self.lanes, is_told) || self.ready.any()
             }
         }
 
@@ -602,7 +602,7 @@ mod tests {
                     });
                     let mut set = HotSet::new(1);
                     if armed == HOT {
-                        set.heat(0, &lanes);
+                        set.activate(0, &lanes);
                     }
                     let mut idle = Idle { set: &mut set, lanes: &lanes, ready, sleep: &sleep };
                     assert!(wait([&mut idle as &mut dyn Sleeper], None));

@@ -1,14 +1,14 @@
 //! A named piece of shared memory that appears whole, and whose owner's death is noticed and cleaned up after.
 //!
 //! **O1**: the file is made without a name (`O_TMPFILE`), gets its space, its lock, its header and its contents, and only then its name.
-//! So a process that can open it sees a finished region, and an owner killed half-way leaves nothing.
+//! So a process that can open the file sees a finished region, and an owner that is killed half-way leaves nothing.
 //!
 //! **O2**: the owner holds the record lock of byte 0 ([`crate::lock`]) and a robust futex word; the kernel drops the first and marks
-//! the second when it ends, `SIGKILL` included. Each alone can lie: the lock is lost when another part of the process opens and closes
-//! the file, the word is marked when the *thread* that created the region ends. Dead is an owner of which both say so (or that said
-//! good-bye and has let go of the lock). Noticed within about a millisecond of the `SIGKILL`.
+//! the second when the owner ends, also by `SIGKILL`. Each alone can be wrong: the lock is lost when another part of the process opens and
+//! closes the file, and the word is marked when the *thread* that created the region ends. An owner is dead if both say so, or if it closed
+//! the region and the lock is free. A death is noticed within about a millisecond.
 //!
-//! A forked child has no part in any of this: it does not inherit the mapping, the lock or the word.
+//! A forked child inherits neither the mapping nor the lock nor the word.
 
 mod error;
 mod fresh;
@@ -33,22 +33,22 @@ use crate::header::{Claim, HEADER_BYTES, Header, MAGIC, OWNER_BYTE, VERSION};
 use crate::lock::{ByteLock, LockFile};
 use crate::sys::{self, Mapping};
 
-/// Maximum number of times that a dead region of the same name is removed and the name tried again.
+/// Maximum number of times that a dead region of the same name is removed before the name is given up.
 const REPLACE_ATTEMPTS: usize = 16;
 
 /// The known state of a region's owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnerState {
-    /// Not proven otherwise.
+    /// Its death is not proven.
     Alive,
-    /// It closed the region in good order; what it wrote before is complete.
+    /// It closed the region in good order; its earlier writes are complete.
     Closed,
-    /// It died; proven.
+    /// Its death is proven.
     Dead,
 }
 
-/// The user bytes of a region: an address and a length, with checked arithmetic. What lies there is written by other processes and
-/// is to be accessed through atomics or validated copies.
+/// The user bytes of a region: an address and a length, with checked arithmetic. Other processes write the bytes, so access them through
+/// atomics or validated copies.
 #[derive(Debug, Clone, Copy)]
 pub struct RegionView<'a> {
     base: NonNull<u8>,
@@ -91,9 +91,9 @@ impl RegionView<'_> {
 
 /// A mapped region: owned when made by [`Region::create`], a peer's when made by [`Region::open`].
 ///
-/// `Send + Sync`: it hands out an address and asks the kernel questions. An owner is best dropped by the thread that created it:
-/// elsewhere the first page, and with it the file's memory, stays until the process ends, because it is linked into the creating
-/// thread's list of robust futexes. In a forked child the memory is not there: do not touch it; dropping the region is harmless.
+/// `Send + Sync`. An owner is best dropped by the thread that created it: otherwise the first page, and with it the file's memory, stays until
+/// the process ends, because it is linked into the creating thread's list of robust futexes. In a forked child the memory is not mapped: do
+/// not touch it; dropping the region is harmless.
 #[derive(Debug)]
 pub struct Region {
     /// Unmapped in `drop`, or leaked but for its tail.
@@ -172,7 +172,7 @@ impl Region {
         unsafe { header.robust.lock_new() }.map_err(io_error)?;
         // O1
         header.magic.store(MAGIC, Ordering::Release);
-        // Its temporary name goes when it has its own.
+        // The temporary name is removed when the file has its own.
         let Fresh { file, lock, temporary: _temporary } = fresh;
         let name = name.to_owned();
         let region = Self { map: ManuallyDrop::new(map), file, dir: dir.clone(), name, epoch, user_bytes, owner: Some(lock) };
@@ -180,7 +180,7 @@ impl Region {
         Ok(region)
     }
 
-    /// Gives the finished file its name, in the place of a dead region if need be.
+    /// Gives the finished file its name. Replaces a dead region of that name.
     fn publish(&self) -> Result<(), CreateError> {
         let path = || self.dir.path().join(&self.name);
         for _ in 0..REPLACE_ATTEMPTS {
@@ -205,7 +205,7 @@ impl Region {
     /// Peers can read the header's page and not write it. The owner's own process may open its region too.
     ///
     /// # Errors
-    /// [`OpenError`]. [`OpenError::NotFound`] and [`OpenError::OwnerGone`] may be cured by waiting for the owner.
+    /// [`OpenError`]. After [`OpenError::NotFound`] and [`OpenError::OwnerGone`] wait for the owner and try again.
     pub fn open(dir: &Dir, name: &str, kind: u64, min_bytes: usize) -> Result<Self, OpenError> {
         if !is_valid_name(name) {
             return Err(OpenError::BadName(name.to_owned()));
@@ -239,7 +239,7 @@ impl Region {
         header_of(&self.map)
     }
 
-    /// Returns the clock of its directory, which its users go by.
+    /// Returns the clock of its directory.
     #[must_use]
     pub fn clock(&self) -> &Clock {
         self.dir.clock()
@@ -257,20 +257,19 @@ impl Region {
         &self.name
     }
 
-    /// A random number that no other creation has, of this name or another. Never 0.
+    /// Returns the random number of this creation of the region. Never 0.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Returns whether this process has the memory. A forked child has not: it must not touch what [`view`](Self::view) gives. A system
-    /// call.
+    /// Returns whether the memory is mapped. In a forked child it is not: the child must not access [`view`](Self::view). A system call.
     #[must_use]
     pub fn is_here(&self) -> bool {
         self.map.is_here()
     }
 
-    /// Returns the region's file, for locks of one's own: byte 0 is the owner's, the others are free for use.
+    /// Returns the region's file, for further locks: byte 0 is the owner's, the other bytes are free.
     #[must_use]
     pub fn lock_file(&self) -> &LockFile {
         &self.file
@@ -331,35 +330,35 @@ impl Drop for Region {
     }
 }
 
-/// Looks after a region's owner on behalf of a loop that polls: cheap at every call, and sure within 64 of them.
+/// The check for a region's owner in a loop that polls: each call is cheap, and one in 64 asks the kernel.
 #[derive(Debug, Default)]
 pub struct OwnerWatch {
-    calls_to_look: u32,
+    calls_to_ask: u32,
     is_gone: bool,
 }
 
-/// Calls between two looks by system call, while the hint is up: it stays up for good where only the creating thread has ended.
-const CALLS_PER_LOOK: u32 = 64;
+/// Number of calls between two system calls while the hint is set. The hint stays set if only the creating thread has ended.
+const CALLS_PER_ASK: u32 = 64;
 
 impl OwnerWatch {
     /// Returns whether the owner of `region` closed it or is proven dead. Once `true`, always `true`.
     #[inline]
     pub fn is_gone(&mut self, region: &Region) -> bool {
-        self.is_gone || (region.owner_hint() && self.look(region))
+        self.is_gone || (region.owner_hint() && self.ask(region))
     }
 
-    /// Makes the next [`is_gone`](Self::is_gone) look if the hint is up.
-    pub fn look_next(&mut self) {
-        self.calls_to_look = 0;
+    /// Makes the next [`is_gone`](Self::is_gone) ask the kernel if the hint is set.
+    pub fn ask_next(&mut self) {
+        self.calls_to_ask = 0;
     }
 
     #[cold]
-    fn look(&mut self, region: &Region) -> bool {
-        if self.calls_to_look > 0 {
-            self.calls_to_look -= 1;
+    fn ask(&mut self, region: &Region) -> bool {
+        if self.calls_to_ask > 0 {
+            self.calls_to_ask -= 1;
             return false;
         }
-        self.calls_to_look = CALLS_PER_LOOK - 1;
+        self.calls_to_ask = CALLS_PER_ASK - 1;
         self.is_gone = region.owner_state() != OwnerState::Alive;
         self.is_gone
     }
@@ -373,7 +372,7 @@ fn header_of(map: &Mapping) -> &Header {
     unsafe { map.base().cast::<Header>().as_ref() }
 }
 
-/// Writes the header of a new region, and has `init` write the rest. Returns the epoch.
+/// Writes the header of a new region, and calls `init` for the rest. Returns the epoch.
 fn prepare(map: &Mapping, kind: u64, user_bytes: usize, init: impl FnOnce(RegionView<'_>)) -> io::Result<u64> {
     let epoch = sys::random_nonzero()?;
     // SAFETY: the mapping is at least a header long, page aligned and zeroed but for the magic number, and nobody else has it yet.
@@ -401,7 +400,7 @@ fn is_valid_name(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(legal) && !name.starts_with('.')
 }
 
-/// Checks kind and user bytes that a region has against those that are asked for; returns the latter.
+/// Compares kind and user bytes of a region with the expected ones. Returns the user bytes of the region.
 fn fits(path: &Path, (found, have): (u64, u64), wanted: u64, need: u64) -> Result<u64, OpenError> {
     let path = || path.to_owned();
     if found != wanted {
@@ -413,7 +412,7 @@ fn fits(path: &Path, (found, have): (u64, u64), wanted: u64, need: u64) -> Resul
     Ok(have)
 }
 
-/// O5: checks what the file claims and returns the number of its user bytes.
+/// O5: checks the header of a file. Returns the number of its user bytes.
 fn check(file: &LockFile, path: &Path, kind: u64, min_bytes: u64) -> Result<usize, OpenError> {
     let io_error = |source| OpenError::Io { path: path.to_owned(), source };
     let metadata = file.file().and_then(File::metadata).map_err(io_error)?;

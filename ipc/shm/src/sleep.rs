@@ -1,18 +1,18 @@
-//! Sleeping until another thread or process publishes something, and waking who sleeps: the only futex of the workspace.
+//! Sleeping until another thread or process publishes something, and waking sleepers: the only futex of the workspace.
 //!
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|
 //! | `sleeping` | the consumer | producers | **W1**: publish, [`LightBarrier`], load `sleeping` / store `sleeping`, [`heavy_barrier`], look once more: either the producer sees the flag or the consumer sees what was published |
 //! | `wakes` | producers, `fetch_add` | the consumer | **W2**: a producer that sees the flag changes the word before it wakes, and the consumer sleeps only while the word is what it was before the flag went up |
-//! | `rings` | the ringer, `fetch_add` | sleepers | **W4**: a [`Bell`] has no flag: it changes the word and wakes at every ring, and who listens sleeps only while the word is what it was when it began to listen |
+//! | `rings` | the ringer, `fetch_add` | sleepers | **W4**: a [`Bell`] has no flag: it changes the word and wakes at every ring, and a listener sleeps only while the word is what it was when it began to listen |
 //!
-//! In the steady state nobody writes `sleeping` and `wakes`, so a producer pays one load of a line that stays in its cache.
+//! In the steady state `sleeping` and `wakes` are not written, so a producer pays one load of a line that stays in its cache.
 //!
-//! A consumer that is stopped or killed in its sleep leaves `sleeping` up, which costs each producer a system call per message and nothing
-//! else. Who writes garbage here can delay a wake-up to the end of a [`SLICE`].
+//! A consumer that is stopped or killed in its sleep leaves `sleeping` set, which costs each producer a system call per message. Garbage in the
+//! words can delay a wake-up to the end of a [`SLICE`].
 //!
-//! A consumer of several things sleeps on the words of all at once ([`wait`]). It raises every flag before the one barrier and looks at
-//! everything behind it, so W1 and W2 hold for each of its words as if it were alone. Producers know nothing of it.
+//! A consumer of several things sleeps on the words of all at once ([`wait`]). It sets every flag before the one barrier and checks everything
+//! after it, so W1 and W2 hold for each of its words. Producers do not notice.
 
 mod futex;
 mod rest;
@@ -26,12 +26,12 @@ use rest::RESTING;
 pub use rest::rest;
 pub use watches::{Due, Listener, Look};
 
-/// W3: maximum sleep of a waiter before it looks by itself for events that wake nobody: a dead peer, or garbage in the words.
+/// W3: maximum sleep of a waiter before it checks for events that send no wake-up: a dead peer, or garbage in the words.
 pub const SLICE: Duration = Duration::from_millis(100);
 /// The same if a wake-up may be missed: the system has no membarrier(2), or not all words can be slept on.
 const SHORT_SLICE: Duration = Duration::from_millis(1);
 
-/// Time between two looks at things that cannot end a sleep: completions of hardware, the queues of a library.
+/// Time between two polls of things that cannot end a sleep: completions of hardware, the queues of a library.
 pub const POLL_SLICE: Duration = Duration::from_micros(100);
 
 /// The two words, 8 B, aligned to 4. Zeroed bytes are "nobody sleeps". One consumer sleeps on them; any number of producers wake it.
@@ -62,7 +62,7 @@ impl Sleep {
         self.wake_behind(LightBarrier::of_process());
     }
 
-    /// Like [`wake`](Self::wake), by one who has the barrier at hand.
+    /// Like [`wake`](Self::wake), for a caller that has the barrier.
     #[inline(always)]
     pub fn wake_behind(&self, barrier: LightBarrier) {
         // W1
@@ -84,20 +84,20 @@ impl Sleep {
         }
     }
 
-    /// Consumer: what its [`Watch`] shows.
+    /// Consumer: returns the word for its [`Watch`].
     #[must_use]
     pub const fn word(&self) -> Word<'_> {
         Word { wakes: &self.wakes, sleeping: Some(&self.sleeping) }
     }
 
-    /// Makes the words fit for another consumer, the last one being gone.
+    /// Resets the words for the next consumer, when the last one is gone.
     pub fn reset(&self) {
         self.sleeping.store(0, Ordering::Relaxed);
     }
 }
 
-/// A word, 4 B, that one rings and any number listen to; they need not be able to write it. Zeroed bytes are "never rung". Every ring is a system
-/// call, so it is for what happens rarely.
+/// A word, 4 B, that one thread rings and any number listen to. Listeners need no write access. Zeroed bytes are "never rung". Every ring is a
+/// system call, so it is for rare events.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Bell {
@@ -111,7 +111,7 @@ impl Default for Bell {
 }
 
 impl Bell {
-    /// Wakes all who listen. Call it after publishing.
+    /// Wakes all listeners. Call it after publishing.
     pub fn ring(&self) {
         // W4
         self.rings.fetch_add(1, Ordering::Release);
@@ -120,7 +120,7 @@ impl Bell {
         futex::wake(&self.rings);
     }
 
-    /// Hears every ring from now on. What was published before the rings that are over can be seen.
+    /// Returns a listener that hears every ring from now on. Data that were published before earlier rings are visible.
     #[must_use]
     pub fn listen(&self) -> Listener<'_> {
         Listener::new(self)
@@ -131,7 +131,7 @@ impl Bell {
 #[derive(Debug, Clone, Copy)]
 pub struct Word<'a> {
     wakes: &'a AtomicU32,
-    /// The flag by which producers know that they have to change it; `None`: they always do.
+    /// The flag by which producers know that they must change the word; `None`: they always change it.
     sleeping: Option<&'a AtomicU32>,
 }
 
@@ -153,8 +153,8 @@ pub trait Watch {
     /// A barrier follows.
     fn arm(&mut self) {}
 
-    /// Returns whether there is something to wake up for. `is_told`: the barrier is done, so from now on producers announce and wake.
-    /// Otherwise they may do neither.
+    /// Returns whether there is something to wake up for. If `is_told`, the barrier is done, so from now on producers announce and wake;
+    /// otherwise they may do neither.
     fn look(&mut self, is_told: bool) -> bool;
 
     /// Returns the maximum sleep before [`check`](Self::check). Zero: no sleep.
@@ -162,16 +162,16 @@ pub trait Watch {
         SLICE
     }
 
-    /// After a sleep that nothing ended: looks for what wakes nobody, and says whether it is something to wake up for. It may come before the
-    /// slice is over, where another part's was shorter.
+    /// Checks, after a sleep without a wake-up, for events that send none. Returns whether there is one. It may be called before the slice is
+    /// over, if another part has a shorter one.
     fn check(&mut self) -> bool {
         false
     }
 }
 
-/// Something to sleep on, alone or with others.
+/// A thing to sleep on, alone or with others.
 pub trait Sleeper {
-    /// Calls `then` once, with what there is to wait for, borrowed as long as that takes.
+    /// Calls `then` once, with the condition to wait for.
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch));
 }
 
@@ -181,7 +181,7 @@ impl<W: Watch> Sleeper for W {
     }
 }
 
-/// Makes one of several: calls `then` with what there is to wait for in any of `parts`.
+/// Joins several conditions: calls `then` with the condition that any of `parts` is met.
 pub fn join<'a>(parts: impl IntoIterator<Item = &'a mut (dyn Sleeper + 'a)>, then: &mut dyn FnMut(&mut dyn Watch)) {
     watches::link(&mut parts.into_iter(), &mut Due(Duration::MAX), then);
 }

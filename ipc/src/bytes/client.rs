@@ -56,13 +56,13 @@ impl<U> Client<U> {
     pub fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError> {
         let region = Region::open(dir, name, BYTES_KIND, size_of::<Header>())?;
         let header = views::header::<ReadyWords>(&region)?;
-        let most = MessageBytes::of_shape(&header.shape);
-        let areas = most.areas().map_err(ConnectError::Damaged)?;
-        let layout = views::layout::<Message, Message, ReadyWords>(&region, &header, most.shape(type_tag), areas)?;
+        let max = MessageBytes::of_shape(&header.shape);
+        let areas = max.areas().map_err(ConnectError::Damaged)?;
+        let layout = views::layout::<Message, Message, ReadyWords>(&region, &header, max.shape(type_tag), areas)?;
         let base = region.view().base();
         // SAFETY: `views::layout` made sure that the layout, made for these lengths, fits the region, which the client keeps.
-        let (inner, areas) = unsafe { (crate::Client::join(region, Views::new(base, &layout))?, Areas::new(base, layout, most)) };
-        Ok(Self { inner, areas, reply: Vec::with_capacity(most.response) })
+        let (inner, areas) = unsafe { (crate::Client::join(region, Views::new(base, &layout))?, Areas::new(base, layout, max)) };
+        Ok(Self { inner, areas, reply: Vec::with_capacity(max.response) })
     }
 
     /// This client's number at the server, below its `max_clients`.
@@ -86,7 +86,7 @@ impl<U> Client<U> {
     /// Returns the maximum lengths of messages.
     #[must_use]
     pub fn message_bytes(&self) -> MessageBytes {
-        self.areas.most
+        self.areas.max
     }
 
     /// Sends one request, of which only its bytes are copied. The server sees it at once and in the order of the calls;
@@ -97,7 +97,7 @@ impl<U> Client<U> {
     #[inline]
     pub fn call<'a>(&mut self, request: &'a [u8], user_data: U) -> Result<CallToken, CallError<&'a [u8], U>> {
         let (client, areas) = (self.inner.id(), self.areas);
-        let max = areas.most.request;
+        let max = areas.max.request;
         if request.len() > max {
             return Err(CallError::TooLarge { request, user_data, bytes: request.len(), max });
         }
@@ -123,7 +123,7 @@ impl<U> Client<U> {
         self.inner.cancel(call)
     }
 
-    /// Hands the replies that have arrived to `f`, at most [`depth`](Self::depth) of them, and returns how many. A long reply is copied out
+    /// Hands the replies that have arrived to `f`, at max [`depth`](Self::depth) of them, and returns how many. A long reply is copied out
     /// of shared memory first. One that is longer than the server's own bound, which a broken server alone can send, counts as
     /// [`CallFailed::Rejected`].
     ///

@@ -38,7 +38,7 @@ impl MessageBytes {
 
     /// For the region's header: bytes have no alignment and no other type.
     pub(super) fn shape(self, tag: u64) -> TypeShape {
-        // At most `MESSAGE_MAX`, as the layout knows.
+        // At max `MESSAGE_MAX`, as the layout knows.
         TypeShape { request_bytes: self.request as u32, request_align: 1, response_bytes: self.response as u32, response_align: 1, tag }
     }
 
@@ -82,14 +82,14 @@ impl Message {
         self.inline.get(..self.len as usize)
     }
 
-    /// Returns the message, copied to `buffer` unless it lies in its lane; `None` if it is longer than `most`.
+    /// Returns the message, copied to `buffer` unless it lies in its lane; `None` if it is longer than `max`.
     ///
     /// # Safety
-    /// `area` is at least `most` bytes of shared memory, if `most` is more than [`INLINE_MAX`].
+    /// `area` is at least `max` bytes of shared memory, if `max` is more than [`INLINE_MAX`].
     #[inline]
-    pub(super) unsafe fn read<'a>(&'a self, area: NonNull<u8>, most: usize, buffer: &'a mut Vec<u8>) -> Option<&'a [u8]> {
+    pub(super) unsafe fn read<'a>(&'a self, area: NonNull<u8>, max: usize, buffer: &'a mut Vec<u8>) -> Option<&'a [u8]> {
         let len = self.len as usize;
-        if len > most {
+        if len > max {
             return None;
         }
         if let Some(bytes) = self.inline() {
@@ -97,7 +97,7 @@ impl Message {
         }
         buffer.clear();
         buffer.reserve(len);
-        // SAFETY: contract of this function, and `len` is at most `most`; the buffer has room. The peer that wrote the bytes does not write
+        // SAFETY: contract of this function, and `len` is at max `max`; the buffer has room. The peer that wrote the bytes does not write
         // there now; one that does garbles its own message, of which any bytes are valid.
         unsafe {
             ptr::copy_nonoverlapping(area.as_ptr(), buffer.as_mut_ptr(), len);
@@ -112,7 +112,7 @@ impl Message {
 pub(super) struct Areas {
     base: NonNull<u8>,
     layout: Layout,
-    pub(super) most: MessageBytes,
+    pub(super) max: MessageBytes,
 }
 
 // SAFETY: an address in shared memory, which is used under the rules of `Message`.
@@ -120,9 +120,9 @@ unsafe impl Send for Areas {}
 
 impl Areas {
     /// # Safety
-    /// The layout is that of the region at `base`, made for `most`, and fits it. The region outlives what is made from this value.
-    pub(super) unsafe fn new(base: NonNull<u8>, layout: Layout, most: MessageBytes) -> Self {
-        Self { base, layout, most }
+    /// The layout is that of the region at `base`, made for `max`, and fits it. The region outlives what is made from this value.
+    pub(super) unsafe fn new(base: NonNull<u8>, layout: Layout, max: MessageBytes) -> Self {
+        Self { base, layout, max }
     }
 
     #[inline]
@@ -134,22 +134,22 @@ impl Areas {
     /// Writes a client's request. One for a slot that it does not have is empty.
     ///
     /// # Safety
-    /// `bytes` are at most `most.request`, and the slot's request is the caller's to write.
+    /// `bytes` are at max `max.request`, and the slot's request is the caller's to write.
     #[inline]
     pub(super) unsafe fn write_request(&self, client: usize, slot: usize, bytes: &[u8]) -> Message {
         let offset = self.layout.request_area(client, slot);
-        // SAFETY: contract of this function; the layout was made for `most`.
+        // SAFETY: contract of this function; the layout was made for `max`.
         offset.map_or(Message::EMPTY, |offset| unsafe { Message::write(bytes, self.at(offset)) })
     }
 
     /// Writes the response to a client's call, as [`write_request`](Self::write_request).
     ///
     /// # Safety
-    /// `bytes` are at most `most.response`, and the slot's response is the caller's to write.
+    /// `bytes` are at max `max.response`, and the slot's response is the caller's to write.
     #[inline]
     pub(super) unsafe fn write_response(&self, client: usize, slot: usize, bytes: &[u8]) -> Message {
         let offset = self.layout.response_area(client, slot);
-        // SAFETY: contract of this function; the layout was made for `most`.
+        // SAFETY: contract of this function; the layout was made for `max`.
         offset.map_or(Message::EMPTY, |offset| unsafe { Message::write(bytes, self.at(offset)) })
     }
 
@@ -157,15 +157,15 @@ impl Areas {
     #[inline]
     pub(super) fn read_request<'a>(&self, client: usize, slot: usize, message: &'a Message, buffer: &'a mut Vec<u8>) -> Option<&'a [u8]> {
         let area = self.at(self.layout.request_area(client, slot)?);
-        // SAFETY: the layout was made for `most`.
-        unsafe { message.read(area, self.most.request, buffer) }
+        // SAFETY: the layout was made for `max`.
+        unsafe { message.read(area, self.max.request, buffer) }
     }
 
     /// The response to a client's call, as [`read_request`](Self::read_request).
     #[inline]
     pub(super) fn read_response<'a>(&self, client: usize, slot: usize, message: &'a Message, buffer: &'a mut Vec<u8>) -> Option<&'a [u8]> {
         let area = self.at(self.layout.response_area(client, slot)?);
-        // SAFETY: the layout was made for `most`.
-        unsafe { message.read(area, self.most.response, buffer) }
+        // SAFETY: the layout was made for `max`.
+        unsafe { message.read(area, self.max.response, buffer) }
     }
 }

@@ -5,7 +5,7 @@
 //! than a value; a longer one lies in a place beside the lanes that belongs to its call, and what is copied is its bytes and no more:
 //! once into shared memory, once out of it, since what a peer can still write is never handed out as a slice.
 //!
-//! Longer data than the bound, which is 4,096 bytes by `bind` and [`MESSAGE_MAX`] at most, travel in parts, one call each, or in a file whose name
+//! Longer data than the bound, which is 4,096 bytes by `bind` and [`MESSAGE_MAX`] at max, travel in parts, one call each, or in a file whose name
 //! is the message. A request above it is refused before it is sent ([`CallError::TooLarge`](crate::CallError::TooLarge)). An answer above it is
 //! not sent, and its call is rejected ([`CallFailed::Rejected`](crate::CallFailed::Rejected)), although the handler has run.
 //!
@@ -19,8 +19,8 @@
 //! # let path = std::env::temp_dir().join(format!("ipc-bytes-doc-{}", std::process::id()));
 //! # std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&path)?;
 //! # let dir = Dir::open(Some(&path))?;
-//! let most = MessageBytes { request: 4096, response: 1 << 16 };
-//! let mut server = Server::bind_in(&dir, "twice", 8, 32, most, 1)?;
+//! let max = MessageBytes { request: 4096, response: 1 << 16 };
+//! let mut server = Server::bind_in(&dir, "twice", 8, 32, max, 1)?;
 //! let mut client = Client::<&str>::connect_in(&dir, "twice", 1)?;
 //!
 //! client.call(b"ab", "who asked")?;

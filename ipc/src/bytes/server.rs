@@ -42,26 +42,19 @@ impl Server {
     }
 
     /// Creates the server `name` in `dir` for `max_clients` clients (1 to 4096) with `depth` unanswered calls each (a power of two, 1 to
-    /// 32768) whose messages are at most as long as `most` says. `type_tag` is the application's number for the meaning of the messages;
+    /// 32768) whose messages are at max as long as `max` says. `type_tag` is the application's number for the meaning of the messages;
     /// clients must have the same.
     ///
     /// The region takes `max_clients x depth` times 128 B, and the places of long messages as [`MessageBytes`] says.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
-    pub fn bind_in(
-        dir: &Dir,
-        name: &str,
-        max_clients: usize,
-        depth: usize,
-        most: MessageBytes,
-        type_tag: u64,
-    ) -> Result<Self, CreateError> {
-        let layout = most.layout(max_clients, ReadyWords::words_for(max_clients), depth)?;
-        let inner = crate::Server::bind_as(dir, name, BYTES_KIND, layout, most.shape(type_tag))?;
+    pub fn bind_in(dir: &Dir, name: &str, max_clients: usize, depth: usize, max: MessageBytes, type_tag: u64) -> Result<Self, CreateError> {
+        let layout = max.layout(max_clients, ReadyWords::words_for(max_clients), depth)?;
+        let inner = crate::Server::bind_as(dir, name, BYTES_KIND, layout, max.shape(type_tag))?;
         // SAFETY: the region was made for this layout, and `inner` keeps it.
-        let areas = unsafe { Areas::new(inner.base(), layout, most) };
-        Ok(Self { inner, areas, message: Message::EMPTY, request: Vec::with_capacity(most.request) })
+        let areas = unsafe { Areas::new(inner.base(), layout, max) };
+        Ok(Self { inner, areas, message: Message::EMPTY, request: Vec::with_capacity(max.request) })
     }
 
     /// Like the typed server's [`poll`](crate::Server::poll).
@@ -86,9 +79,9 @@ impl Server {
     #[inline]
     pub fn recv(&mut self) -> Option<(Token, &[u8])> {
         let Self { inner, areas, message, request } = self;
-        let token = inner.recv_if(|asker, received| {
+        let token = inner.recv_if(|call, received| {
             *message = received;
-            areas.read_request(asker.client(), asker.tag.slot(), message, request).is_some()
+            areas.read_request(call.client(), call.tag.slot(), message, request).is_some()
         })?;
         Some((token, message.inline().unwrap_or(request)))
     }
@@ -100,11 +93,11 @@ impl Server {
     #[inline]
     pub fn reply(&mut self, token: Token, response: &[u8]) -> Result<(), ReplyError> {
         let (areas, bytes) = (self.areas, response.len());
-        if bytes > areas.most.response {
-            return Err(ReplyError::TooLarge { token, bytes, max: areas.most.response });
+        if bytes > areas.max.response {
+            return Err(ReplyError::TooLarge { token, bytes, max: areas.max.response });
         }
         // SAFETY: the response is not too long, and it is written while the client waits for it.
-        self.inner.end(token, ANSWERED, |asker| unsafe { areas.write_response(asker.client(), asker.tag.slot(), response) })
+        self.inner.end(token, ANSWERED, |call| unsafe { areas.write_response(call.client(), call.tag.slot(), response) })
     }
 
     /// Like the typed server's [`reject`](crate::Server::reject).
@@ -143,7 +136,7 @@ impl Server {
     /// Returns the maximum lengths of messages.
     #[must_use]
     pub fn message_bytes(&self) -> MessageBytes {
-        self.areas.most
+        self.areas.max
     }
 
     /// Size of the shared-memory region in bytes.

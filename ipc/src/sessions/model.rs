@@ -1,6 +1,6 @@
-//! A whole server and its clients, one after the other on one seat, with lanes of one slot: everything is used again at once.
+//! A whole server and its clients, one after the other on one entry, with lanes of one slot: everything is used again at once.
 //!
-//! Seats, lanes and bits are loom's. The region is a real one, for the locks that prove clients alive: the models see the kernel's part, that a
+//! Entries, lanes and bits are loom's. The region is a real one, for the locks that prove clients alive: the models see the kernel's part, that a
 //! process's last store comes before the end of its lock, as one atomic.
 
 use super::*;
@@ -37,10 +37,10 @@ impl Drop for Home {
     }
 }
 
-/// The shared memory: one seat, two lanes of one slot.
+/// The shared memory: one entry, two lanes of one slot.
 #[derive(Clone, Copy)]
 struct Memory {
-    seats: Seats,
+    entries: Entries,
     lanes: LanePairs<u64, u64>,
     ready: ReadyWords,
 }
@@ -51,20 +51,20 @@ impl Memory {
         let words: &'static [AtomicU64] = Box::leak((0..ReadyWords::words(1)).map(|_| AtomicU64::new(0)).collect());
         // SAFETY: all of it is leaked; slots of one lane each, which is as many as there are clients.
         let (lanes, ready) = unsafe { (LanePairs::new((slot(), 0), (slot(), 0), 1), ReadyWords::new(NonNull::from(words).cast(), 1)) };
-        let seats = Seats::leaked();
-        seats.prepare();
-        Self { seats, lanes, ready }
+        let entries = Entries::leaked();
+        entries.prepare();
+        Self { entries, lanes, ready }
     }
 
     fn server(self) -> Sessions<u64, u64> {
         // SAFETY: leaked, and the only server.
-        unsafe { Sessions::new(self.seats, self.lanes, Clock::default()) }
+        unsafe { Sessions::new(self.entries, self.lanes, Clock::default()) }
     }
 
     fn join(self, home: &Home) -> Option<Client<u64, u64, u64>> {
         let region = Region::open(&home.dir, "r", KIND, 1).unwrap();
         // SAFETY: the memory is leaked, and so outlives the region it should lie in.
-        unsafe { Client::join(region, Views { seats: self.seats, lanes: self.lanes, announced: self.ready }) }.ok()
+        unsafe { Client::join(region, Views { entries: self.entries, lanes: self.lanes, announced: self.ready }) }.ok()
     }
 
     fn call(caller: &mut Client<u64, u64, u64>, request: u64) {
@@ -112,10 +112,10 @@ fn loom_a_lane_pair_of_one_slot_is_reused_by_answers() {
     });
 }
 
-/// Generation of the former client of the seat.
+/// Generation of the former client of the entry.
 const FORMER: u32 = FIRST.wrapping_add(1);
 
-/// The progress of the former client of the seat.
+/// The progress of the former client of the entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Joined,
@@ -131,11 +131,11 @@ enum End {
     Killed,
     /// By the count of departures (C3).
     Left,
-    /// By that or by a look at the seat (C1).
+    /// By that or by a look at the entry (C1).
     LeftBeforeRound,
 }
 
-/// C1 to C5: the seat of a client that is gone, wherever it was, is the next one's with empty lanes, and the answer to the former is nobody's.
+/// C1 to C5: the entry of a client that is gone, wherever it was, is the next one's with empty lanes, and the answer to the former is nobody's.
 fn recover(name: &str, stage: Stage, end: End) {
     let (is_killed, finds_left) = (end == End::Killed, end == End::LeftBeforeRound);
     let home = Home::new(name);
@@ -176,16 +176,16 @@ fn recover(name: &str, stage: Stage, end: End) {
         });
         let mut former = None;
         loop {
-            let must_look = is_dead.load(Ordering::Acquire) && memory.seats.taken_by(0) == Some(FORMER);
+            let must_look = is_dead.load(Ordering::Acquire) && memory.entries.taken_by(0) == Some(FORMER);
             server.pass(&mut wakes, &[], home.region.lock_file());
-            let Sessions { hot, patrol, table, .. } = &mut server;
+            let Sessions { hot, reaper, table, .. } = &mut server;
             let file = home.region.lock_file();
-            let bury = |client, _| forget(client, hot, table);
+            let reap = |client, _| forget(client, hot, table);
             // The rounds that time brings.
             if must_look {
-                patrol.check(file, 1 << 40, bury);
+                reaper.check(file, 1 << 40, reap);
             } else if finds_left {
-                patrol.find_left(file, bury);
+                reaper.reap_departed(file, reap);
             }
             let Some((from, payload)) = server.recv() else {
                 yield_now();
@@ -209,7 +209,7 @@ fn recover(name: &str, stage: Stage, end: End) {
 }
 
 #[test]
-fn loom_the_next_client_of_a_seat_gets_its_own_answer_only() {
+fn loom_the_next_client_of_a_entry_gets_its_own_answer_only() {
     for stage in [Stage::Joined, Stage::HalfWritten, Stage::Published, Stage::Notified, Stage::Answered] {
         for end in [End::Killed, End::Left, End::LeftBeforeRound] {
             // Nobody leaves in the middle of a call.

@@ -14,7 +14,7 @@ use shm::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::conformance::Rpc;
 use crate::helpers::{self, Helper, Scratch, next_word, say, wait_for};
 
-/// As many calls as [`Rpc::seats`] knows the place of.
+/// As many calls as [`Rpc::entries`] knows the place of.
 const CLIENTS: usize = 8;
 
 /// Answers all there is.
@@ -97,7 +97,7 @@ pub fn path_of_a_living_server_is_refused_and_one_client_too_many<R: Rpc>(name: 
     let mut server = R::create(&dir, 2, 4);
     let mut clients: Vec<_> = (0..2).map(|_| R::connect(&dir).unwrap()).collect();
     assert!(matches!(R::create_refused(&dir, 2, 4), CreateError::Exists { .. }));
-    assert!(R::connect(&dir).is_none(), "there are two seats");
+    assert!(R::connect(&dir).is_none(), "there are two entries");
     for client in &mut clients {
         round_trip::<R>(&mut server, client, 5).unwrap();
     }
@@ -192,7 +192,7 @@ pub fn garbled_announcements_cost_a_delay_and_no_call<R: Rpc>(name: &str) {
     let dir = scratch.dir();
     let mut server = R::create(&dir, CLIENTS, 1);
     let mut clients: Vec<_> = (0..CLIENTS).map(|_| R::connect(&dir).unwrap()).collect();
-    let (region, seats) = R::seats(&dir, 8);
+    let (region, entries) = R::entries(&dir, 8);
     let mut random = fastrand::Rng::with_seed(0xbad_0001);
     for n in 0..40 {
         let garbage: Box<dyn Fn(u64) -> u64> = match n % 4 {
@@ -211,7 +211,7 @@ pub fn garbled_announcements_cost_a_delay_and_no_call<R: Rpc>(name: &str) {
         }
         let after = |offset: usize| word(&region, offset).store(garbage(word(&region, offset).load(Ordering::Relaxed)), Ordering::Relaxed);
         let armed = |value: u32| {
-            let at = seats + 64 * (1 + victim) + 8;
+            let at = entries + 64 * (1 + victim) + 8;
             // SAFETY: in bounds, and all access to this word is atomic.
             unsafe { region.view().at::<AtomicU32>(at).unwrap().as_ref() }.store(value, Ordering::Relaxed);
         };
@@ -219,7 +219,7 @@ pub fn garbled_announcements_cost_a_delay_and_no_call<R: Rpc>(name: &str) {
             armed([0, 7, u32::MAX][n % 7 % 3]);
         }
         R::call(&mut clients[victim], n as u64, n as u64).unwrap();
-        (R::WAKES..seats).step_by(8).for_each(after);
+        (R::WAKES..entries).step_by(8).for_each(after);
         finish::<R>(&mut server, &mut clients[victim], n as u64).unwrap();
     }
     for client in &mut clients {
@@ -227,27 +227,27 @@ pub fn garbled_announcements_cost_a_delay_and_no_call<R: Rpc>(name: &str) {
     }
 }
 
-/// C5: the client whose seat is overwritten loses its session, and nobody else anything; the seat is there for the next.
-pub fn overwritten_seat_costs_its_own_session_only<R: Rpc>(name: &str) {
+/// C5: the client whose entry is overwritten loses its session, and nobody else anything; the entry is there for the next.
+pub fn overwritten_entry_costs_its_own_session_only<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let dir = scratch.dir();
     let mut server = R::create(&dir, CLIENTS, 1);
     let mut bystander = R::connect(&dir).unwrap();
-    let (region, seats) = R::seats(&dir, 8);
+    let (region, entries) = R::entries(&dir, 8);
     // Free, taken, left, evicted, and no state; of another generation and of the same.
     for garbage in [77 << 32, 77 << 32 | 1, 2, 3, 9, 77 << 32 | 9, u64::MAX] {
         let mut victim = R::connect(&dir).unwrap();
         round_trip::<R>(&mut server, &mut victim, 1).unwrap();
-        let session = word(&region, seats + 64 * (1 + R::id(&victim)));
+        let session = word(&region, entries + 64 * (1 + R::id(&victim)));
         let same_generation = session.load(Ordering::Acquire) >> 32 << 32;
         session.store(if garbage < 10 { same_generation | garbage } else { garbage }, Ordering::Release);
         R::call(&mut victim, 2, 2).unwrap_err();
         assert_eq!(R::poll(&mut victim, |_, _| {}), Err(SessionEnd::Evicted), "{garbage:#x}");
         round_trip::<R>(&mut server, &mut bystander, 3).unwrap();
         drop(victim);
-        // All seats can be used: who gets one that the server cannot make sense of learns it at once.
+        // All entries can be used: who gets one that the server cannot make sense of learns it at once.
         let mut others = vec![];
-        wait_for("a seat is lost", || {
+        wait_for("an entry is lost", || {
             serve::<R>(&mut server);
             if let Some(mut client) = R::connect(&dir) {
                 others.extend(round_trip::<R>(&mut server, &mut client, 4).is_ok().then_some(client));
@@ -271,7 +271,7 @@ macro_rules! bad_input {
             directory_that_is_gone_is_an_error
             limit_of_file_sizes_is_named_and_leaves_nothing
             garbled_announcements_cost_a_delay_and_no_call
-            overwritten_seat_costs_its_own_session_only
+            overwritten_entry_costs_its_own_session_only
         }
 
         #[test]

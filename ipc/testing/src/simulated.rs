@@ -112,7 +112,7 @@ pub fn run<R: Rpc>(seed: u64) -> Run {
     assert!(R::try_create(&dir, CLIENTS, DEPTH).is_none(), "a name was given twice");
     let caller = |_| Caller { client: R::connect(&dir).unwrap(), made: 0, deadlines: BTreeMap::new() };
     let callers = (0..CLIENTS).map(caller).collect();
-    assert!(R::connect(&dir).is_none(), "there was a seat too many");
+    assert!(R::connect(&dir).is_none(), "there was an entry too many");
     let mut peers = Peers::<R> { server, callers, held: BTreeMap::new(), seen: [0; 5], left: CLIENTS as u64 * CALLS };
     world.run(
         CLIENTS + 1,

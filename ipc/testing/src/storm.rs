@@ -1,5 +1,5 @@
 //! Processes that poll and sleep in turn, killed at random moments, and stopped and continued: clients of a server that lives, and servers with clients that live. The
-//! survivors neither hang nor lose an answer nor get one twice, whatever they give up or do not wait for; seats can be taken again; the next
+//! survivors neither hang nor lose an answer nor get one twice, whatever they give up or do not wait for; entries can be taken again; the next
 //! server starts; nothing is left.
 //!
 //! A test file calls `storm!` with its implementation of [`Rpc`].
@@ -17,7 +17,7 @@ use crate::helpers::{self, Helper, PATIENCE, Scratch, is_over, next_word, say, s
 
 const DEPTH: usize = 8;
 const CLIENTS: usize = 6;
-const SEATS: usize = 8;
+const ENTRIES: usize = 8;
 /// Clients killed, times `SHM_TEST_SCALE`.
 const CLIENT_KILLS: u32 = 500;
 /// Servers killed, times `SHM_TEST_SCALE`.
@@ -172,7 +172,7 @@ impl<R: Rpc> Serving<R> {
 fn server<R: Rpc>(dir: &Dir) {
     let mut created = None;
     wait_for("the name stays taken", || {
-        created = R::try_create(dir, SEATS, DEPTH);
+        created = R::try_create(dir, ENTRIES, DEPTH);
         created.is_some()
     });
     let mut serving = Serving::<R>::new(created.unwrap());
@@ -255,7 +255,7 @@ impl Crowd {
 
 pub fn clients_killed_at_random_moments_disturb_nobody<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
-    let mut serving = Serving::<R>::new(R::create(&scratch.dir(), SEATS, DEPTH));
+    let mut serving = Serving::<R>::new(R::create(&scratch.dir(), ENTRIES, DEPTH));
     let mut crowd = Crowd::new(&scratch);
     let mut random = fastrand::Rng::new();
     let mut progress = Instant::now();
@@ -274,19 +274,19 @@ pub fn clients_killed_at_random_moments_disturb_nobody<R: Rpc>(name: &str) {
     }
     let (kills, stops) = (crowd.kills, crowd.stops);
     let tally = crowd.end(|| serving.step());
-    let mut seats = vec![];
-    wait_for("a seat stays taken", || {
+    let mut entries = vec![];
+    wait_for("an entry stays taken", || {
         (0..64).for_each(|_| serving.step());
-        seats.extend(R::connect(&scratch.dir()));
-        seats.len() == SEATS
+        entries.extend(R::connect(&scratch.dir()));
+        entries.len() == ENTRIES
     });
     println!(
-        "{kills} clients killed, {stops} stopped, {} calls executed, {} of them for the dead; survivors: {tally}; all {SEATS} seats recovered",
+        "{kills} clients killed, {stops} stopped, {} calls executed, {} of them for the dead; survivors: {tally}; all {ENTRIES} entries recovered",
         serving.executed, serving.late
     );
     let [ended @ .., gone] = tally.0;
     assert!(gone == 0 && !ended.contains(&0), "{tally}");
-    drop((serving, seats));
+    drop((serving, entries));
     assert!(scratch.names().is_empty());
 }
 

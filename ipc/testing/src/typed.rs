@@ -30,8 +30,8 @@ pub trait Sizes {
     fn words(clients: usize, calls: usize) -> usize;
 }
 
-/// Clients of a server whose seats a test looks at, at most.
-const SEATS_MAX: usize = 448;
+/// Clients of a server whose entries a test looks at, at most.
+const ENTRIES_MAX: usize = 448;
 
 /// The RPC of values with these announcements.
 pub struct Typed<S>(PhantomData<S>);
@@ -121,9 +121,9 @@ impl<S: Sizes> Rpc for Typed<S> {
         }
     }
 
-    fn seats(dir: &Dir, calls: usize) -> (Region, usize) {
-        let words = S::words(SEATS_MAX, calls);
-        let announced = 128 + S::Announced::bytes(SEATS_MAX, words).unwrap();
+    fn entries(dir: &Dir, calls: usize) -> (Region, usize) {
+        let words = S::words(ENTRIES_MAX, calls);
+        let announced = 128 + S::Announced::bytes(ENTRIES_MAX, words).unwrap();
         (Region::open(dir, "s", S::Announced::KIND, 128).unwrap(), announced)
     }
 }

@@ -112,7 +112,7 @@ impl Rpc for Bytes {
         }
     }
 
-    fn seats(dir: &Dir, _: usize) -> (Region, usize) {
+    fn entries(dir: &Dir, _: usize) -> (Region, usize) {
         (Region::open(dir, "s", u64::from_be_bytes(*b"ipcBYTE\x02"), 128).unwrap(), 192)
     }
 }

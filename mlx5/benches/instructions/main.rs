@@ -35,208 +35,67 @@ struct Kind {
     run: fn(usize),
 }
 
-const KINDS: &[Kind] = &[
-    Kind {
-        name: "post_inline28",
-        bound: Some(107),
-        counts: (10_240, 30_720),
-        collect: "all",
-        what: "post one WRITE+IMM of 28 B inline, unsignaled, and ring",
-        run: |n| post_inline::<28>(n, 1, true),
-    },
-    Kind {
-        name: "post_batch8_inline28",
-        bound: Some(60),
-        counts: (10_240, 30_720),
-        collect: "all",
-        what: "the same, 8 WQEs to a doorbell; per WQE",
-        run: |n| post_inline::<28>(n, 8, true),
-    },
-    Kind {
-        name: "post4_inline28_doorbell",
-        bound: None,
-        counts: (10_240, 30_720),
-        collect: "all",
-        what: "the same, 4 WQEs to a doorbell of 8 bytes; per WQE",
-        run: |n| post4_inline28(n, Bell::EightBytes),
-    },
-    Kind {
-        name: "post4_inline28_blueflame",
-        bound: None,
-        counts: (10_240, 30_720),
-        collect: "all",
-        what: "the same, the last of 4 WQEs through BlueFlame",
-        run: |n| post4_inline28(n, Bell::BlueFlame),
-    },
-    Kind {
-        name: "post4_inline28_batch",
-        bound: None,
-        counts: (10_240, 30_720),
-        collect: "all",
-        what: "the same, all 4 WQEs through BlueFlame",
-        run: |n| post4_inline28(n, Bell::Batch),
-    },
-    Kind {
-        name: "post_inline220",
-        bound: Some(140),
-        counts: (10_240, 30_720),
-        collect: "all",
-        what: "post one WRITE+IMM of 220 B inline, unsignaled, and ring",
-        run: |n| post_inline::<220>(n, 1, true),
-    },
-    Kind {
-        name: "post_sge1024",
-        bound: Some(97),
-        counts: (10_240, 30_720),
-        collect: "all",
-        what: "post one WRITE+IMM of a 1,024 B SGE, unsignaled, and ring",
-        run: post_sge,
-    },
-    Kind {
-        name: "post_inline28_any",
-        bound: None,
-        counts: (10_240, 30_720),
-        collect: "all",
-        what: "as post_inline28, of a length that the compiler does not know",
-        run: |n| post_inline::<28>(n, 1, false),
-    },
-    Kind {
-        name: "post_batch8_inline28_any",
-        bound: None,
-        counts: (10_240, 30_720),
-        collect: "all",
-        what: "as post_batch8_inline28, of a length that the compiler does not know",
-        run: |n| post_inline::<28>(n, 8, false),
-    },
-    Kind {
-        name: "post_inline220_any",
-        bound: None,
-        counts: (10_240, 30_720),
-        collect: "all",
-        what: "as post_inline220, of a length that the compiler does not know",
-        run: |n| post_inline::<220>(n, 1, false),
-    },
-    Kind {
-        name: "poll_mono",
-        bound: Some(40),
-        counts: (4_096, 12_288),
-        collect: "all",
-        what: "one SRQ receive from MonoCq::poll(16), look-up and callback included",
-        run: |n| poll_mono(n, false),
-    },
-    Kind {
-        name: "poll_mono_srq",
-        bound: None,
-        counts: (4_096, 12_288),
-        collect: "all",
-        what: "the same, and Srq::complete_receive in the callback",
-        run: |n| poll_mono(n, true),
-    },
-    Kind {
-        name: "poll_compressed",
-        bound: Some(20),
-        counts: (4_096, 12_288),
-        collect: "all",
-        what: "one SRQ receive of a compressed session of 16 from MonoCq::poll(16), look-up and callback included",
-        run: poll_compressed,
-    },
-    Kind {
-        name: "post_send_inline28",
-        bound: None,
-        counts: (10_240, 30_720),
-        collect: "all",
-        what: "post one SEND of 28 B inline, unsignaled, and ring",
-        run: post_send_inline28,
-    },
-    Kind {
-        name: "post_receive_rq",
-        bound: None,
-        counts: (4_096, 12_288),
-        collect: "all",
-        what: "post one receive of one buffer to a queue pair's own queue, and ring",
-        run: |n| post_receive_rq(n, 1),
-    },
-    Kind {
-        name: "post_receive8_rq",
-        bound: None,
-        counts: (4_096, 12_288),
-        collect: "all",
-        what: "the same, 8 to a doorbell; each",
-        run: |n| post_receive_rq(n, 8),
-    },
-    Kind {
-        name: "post_receive_srq",
-        bound: None,
-        counts: (4_096, 12_288),
-        collect: "all",
-        what: "post one receive of one buffer to a shared queue, and ring",
-        run: |n| post_receive_srq(n, 1),
-    },
-    Kind {
-        name: "post_receive8_srq",
-        bound: None,
-        counts: (4_096, 12_288),
-        collect: "all",
-        what: "the same, 8 to a doorbell; each",
-        run: |n| post_receive_srq(n, 8),
-    },
-    Kind {
-        name: "poll_send",
-        bound: None,
-        counts: (4_096, 12_288),
-        collect: "all",
-        what: "one send of Cq::poll(16), its result, and its operation finished",
-        run: poll_send,
-    },
-    Kind {
-        name: "poll_receive_rq",
-        bound: None,
-        counts: (4_096, 12_288),
-        collect: "all",
-        what: "one receive of Cq::poll(16), its result, and the receive given back to its queue pair",
-        run: poll_receive_rq,
-    },
-    Kind {
-        name: "poll_receive_srq",
-        bound: None,
-        counts: (4_096, 12_288),
-        collect: "all",
-        what: "one receive of MonoCq::poll(16), its result, its queue pair's value, and the receive given back to its shared queue",
-        run: poll_receive_srq,
-    },
-    Kind {
-        name: "poll_empty",
-        bound: None,
-        counts: (4_096, 12_288),
-        collect: "all",
-        what: "one poll of a queue that is empty",
-        run: poll_empty,
-    },
-    Kind {
-        name: "hca_write_imm64",
-        bound: Some(250),
-        counts: (8_192, 24_576),
-        collect: "hca",
-        what: "software HCA: one WRITE+IMM of a 64 B SGE, 8 to a doorbell, and its CQE at the owner",
-        run: |n| write_imm(n, 8),
-    },
-    Kind {
-        name: "hca_write_imm64_single",
-        bound: Some(404),
-        counts: (8_192, 24_576),
-        collect: "hca",
-        what: "the same, 1 to a doorbell",
-        run: |n| write_imm(n, 1),
-    },
-    Kind {
-        name: "hca_poll_empty_failed",
-        bound: Some(400),
-        counts: (4_096, 12_288),
-        collect: "hca",
-        what: "software HCA: one poll of a queue that is empty, of 1,000 queue pairs, one of which failed and flushes a receive queue of its own",
-        run: poll_empty_beside_a_failed_one,
-    },
-];
+/// Makes the table: name, bound, operations of the first run (the second does three times as many), what to collect, what an operation is.
+macro_rules! kinds {
+    ($($name:literal $bound:expr, $count:literal $collect:ident, $what:literal: $run:expr;)*) => {
+        const KINDS: &[Kind] = &[
+            $(Kind { name: $name, bound: $bound, counts: ($count, 3 * $count), collect: stringify!($collect), what: $what, run: $run },)*
+        ];
+    };
+}
+
+kinds! {
+    "post_inline28" Some(107), 10_240 all, "post one WRITE+IMM of 28 B inline, unsignaled, and ring":
+        |n| post_inline::<28>(n, 1, true);
+    "post_batch8_inline28" Some(60), 10_240 all, "the same, 8 WQEs to a doorbell; per WQE":
+        |n| post_inline::<28>(n, 8, true);
+    "post4_inline28_doorbell" None, 10_240 all, "the same, 4 WQEs to a doorbell of 8 bytes; per WQE":
+        |n| post4_inline28(n, Bell::EightBytes);
+    "post4_inline28_blueflame" None, 10_240 all, "the same, the last of 4 WQEs through BlueFlame":
+        |n| post4_inline28(n, Bell::BlueFlame);
+    "post4_inline28_batch" None, 10_240 all, "the same, all 4 WQEs through BlueFlame":
+        |n| post4_inline28(n, Bell::Batch);
+    "post_inline220" Some(140), 10_240 all, "post one WRITE+IMM of 220 B inline, unsignaled, and ring":
+        |n| post_inline::<220>(n, 1, true);
+    "post_sge1024" Some(97), 10_240 all, "post one WRITE+IMM of a 1,024 B SGE, unsignaled, and ring":
+        post_sge;
+    "post_inline28_any" None, 10_240 all, "as post_inline28, of a length that the compiler does not know":
+        |n| post_inline::<28>(n, 1, false);
+    "post_batch8_inline28_any" None, 10_240 all, "as post_batch8_inline28, of a length that the compiler does not know":
+        |n| post_inline::<28>(n, 8, false);
+    "post_inline220_any" None, 10_240 all, "as post_inline220, of a length that the compiler does not know":
+        |n| post_inline::<220>(n, 1, false);
+    "poll_mono" Some(40), 4_096 all, "one SRQ receive from MonoCq::poll(16), look-up and callback included":
+        |n| poll_mono(n, false);
+    "poll_mono_srq" None, 4_096 all, "the same, and Srq::complete_receive in the callback":
+        |n| poll_mono(n, true);
+    "poll_compressed" Some(20), 4_096 all, "one SRQ receive of a compressed session of 16 from MonoCq::poll(16), look-up and callback included":
+        poll_compressed;
+    "post_send_inline28" None, 10_240 all, "post one SEND of 28 B inline, unsignaled, and ring":
+        post_send_inline28;
+    "post_receive_rq" None, 4_096 all, "post one receive of one buffer to a queue pair's own queue, and ring":
+        |n| post_receive_rq(n, 1);
+    "post_receive8_rq" None, 4_096 all, "the same, 8 to a doorbell; each":
+        |n| post_receive_rq(n, 8);
+    "post_receive_srq" None, 4_096 all, "post one receive of one buffer to a shared queue, and ring":
+        |n| post_receive_srq(n, 1);
+    "post_receive8_srq" None, 4_096 all, "the same, 8 to a doorbell; each":
+        |n| post_receive_srq(n, 8);
+    "poll_send" None, 4_096 all, "one send of Cq::poll(16), its result, and its operation finished":
+        poll_send;
+    "poll_receive_rq" None, 4_096 all, "one receive of Cq::poll(16), its result, and the receive given back to its queue pair":
+        poll_receive_rq;
+    "poll_receive_srq" None, 4_096 all, "one receive of MonoCq::poll(16), its result, its queue pair's value, and the receive given back to its shared queue":
+        poll_receive_srq;
+    "poll_empty" None, 4_096 all, "one poll of a queue that is empty":
+        poll_empty;
+    "hca_write_imm64" Some(250), 8_192 hca, "software HCA: one WRITE+IMM of a 64 B SGE, 8 to a doorbell, and its CQE at the owner":
+        |n| write_imm(n, 8);
+    "hca_write_imm64_single" Some(404), 8_192 hca, "the same, 1 to a doorbell":
+        |n| write_imm(n, 1);
+    "hca_poll_empty_failed" Some(400), 4_096 hca, "software HCA: one poll of a queue that is empty, of 1,000 queue pairs, one of which failed and flushes a receive queue of its own":
+        poll_empty_beside_a_failed_one;
+}
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();

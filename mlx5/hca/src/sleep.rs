@@ -50,8 +50,8 @@ impl Watch for Idle<'_> {
     }
 
     fn look(&mut self, is_told: bool) -> bool {
-        let is_cool = self.with_lanes(|hot, queues| hot.cool(queues, is_told));
-        !is_cool || self.0.state.borrow().ready.any() || ready_lids(&self.0.memory).any()
+        let are_empty = self.with_lanes(|hot, queues| hot.deactivate(queues, is_told));
+        !are_empty || self.0.state.borrow().ready.any() || ready_lids(&self.0.memory).any()
     }
 
     fn slice(&mut self) -> Duration {

@@ -21,7 +21,7 @@
 //! - **The device file is a sealed, sparse memfd**, which `fstat` reports as a character device. libmlx5 maps its doorbell registers from
 //!   it at the offsets it uses with a kernel, so `mmap` need not be interposed.
 //! - **One thread owns the HCA of an open device**, from `open` to `close`: its end tells peers that the HCA is dead. The program's threads
-//!   pass their commands to it and wait. It sleeps between looks at the doorbell records: 20 us after recent work, and up to 1 ms after a
+//!   pass their commands to it and wait. It sleeps between polls of the doorbell records: 20 us after recent work, and up to 1 ms after a
 //!   long idle time. It never spins, because a program that spins needs the cores itself. A panic in it ends that context (`EIO`), not the
 //!   program.
 //!   The one thing for which a command waits is a peer in the middle of a copy into a region that is to go or to change: the thread tries
@@ -36,7 +36,7 @@
 //! - **Doorbells are seen in the doorbell records**, where a NIC acts on the register. So a driver that forgets the register, or stores the
 //!   wrong bytes there, works here, unless `--check-doorbells` is given. Then the register of each queue pair is checked after its record
 //!   has moved. Within a second it must hold the last WQE before the record: whole, or its first 8 bytes, or a batch that ends with it. A
-//!   doorbell followed by another one on the same register before the next look is counted as overtaken, and cannot be judged; programs
+//!   doorbell followed by another one on the same register before the next check is counted as overtaken, and cannot be judged; programs
 //!   that wait for each completion have no such doorbells. Registers from another source (`mlx5dv_devx_alloc_uar`) are not checked.
 #![deny(unsafe_op_in_unsafe_fn)]
 #![cfg_attr(

@@ -1,4 +1,4 @@
-//! The server's side: connecting peers exchange records with it, all at the same time, and none keeps another waiting.
+//! The server's side: connecting peers exchange records with it, all at the same time, and no peer delays another.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of peers that wait to be accepted; the system allows `net.core.somaxconn`, 4,096 by default.
 const BACKLOG: i32 = 4096;
-/// Number of peers that one look accepts.
-const PEERS_PER_LOOK: usize = 256;
+/// Number of peers that one poll accepts.
+const PEERS_PER_POLL: usize = 256;
 
 /// A TCP address at which peers arrive; `A` is the state of a peer's exchange. Its calls never block.
 pub struct Gate<A> {
     listener: TcpListener,
     arriving: Vec<Arriving<A>>,
     patience: Duration,
-    peers_per_look: usize,
+    peers_per_poll: usize,
 }
 
 struct Arriving<A> {
@@ -48,7 +48,7 @@ impl<A> Gate<A> {
     /// Makes a gate like [`bind`](Self::bind), over the [listener](Self::listener) of another gate: both accept peers.
     #[must_use]
     pub const fn over(listener: TcpListener, patience: Duration) -> Self {
-        Self { listener, arriving: Vec::new(), patience, peers_per_look: PEERS_PER_LOOK }
+        Self { listener, arriving: Vec::new(), patience, peers_per_poll: PEERS_PER_POLL }
     }
 
     /// Returns a listener for another gate at the same address.
@@ -59,9 +59,9 @@ impl<A> Gate<A> {
         self.listener.try_clone()
     }
 
-    /// Sets the maximum number of peers that one look accepts. Default 256.
-    pub const fn take_by(&mut self, peers: usize) {
-        self.peers_per_look = peers;
+    /// Sets the maximum number of peers that one poll accepts. Default 256.
+    pub const fn accept_at_most(&mut self, peers: usize) {
+        self.peers_per_poll = peers;
     }
 
     /// Returns the address it listens at.
@@ -82,14 +82,14 @@ impl<A> Gate<A> {
     /// it. A peer whose `advance` fails is disconnected.
     ///
     /// [`Lifelines`]: crate::Lifelines
-    pub fn look<T, E>(
+    pub fn poll<T, E>(
         &mut self,
         begin: impl Fn() -> A,
         mut advance: impl FnMut(&mut A, &mut TcpStream) -> Result<Option<T>, E>,
         mut arrived: impl FnMut(T, TcpStream),
     ) {
         // accept(2) fails for a connection that is gone, or for lack of descriptors, which may end.
-        for _ in 0..self.peers_per_look {
+        for _ in 0..self.peers_per_poll {
             let Ok((stream, _)) = self.listener.accept() else { break };
             if stream.set_nonblocking(true).is_ok() {
                 self.arriving.push(Arriving { stream, stage: begin(), since: Instant::now() });
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_cross_in_whatever_pieces_and_an_end_in_the_middle_is_told() {
+    fn bytes_cross_in_whatever_pieces_and_an_end_in_the_middle_is_an_error() {
         for step in 1..12 {
             let mut channel = Slow { bytes: Vec::new(), step, calls: 0 };
             let mut outgoing = Outgoing::from(*b"0123456789");
@@ -232,7 +232,7 @@ mod tests {
 
     /// Two bytes make a peer arrive; the other peers are silent, gone, or send one byte.
     #[test]
-    fn who_arrives_is_told_and_who_does_not_is_let_go() {
+    fn peers_that_arrive_are_handed_out_and_others_are_disconnected() {
         let mut gate = Gate::<Incoming<2>>::bind("127.0.0.1:0", Duration::from_millis(200)).unwrap();
         let address = gate.local_addr().unwrap();
         let connect = |said: &[u8]| {
@@ -246,7 +246,7 @@ mod tests {
         let (start, mut peers) = (Instant::now(), Vec::new());
         while peers.is_empty() || gate.arriving().count() > 0 {
             assert!(start.elapsed() < Duration::from_secs(20), "{} still arrive", gate.arriving().count());
-            gate.look(Incoming::default, |stage, stream| stage.advance(stream).map(|bytes| bytes.copied()), |bytes, _| peers.push(bytes));
+            gate.poll(Incoming::default, |stage, stream| stage.advance(stream).map(|bytes| bytes.copied()), |bytes, _| peers.push(bytes));
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(peers, [*b"ab"]);

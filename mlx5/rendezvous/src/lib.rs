@@ -1,6 +1,11 @@
-//! The exchange of records by which two processes connect their queue pairs, over TCP. `copyrpc` and `scalerpc` share this crate: a server
-//! at a TCP address (`Gate`) that no stranger keeps waiting, a client that waits for its server (`reach`), the records that travel between
-//! them (`record`), the sockets that tell of a peer's death (`Lifelines`), the way of calls to a thread that owns a connection (`posting`), and the way of a value from there to a future (`oneshot`).
+//! The exchange of records by which two processes connect their queue pairs, over TCP. `copyrpc` and `scalerpc` share this crate:
+//!
+//! - `gate`: a server at a TCP address, where no peer delays another;
+//! - `reach`: a client that waits for its server;
+//! - [`record`]: the bytes that they exchange;
+//! - `lifelines`: the sockets of peers that have arrived, whose end reports a peer's death;
+//! - [`posting`]: calls from any thread to the one that owns a connection;
+//! - [`oneshot`]: one value from a thread to a future.
 //!
 //! Nothing here is authenticated or encrypted: any process that reaches the port can take part.
 //!
@@ -20,14 +25,6 @@
 //! assert_eq!(HELLO.check(&refusal), Err(RecordError::Refused(Refusal::Full)));
 //! # Ok::<(), RecordError>(())
 //! ```
-//!
-//! # The files
-//! - `gate`: the server's side of the address.
-//! - `lifelines`: the sockets of the peers that have arrived.
-//! - `reach`: the client's side.
-//! - [`record`]: the bytes that they exchange.
-//! - [`posting`]: calls from any thread to the one that owns a connection.
-//! - [`oneshot`]: one value from a thread to a future.
 
 mod gate;
 mod lifelines;

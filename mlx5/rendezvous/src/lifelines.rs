@@ -1,14 +1,14 @@
-//! The sockets by which peers have met, kept open by both ends for the life of a connection: the system closes them with a process, so their
-//! end tells at once, and without a message, that a peer has died.
+//! The sockets by which peers have met. Both ends keep them open for the life of a connection. The system closes them with a process, so their
+//! end reports at once, and without a message, that a peer has died.
 
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// Maximum number of sockets that one look tells of.
-const ENDS_PER_LOOK: usize = 64;
+/// Maximum number of sockets that one call returns.
+const ENDS_PER_CALL: usize = 64;
 
-/// Tells which of many sockets the peer has closed. One system call tells of all of them. The sockets are the owner's, a descriptor each.
+/// Finds those of many sockets that their peers have closed, by one system call. The owner keeps the sockets, a descriptor each.
 ///
 /// The end of a socket is a hint, and its absence is none: a middlebox may close the socket of a peer that lives, and a forked child may
 /// keep the socket of a peer that died. So the owner asks the peer over the connection itself, and has a keep-alive too.
@@ -33,7 +33,7 @@ impl Lifelines {
         Ok(Self { epoll })
     }
 
-    /// Adds a socket, until its drop. The system may have no room for it; then [`ended`](Self::ended) does not tell of it.
+    /// Adds a socket, until its drop. The system may have no room for it; then [`ended`](Self::ended) does not return it.
     pub fn add(&self, stream: &TcpStream) {
         let fd = stream.as_raw_fd();
         let mut event = libc::epoll_event { events: (libc::EPOLLRDHUP | libc::EPOLLONESHOT) as u32, u64: fd as u64 };
@@ -41,12 +41,12 @@ impl Lifelines {
         let _ = unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) };
     }
 
-    /// Returns the descriptors of sockets that their peers have closed, each once. It may tell of a descriptor again that the owner has closed
+    /// Returns the descriptors of sockets that their peers have closed, each once. It may return a descriptor again that the owner has closed
     /// and a forked child has not.
     pub fn ended(&self) -> impl Iterator<Item = RawFd> {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; ENDS_PER_LOOK];
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; ENDS_PER_CALL];
         // SAFETY: room for so many events; it does not wait.
-        let count = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), ENDS_PER_LOOK as i32, 0) };
+        let count = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), ENDS_PER_CALL as i32, 0) };
         events.into_iter().take(count.max(0) as usize).map(|event| event.u64 as RawFd)
     }
 }
@@ -59,11 +59,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_end_is_told_once_and_bytes_are_none() {
+    fn each_end_is_returned_once_and_bytes_are_none() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let pair = || (TcpStream::connect(listener.local_addr().unwrap()).unwrap(), listener.accept().unwrap().0);
         let lines = Lifelines::new().unwrap();
-        let mut pairs: Vec<_> = (0..ENDS_PER_LOOK + 10).map(|_| pair()).collect();
+        let mut pairs: Vec<_> = (0..ENDS_PER_CALL + 10).map(|_| pair()).collect();
         for (peer, ours) in &mut pairs {
             lines.add(ours);
             peer.write_all(b"?").unwrap();

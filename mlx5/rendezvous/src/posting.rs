@@ -59,7 +59,8 @@ pub fn posting<J: Job>(waker: Waker) -> (Poster<J>, Posted<J>) {
 }
 
 impl<J> Poster<J> {
-    /// Posts the job that `job` makes of its number, under the lock of all posters, and wakes the thread. Drops the job if the thread has ended. Returns the number.
+    /// Posts the job that `job` makes of its number, under the lock of all posters, and wakes the thread. Drops the job if the thread has ended.
+    /// Returns the number.
     pub fn post(&self, job: impl FnOnce(u64) -> J) -> u64 {
         let (number, refused) = {
             let mut mailbox = lock(&self.mailbox);
@@ -79,7 +80,7 @@ impl<J> Poster<J> {
         number
     }
 
-    /// Tells the thread that nobody waits for the job of this number any more.
+    /// Tells the thread that no caller waits for the job of this number any more.
     pub fn give_up(&self, number: u64) {
         lock(&self.mailbox).given_up.push(number);
         self.waker.wake_by_ref();
@@ -102,7 +103,7 @@ impl<J> Drop for Poster<J> {
         self.waker.wake_by_ref();
         let thread = self.thread.take().filter(|thread| !is_away && thread.thread().id() != thread::current().id());
         if let Some(thread) = thread {
-            // A panic of the thread has nobody else to go to.
+            // A panic of the thread was reported by its own message.
             let _ = thread.join();
         }
     }
@@ -182,8 +183,7 @@ impl<J: Job> Posted<J> {
     }
 
     /// Connects again for the waiting jobs, for `patience` at most. `connect` makes one attempt of a length, and gives it up when the function
-    /// that it is lent returns `false`. Each job that has no time left meanwhile ends at its time. Makes no attempt if no poster is left: nobody
-    /// waits for the jobs, which it drops.
+    /// that it is lent returns `false`. A job whose time ends meanwhile ends then. If no poster is left, drops the jobs and makes no attempt.
     ///
     /// # Errors
     /// The error of the last attempt. The jobs that still wait are the caller's to end.

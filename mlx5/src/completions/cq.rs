@@ -93,7 +93,7 @@ impl Cq {
     pub(crate) fn start_at(&mut self, counter: u32, null: &crate::provider::null::Null) {
         null.start_cq_at(self.cqn(), counter);
         self.consumer = counter;
-        self.tell_consumed();
+        self.publish_consumer();
         self.seek();
     }
 
@@ -198,7 +198,7 @@ impl Cq {
         self.object.session_qpn.set(NO_QPN);
         self.seek();
         // Now: a search from the consumer record on would stop at an untouched entry.
-        self.tell_consumed();
+        self.publish_consumer();
     }
 
     /// Marks `entries` entries from that of `counter` on as untouched. They must not cross the end of the ring.
@@ -307,7 +307,7 @@ impl Cq {
 
     /// Tells the device which entries it may reuse.
     #[inline(always)]
-    fn tell_consumed(&self) {
+    fn publish_consumer(&self) {
         // Release: the device may overwrite the entries once it sees this.
         // SAFETY: the record lives as long as `object`.
         unsafe { self.record.as_ref() }.store(cq_consumer_record(self.consumer), Ordering::Release);
@@ -425,7 +425,7 @@ impl Drop for Taking<'_> {
             if self.is_unwinding {
                 self.cq.seek();
             }
-            self.cq.tell_consumed();
+            self.cq.publish_consumer();
         }
     }
 }
@@ -436,7 +436,7 @@ struct Consumed<'a>(&'a mut Cq);
 impl Drop for Consumed<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.0.tell_consumed();
+        self.0.publish_consumer();
     }
 }
 
@@ -480,7 +480,7 @@ mod tests {
     fn untouched(config: CqConfig, op_own: u8) -> Cq {
         let ring = Cq::create(&null().1, &config).unwrap();
         for i in 0..ring.entries() {
-            // SAFETY: inside the buffer, and nobody writes it.
+            // SAFETY: inside the buffer, and no device writes it.
             unsafe { ring.entries.place(i).add(OP_OWN_OFFSET).write(op_own) };
         }
         ring

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use mlx5_hca::Hca;
 use shm::clock;
-use shm::sleep::{Due, POLL_SLICE, Watch};
+use shm::sleep::Watch;
 
 use crate::provider::Provider;
 
@@ -59,8 +59,7 @@ impl Control {
     pub(crate) fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
         match &self.hook {
             Some(hook) => hook.with_watch(then),
-            // Hardware wakes through a descriptor, which cannot be waited for together with words.
-            None => then(&mut Due(POLL_SLICE)),
+            None => self.provider.with_watch(then),
         }
     }
 }

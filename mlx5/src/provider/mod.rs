@@ -11,6 +11,7 @@ use core::ptr::NonNull;
 use std::task::Waker;
 
 use mlx5_hca::{CqMemory, DeviceInfo, Region, RqMemory};
+use shm::sleep::{Due, POLL_SLICE, Watch};
 
 use crate::address::{DeviceKind, QpAddress};
 use crate::config::CqConfig;
@@ -29,6 +30,11 @@ pub(crate) trait Provider: Regions + Queues + Connections {
 
     /// Returns a waker that ends the current wait, or the next one.
     fn waker(&self) -> Waker;
+
+    /// Calls `then` with the watch that ends a sleep on the device, alone or beside other watches.
+    fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        then(&mut Due(POLL_SLICE));
+    }
 
     /// Takes the oldest asynchronous event.
     fn take_async_event(&self) -> Option<AsyncEvent>;

@@ -16,13 +16,13 @@ use crate::wire::{BLUEFLAME_BYTES, CQE_BYTES, MAX_CQE, MAX_INLINE, MAX_SEND_WR, 
 
 const PAGE: usize = 4096;
 
-/// Alignment that the system's allocator gives by itself.
-const UNASKED_ALIGN: usize = 8;
+/// Alignment of every block of the system's allocator.
+const BASE_ALIGN: usize = 8;
 
 /// Zeroed memory, as a driver would map it for a queue.
 ///
-/// It is aligned here and not by the allocator: glibc looks for more room than an aligned block takes, so it does not find the place of a queue that is
-/// gone, and a process whose peers come and go holds twice the memory that is in use.
+/// This type aligns it, not the allocator. For an aligned block glibc searches more room than the block takes, so it does not reuse the place
+/// of a queue that was destroyed. A process whose peers come and go would hold twice the memory that is in use.
 pub(crate) struct PrivateMemory {
     /// As allocated.
     whole: NonNull<u8>,
@@ -34,7 +34,7 @@ impl PrivateMemory {
     pub(crate) fn new(what: &'static str, bytes: usize, align: usize) -> Result<(Self, NonNull<u8>), CreateError> {
         let no_memory = |source| Refused::Memory { what, source };
         let bytes = bytes.saturating_add(align).max(1);
-        let layout = Layout::from_size_align(bytes, UNASKED_ALIGN).map_err(|error| no_memory(std::io::Error::other(error)))?;
+        let layout = Layout::from_size_align(bytes, BASE_ALIGN).map_err(|error| no_memory(std::io::Error::other(error)))?;
         // SAFETY: the layout's size is not 0.
         let whole = unsafe { alloc_zeroed(layout) };
         let whole = NonNull::new(whole).ok_or_else(|| no_memory(std::io::ErrorKind::OutOfMemory.into()))?;
@@ -47,7 +47,7 @@ impl PrivateMemory {
 impl Drop for PrivateMemory {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout, which was legal there.
-        unsafe { dealloc(self.whole.as_ptr(), Layout::from_size_align_unchecked(self.bytes, UNASKED_ALIGN)) };
+        unsafe { dealloc(self.whole.as_ptr(), Layout::from_size_align_unchecked(self.bytes, BASE_ALIGN)) };
     }
 }
 

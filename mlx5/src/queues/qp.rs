@@ -271,7 +271,7 @@ impl<T: Transport> Qp<T> {
     }
 
     /// Like [`complete`](Self::complete), but passes to `each` the `user` values of all operations that this completion finishes,
-    /// unsignaled ones included, in posting order. Returns their number. All but the last have succeeded; the completion tells the outcome
+    /// unsignaled ones included, in posting order. Returns their number. All but the last have succeeded; the completion has the outcome
     /// of the last. If `each` panics, the remaining values are not handed out.
     #[inline]
     pub fn complete_each(&mut self, cqe: &Cqe<'_>, each: impl FnMut(u64)) -> usize {
@@ -320,12 +320,15 @@ impl<T: Transport> Qp<T> {
         if cqe.qpn() != self.qpn() {
             return None;
         }
-        match cqe.opcode() {
-            Some(CqeOpcode::ResponderWriteImm | CqeOpcode::ResponderSend | CqeOpcode::ResponderSendImm) => {}
-            Some(CqeOpcode::ResponderError) => self.set_state(QpState::Error),
+        let wqe_counter = match cqe.opcode() {
+            Some(CqeOpcode::ResponderWriteImm | CqeOpcode::ResponderSend | CqeOpcode::ResponderSendImm) => Some(cqe.wqe_counter()),
+            Some(CqeOpcode::ResponderError) => {
+                self.set_state(QpState::Error);
+                None
+            }
             _ => return None,
-        }
-        self.rq.as_mut()?.complete(cqe.wqe_counter())
+        };
+        self.rq.as_mut()?.complete(wqe_counter)
     }
 
     /// Returns the number of receives that can be posted now; 0 with a shared receive queue.

@@ -155,11 +155,13 @@ impl ReceiveQueue {
         mmio::ring_record(unsafe { self.record.as_ref() }, queue_record(self.producer));
     }
 
-    /// Takes a completion that named `wqe_counter`, a count of receives or the index in the ring: frees that receive and returns its `user`
-    /// value. Returns `None`, and changes nothing, if that is not the oldest receive posted: a device completes receives in order.
+    /// Takes a completion: frees the oldest receive posted, which a device completes first, and returns its `user` value. `wqe_counter` is that
+    /// of a success, a count of receives or the index in the ring. It is `None` of an error, because no document says that a flushed receive has
+    /// its counter; libmlx5 does not read it either. Returns `None`, and changes nothing, if the counter names another receive or none is posted.
     #[inline]
-    pub(crate) fn complete(&mut self, wqe_counter: u16) -> Option<u64> {
-        if (wqe_counter ^ self.consumer) & self.mask != 0 || self.consumer == self.producer {
+    pub(crate) fn complete(&mut self, wqe_counter: Option<u16>) -> Option<u64> {
+        let is_other = wqe_counter.is_some_and(|counter| (counter ^ self.consumer) & self.mask != 0);
+        if is_other || self.consumer == self.producer {
             return None;
         }
         let user = self.users[usize::from(self.consumer & self.mask)];

@@ -1,6 +1,5 @@
 //! The send queue: a ring of 64-byte WQE basic blocks, and the one path on which an operation becomes a WQE in it.
 
-use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
 use mlx5_hca::SqMemory;
@@ -8,7 +7,7 @@ use mlx5_hca::SqMemory;
 use crate::ops::{Operation, Payload, PostError, Segments};
 use crate::provider::parts::QpParts;
 use crate::queues::doorbell::Doorbell;
-use crate::wire::{BLUEFLAME_BYTES, CtrlSegment, FenceMode, MAX_MESSAGE_BYTES, Opcode, SEGMENT, WQEBB};
+use crate::wire::{BLUEFLAME_BYTES, CtrlSegment, CtrlWords, FenceMode, MAX_MESSAGE_BYTES, Opcode, SEGMENT, WQEBB};
 
 /// When an operation gives a CQE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,10 +55,6 @@ impl From<Signal> for Flags {
         Self { signal, fence: false, solicited: false }
     }
 }
-
-/// WQEs that go through BlueFlame together; see [`BlueflameBatch`](crate::BlueflameBatch).
-#[repr(align(64))]
-pub(crate) struct BlueflameBuffer(pub(crate) [MaybeUninit<u8>; BLUEFLAME_BYTES]);
 
 /// The send queue. Counters are 16-bit WQEBB counts, as on the wire.
 pub(crate) struct SendQueue {
@@ -135,7 +130,7 @@ impl SendQueue {
         self.max_inline.into()
     }
 
-    /// Opens the queue, or closes it. [`push`](Self::push) on a closed queue fails; the error it returns does not tell why.
+    /// Opens the queue, or closes it. [`push`](Self::push) on a closed queue fails; the error it returns does not state the reason.
     pub(crate) fn set_open(&mut self, is_open: bool) {
         self.is_open = is_open;
         self.room = 0;
@@ -320,31 +315,19 @@ impl SendQueue {
         self.producer.wrapping_sub(self.rung)
     }
 
-    /// Returns whether more than one WQE is not yet announced.
-    pub(crate) fn has_several_pending(&self) -> bool {
-        usize::from(self.pending()) * WQEBB > self.last_bytes()
-    }
-
-    /// Copies the WQEs after the first `from` pending WQEBBs to `buffer`, at the same offsets. Returns `false` if they do not fit.
-    pub(crate) fn copy_pending(&self, from: u16, buffer: &mut BlueflameBuffer) -> bool {
-        let blocks = self.pending();
-        if usize::from(blocks) * WQEBB > BLUEFLAME_BYTES {
+    /// Announces everything pushed: all of it through BlueFlame, if it lies in one piece of at most 256 bytes; else with 8 bytes. Returns whether
+    /// several WQEs were announced through BlueFlame.
+    pub(crate) fn ring_batch(&mut self) -> bool {
+        let (pending, first) = (self.pending(), self.rung);
+        let bytes = usize::from(pending) * WQEBB;
+        if pending == 0 || pending > self.capacity() - (first & self.mask) || bytes > BLUEFLAME_BYTES {
+            self.ring_doorbell();
             return false;
         }
-        for i in from..blocks {
-            let to = buffer.0[usize::from(i) * WQEBB..].as_mut_ptr();
-            // SAFETY: a WQEBB of the ring, and room for one in the buffer (above); the ring is not the buffer.
-            unsafe { to.cast::<u8>().copy_from_nonoverlapping(self.place(self.rung.wrapping_add(i)), WQEBB) };
-        }
-        true
-    }
-
-    /// Announces everything pending. `buffer` holds a copy of it ([`copy_pending`](Self::copy_pending)).
-    pub(crate) fn ring_buffer(&mut self, buffer: &BlueflameBuffer) {
-        let bytes = usize::from(self.pending()) * WQEBB;
         self.rung = self.producer;
-        // SAFETY: `copy_pending` filled `bytes` of the buffer, which is aligned.
-        unsafe { self.doorbell.ring(self.producer, buffer.0.as_ptr().cast(), bytes) };
+        // SAFETY: the WQEs from `first` on are contiguous for `bytes`.
+        unsafe { self.doorbell.ring(self.producer, self.place(first), bytes) };
+        bytes > self.last_bytes()
     }
 
     /// Finishes the WQE at `wqe_counter`, which a CQE named, and all before it. Returns the `user` value of that operation; `None` if no
@@ -368,7 +351,7 @@ impl SendQueue {
             let at = first.wrapping_add(done);
             let (ctrl, blocks) = self.wqe(at);
             done += blocks;
-            if ctrl.opcode != Opcode::Nop as u8 {
+            if ctrl.opcode() != Opcode::Nop as u8 {
                 operations += 1;
                 each(self.user_of(at));
             }
@@ -390,10 +373,10 @@ impl SendQueue {
 
     /// Returns the control segment at `counter`, and the number of WQEBBs of that WQE.
     #[inline(always)]
-    fn wqe(&self, counter: u16) -> (CtrlSegment, u16) {
+    fn wqe(&self, counter: u16) -> (CtrlWords, u16) {
         // SAFETY: a segment of the ring, initialised (by the maker of the queue) and only read by the device.
-        let ctrl = CtrlSegment::parse(&unsafe { self.place(counter).cast::<[u8; SEGMENT]>().read() });
-        let blocks = usize::from(ctrl.ds).div_ceil(WQEBB / SEGMENT).max(1);
+        let ctrl = CtrlWords::parse(&unsafe { self.place(counter).cast::<[u8; SEGMENT]>().read() });
+        let blocks = usize::from(ctrl.ds()).div_ceil(WQEBB / SEGMENT).max(1);
         (ctrl, blocks as u16)
     }
 
@@ -404,11 +387,11 @@ impl SendQueue {
         let outstanding = self.producer.wrapping_sub(self.consumer);
         let ahead = wqe_counter.wrapping_sub(self.consumer);
         let (ctrl, blocks) = self.wqe(wqe_counter);
-        if ahead >= outstanding || blocks > outstanding - ahead || ctrl.wqe_index != wqe_counter {
+        if ahead >= outstanding || blocks > outstanding - ahead || ctrl.wqe_index() != wqe_counter {
             return None;
         }
         self.consumer = wqe_counter.wrapping_add(blocks);
-        Some(ctrl.opcode != Opcode::Nop as u8)
+        Some(ctrl.opcode() != Opcode::Nop as u8)
     }
 }
 

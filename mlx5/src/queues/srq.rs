@@ -28,7 +28,7 @@ impl Drop for SrqObject {
 }
 
 /// A shared receive queue. Messages of any of its queue pairs consume its receives in posting order. The receives may complete in another
-/// order; [`complete_receive`](Self::complete_receive) tells which one completed.
+/// order; [`complete_receive`](Self::complete_receive) returns the one that completed.
 ///
 /// All WQEs are always in one list: the posted ones, in the order in which the device will consume them, then the free ones. Every WQE
 /// names its successor. The last WQE of the list stays unposted, so the link of a posted WQE never changes while the device may read it.

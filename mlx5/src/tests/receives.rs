@@ -7,11 +7,10 @@ use std::collections::VecDeque;
 
 use super::random::Random;
 use crate::pd::PdObject;
-use crate::queues::rq::{PostReceiveError, ReceiveQueue};
-use crate::queues::srq::Srq;
+use crate::queues::rq::ReceiveQueue;
 use crate::tests::null;
-use crate::wire::{DataSegment, NextSegment, SEGMENT, queue_record_index};
-use crate::{MAX_MESSAGE_BYTES, Sge};
+use crate::wire::{DataSegment, DataWords, ErrorCqe, NextSegment, SEGMENT, queue_record_index};
+use crate::*;
 use mlx5_hca::RqMemory;
 
 const SEEDS: [u64; 3] = [5, 0xabcdef, 1 << 40];
@@ -46,10 +45,10 @@ impl Ring {
 
     /// The buffers of a WQE from segment `first` on, up to the terminator or the end of the stride. None of them may be empty.
     fn buffers(&self, wqe: u16, first: usize) -> Vec<Sge> {
-        let segments = (first..self.stride / SEGMENT).map(|place| DataSegment::parse(&self.segment(wqe, place)));
-        let buffers: Vec<_> = segments.take_while(|s| *s != DataSegment::TERMINATOR).collect();
-        assert!(buffers.iter().all(|s| s.byte_count != 0), "to the device that is 2^31 bytes");
-        buffers.iter().map(|s| Sge { addr: s.addr, len: s.byte_count, lkey: s.lkey }).collect()
+        let segments = (first..self.stride / SEGMENT).map(|place| self.segment(wqe, place));
+        let buffers: Vec<_> = segments.take_while(|s| *s != DataSegment::TERMINATOR.emit()).map(|s| DataWords::parse(&s)).collect();
+        assert!(buffers.iter().all(|s| s.byte_count() != 0), "to the device that is 2^31 bytes");
+        buffers.iter().map(|s| Sge { addr: s.addr(), len: s.byte_count(), lkey: s.lkey() }).collect()
     }
 }
 
@@ -99,15 +98,16 @@ fn receives_of_a_queue_pair_are_taken_and_come_back_in_order_over_the_counter_wr
             assert!(posted.is_empty());
             for _ in 0..random.below(taken.len() as u32 + 1) {
                 let (counter, number) = taken.pop_front().unwrap();
-                // Devices give the counter or the index; the next one's is not the oldest's, unless there is one place only.
+                // Devices give the counter or the index, and with an error neither; the next one's is not the oldest's, unless there is one
+                // place only.
                 if wqe_cnt > 1 {
-                    assert_eq!(rq.complete(counter.wrapping_add(1)), None);
+                    assert_eq!(rq.complete(Some(counter.wrapping_add(1))), None);
                 }
-                let named = if random.one_in(2) { counter } else { counter % wqe_cnt };
+                let named = [Some(counter), Some(counter % wqe_cnt), None][random.below(3) as usize];
                 assert_eq!(rq.complete(named), Some(number), "seed {seed}");
                 completed += 1;
                 if taken.is_empty() {
-                    assert_eq!(rq.complete(counter.wrapping_add(1)), None, "nothing is posted");
+                    assert_eq!(rq.complete(named), None, "nothing is posted");
                 }
             }
         }
@@ -216,4 +216,22 @@ fn receives_have_golden_bytes_without_empty_buffers_and_limits() {
     check_limits(5, &ring, 1, &mut |buffers| srq.post(buffers, 0));
     let links: Vec<_> = (0..4).map(|wqe| NextSegment::parse(&ring.segment(wqe, 0)).next_wqe_index).collect();
     assert_eq!(links, [1, 2, 3, 0]);
+}
+
+#[test]
+fn flushed_receives_of_a_queue_pair_come_back_in_order_whatever_counter_their_cqes_have() {
+    let device = Device::open("null").unwrap();
+    let (null, pd) = (device.null().unwrap(), device.alloc_pd().unwrap());
+    let mut cq = device.create_cq(16).unwrap();
+    let mut qp = pd.create_qp(&cq, &cq, ReceiveSource::Own { depth: 4, max_sge: 0 }, &QpConfig::default()).unwrap();
+    qp.connect(&qp.address(), &ConnectOptions::default()).unwrap();
+    (0..4).for_each(|user| qp.post_receive(&[], user).unwrap());
+    for wqe_counter in [0xffff, 2, 2, 0] {
+        let raw_syndrome = Syndrome::WorkRequestFlushed as u8;
+        let cqe = ErrorCqe { raw_syndrome, vendor_syndrome: 0, wqe_opcode: 0, qpn: qp.qpn(), wqe_counter, user_index: 0 };
+        assert!(null.write_cqe(cq.cqn(), &cqe.emit(), CqeOpcode::ResponderError));
+    }
+    let mut users = vec![];
+    cq.poll(9, |cqe| users.extend(qp.complete_receive(&cqe)));
+    assert_eq!((users, qp.state(), qp.free_receives()), (vec![0, 1, 2, 3], QpState::Error, 4));
 }

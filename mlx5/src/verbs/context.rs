@@ -2,24 +2,28 @@
 
 use core::ffi::c_void;
 use core::ptr::NonNull;
-use core::sync::atomic::AtomicU32;
-use std::cell::{Cell, RefCell};
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use shm::sleep::{Due, POLL_SLICE, Watch};
+
 use super::VerbsOptions;
 use super::abi::*;
+use super::arrivals::Arrivals;
 use super::device::{List, Opened, Port};
 use super::error::{CallError, VerbsError};
 use super::library::Api;
 use super::numbers::*;
 use super::tables::Objects;
 use crate::address::DeviceKind;
-use crate::mmio;
 use crate::provider::Provider;
 use crate::provider::alarm::Alarm;
-use crate::wire::{AsyncEvent, CQ_DOORBELL_OFFSET, ConnectOptions, CqArm, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR};
+use crate::wire::{
+    AsyncEvent, CQ_DBREC_ARM, CQ_DBREC_SET_CI, ConnectOptions, CqArm, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR,
+};
 use mlx5_hca::DeviceInfo;
 
 /// An open device with one of its ports. Objects are identified by the numbers that the device gave them.
@@ -33,12 +37,16 @@ pub(crate) struct Context {
     /// Whether a queue was armed that already held a completion it was armed for. The event of that completion may be over.
     pub(crate) is_due: Cell<bool>,
     pub(super) alarm: Arc<Alarm>,
+    /// Made for the first sleep on words; `None` if no thread could be started.
+    arrivals: OnceCell<Option<Arrivals>>,
     /// Closed last: fields are dropped in this order.
     pub(crate) device: Opened,
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
+        // Its thread uses the channel.
+        self.arrivals.take();
         // SAFETY: no completion queue uses the channel any more: every object made from this device keeps the device open.
         unsafe { (self.device.api.verbs.ibv_destroy_comp_channel)(self.channel.as_ptr()) };
     }
@@ -73,7 +81,18 @@ impl Context {
         let channel = channel.ok_or_else(|| CallError::last("ibv_create_comp_channel"))?;
         device.never_wait_for_async_events()?;
         let alarm = Arc::new(Alarm::with_descriptor().map_err(|_| CallError::last("eventfd"))?);
-        Ok(Self { device, port, options: options.clone(), attr, dv, channel, objects: RefCell::default(), is_due: Cell::default(), alarm })
+        Ok(Self {
+            device,
+            port,
+            options: options.clone(),
+            attr,
+            dv,
+            channel,
+            objects: RefCell::default(),
+            is_due: Cell::default(),
+            alarm,
+            arrivals: OnceCell::new(),
+        })
     }
 
     pub(crate) fn channel(&self) -> *mut ibv_comp_channel {
@@ -83,6 +102,19 @@ impl Context {
     /// Returns whether the device has atomics of any kind (`IBV_ATOMIC_NONE` is 0).
     pub(crate) fn has_atomics(&self) -> bool {
         self.attr.atomic_cap != 0
+    }
+
+    /// Takes all events, and arms every queue for any completion after those that its record says are consumed.
+    fn arm_all(&self) {
+        while self.has_event(Some(Duration::ZERO)) && self.take_event() {}
+        for (cqn, cq) in &self.objects.borrow().cqs {
+            // SAFETY: the two words of the queue's record, which lives as long as the queue.
+            let [consumed, armed] = [CQ_DBREC_SET_CI, CQ_DBREC_ARM].map(|word| unsafe { cq.record.add(word).as_ref() });
+            let consumed = u32::from_be(consumed.load(Ordering::Relaxed));
+            let command = CqArm { sequence: cq.events, solicited_only: false, consumed };
+            armed.store(command.record(), Ordering::Release);
+            cq.tell(*cqn, &command);
+        }
     }
 
     /// Waits for the channel to become readable. It may return early, and does so at a ring of the alarm.
@@ -171,6 +203,15 @@ impl Provider for Context {
         }
     }
 
+    fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        // SAFETY: the channel is alive.
+        let start = || Arrivals::of(unsafe { self.channel.as_ref() }.fd).ok();
+        match self.arrivals.get_or_init(start) {
+            Some(arrivals) => then(&mut arrivals.watch(|| self.arm_all())),
+            None => then(&mut Due(POLL_SLICE)),
+        }
+    }
+
     /// Takes an asynchronous event, if there is one.
     fn take_async_event(&self) -> Option<AsyncEvent> {
         let verbs = &self.device.api.verbs;
@@ -208,8 +249,7 @@ impl Provider for Context {
     /// Tells the device to read the command in that queue's record.
     fn armed(&self, cqn: u32, command: &CqArm) {
         if let Some(cq) = self.objects.borrow().cqs.get(&cqn) {
-            // SAFETY: the doorbell of the queue's UAR page, which is mapped as long as the device is open; 8-aligned.
-            unsafe { mmio::repeat_to_register(cq.uar.as_ptr().add(CQ_DOORBELL_OFFSET), command.doorbell(cqn)) };
+            cq.tell(cqn, command);
         }
     }
 

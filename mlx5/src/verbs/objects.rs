@@ -79,7 +79,7 @@ impl Context {
         let buffer = pointer(dv.buf, "the buffer of a completion queue")?;
         let uar = pointer(dv.cq_uar, "the UAR page of a completion queue")?;
         let record = Self::record(dv.dbrec, CQ_DBREC_SET_CI).ok_or_else(|| nonsense("the record of a completion queue", 0))?;
-        self.objects.borrow_mut().cqs.insert(dv.cqn, CqObject { cq, uar, events: 0 });
+        self.objects.borrow_mut().cqs.insert(dv.cqn, CqObject { cq, uar, record, events: 0 });
         let record = record.cast();
         Ok((dv.cqn, CqMemory { buffer, entries: dv.cqe_cnt, cqe_bytes: dv.cqe_size, compression, record }))
     }

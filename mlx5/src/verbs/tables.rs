@@ -2,6 +2,7 @@
 
 use core::cell::Cell;
 use core::ptr::NonNull;
+use core::sync::atomic::AtomicU32;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::rc::Rc;
@@ -9,7 +10,8 @@ use std::rc::Rc;
 use super::abi::*;
 use super::error::CallError;
 use super::pages::Memory;
-use crate::wire::ConnectOptions;
+use crate::mmio;
+use crate::wire::{CQ_DOORBELL_OFFSET, ConnectOptions, CqArm};
 
 /// The objects of a device that were created and not yet destroyed.
 #[derive(Default)]
@@ -27,8 +29,18 @@ pub(crate) struct CqObject {
     pub(crate) cq: NonNull<ibv_cq>,
     /// The UAR page that takes the command to arm the queue.
     pub(crate) uar: NonNull<u8>,
+    /// Its record: the words [`CQ_DBREC_SET_CI`](crate::wire::CQ_DBREC_SET_CI) and [`CQ_DBREC_ARM`](crate::wire::CQ_DBREC_ARM).
+    pub(crate) record: NonNull<AtomicU32>,
     /// Events taken, modulo 4.
     pub(crate) events: u8,
+}
+
+impl CqObject {
+    /// Tells the device to read the command in the record.
+    pub(crate) fn tell(&self, cqn: u32, command: &CqArm) {
+        // SAFETY: the doorbell of the queue's UAR page, which is mapped as long as the device is open; 8-aligned.
+        unsafe { mmio::repeat_to_register(self.uar.as_ptr().add(CQ_DOORBELL_OFFSET), command.doorbell(cqn)) };
+    }
 }
 
 /// A region, and its memory if this crate allocated it.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::{Oracle, report};
+use super::{ask, report};
 
 #[path = "../../src/verbs/abi.rs"]
 #[allow(dead_code, reason = "only its list is of interest")]
@@ -12,18 +12,24 @@ mod abi;
 #[allow(dead_code, reason = "only its list is of interest")]
 mod numbers;
 
+/// Returns the sizes of structs and the offsets of their fields, as far as the header has names for them.
+fn layouts() -> impl Iterator<Item = (&'static str, Option<&'static str>, usize)> {
+    abi::LAYOUTS.iter().filter(|(kind, ..)| *kind != "unnamed").flat_map(|&(kind, name, size, fields)| {
+        let fields = fields.iter().filter(|(field, _)| !field.starts_with('_'));
+        (kind == "whole").then_some((name, None, size)).into_iter().chain(fields.map(move |&(field, at)| (name, Some(field), at)))
+    })
+}
+
 /// For the C compiler: what to print.
 pub(crate) fn questions() -> String {
     let mut text = String::new();
     for (name, _) in numbers::NUMBERS {
         writeln!(text, "VALUE({name});").unwrap();
     }
-    for (name, size, fields) in abi::LAYOUTS {
-        if size.is_some() {
-            writeln!(text, "SIZE({name});").unwrap();
-        }
-        for (field, _) in *fields {
-            writeln!(text, "OFFSET({name}, {field});").unwrap();
+    for (name, field, _) in layouts() {
+        match field {
+            Some(field) => writeln!(text, "OFFSET({name}, {field});").unwrap(),
+            None => writeln!(text, "SIZE({name});").unwrap(),
         }
     }
     text
@@ -35,13 +41,9 @@ fn structs_and_numbers_of_the_verbs_libraries_are_the_headers() {
     let mut ours = BTreeMap::new();
     let mut put = |name: String, value: u64| assert!(ours.insert(name.clone(), value).is_none(), "{name} twice");
     numbers::NUMBERS.iter().for_each(|(name, value)| put((*name).to_owned(), *value));
-    for (name, size, fields) in abi::LAYOUTS {
-        size.iter().for_each(|size| put(format!("sizeof({name})"), *size as u64));
-        fields.iter().for_each(|(field, offset)| put(format!("{name}.{field}"), *offset as u64));
+    for (name, field, value) in layouts() {
+        put(field.map_or_else(|| format!("sizeof({name})"), |field| format!("{name}.{field}")), value as u64);
     }
-    let answers = Oracle::compile("verbs", "plain").run("libraries\n");
-    let words: Vec<_> = answers[0].split_whitespace().collect();
-    let header: BTreeMap<_, _> = words.chunks(2).map(|pair| (pair[0].to_owned(), u64::from_str_radix(pair[1], 16).unwrap())).collect();
-    assert_eq!(ours, header);
+    assert_eq!(ours, ask("libraries"));
     report("structs and numbers of the verbs libraries", ours.len(), 150);
 }

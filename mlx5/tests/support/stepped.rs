@@ -3,11 +3,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use mlx5::*;
 
 use super::fabric::options;
-use super::support::{describe, parse};
+use super::support::{describe, parse, scale, watchdog};
 use shm_testing::tracee::{Helper, Tracee, again_and_again, hello, marker};
 
 const DIR: &str = "MLX5_TEST_STEPPED_DIR";
@@ -23,6 +25,14 @@ pub(crate) const WRITE: usize = 4096;
 const QKEY: u32 = 0x1234;
 /// By name: places for WRITEs in flight.
 const PLACES: u32 = 32;
+
+/// Begins a test, which stops and kills processes: such tests run in turn. Each may take `factor` times 4 minutes; this only ends a hang.
+pub(crate) fn begin(factor: u32) -> MutexGuard<'static, ()> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    watchdog(Duration::from_secs(240) * factor * scale());
+    guard
+}
 
 /// The operation that the stepped process sends, and the receive of its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

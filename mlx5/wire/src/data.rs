@@ -3,14 +3,14 @@
 //! Bit 31 of the first word distinguishes the two. By pointer: byte count (31 bits; **0 means 2^31 bytes**, so a zero-length message has no
 //! data segment), lkey, address. Inline: a 4-byte header with the count, followed by the data; the whole is padded to 16 B.
 
-use super::{SEGMENT, be32, be64};
+use super::{SEGMENT, be64};
 
 /// The lkey that ends a receive's list of data segments (`MLX5_INVALID_LKEY`); its byte count is 0.
 pub const INVALID_LKEY: u32 = 0x100;
 
 const INLINE: u32 = 1 << 31;
 
-/// Data segment by pointer: gather on send, scatter on receive and READ.
+/// Data segment by pointer: gather on send, scatter on receive and READ. [`DataWords`] reads one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataSegment {
     /// Bytes, 1..2^31.
@@ -37,13 +37,6 @@ impl DataSegment {
         b[8..16].copy_from_slice(&self.addr.to_be_bytes());
         b
     }
-
-    /// Decodes the segment; any bytes are accepted. Rule out an inline segment first ([`InlineHeader::parse`]).
-    #[must_use]
-    #[inline(always)]
-    pub fn parse(b: &[u8; Self::LEN]) -> Self {
-        Self { byte_count: be32(b, 0) & !INLINE, lkey: be32(b, 4), addr: be64(b, 8) }
-    }
 }
 
 /// A data segment, or the start of inline data, in two words. Each field is decoded where it is used, as in [`CtrlWords`](super::CtrlWords).
@@ -56,35 +49,35 @@ pub struct DataWords {
 }
 
 impl DataWords {
-    /// Reads the bytes; anything decodes.
+    /// Reads the bytes; any are accepted.
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; DataSegment::LEN]) -> Self {
         Self { first: be64(b, 0), second: be64(b, 8) }
     }
 
-    /// Whether it is an [`InlineHeader`] and not a [`DataSegment`].
+    /// Returns whether it is an [`InlineHeader`] and not a [`DataSegment`].
     #[must_use]
     #[inline(always)]
     pub const fn is_inline(self) -> bool {
         (self.first as i64) < 0
     }
 
-    /// [`DataSegment::byte_count`] or [`InlineHeader::byte_count`].
+    /// Returns [`DataSegment::byte_count`] or [`InlineHeader::byte_count`].
     #[must_use]
     #[inline(always)]
     pub const fn byte_count(self) -> u32 {
         (self.first >> 32) as u32 & !INLINE
     }
 
-    /// [`DataSegment::lkey`].
+    /// Returns [`DataSegment::lkey`].
     #[must_use]
     #[inline(always)]
     pub const fn lkey(self) -> u32 {
         self.first as u32
     }
 
-    /// [`DataSegment::addr`].
+    /// Returns [`DataSegment::addr`].
     #[must_use]
     #[inline(always)]
     pub const fn addr(self) -> u64 {
@@ -116,29 +109,5 @@ impl InlineHeader {
     #[inline(always)]
     pub fn emit(&self) -> [u8; Self::LEN] {
         (self.byte_count | INLINE).to_be_bytes()
-    }
-
-    /// Decodes the header of inline data; `None` if this is a segment by pointer.
-    #[must_use]
-    #[inline(always)]
-    pub fn parse(b: &[u8; Self::LEN]) -> Option<Self> {
-        let word = be32(b, 0);
-        (word & INLINE != 0).then_some(Self { byte_count: word & !INLINE })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn both_readings_of_a_data_segment_agree_on_every_bit() {
-        for bit in 0..8 * DataSegment::LEN {
-            let mut b = [0; DataSegment::LEN];
-            b[bit / 8] |= 1 << (bit % 8);
-            let (words, segment) = (DataWords::parse(&b), DataSegment::parse(&b));
-            assert_eq!((words.byte_count(), words.lkey(), words.addr()), (segment.byte_count, segment.lkey, segment.addr));
-            assert_eq!(words.is_inline(), InlineHeader::parse(&[b[0], b[1], b[2], b[3]]).is_some());
-        }
     }
 }

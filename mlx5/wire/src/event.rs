@@ -40,8 +40,8 @@ impl fmt::Display for AsyncEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::CqError { cqn } => write!(f, "completion queue {cqn:#x} had no room for a completion"),
-            Self::QpFatal { qpn } => write!(f, "queue pair {qpn:#x} broke down"),
-            Self::DeviceFatal => f.write_str("the device broke down"),
+            Self::QpFatal { qpn } => write!(f, "queue pair {qpn:#x} has failed"),
+            Self::DeviceFatal => f.write_str("the device has failed"),
             Self::PortActive { port } => write!(f, "port {port} is up"),
             Self::PortError { port } => write!(f, "port {port} is down"),
             Self::Other { event_type } => write!(f, "asynchronous event {event_type}"),

@@ -1,18 +1,18 @@
 //! The device's byte formats, pure: no queue, no pointer, no `unsafe`.
 //!
 //! One file per format. Every format is a plain struct with `LEN`, `emit(&self) -> [u8; LEN]` and `parse(&[u8; LEN]) -> Self`; reserved
-//! bytes are emitted as zero. The driver emits WQEs and parses CQEs, the software HCA does the reverse, and both use these definitions. The
+//! bytes are emitted as zero. Control and data segments are read in words, [`CtrlWords`] and [`DataWords`], whose fields are decoded one by one. The driver emits WQEs and parses CQEs, the software HCA does the reverse, and both use these definitions. The
 //! golden bytes in the tests have other sources (`infiniband/mlx5dv.h`, and the bytes that NVIDIA's libmlx5 was seen to write).
 //!
 //! All fields are big-endian. "PRM" is NVIDIA's *Adapters Programmer's Reference Manual*.
 //!
 //! ```
-//! use mlx5_wire::DataSegment;
+//! use mlx5_wire::{DataSegment, DataWords};
 //!
 //! let buffer = DataSegment { byte_count: 64, lkey: 0x1234, addr: 0x7f00_0000_1000 };
 //! let bytes = buffer.emit();
 //! assert_eq!(bytes, [0, 0, 0, 64, 0, 0, 0x12, 0x34, 0, 0, 0x7f, 0, 0, 0, 0x10, 0]);
-//! assert_eq!(DataSegment::parse(&bytes), buffer);
+//! assert_eq!(DataWords::parse(&bytes).addr(), buffer.addr);
 //! ```
 #![no_std]
 #![forbid(unsafe_code)]
@@ -48,7 +48,7 @@ pub use limits::{
     ATOMIC_BYTES, BLUEFLAME_BYTES, GRH_BYTES, MAX_CQE, MAX_DATAGRAM_BYTES, MAX_INLINE, MAX_MESSAGE_BYTES, MAX_RECV_SGE, MAX_RECV_WR,
     MAX_SEND_WR,
 };
-pub use mini_cqe::{MINI_CQES_PER_ARRAY, MiniCqe, MiniCqeIterator, TitleCqe, mini_array_offset};
+pub use mini_cqe::{MINI_CQES_PER_ARRAY, MiniCqe, TitleCqe, mini_array_offset};
 pub use raddr::RaddrSegment;
 pub use srq::NextSegment;
 

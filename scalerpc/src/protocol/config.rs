@@ -124,9 +124,9 @@ impl ServerConfig {
     /// [`QPC_CACHE_CONNECTX3`](crate::QPC_CACHE_CONNECTX3) and [`QPC_CACHE_CONNECTX5`](crate::QPC_CACHE_CONNECTX5).
     #[must_use]
     pub const fn within_cache(mut self, contexts: u32, servers: u32) -> Self {
-        let most = max_group_size(contexts, servers);
-        if self.group_size > most {
-            self.group_size = most;
+        let max = max_group_size(contexts, servers);
+        if self.group_size > max {
+            self.group_size = max;
         }
         self
     }

@@ -190,9 +190,9 @@ fn part_len(left: usize, part: usize, parts: usize, spread: usize, size: usize) 
     }
     let mean = left / (behind + 1);
     let wanted = mean - mean * spread * behind / (1000 * (parts - 1));
-    let (least, most) = (size.div_ceil(2), size + size / 2);
-    let low = least.max(left.saturating_sub(behind * most)).min(left);
-    let high = most.min(left.saturating_sub(behind * least)).max(low);
+    let (min, max) = (size.div_ceil(2), size + size / 2);
+    let low = min.max(left.saturating_sub(behind * max)).min(left);
+    let high = max.min(left.saturating_sub(behind * min)).max(low);
     wanted.clamp(low, high)
 }
 
@@ -280,7 +280,7 @@ mod tests {
         let mut groups = manager(8, 64);
         groups.regroup(0, |client| u64::from(client.0 + 1) * 100);
         let unequal = full_use(&groups, 64);
-        assert!(unequal.iter().max() > unequal.iter().min().map(|least| 3 * least).as_ref(), "{groups:?}");
+        assert!(unequal.iter().max() > unequal.iter().min().map(|min| 3 * min).as_ref(), "{groups:?}");
         for keep in [3, 1, 2, 1] {
             let done = full_use(&groups, 64);
             groups.regroup(keep, |client| done[client.index()]);

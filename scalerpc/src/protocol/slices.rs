@@ -14,8 +14,8 @@ const WINDOW_REQUESTS: u64 = 2_000;
 /// Maximum length of a window, in ns (and of four of the longest rotations). A longer window says nothing about a length of slices.
 const STALE_NS: u64 = 1_000_000_000;
 /// Windows between a trial that did not pay and the next trial: twice as many each time.
-const LEAST_PATIENCE: u32 = 4;
-const MOST_PATIENCE: u32 = 64;
+const MIN_PAUSE: u32 = 4;
+const MAX_PAUSE: u32 = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trial {
@@ -36,7 +36,7 @@ pub(crate) struct SliceLength {
     rate: u64,
     /// Windows until the next trial, and until the trial after a failed one.
     left: u32,
-    patience: u32,
+    pause: u32,
     /// Start of the window, and number of requests before it.
     since_ns: u64,
     before: u64,
@@ -54,7 +54,7 @@ impl SliceLength {
             next: Trial::Longer,
             rate: 0,
             left: 0,
-            patience: LEAST_PATIENCE,
+            pause: MIN_PAUSE,
             since_ns: 0,
             before: 0,
         }
@@ -74,11 +74,11 @@ impl SliceLength {
     /// Takes the end of a rotation over that many groups. `requests` is the number accepted since the server was made. The length may
     /// change.
     pub(crate) fn on_rotation(&mut self, now_ns: u64, requests: u64, groups: usize) {
-        let most = self.most_doublings(groups);
+        let max = self.max_doublings(groups);
         let (ns, done) = (now_ns.saturating_sub(self.since_ns), requests.saturating_sub(self.before));
-        if self.doublings > most || self.trial == Some(Trial::Longer) && self.doublings == most {
+        if self.doublings > max || self.trial == Some(Trial::Longer) && self.doublings == max {
             // There are more groups than before.
-            self.keep(self.doublings.min(most));
+            self.keep(self.doublings.min(max));
         } else if ns > STALE_NS.max(self.max_rotation_ns.saturating_mul(4)) {
             // There were few requests, for which slices are long enough as they are; or no client had to take turns.
             self.keep(0);
@@ -86,19 +86,19 @@ impl SliceLength {
             return;
         } else {
             let rate = u64::try_from(u128::from(done) * 1_000_000_000 / u128::from(ns.max(1))).unwrap_or(u64::MAX);
-            self.judge(rate, most);
+            self.judge(rate, max);
         }
         (self.since_ns, self.before) = (now_ns, requests);
     }
 
     /// Judges a window with that many accepted requests per second.
-    fn judge(&mut self, rate: u64, most: u32) {
+    fn judge(&mut self, rate: u64, max: u32) {
         let percent_of = |rate: u64, percent: u64| u128::from(rate) * u128::from(percent);
         let does_pay = match self.trial {
             None => {
                 self.rate = rate;
                 self.left = self.left.saturating_sub(1);
-                return self.try_next(most);
+                return self.try_next(max);
             }
             Some(Trial::Longer) => percent_of(rate, 100) >= percent_of(self.rate, 100 + GAIN_PERCENT),
             Some(Trial::Shorter) => percent_of(rate, 100) >= percent_of(self.rate, 100 - LOSS_PERCENT),
@@ -108,23 +108,23 @@ impl SliceLength {
             Some(Trial::Shorter) if does_pay => self.doublings -= 1,
             _ => {
                 self.next = if self.next == Trial::Longer { Trial::Shorter } else { Trial::Longer };
-                self.left = self.patience;
-                self.patience = (2 * self.patience).min(MOST_PATIENCE);
+                self.left = self.pause;
+                self.pause = (2 * self.pause).min(MAX_PAUSE);
                 return;
             }
         }
         // Try the same direction again at once.
-        (self.rate, self.left, self.patience) = (rate, 0, LEAST_PATIENCE);
-        self.try_next(most);
+        (self.rate, self.left, self.pause) = (rate, 0, MIN_PAUSE);
+        self.try_next(max);
     }
 
-    fn try_next(&mut self, most: u32) {
-        if self.left > 0 || most == 0 && self.doublings == 0 {
+    fn try_next(&mut self, max: u32) {
+        if self.left > 0 || max == 0 && self.doublings == 0 {
             return;
         }
         // At least one direction is always open.
         self.next = match self.next {
-            Trial::Longer if self.doublings >= most => Trial::Shorter,
+            Trial::Longer if self.doublings >= max => Trial::Shorter,
             Trial::Shorter if self.doublings == 0 => Trial::Longer,
             next => next,
         };
@@ -143,12 +143,12 @@ impl SliceLength {
     }
 
     /// Returns how often the length may be doubled with that many groups.
-    const fn most_doublings(&self, groups: usize) -> u32 {
-        let mut most = 0;
-        while most < 20 && self.doubled(most + 1).saturating_mul(groups as u64) <= self.max_rotation_ns {
-            most += 1;
+    const fn max_doublings(&self, groups: usize) -> u32 {
+        let mut max = 0;
+        while max < 20 && self.doubled(max + 1).saturating_mul(groups as u64) <= self.max_rotation_ns {
+            max += 1;
         }
-        most
+        max
     }
 }
 

@@ -52,7 +52,7 @@ impl Counts {
     }
 
     /// Returns whether there are operations of whose completion the core is told by itself.
-    const fn are_told(self) -> bool {
+    const fn are_for_core(self) -> bool {
         self.0 >> 32 != 0
     }
 }
@@ -100,7 +100,7 @@ impl PendingPeer {
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     /// Maximum: the entries of the completion queue.
-    most: usize,
+    max: usize,
     /// Up to so many, an operation asks for a completion only where its send queue needs one (S25). With more, each run of operations
     /// asks for one.
     quiet: usize,
@@ -121,7 +121,7 @@ pub struct RdmaServer {
     unserved: Vec<ClientId>,
     /// Operations under way, and operations of removed queue pairs whose completions may still be in the queue.
     under_way: usize,
-    of_the_gone: usize,
+    orphaned: usize,
     limits: Limits,
     /// The next client to probe, and the time of that probe.
     probe: usize,
@@ -156,8 +156,8 @@ impl RdmaServer {
         let (ops, unserved, probe_ns) = (Vec::new(), Vec::new(), port.now_ns().saturating_add(PROBE_NS));
         // The other half is left to runs that ask.
         let quiet = options.cq_size.min(config.response_buffers) / 2;
-        let limits = Limits { most: options.cq_size as usize, quiet: quiet as usize };
-        Ok(Self { peers, core, port, ops, unserved, under_way: 0, of_the_gone: 0, limits, probe: 0, probe_ns })
+        let limits = Limits { max: options.cq_size as usize, quiet: quiet as usize };
+        Ok(Self { peers, core, port, ops, unserved, under_way: 0, orphaned: 0, limits, probe: 0, probe_ns })
     }
 
     /// Makes a queue pair for one more client.
@@ -216,7 +216,7 @@ impl RdmaServer {
         let completions = found.map_or(0, |found| take_completions(found, now_ns, core, peers, unserved, under_way));
         if completions < COMPLETION_BATCH {
             // The queue is empty, so it holds nothing of the queue pairs that are gone.
-            self.under_way -= std::mem::take(&mut self.of_the_gone);
+            self.under_way -= std::mem::take(&mut self.orphaned);
         }
         let Self { core, port, ops, .. } = self;
         core.poll(now_ns, ops);
@@ -234,7 +234,7 @@ impl RdmaServer {
     pub fn heed(&mut self, event: AsyncEvent) -> bool {
         if let AsyncEvent::QpFatal { qpn } = event {
             let nth = self.peers.iter().position(|peer| peer.as_ref().is_some_and(|peer| peer.qp.qpn() == qpn));
-            nth.into_iter().for_each(|nth| self.part_with(ClientId(nth as u16)));
+            nth.into_iter().for_each(|nth| self.remove(ClientId(nth as u16)));
         }
         is_fatal(event, self.port.cq.cqn())
     }
@@ -264,10 +264,10 @@ impl RdmaServer {
     }
 
     /// Returns whether a sleep before the next step keeps no client waiting whose entry was not looked at; see
-    /// [`Server::has_looked_at_all`].
+    /// [`Server::has_checked_all`].
     #[inline]
     pub(crate) fn may_sleep(&self) -> bool {
-        self.core.has_looked_at_all()
+        self.core.has_checked_all()
     }
 
     /// Returns the core.
@@ -328,7 +328,7 @@ impl RdmaServer {
         }
         let posted = post_ops(&mut self.peers, self.core.memory(), &self.ops, self.limits, &mut self.under_way);
         if posted < self.ops.len() {
-            self.put_off(posted);
+            self.defer(posted);
         }
         self.ops.clear();
     }
@@ -356,14 +356,14 @@ impl RdmaServer {
         backlog.drain(..posted);
         peer.backlog = backlog;
         if peer.is_broken {
-            self.part_with(client);
+            self.remove(client);
         }
     }
 
     /// Keeps the operations from `first` on that find no room, and posts those of other clients behind them. Removes clients that are
     /// broken.
     #[cold]
-    fn put_off(&mut self, mut first: usize) {
+    fn defer(&mut self, mut first: usize) {
         let ops = std::mem::take(&mut self.ops);
         while let Some(run) = ops[first..].chunk_by(are_of_one).next() {
             self.keep(run);
@@ -382,7 +382,7 @@ impl RdmaServer {
         }
         peer.backlog.extend(ops);
         if peer.is_broken {
-            self.part_with(client);
+            self.remove(client);
         }
     }
 
@@ -425,7 +425,7 @@ impl RdmaServer {
 
     /// Posts a WRITE of no bytes to a client. It completes everything before it, or shows that the client is gone (S20).
     fn probe(&mut self, nth: usize) {
-        let Some(peer) = self.peers[nth].as_mut().filter(|_| self.under_way < self.limits.most) else { return };
+        let Some(peer) = self.peers[nth].as_mut().filter(|_| self.under_way < self.limits.max) else { return };
         let (addr, rkey) = peer.probe_at;
         let posted = peer.posted.and(Counts::OTHER);
         match peer.qp.post(&Write { addr, rkey, payload: () }, Signal::Always, posted.0) {
@@ -436,14 +436,14 @@ impl RdmaServer {
             }
             // A full queue has operations that complete, and show the same.
             Err(error) if is_full(&error) => {}
-            Err(_) => self.part_with(ClientId(nth as u16)),
+            Err(_) => self.remove(ClientId(nth as u16)),
         }
     }
 
-    fn part_with(&mut self, client: ClientId) {
+    fn remove(&mut self, client: ClientId) {
         let Some(peer) = self.peers.get_mut(client.index()).and_then(Option::take) else { return };
         self.port.cq.unregister(peer.qp.qpn());
-        self.of_the_gone += peer.under_way();
+        self.orphaned += peer.under_way();
         // From here on nothing of the client is under way.
         drop(peer);
         self.core.leave(client);
@@ -472,14 +472,14 @@ fn take_completions(
         let ended = completed.since(std::mem::replace(&mut peer.completed, completed));
         *under_way -= usize::from(ended.all());
         core.on_responses_done(client, ended.responses());
-        if ended.are_told() {
-            tell(core, client, ended, now_ns);
+        if ended.are_for_core() {
+            on_reads(core, client, ended, now_ns);
         }
     })
 }
 
 /// Tells the core of READs that have ended. A client has one announcement and one question under way.
-fn tell(core: &mut Server<Mr>, client: ClientId, ended: Counts, now_ns: u64) {
+fn on_reads(core: &mut Server<Mr>, client: ClientId, ended: Counts, now_ns: u64) {
     if ended.last_reads() > 0 {
         core.on_reads_done(client, now_ns);
     }
@@ -518,7 +518,7 @@ fn post_ops(peers: &mut [Option<Peer>], memory: &ServerMemory<Mr>, ops: &[Server
 /// evicted, or if its queue pair refuses an operation.
 #[inline(always)]
 fn post_all(peer: &mut Peer, memory: &ServerMemory<Mr>, ops: &[ServerOp], limits: Limits, under_way: &mut usize) -> usize {
-    let fitting = ops.len().min(limits.most - *under_way);
+    let fitting = ops.len().min(limits.max - *under_way);
     if peer.is_broken || fitting == 0 {
         return 0;
     }

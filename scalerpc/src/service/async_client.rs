@@ -16,7 +16,7 @@ use mlx5::DeviceInfo;
 use rendezvous::oneshot::{Receiver, Sender, oneshot};
 use rendezvous::posting::{self, Posted, Poster, posting};
 
-use super::client::{ClientError, ClientOptions, heed_events, next_device, open, reach, resolve};
+use super::client::{ClientError, ClientOptions, connect_any, next_device, open, resolve, take_events};
 use super::{DEFAULT_TYPE, SPINS};
 use crate::protocol::{CallError, CallFailure, CallHandle, CloseReason, State};
 use crate::rdma::{RdmaClient, SyncCallError};
@@ -261,7 +261,7 @@ impl Worker {
         is_wanted: impl FnMut() -> bool,
     ) -> Result<(Self, Handle), ClientError> {
         let (address, addresses) = resolve(&address)?;
-        let (rdma, lifeline) = reach(&open(&options)?, &address, &addresses, &options, options.connect_timeout, is_wanted)?;
+        let (rdma, lifeline) = connect_any(&open(&options)?, &address, &addresses, &options, options.connect_timeout, is_wanted)?;
         let limits = Arc::new(Limits {
             device: rdma.device().info(),
             max_payload: rdma.max_payload(),
@@ -278,13 +278,13 @@ impl Worker {
 
     /// Serves the calls until no client is left. The drop then tells every caller that still waits.
     fn serve(mut self) {
-        let mut in_vain = 0;
+        let mut idle_polls = 0;
         while self.posted.take() {
             let moved = self.step();
-            in_vain = if moved { 0 } else { in_vain + 1 };
-            if in_vain > SPINS {
+            idle_polls = if moved { 0 } else { idle_polls + 1 };
+            if idle_polls > SPINS {
                 self.rdma.wait(self.posted.left());
-                heed_events(&mut self.rdma);
+                take_events(&mut self.rdma);
             }
         }
     }
@@ -370,7 +370,7 @@ impl Worker {
         let Self { rdma, lifeline, address, addresses, options, posted, response, alarm, .. } = self;
         let connected: Result<(), ClientError> = posted.reconnect(options.connect_timeout, |attempt, is_wanted| {
             let device = next_device(rdma, options)?;
-            (*rdma, *lifeline) = reach(&device, address, addresses, options, attempt, is_wanted)?;
+            (*rdma, *lifeline) = connect_any(&device, address, addresses, options, attempt, is_wanted)?;
             alarm.set(rdma.device().waker());
             response.resize(rdma.max_payload(), 0);
             Ok(())

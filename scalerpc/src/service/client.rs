@@ -30,8 +30,8 @@ pub struct ClientOptions {
 
 impl Default for ClientOptions {
     fn default() -> Self {
-        let patience = Duration::from_secs(5);
-        Self { device: default_device(), rdma: RdmaOptions::default(), connect_timeout: patience, timeout: patience }
+        let within = Duration::from_secs(5);
+        Self { device: default_device(), rdma: RdmaOptions::default(), connect_timeout: within, timeout: within }
     }
 }
 
@@ -123,7 +123,7 @@ impl Client {
     /// [`ClientError`]; nothing is left behind.
     pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ClientOptions) -> Result<Self, ClientError> {
         let (address, addresses) = resolve(&address)?;
-        let (rdma, lifeline) = reach(&open(options)?, &address, &addresses, options, options.connect_timeout, || true)?;
+        let (rdma, lifeline) = connect_any(&open(options)?, &address, &addresses, options, options.connect_timeout, || true)?;
         let response = vec![0; rdma.max_payload()];
         Ok(Self { rdma, lifeline, address, addresses, options: options.clone(), response, had_no_slot: false })
     }
@@ -184,7 +184,7 @@ impl Client {
             let mut idle = Idle::default();
             let wait = |rdma: &mut RdmaClient| {
                 if idle.pass() {
-                    heed_events(rdma);
+                    take_events(rdma);
                 }
             };
             match self.rdma.call_and_wait(rpc_type, request, &mut self.response, wait) {
@@ -206,15 +206,15 @@ impl Client {
     }
 
     fn reconnect(&mut self, within: Duration) -> Result<(), ClientError> {
-        let (device, patience) = (next_device(&mut self.rdma, &self.options)?, within.min(self.options.connect_timeout));
-        (self.rdma, self.lifeline) = reach(&device, &self.address, &self.addresses, &self.options, patience, || true)?;
+        let (device, within) = (next_device(&mut self.rdma, &self.options)?, within.min(self.options.connect_timeout));
+        (self.rdma, self.lifeline) = connect_any(&device, &self.address, &self.addresses, &self.options, within, || true)?;
         self.response.resize(self.rdma.max_payload(), 0);
         Ok(())
     }
 }
 
 /// Takes the events of a client's device, which it does not share. Returns whether the device or its queue broke down.
-pub(super) fn heed_events(rdma: &mut RdmaClient) -> bool {
+pub(super) fn take_events(rdma: &mut RdmaClient) -> bool {
     let mut is_broken = matches!(rdma.state(), State::Closed(CloseReason::Device));
     while let Some(event) = rdma.device().take_async_event() {
         is_broken |= rdma.heed(event);
@@ -224,7 +224,7 @@ pub(super) fn heed_events(rdma: &mut RdmaClient) -> bool {
 
 /// Returns the device for a client's next connection: its device, or if that broke down another one.
 pub(super) fn next_device(rdma: &mut RdmaClient, options: &ClientOptions) -> Result<Device, ClientError> {
-    if heed_events(rdma) { open(options) } else { Ok(rdma.device().clone()) }
+    if take_events(rdma) { open(options) } else { Ok(rdma.device().clone()) }
 }
 
 /// Resolves an address. Returns it as given, for errors, and its sockets.
@@ -241,12 +241,12 @@ pub(super) fn open(options: &ClientOptions) -> Result<Device, ClientError> {
 }
 
 /// Connects to the first of the addresses that has a server. Waits for a server as long as it `is_wanted`.
-pub(super) fn reach(
+pub(super) fn connect_any(
     device: &Device,
     name: &str,
     addresses: &[SocketAddr],
     options: &ClientOptions,
-    patience: Duration,
+    within: Duration,
     is_wanted: impl FnMut() -> bool,
 ) -> Result<(RdmaClient, TcpStream), ClientError> {
     let unreachable = |source| ClientError::Unreachable { address: name.to_owned(), source };
@@ -254,7 +254,7 @@ pub(super) fn reach(
         let rdma = RdmaClient::connect_on(device, &options.rdma, &mut stream).map_err(timed_out)?;
         Ok((rdma, stream))
     };
-    rendezvous::reach(addresses, patience, is_wanted, meet, may_pass, unreachable)
+    rendezvous::reach(addresses, within, is_wanted, meet, may_pass, unreachable)
 }
 
 /// Names a time limit that a stream reached, which the stream reports as an operation that would block.

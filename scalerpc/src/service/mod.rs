@@ -33,25 +33,25 @@ fn default_device() -> DeviceSpec {
 /// The waiting strategy between looks that find nothing: first spin, then yield, then sleep, each sleep twice as long.
 #[derive(Debug, Default)]
 struct Idle {
-    in_vain: u32,
+    idle_polls: u32,
 }
 
 impl Idle {
     /// Restarts the strategy: a look found something.
     const fn reset(&mut self) {
-        self.in_vain = 0;
+        self.idle_polls = 0;
     }
 
     /// Returns whether the next [`pass`](Self::pass) sleeps.
-    const fn is_tired(&self) -> bool {
-        self.in_vain >= 2 * SPINS - 1
+    const fn sleeps_next(&self) -> bool {
+        self.idle_polls >= 2 * SPINS - 1
     }
 
     /// Waits once: a look found nothing. Returns whether the thread slept.
     fn pass(&mut self) -> bool {
-        self.in_vain = self.in_vain.saturating_add(1);
-        match self.in_vain.checked_sub(2 * SPINS) {
-            None if self.in_vain < SPINS => std::hint::spin_loop(),
+        self.idle_polls = self.idle_polls.saturating_add(1);
+        match self.idle_polls.checked_sub(2 * SPINS) {
+            None if self.idle_polls < SPINS => std::hint::spin_loop(),
             None => std::thread::yield_now(),
             Some(sleeps) => {
                 std::thread::sleep((SHORTEST_SLEEP * 2_u32.pow(sleeps.min(5))).min(LONGEST_SLEEP));

@@ -19,15 +19,15 @@ use crate::rdma::{PendingPeer, RdmaOptions, RdmaServer, SetupError};
 /// Maximum number of requests that one step answers.
 const BUDGET: usize = 64;
 /// Number of steps between two looks at the socket, for a server that always has something to do.
-const STEPS_PER_LOOK: u32 = 1024;
+const STEPS_PER_CHECK: u32 = 1024;
 /// Maximum time for a client to connect. Other clients do not wait meanwhile.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 /// Maximum time that a stopped server waits for its last responses to arrive.
 const LINGER: Duration = Duration::from_millis(20);
 /// Maximum number of clients that have a queue pair and are not admitted yet. Further clients wait.
-const MOST_OFFERED: usize = 64;
+const MAX_OFFERED: usize = 64;
 /// Number of new clients that a server takes at a time if others share its address.
-const PEERS_PER_LOOK_OF_MANY: usize = 1;
+const SHARED_PEERS_PER_CHECK: usize = 1;
 /// Offset of the clocks of servers on one host: they share one clock.
 const SAME_CLOCK: Option<i64> = Some(0);
 /// Time after which a client that connects loses its place, if as many clients connect as may.
@@ -121,7 +121,7 @@ pub struct Server {
     stop: StopHandle,
     /// The event that ended the server. From then on each step looks.
     breakdown: Option<AsyncEvent>,
-    steps_to_look: u32,
+    steps_to_check: u32,
     idle: Idle,
 }
 
@@ -146,7 +146,7 @@ impl Arriving {
     /// Proceeds as far as the socket permits. Returns the client when nothing is left to do.
     fn advance(&mut self, stream: &mut TcpStream, server: &mut RdmaServer, offered: &mut usize) -> Result<Option<ClientId>, SetupError> {
         if let Self::Silent(hello) = self {
-            if *offered >= MOST_OFFERED {
+            if *offered >= MAX_OFFERED {
                 return Ok(None);
             }
             let Some(hello) = hello.advance(stream)? else { return Ok(None) };
@@ -162,7 +162,7 @@ impl Arriving {
             let Offered { since, peer, offer, accept } = &mut **stage;
             let accept = if offer.advance(stream)? { accept.advance(stream)? } else { None };
             let Some(accept) = accept else {
-                let is_in_the_way = *offered >= MOST_OFFERED && since.elapsed() > SHORT_CONNECT_TIME;
+                let is_in_the_way = *offered >= MAX_OFFERED && since.elapsed() > SHORT_CONNECT_TIME;
                 return if is_in_the_way { Err(io::Error::from(ErrorKind::TimedOut).into()) } else { Ok(None) };
             };
             let refuse = |stream: &mut TcpStream, refusal| drop(stream.write(&Admission::refuse(refusal)));
@@ -211,7 +211,7 @@ impl Server {
     pub fn beside(other: SharedAddress) -> Result<Self, ServerError> {
         let SharedAddress { listener, options, stop } = other;
         let mut server = Self::at(Gate::over(listener, CONNECT_TIME), options, stop)?;
-        server.gate.take_by(PEERS_PER_LOOK_OF_MANY);
+        server.gate.accept_at_most(SHARED_PEERS_PER_CHECK);
         server.rdma.synchronise(SAME_CLOCK);
         Ok(server)
     }
@@ -220,7 +220,7 @@ impl Server {
         let address = || gate.local_addr().map_or_else(|_| String::new(), |address| address.to_string());
         let lifelines = Lifelines::new().map_err(|source| ServerError::Listen { address: address(), source })?;
         let rdma = RdmaServer::on(&Device::open(&options.device).map_err(SetupError::from)?, &options.config, &options.rdma)?;
-        Ok(Self { rdma, gate, lifelines, probed: None, options, stop, breakdown: None, steps_to_look: 0, idle: Idle::default() })
+        Ok(Self { rdma, gate, lifelines, probed: None, options, stop, breakdown: None, steps_to_check: 0, idle: Idle::default() })
     }
 
     /// Shares the address, for [`beside`](Self::beside). The stop handle of this server stops all servers at the address.
@@ -229,7 +229,7 @@ impl Server {
     /// No descriptor is free.
     pub fn share(&mut self) -> io::Result<SharedAddress> {
         let listener = self.gate.listener()?;
-        self.gate.take_by(PEERS_PER_LOOK_OF_MANY);
+        self.gate.accept_at_most(SHARED_PEERS_PER_CHECK);
         self.rdma.synchronise(SAME_CLOCK);
         Ok(SharedAddress { listener, options: self.options.clone(), stop: self.stop.clone() })
     }
@@ -315,17 +315,17 @@ impl Server {
     /// # Errors
     /// [`ServerError::Device`].
     pub fn step(&mut self, handlers: &mut Handlers<'_>) -> Result<bool, ServerError> {
-        if self.steps_to_look == 0 {
-            self.heed_events()?;
-            self.look_at_sockets();
-            self.steps_to_look = STEPS_PER_LOOK;
+        if self.steps_to_check == 0 {
+            self.take_events()?;
+            self.check_sockets();
+            self.steps_to_check = STEPS_PER_CHECK;
         }
-        self.steps_to_look -= 1;
+        self.steps_to_check -= 1;
         let moved = self.rdma.step(handlers, BUDGET) > 0;
         if moved {
             self.idle.reset();
-        } else if (self.rdma.may_sleep() || !self.idle.is_tired()) && self.idle.pass() {
-            self.steps_to_look = 0;
+        } else if (self.rdma.may_sleep() || !self.idle.sleeps_next()) && self.idle.pass() {
+            self.steps_to_check = 0;
         }
         Ok(moved)
     }
@@ -336,7 +336,7 @@ impl Server {
         &mut self.rdma
     }
 
-    fn heed_events(&mut self) -> Result<(), ServerError> {
+    fn take_events(&mut self) -> Result<(), ServerError> {
         while let Some(event) = self.rdma.device().take_async_event() {
             if self.rdma.heed(event) {
                 self.breakdown = Some(event);
@@ -345,11 +345,11 @@ impl Server {
         self.breakdown.map_or(Ok(()), |event| Err(ServerError::Device(event)))
     }
 
-    fn look_at_sockets(&mut self) {
+    fn check_sockets(&mut self) {
         let Self { rdma, gate, lifelines, .. } = self;
         let mut offered = gate.arriving().filter(|arriving| matches!(arriving, Arriving::Offered(_))).count();
         let (mut is_full, mut arrived) = (false, Vec::new());
-        gate.look(
+        gate.poll(
             || Arriving::Silent(Incoming::default()),
             |arriving, stream| {
                 let outcome = arriving.advance(stream, rdma, &mut offered);
@@ -402,13 +402,13 @@ mod tests {
             server.step(&mut handlers).unwrap()
         };
         loop {
-            while server.clients() == 0 || !server.idle.is_tired() {
+            while server.clients() == 0 || !server.idle.sleeps_next() {
                 step(&mut server);
             }
-            let before = server.idle.in_vain;
+            let before = server.idle.idle_polls;
             // A probe moves something once in a second.
             if (0..8 * 1024 / 64).all(|_| !step(&mut server)) {
-                assert_eq!(server.idle.in_vain - before, 8, "one sleep in each round");
+                assert_eq!(server.idle.idle_polls - before, 8, "one sleep in each round");
                 break;
             }
         }

@@ -308,7 +308,7 @@ impl KvDaemon {
         let taken = shards.poll(answer);
         let mut served = 0;
         while served < BUDGET {
-            let Some((_, token, hop)) = self.shards.node.try_recv_raw() else { break };
+            let Some((_, token, hop)) = self.shards.node.recv() else { break };
             served += 1;
             let Hop::Request(request) = hop else {
                 answer_daemon(&mut self.shards, token, Hop::Failed);

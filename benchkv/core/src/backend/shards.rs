@@ -142,7 +142,7 @@ mod tests {
         let (mut arrived, mut answered) = (Vec::new(), Vec::new());
         let mut serve = |asking: &mut Shards<u64>| {
             answering.poll(|_, _| ());
-            while let Some((_, token, hop)) = answering.try_recv_raw() {
+            while let Some((_, token, hop)) = answering.recv() {
                 let Hop::Request(request) = hop else { panic!("{hop:?}") };
                 arrived.push(request.key());
                 answering.reply(token, Hop::Response(Response::new(Outcome::PutOk))).unwrap();

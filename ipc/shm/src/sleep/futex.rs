@@ -67,7 +67,7 @@ impl Known {
         }
     }
 
-    /// As if time stood still: a wake-up that is lost is a model that does not end.
+    /// Sleeps without a timeout under loom, so that a lost wake-up shows as a deadlock.
     #[cfg(loom)]
     pub(super) fn sleep(&self, watch: &mut dyn Watch, _: Duration) {
         let mut has_changed = false;

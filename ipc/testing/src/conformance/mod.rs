@@ -42,7 +42,7 @@ pub trait Rpc {
     fn create(dir: &Dir, clients: usize, depth: usize) -> Self::Server {
         Self::try_create(dir, clients, depth).expect("there is no server yet")
     }
-    /// `None` if all seats are taken, or there is no living server.
+    /// `None` if all entries are taken, or there is no living server.
     fn connect(dir: &Dir) -> Option<Self::Client>;
     fn serve_poll(server: &mut Self::Server) -> usize;
     fn serve_wait(server: &mut Self::Server, timeout: Option<Duration>) -> bool;
@@ -56,9 +56,9 @@ pub trait Rpc {
     fn poll(client: &mut Self::Client, f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd>;
     fn wait(client: &mut Self::Client, timeout: Option<Duration>) -> bool;
     fn id(client: &Self::Client) -> usize;
-    /// The region of a server for at most 448 clients with so many calls together, and where its seats begin.
-    fn seats(dir: &Dir, calls: usize) -> (Region, usize);
-    /// Where the words begin by which clients tell that server that they call. They reach to the seats.
+    /// The region of a server for at most 448 clients with so many calls together, and where its entries begin.
+    fn entries(dir: &Dir, calls: usize) -> (Region, usize);
+    /// Where the words begin by which clients tell that server that they call. They reach to the entries.
     const WAKES: usize;
     /// Why there is no server `s`.
     fn create_refused(dir: &Dir, clients: usize, depth: usize) -> region::CreateError;
@@ -71,7 +71,7 @@ fn pair<R: Rpc>(scratch: &Scratch, clients: usize, depth: usize) -> (R::Server, 
 }
 
 fn connect<R: Rpc>(scratch: &Scratch) -> R::Client {
-    R::connect(&scratch.dir()).expect("there is a free seat")
+    R::connect(&scratch.dir()).expect("there is a free entry")
 }
 
 /// Polls once and takes everything there is.
@@ -244,7 +244,7 @@ pub fn answer_that_a_former_client_did_not_take_reaches_nobody<R: Rpc>(name: &st
     assert_eq!(take_all::<R>(&mut server).iter().map(|(_, number)| *number).collect::<Vec<_>>(), [10, 11, 12, 13]);
 }
 
-pub fn seats_are_reused_without_end<R: Rpc>(name: &str) {
+pub fn entries_are_reused_without_end<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let mut server = R::create(&scratch.dir(), 2, 2);
     let cycles = 50_000 * u64::from(helpers::scale()).min(20);
@@ -267,7 +267,7 @@ pub fn seats_are_reused_without_end<R: Rpc>(name: &str) {
         }
     }
     no_descriptors_are_left();
-    println!("{cycles} connections, 0 seats, 0 descriptors left");
+    println!("{cycles} connections, 0 entries, 0 descriptors left");
 }
 
 fn no_descriptors_are_left() {
@@ -333,8 +333,8 @@ pub fn threads_come_and_go_without_disturbing_each_other<R: Rpc>(name: &str) {
         let coming_and_going = || {
             for n in 0..CYCLES {
                 let mut client = None;
-                // A seat is free again after the server's next poll.
-                wait_for("a seat stays taken", || {
+                // An entry is free again after the server's next poll.
+                wait_for("an entry stays taken", || {
                     client = R::connect(&scratch.dir());
                     client.is_some()
                 });
@@ -400,12 +400,12 @@ macro_rules! conformance {
             calls_of_a_server_that_ends_end_once_after_what_it_answered
             late_answer_to_a_former_client_reaches_nobody
             answer_that_a_former_client_did_not_take_reaches_nobody
-            seats_are_reused_without_end
+            entries_are_reused_without_end
             servers_come_and_go_under_living_clients
             threads_lose_and_repeat_nothing
             threads_come_and_go_without_disturbing_each_other
             calls_of_a_killed_server_end_once_and_its_successor_serves
-            seat_of_a_killed_client_is_free_again
+            entry_of_a_killed_client_is_free_again
             stopped_or_killed_client_stalls_nobody
             calls_without_an_answer_end_in_time_and_late_answers_reach_no_call
             cancelled_calls_keep_their_places_until_they_are_answered
@@ -415,8 +415,8 @@ macro_rules! conformance {
             sleepers_are_woken_by_every_request_and_every_reply
             idle_sleepers_hardly_run
             sleeping_client_learns_of_its_servers_end
-            sleeping_server_frees_the_seat_of_a_killed_client
-            sleeping_server_frees_the_seat_of_a_client_that_leaves
+            sleeping_server_frees_the_entry_of_a_killed_client
+            sleeping_server_frees_the_entry_of_a_client_that_leaves
             flag_that_is_down_over_an_empty_lane_ends_no_wait
             garbage_in_the_words_of_sleepers_stalls_nobody
             forked_child_may_drop_a_client

@@ -29,7 +29,7 @@ pub fn helper_process<R: Rpc>(_: &str) {
             }
         }
         "caller" => {
-            let mut client = R::connect(&dir).expect("there is a free seat");
+            let mut client = R::connect(&dir).expect("there is a free entry");
             let mut number = 0;
             say("connected");
             loop {
@@ -42,14 +42,14 @@ pub fn helper_process<R: Rpc>(_: &str) {
             }
         }
         "idle" => {
-            let mut client = R::connect(&dir).expect("there is a free seat");
+            let mut client = R::connect(&dir).expect("there is a free entry");
             R::call(&mut client, 1, 1).unwrap();
             say("called");
             next_word();
         }
         // Its child drops what is not its own.
         "forking client" => {
-            let mut client = R::connect(&dir).expect("there is a free seat");
+            let mut client = R::connect(&dir).expect("there is a free entry");
             R::call(&mut client, 1, 1).unwrap();
             let child = fork();
             if child == 0 {
@@ -69,7 +69,7 @@ pub fn helper_process<R: Rpc>(_: &str) {
         }
         "forking server" => {
             let mut server = R::create(&dir, 2, 8);
-            let mut client = R::connect(&dir).expect("there is a free seat");
+            let mut client = R::connect(&dir).expect("there is a free entry");
             R::call(&mut client, 1, 1).unwrap();
             let requests = take_all::<R>(&mut server);
             let child = fork();
@@ -138,7 +138,7 @@ pub fn forked_child_may_drop_a_client<R: Rpc>(name: &str) {
     wait_for("no request", || {
         for (request, number) in take_all::<R>(&mut server) {
             numbers.push(number);
-            assert!(R::reply(&mut server, request, number), "the child gave the seat up");
+            assert!(R::reply(&mut server, request, number), "the child gave the entry up");
         }
         numbers == [1, 2]
     });
@@ -189,7 +189,7 @@ pub fn calls_of_a_killed_server_end_once_and_its_successor_serves<R: Rpc>(name: 
     assert!(scratch.names().is_empty());
 }
 
-pub fn seat_of_a_killed_client_is_free_again<R: Rpc>(name: &str) {
+pub fn entry_of_a_killed_client_is_free_again<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let mut server = R::create(&scratch.dir(), 1, 8);
     for _ in 0..5 {
@@ -199,7 +199,7 @@ pub fn seat_of_a_killed_client_is_free_again<R: Rpc>(name: &str) {
         let (late, _) = take_all::<R>(&mut server).remove(0);
         client.kill();
         let mut next = None;
-        wait_for("the seat stays taken", || {
+        wait_for("the entry stays taken", || {
             R::serve_poll(&mut server);
             next = R::connect(&scratch.dir());
             next.is_some()

@@ -110,7 +110,7 @@ pub fn sleeping_client_learns_of_its_servers_end<R: Rpc>(name: &str) {
     assert_eq!(R::poll(&mut client, |_, _| {}), Err(SessionEnd::PeerGone));
 }
 
-pub fn sleeping_server_frees_the_seat_of_a_killed_client<R: Rpc>(name: &str) {
+pub fn sleeping_server_frees_the_entry_of_a_killed_client<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let mut server = R::create(&scratch.dir(), 1, 8);
     let mut client = Helper::start("idle", &scratch);
@@ -118,7 +118,7 @@ pub fn sleeping_server_frees_the_seat_of_a_killed_client<R: Rpc>(name: &str) {
     assert_eq!(take_all::<R>(&mut server).len(), 1);
     client.kill();
     let mut next = None;
-    wait_for("the seat stays taken", || {
+    wait_for("the entry stays taken", || {
         R::serve_wait(&mut server, Some(Duration::from_millis(50)));
         next = R::connect(&scratch.dir());
         next.is_some()
@@ -132,7 +132,7 @@ pub fn sleeping_server_frees_the_seat_of_a_killed_client<R: Rpc>(name: &str) {
 }
 
 /// It looks by itself ten times a second; so many clients that wake nobody would exceed everybody's patience.
-pub fn sleeping_server_frees_the_seat_of_a_client_that_leaves<R: Rpc>(name: &str) {
+pub fn sleeping_server_frees_the_entry_of_a_client_that_leaves<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let mut server = R::create(&scratch.dir(), 1, 4);
     std::thread::scope(|scope| {
@@ -140,7 +140,7 @@ pub fn sleeping_server_frees_the_seat_of_a_client_that_leaves<R: Rpc>(name: &str
             let mut last = None;
             for _ in 0..1000 {
                 last = None;
-                wait_for("the seat stays taken", || {
+                wait_for("the entry stays taken", || {
                     last = R::connect(&scratch.dir());
                     last.is_some()
                 });
@@ -159,8 +159,8 @@ pub fn garbage_in_the_words_of_sleepers_stalls_nobody<R: Rpc>(name: &str) {
     const CALLS: u64 = 8;
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
-    let (region, seats) = R::seats(&scratch.dir(), 4);
-    let words = [seats + 8, seats + 12, seats + 64 + 16, seats + 64 + 20];
+    let (region, entries) = R::entries(&scratch.dir(), 4);
+    let words = [entries + 8, entries + 12, entries + 64 + 16, entries + 64 + 20];
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -197,9 +197,9 @@ pub fn garbage_in_the_words_of_sleepers_stalls_nobody<R: Rpc>(name: &str) {
 pub fn flag_that_is_down_over_an_empty_lane_ends_no_wait<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
-    let (region, seats) = R::seats(&scratch.dir(), 4);
+    let (region, entries) = R::entries(&scratch.dir(), 4);
     // SAFETY: in bounds, and all access to this word is atomic.
-    let armed = unsafe { region.view().at::<AtomicU32>(seats + 64 + 8).unwrap().as_ref() };
+    let armed = unsafe { region.view().at::<AtomicU32>(entries + 64 + 8).unwrap().as_ref() };
     assert_eq!(armed.load(Ordering::Relaxed), ARMED);
     armed.store(HOT, Ordering::Relaxed);
     // Longer than a slice.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use shm::dir::Dir;
 
-use super::{DEPTH, SEATS, STEPPED, Words, orders, points, start, words};
+use super::{DEPTH, ENTRIES, STEPPED, Words, orders, points, start, words};
 use crate::caller::{Caller, answer};
 use crate::conformance::{Outcome, Rpc};
 use crate::helpers::{Scratch, wait_for};
@@ -62,7 +62,7 @@ pub fn process<R: Rpc>(dir: &Dir) {
             marker();
             continue;
         }
-        let client = connected.as_mut().expect("there was a free seat");
+        let client = connected.as_mut().expect("there was a free entry");
         match verb.as_str() {
             "call" => {
                 marker();
@@ -121,15 +121,15 @@ struct House<R: Rpc> {
     wakes_before: u32,
 }
 
-/// The good client has seat 0, and this one is free whenever a stepped process connects.
-const SEAT: usize = 1;
+/// The good client has entry 0, and this one is free whenever a stepped process connects.
+const ENTRY: usize = 1;
 
 impl<R: Rpc> House<R> {
     fn new(name: &str) -> Self {
         let scratch = Scratch::new(name);
-        let server = R::create(&scratch.dir(), SEATS, DEPTH);
+        let server = R::create(&scratch.dir(), ENTRIES, DEPTH);
         let good = Some(Caller::new(R::connect(&scratch.dir()).unwrap()));
-        let words = Words::new::<R>(&scratch.dir(), SEATS * DEPTH);
+        let words = Words::new::<R>(&scratch.dir(), ENTRIES * DEPTH);
         Self { scratch, server, words, good, next: 0, from_stepped: vec![], held: None, late_answers: 0, wakes_before: 0 }
     }
 
@@ -179,23 +179,23 @@ impl<R: Rpc> House<R> {
         self.serve();
     }
 
-    /// Connects `seats` clients at a time.
-    fn join(&mut self, seats: usize) -> Vec<Caller<R>> {
+    /// Connects `entries` clients at a time.
+    fn join(&mut self, entries: usize) -> Vec<Caller<R>> {
         let mut joined = vec![];
-        wait_for("a seat stays taken", || {
+        wait_for("an entry stays taken", || {
             // A dead client is found after some polls.
             for _ in 0..64 {
                 self.serve();
             }
             joined.extend(R::connect(&self.scratch.dir()).map(Caller::new));
-            joined.len() == seats
+            joined.len() == entries
         });
         joined
     }
 
-    /// All seats but the good client's can be taken, and are free again after. Who takes them gets no answers to calls of the former holder.
-    fn seats_are_free(&mut self) {
-        let mut joined = self.join(SEATS - 1);
+    /// All entries but the good client's can be taken, and are free again after. Who takes them gets no answers to calls of the former holder.
+    fn entries_are_free(&mut self) {
+        let mut joined = self.join(ENTRIES - 1);
         for caller in &mut joined {
             caller.call(self.next);
             self.next += 1;
@@ -220,15 +220,15 @@ impl<R: Rpc> House<R> {
         self.serve_stepped();
         stepped.tell("settle 1");
         assert_eq!(stepped.hear(), words(&[(number, Ok(answer(number)))]));
-        assert!(!self.words.is_armed(SEAT));
+        assert!(!self.words.is_armed(ENTRY));
     }
 
     /// The server goes to sleep, and looks asleep from then on, whatever it does. It wants to be told of every call: also by a client that is
-    /// stopped between lowering its flag and announcing itself, as soon as the server has gone round the seats (R4).
+    /// stopped between lowering its flag and announcing itself, as soon as the server has gone round the entries (R4).
     fn doze(&mut self) -> u32 {
         wait_for("the server finds no sleep", || {
             self.serve();
-            !R::serve_wait(&mut self.server, Some(Duration::from_micros(1))) && self.words.is_armed(SEAT)
+            !R::serve_wait(&mut self.server, Some(Duration::from_micros(1))) && self.words.is_armed(ENTRY)
         });
         self.words.lull_server()
     }
@@ -263,7 +263,7 @@ impl<R: Rpc> House<R> {
             Verb::Connect => stepped.through(&format!("call {number}")),
             Verb::Leave => {
                 assert!(self.from_stepped.len() <= 1);
-                self.seats_are_free();
+                self.entries_are_free();
                 return stepped.through("connect 0");
             }
             Verb::WakingCall => {
@@ -290,7 +290,7 @@ impl<R: Rpc> House<R> {
         assert_eq!(self.from_stepped, [number], "every request comes once");
         if verb == Verb::Connect {
             stepped.through("leave 0");
-            self.seats_are_free();
+            self.entries_are_free();
         }
     }
 
@@ -345,7 +345,7 @@ pub fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     }
     println!("client, {verb:?}: {}, {stops} stops, 0 stalls, 0 lost, 0 duplicated", points.of(unit));
     stepped.kill();
-    house.seats_are_free();
+    house.entries_are_free();
     house.end();
 }
 
@@ -354,7 +354,7 @@ pub fn stop_at_the_end<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
     let mut stepped = start("client", &scratch, unit);
     let mut round = |point: Option<usize>| {
-        let mut server = R::create(&scratch.dir(), SEATS, DEPTH);
+        let mut server = R::create(&scratch.dir(), ENTRIES, DEPTH);
         stepped.through("connect 0");
         stepped.through("call 1");
         R::serve_poll(&mut server);
@@ -387,7 +387,7 @@ pub fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     House::<R>::connect(verb, &mut stepped);
     let steps = house.steps(verb, &mut stepped, STEPPED);
     stepped.replace();
-    house.seats_are_free();
+    house.entries_are_free();
     let mut points = points(steps, unit, verb.is_rare());
     let (mut kills, mut came) = (0, 0);
     for point in points.by_ref() {
@@ -398,14 +398,14 @@ pub fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
         stepped.replace();
         kills += 1;
         house.traffic();
-        house.seats_are_free();
+        house.entries_are_free();
         assert!(house.from_stepped.is_empty() || house.from_stepped == [number], "{:?} at {point}", house.from_stepped);
         came += house.from_stepped.len();
         house.traffic();
     }
     println!(
         "client, {verb:?}: {}, {kills} kills, {came} calls of theirs came, {} late answers dropped, \
-         {kills} seats recovered, 0 stalls, 0 lost, 0 duplicated",
+         {kills} entries recovered, 0 stalls, 0 lost, 0 duplicated",
         points.of(unit),
         house.late_answers
     );

@@ -1,6 +1,6 @@
 //! A process is single-stepped through one verb of a shared-memory RPC and stopped, or killed, after every instruction: as a client and as the
 //! server. Whatever it was doing, the others go on; every call of who lives ends once, with the right answer or because the server is gone;
-//! a request of a killed client is there whole or not at all; seats, and the name of a server, can be taken again.
+//! a request of a killed client is there whole or not at all; entries, and the name of a server, can be taken again.
 //!
 //! A test file calls `single_step!` with its implementation of [`Rpc`].
 
@@ -21,7 +21,7 @@ use crate::tracee::{Helper, Points, Tracee, Unit, again_and_again};
 
 pub const DEPTH: usize = 8;
 /// One is the stepped process's, or a passer-by's.
-pub const SEATS: usize = 3;
+pub const ENTRIES: usize = 3;
 /// Numbers of requests of the stepped process are above it.
 pub const STEPPED: u64 = 1 << 32;
 
@@ -35,24 +35,24 @@ pub fn points(steps: usize, unit: Unit, is_rare: bool) -> Points {
 /// The words of the sleepers in a server's region, and the flags of its lanes.
 pub struct Words {
     region: Region,
-    seats: usize,
+    entries: usize,
 }
 
 impl Words {
     /// Of a server for so many calls.
     pub fn new<R: Rpc>(dir: &Dir, calls: usize) -> Self {
-        let (region, seats) = R::seats(dir, calls);
-        Self { region, seats }
+        let (region, entries) = R::entries(dir, calls);
+        Self { region, entries }
     }
 
     fn at(&self, offset: usize) -> &AtomicU32 {
         // SAFETY: the region lives as long as `self`, and all access to these words is atomic.
-        unsafe { self.region.view().at::<AtomicU32>(self.seats + offset).unwrap().as_ref() }
+        unsafe { self.region.view().at::<AtomicU32>(self.entries + offset).unwrap().as_ref() }
     }
 
-    /// Returns whether the client of this seat must tell the server that it calls.
-    pub fn is_armed(&self, seat: usize) -> bool {
-        self.at(64 + 64 * seat + 8).load(Ordering::Relaxed) == ARMED
+    /// Returns whether the client of this entry must tell the server that it calls.
+    pub fn is_armed(&self, entry: usize) -> bool {
+        self.at(64 + 64 * entry + 8).load(Ordering::Relaxed) == ARMED
     }
 
     /// Makes the server look as if it slept, and says how often it was woken.
@@ -61,10 +61,10 @@ impl Words {
         self.at(8).load(Ordering::Relaxed)
     }
 
-    /// Makes the client of this seat look as if it slept, and says how often it was woken.
-    pub fn lull_client(&self, seat: usize) -> u32 {
-        self.at(64 + 64 * seat + 20).store(1, Ordering::Relaxed);
-        self.at(64 + 64 * seat + 16).load(Ordering::Relaxed)
+    /// Makes the client of this entry look as if it slept, and says how often it was woken.
+    pub fn lull_client(&self, entry: usize) -> u32 {
+        self.at(64 + 64 * entry + 20).store(1, Ordering::Relaxed);
+        self.at(64 + 64 * entry + 16).load(Ordering::Relaxed)
     }
 }
 
@@ -132,8 +132,8 @@ macro_rules! single_step {
             client_killed_at_any_system_call_of_leave client::kill(Leave, SystemCall)
             server_stopped_anywhere_in_poll server::stop(Poll, Instruction)
             server_killed_anywhere_in_poll server::kill(Poll, Instruction)
-            server_stopped_anywhere_in_poll_after_a_client_left server::stop(Bury, Instruction)
-            server_killed_anywhere_in_poll_after_a_client_left server::kill(Bury, Instruction)
+            server_stopped_anywhere_in_poll_after_a_client_left server::stop(Reap, Instruction)
+            server_killed_anywhere_in_poll_after_a_client_left server::kill(Reap, Instruction)
             server_stopped_anywhere_in_recv server::stop(Recv, Instruction)
             server_killed_anywhere_in_recv server::kill(Recv, Instruction)
             server_stopped_anywhere_in_reply server::stop(Reply, Instruction)

@@ -6,7 +6,7 @@ use std::time::Duration;
 use calls::SessionEnd;
 use shm::dir::Dir;
 
-use super::{DEPTH, SEATS, Words, orders, points, start};
+use super::{DEPTH, ENTRIES, Words, orders, points, start};
 use crate::caller::{Caller, answer};
 use crate::conformance::Rpc;
 use crate::helpers::{Scratch, wait_for};
@@ -20,7 +20,7 @@ const LAST: u64 = 1 << 40;
 pub enum Verb {
     Poll,
     /// A poll after a client left.
-    Bury,
+    Reap,
     /// With nothing to wait for.
     Wait,
     Recv,
@@ -36,7 +36,7 @@ impl Verb {
     /// The process's name for it.
     fn order(self) -> &'static str {
         match self {
-            Self::Poll | Self::Bury => "poll",
+            Self::Poll | Self::Reap => "poll",
             Self::Recv => "recv",
             Self::Wait => "wait",
             Self::Reply | Self::WakingReply => "reply",
@@ -48,7 +48,7 @@ impl Verb {
 
     /// No part of a call.
     fn is_rare(self) -> bool {
-        matches!(self, Self::Bury | Self::Wait | Self::Reject | Self::Create | Self::Close)
+        matches!(self, Self::Reap | Self::Wait | Self::Reject | Self::Create | Self::Close)
     }
 }
 
@@ -61,7 +61,7 @@ pub fn process<R: Rpc>(dir: &Dir) {
     for (verb, _) in orders() {
         if verb == "create" {
             marker();
-            server = R::try_create(dir, SEATS + 1, DEPTH);
+            server = R::try_create(dir, ENTRIES + 1, DEPTH);
             marker();
             hello(if server.is_some() { "created" } else { "refused" });
             continue;
@@ -143,13 +143,13 @@ impl<R: Rpc> Guests<R> {
     }
 
     fn join(&self, scratch: &Scratch) -> Caller<R> {
-        Caller::new(R::connect(&scratch.dir()).expect("there is a free seat"))
+        Caller::new(R::connect(&scratch.dir()).expect("there is a free entry"))
     }
 
     /// Makes the first two look as if they slept, and says how often they were woken.
     fn wakes(&self, scratch: &Scratch) -> u32 {
-        let words = Words::new::<R>(&scratch.dir(), (SEATS + 1) * DEPTH);
-        (0..2).map(|seat| words.lull_client(seat)).sum()
+        let words = Words::new::<R>(&scratch.dir(), (ENTRIES + 1) * DEPTH);
+        (0..2).map(|entry| words.lull_client(entry)).sum()
     }
 
     fn number(&mut self) -> u64 {
@@ -185,7 +185,7 @@ impl<R: Rpc> Guests<R> {
         }
         match verb {
             Verb::Recv => stepped.through("poll 0"),
-            Verb::Bury => {
+            Verb::Reap => {
                 let mut leaver = self.join(scratch);
                 leaver.call(self.number());
                 stepped.through("poll 0");
@@ -324,7 +324,7 @@ pub fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
         (answered, gone) = (answered + ended.0, gone + ended.2);
     }
     stepped.kill();
-    drop(R::create(&scratch.dir(), SEATS, DEPTH));
+    drop(R::create(&scratch.dir(), ENTRIES, DEPTH));
     assert!(scratch.names().is_empty());
     let kills = points.taken + 1;
     println!(
@@ -359,7 +359,7 @@ pub fn kill_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
         stepped.step(point);
         stepped.replace();
         assert!(scratch.names().len() <= 1);
-        let next = R::create(&scratch.dir(), SEATS, DEPTH);
+        let next = R::create(&scratch.dir(), ENTRIES, DEPTH);
         R::connect(&scratch.dir()).expect("the next server is whole");
         drop(next);
         assert!(scratch.names().is_empty());
@@ -378,7 +378,7 @@ pub fn stop_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
         leave_a_dead_one(&mut stepped, &scratch);
         stepped.stand("create 0");
         let inside = stepped.step(point);
-        let other = R::try_create(&scratch.dir(), SEATS, DEPTH);
+        let other = R::try_create(&scratch.dir(), ENTRIES, DEPTH);
         if inside {
             stepped.finish();
         }
@@ -390,7 +390,7 @@ pub fn stop_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
         R::connect(&scratch.dir()).expect("there is a server");
         stepped.replace();
         drop(other);
-        drop(R::create(&scratch.dir(), SEATS, DEPTH));
+        drop(R::create(&scratch.dir(), ENTRIES, DEPTH));
         assert!(scratch.names().is_empty());
     }
     stepped.kill();
@@ -417,7 +417,7 @@ pub fn stop_close<R: Rpc>(_: Verb, unit: Unit, name: &str) {
         for caller in &mut guests.callers {
             let _ = caller.poll();
         }
-        let next = R::try_create(&scratch.dir(), SEATS, DEPTH);
+        let next = R::try_create(&scratch.dir(), ENTRIES, DEPTH);
         started += usize::from(next.is_some());
         if inside {
             stepped.finish();
@@ -425,7 +425,7 @@ pub fn stop_close<R: Rpc>(_: Verb, unit: Unit, name: &str) {
         stepped.resume();
         stepped.wait_for("closed");
         guests.end();
-        let next = next.unwrap_or_else(|| R::create(&scratch.dir(), SEATS, DEPTH));
+        let next = next.unwrap_or_else(|| R::create(&scratch.dir(), ENTRIES, DEPTH));
         R::connect(&scratch.dir()).expect("the next server is there");
         drop(next);
         assert!(scratch.names().is_empty());

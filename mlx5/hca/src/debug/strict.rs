@@ -4,7 +4,7 @@
 //! poisoned, so that the next store to it can be detected. WQEs that no doorbell announced are found at the next progress. A missing
 //! barrier cannot be found here: a thread sees its own stores in order.
 
-use mlx5_wire::{BLUEFLAME_BYTES, CtrlSegment, CtrlWords, DataSegment, InlineHeader, Opcode, SEGMENT, WQEBB, announced_bytes};
+use mlx5_wire::{BLUEFLAME_BYTES, CtrlSegment, CtrlWords, DataWords, InlineHeader, Opcode, SEGMENT, WQEBB, announced_bytes};
 
 use crate::debug::rule::{Queue, Rule, Violation};
 use crate::debug::watch::QpWatch;
@@ -154,10 +154,11 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords, bytes
         return Err(Rule::WqeLength);
     }
     while let Some((segment, behind)) = data.split_first_chunk::<SEGMENT>() {
-        data = match InlineHeader::parse(&[segment[0], segment[1], segment[2], segment[3]]) {
-            Some(inline) => data.get(InlineHeader::segments(inline.byte_count as usize) * SEGMENT..).ok_or(Rule::InlineLength)?,
-            None if DataSegment::parse(segment).byte_count == 0 => return Err(Rule::ZeroLength),
-            None => behind,
+        let words = DataWords::parse(segment);
+        data = match words.byte_count() {
+            bytes if words.is_inline() => data.get(InlineHeader::segments(bytes as usize) * SEGMENT..).ok_or(Rule::InlineLength)?,
+            0 => return Err(Rule::ZeroLength),
+            _ => behind,
         };
     }
     Ok(())
@@ -225,7 +226,7 @@ fn check_receives(rqn: u32, rq: &mut RqSlot) -> Result<(), Violation> {
         let index = watch.next;
         watch.count += 1;
         watch.posted[usize::from(index)] = watch.count;
-        if receives.segments(index).any(|segment| segment.byte_count == 0) {
+        if receives.segments(index).any(|segment| segment.byte_count() == 0) {
             return found(index, Rule::ReceiveZeroLength);
         }
         let next = receives.successor(index);

@@ -6,7 +6,7 @@
 //! - Results: what a READ or an atomic brings is in its buffer when the response would be here, and not before. Meanwhile the buffer
 //!   holds [`NOT_HERE`].
 
-use mlx5_wire::{Access, CtrlSegment, FenceMode, Opcode, SEGMENT, WQEBB};
+use mlx5_wire::{Access, CtrlSegment, CtrlWords, FenceMode, Opcode, SEGMENT, WQEBB};
 
 use crate::Hca;
 use crate::debug::rule::{Queue, Rule, Violation};
@@ -25,11 +25,11 @@ pub(crate) fn remember(hca: &Hca, qp: &mut SoftQp, from: u16, to: u16) {
     let mut counter = from;
     while counter != to {
         let wqe = bytes_of(qp, counter, 16 * WQEBB);
-        let ctrl = CtrlSegment::parse(&head(&wqe));
-        if let Some(hash) = source_hash(hca, qp, &wqe).filter(|_| ctrl.fence == FenceMode::None) {
+        let ctrl = CtrlWords::parse(&head(&wqe));
+        if let Some(hash) = source_hash(hca, qp, &wqe).filter(|_| ctrl.fence() == FenceMode::None) {
             qp.under_way.sources.push_back(Source { counter, hash });
         }
-        counter = counter.wrapping_add(blocks(CtrlSegment::ds_in(&head(&wqe))).max(1).min(to.wrapping_sub(counter)));
+        counter = counter.wrapping_add(blocks(ctrl.ds()).max(1).min(to.wrapping_sub(counter)));
     }
 }
 
@@ -100,11 +100,11 @@ fn each_result(hca: &Hca, qp: &SoftQp, counter: u16, f: impl FnMut(&Piece)) -> O
 /// Calls `f` with the buffers of a WQE, each checked. Returns `None` if they are not those of a result, or not those of a source, or once one may not be
 /// accessed.
 fn each_piece(hca: &Hca, qp: &SoftQp, wqe: &[u8; 16 * WQEBB], of_result: bool, mut f: impl FnMut(&Piece)) -> Option<()> {
-    let ctrl = CtrlSegment::parse(&head(wqe));
-    let opcode = Opcode::from_wire(ctrl.opcode).filter(|&opcode| opcode != Opcode::Nop && has_result(opcode) == of_result)?;
+    let ctrl = CtrlWords::parse(&head(wqe));
+    let opcode = Opcode::from_wire(ctrl.opcode()).filter(|&opcode| opcode != Opcode::Nop && has_result(opcode) == of_result)?;
     let access = if of_result { Access::LOCAL_WRITE } else { Access::empty() };
     let header = CtrlSegment::LEN + header_bytes(opcode, qp.is_datagram());
-    let data = Data::parse(wqe.get(header..usize::from(ctrl.ds) * SEGMENT)?)?;
+    let data = Data::parse(wqe.get(header..usize::from(ctrl.ds()) * SEGMENT)?)?;
     let checked = data.each(|piece| {
         if let Some(key) = piece.key {
             hca.memory.resolve(key, piece.at as u64, piece.len as u64, access, qp.pd)?;

@@ -1,7 +1,7 @@
 //! The bytes of a message: where a WQE says they are, and putting them where a receive says.
 
 use mlx5_wire::{
-    Access, AtomicSegment, DataSegment, DatagramSegment, InlineHeader, MAX_MESSAGE_BYTES, Opcode, RaddrSegment, SEGMENT, Syndrome,
+    Access, AtomicSegment, DataWords, DatagramSegment, InlineHeader, MAX_MESSAGE_BYTES, Opcode, RaddrSegment, SEGMENT, Syndrome,
 };
 
 use crate::Hca;
@@ -69,11 +69,11 @@ impl Piece {
     #[expect(clippy::option_option, reason = "malformed, at the end, or a part")]
     fn parse(bytes: &[u8]) -> Option<Option<(Self, &[u8])>> {
         let Some((segment, behind)) = bytes.split_first_chunk::<SEGMENT>() else { return Some(None) };
-        let Some(inline) = InlineHeader::parse(&[segment[0], segment[1], segment[2], segment[3]]) else {
-            let pointer = DataSegment::parse(segment);
-            return Some(Some((Self { at: pointer.addr as *const u8, len: pointer_bytes(&pointer), key: Some(pointer.lkey) }, behind)));
-        };
-        let len = inline.byte_count as usize;
+        let data = DataWords::parse(segment);
+        if !data.is_inline() {
+            return Some(Some((Self { at: data.addr() as *const u8, len: pointer_bytes(data), key: Some(data.lkey()) }, behind)));
+        }
+        let len = data.byte_count() as usize;
         let behind = bytes.get(InlineHeader::segments(len) * SEGMENT..)?;
         Some(Some((Self { at: bytes[InlineHeader::LEN..].as_ptr(), len, key: None }, behind)))
     }
@@ -100,8 +100,8 @@ pub(crate) fn takes_receive(opcode: Opcode) -> bool {
 }
 
 /// Returns the number of bytes of a segment by pointer: 0 means 2^31 on the wire.
-fn pointer_bytes(segment: &DataSegment) -> usize {
-    if segment.byte_count == 0 { 1 << 31 } else { segment.byte_count as usize }
+fn pointer_bytes(segment: DataWords) -> usize {
+    if segment.byte_count() == 0 { 1 << 31 } else { segment.byte_count() as usize }
 }
 
 /// Puts the parts of a message into the buffers of receive `index` of the device that owns `memory`, the first at byte `offset` of them.
@@ -126,7 +126,7 @@ pub(crate) unsafe fn scatter(
         while left > 0 {
             if room == 0 {
                 let Some(segment) = segments.next() else { return Err(too_short) };
-                (key, addr, room) = (segment.lkey, segment.addr, pointer_bytes(&segment));
+                (key, addr, room) = (segment.lkey(), segment.addr(), pointer_bytes(segment));
                 let skipped = skip.min(room);
                 (addr, room, skip) = (addr.wrapping_add(skipped as u64), room - skipped, skip - skipped);
                 continue;
@@ -145,7 +145,7 @@ pub(crate) unsafe fn scatter(
     // The bytes before the data need room even where there are no data.
     while skip > 0 {
         let Some(segment) = segments.next() else { return Err(too_short) };
-        skip -= skip.min(pointer_bytes(&segment));
+        skip -= skip.min(pointer_bytes(segment));
     }
     Ok(())
 }

@@ -6,7 +6,7 @@
 use core::ptr::NonNull;
 use std::collections::VecDeque;
 
-use mlx5_wire::{CtrlSegment, CtrlWords, FenceMode, Opcode, SEGMENT, Syndrome, WQEBB};
+use mlx5_wire::{CtrlWords, FenceMode, Opcode, SEGMENT, Syndrome, WQEBB};
 
 use crate::debug::faults::{Fate, Injector};
 use crate::debug::strict;
@@ -135,7 +135,7 @@ pub(crate) fn run_due(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
 fn end_fence(hca: &Hca, qp: &mut SoftQp) {
     // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
     let head = unsafe { qp.sq.wqebb(qp.sq_consumer).cast::<[u8; SEGMENT]>().read() };
-    if CtrlSegment::parse(&head).fence == FenceMode::None {
+    if CtrlWords::parse(&head).fence() == FenceMode::None {
         return;
     }
     for i in 0..qp.under_way.acknowledged.len() {

@@ -159,7 +159,7 @@ fn send(remote: &mut Remote, data: &Data<'_>, byte_count: u32, opcode: Opcode, c
     if result == Err((Syndrome::LocalProtection, Fault::Gone as u8)) {
         return Err(Outcome::Wait(WaitFor::Peer));
     }
-    let payload = remote.receives.segments(taking.index()).next().map_or(0, |segment| segment.addr);
+    let payload = remote.receives.segments(taking.index()).next().map_or(0, |segment| segment.addr());
     let has_imm = opcode == Opcode::SendImm;
     let arrived = if has_imm { CqeOpcode::ResponderSendImm } else { CqeOpcode::ResponderSend };
     let (opcode, imm, solicited) = match result {

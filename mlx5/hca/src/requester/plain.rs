@@ -9,7 +9,7 @@
 
 use core::ptr::NonNull;
 
-use mlx5_wire::{CqeOpcode, CtrlSegment, CtrlWords, DataSegment, DataWords, InlineHeader, MAX_MESSAGE_BYTES, RaddrSegment, SEGMENT};
+use mlx5_wire::{CqeOpcode, CtrlWords, DataWords, InlineHeader, MAX_MESSAGE_BYTES, RaddrSegment, SEGMENT};
 
 use crate::queues::cq::{Overrun, SoftCq};
 use crate::queues::qp::{Mode, SqPlace, Transport, blocks};
@@ -104,8 +104,9 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
             // SAFETY: as above.
             unsafe { place(to.as_ptr(), from.as_ptr(), len as usize) };
         }
-        qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(CtrlSegment::ds_in(&segment(0))));
-        if CtrlSegment::is_signaled_in(&segment(0)) {
+        let ctrl = CtrlWords::parse(&segment(0));
+        qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl.ds()));
+        if ctrl.signaled() {
             if let Err(overrun) = complete_signaled(cqs, qp.send_cq, qp.user_index, wqe) {
                 qp.wrote_send(hca, Err(overrun));
                 return Err(qp.index);
@@ -142,7 +143,7 @@ fn look_for_source(hca: &Hca, source: &mut Reach, looks: &mut Looks, wqe: NonNul
         return false;
     }
     // SAFETY: inside a WQEBB of the SQ, as in `rung`.
-    let data = DataSegment::parse(&unsafe { wqe.add(DATA).cast::<[u8; SEGMENT]>().read() });
-    let found = Reach::of_own(&hca.memory, data.lkey, data.addr, data.byte_count.into(), pd).ok();
+    let data = DataWords::parse(&unsafe { wqe.add(DATA).cast::<[u8; SEGMENT]>().read() });
+    let found = Reach::of_own(&hca.memory, data.lkey(), data.addr(), data.byte_count().into(), pd).ok();
     found.map(|found| *source = found).is_some()
 }

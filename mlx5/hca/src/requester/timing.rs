@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use mlx5_wire::{CtrlSegment, DataSegment, FenceMode, InlineHeader, Opcode, SEGMENT, WQEBB};
+use mlx5_wire::{CtrlWords, DataWords, FenceMode, InlineHeader, Opcode, SEGMENT, WQEBB};
 
 use crate::deferred::Deferred;
 use crate::network::{Network, Request, Times};
@@ -99,26 +99,26 @@ impl Load {
         // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and the completion.
         let block = |at: u16| unsafe { qp.sq.wqebb(counter.wrapping_add(at)).cast::<[u8; WQEBB]>().read() };
         let first = block(0);
-        let ctrl = CtrlSegment::parse(first.first_chunk().unwrap_or(&[0; SEGMENT]));
-        let blocks = usize::from(ctrl.ds).div_ceil(WQEBB / SEGMENT).clamp(1, usize::from(outstanding).max(1));
-        let opcode = Opcode::from_wire(ctrl.opcode).filter(|opcode| *opcode != Opcode::Nop);
+        let ctrl = CtrlWords::parse(first.first_chunk().unwrap_or(&[0; SEGMENT]));
+        let blocks = usize::from(ctrl.ds()).div_ceil(WQEBB / SEGMENT).clamp(1, usize::from(outstanding).max(1));
+        let opcode = Opcode::from_wire(ctrl.opcode()).filter(|opcode| *opcode != Opcode::Nop);
         let has_response = opcode.is_some_and(has_result);
         let mut bytes = 0;
         let mut segment = opcode.map_or(usize::MAX, |opcode| 1 + header_bytes(opcode, qp.is_datagram()) / SEGMENT);
-        while segment < usize::from(ctrl.ds) && segment < blocks * (WQEBB / SEGMENT) {
+        while segment < usize::from(ctrl.ds()) && segment < blocks * (WQEBB / SEGMENT) {
             let block = block((segment * SEGMENT / WQEBB) as u16);
             let Some(data) = block[segment * SEGMENT % WQEBB..].first_chunk::<SEGMENT>() else { break };
-            let inline = InlineHeader::parse(&[data[0], data[1], data[2], data[3]]);
-            bytes += u64::from(inline.map_or_else(|| DataSegment::parse(data).byte_count, |header| header.byte_count));
-            segment += inline.map_or(1, |header| InlineHeader::segments(header.byte_count as usize));
+            let data = DataWords::parse(data);
+            bytes += u64::from(data.byte_count());
+            segment += if data.is_inline() { InlineHeader::segments(data.byte_count() as usize) } else { 1 };
         }
         Self {
             blocks: blocks as u16,
             bytes: if has_response { 0 } else { bytes },
             response: has_response.then_some(bytes),
             takes_receive: !qp.is_datagram() && opcode.is_some_and(takes_receive),
-            is_fenced: ctrl.fence != FenceMode::None,
-            is_nop: ctrl.opcode == Opcode::Nop as u8,
+            is_fenced: ctrl.fence() != FenceMode::None,
+            is_nop: ctrl.opcode() == Opcode::Nop as u8,
         }
     }
 

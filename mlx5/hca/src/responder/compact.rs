@@ -88,8 +88,8 @@ fn scattered(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
     let Some(opcode) = opcode.filter(|_| length > 0 && length <= cq.scatter_room()) else {
         return deliver(hca, qp, cq, *message, Sender::Connected);
     };
-    let first = qp.receives.segments(message.taking.index()).next().filter(|segment| segment.byte_count as usize >= length);
-    let place = first.and_then(|s| hca.memory.resolve(s.lkey, s.addr, length as u64, Access::LOCAL_WRITE, qp.receives.pd).ok());
+    let first = qp.receives.segments(message.taking.index()).next().filter(|segment| segment.byte_count() as usize >= length);
+    let place = first.and_then(|s| hca.memory.resolve(s.lkey(), s.addr(), length as u64, Access::LOCAL_WRITE, qp.receives.pd).ok());
     // Data in memory of another allocator, or in several buffers, stay there.
     let Some(Span::Mapped(place)) = place else { return deliver(hca, qp, cq, *message, Sender::Connected) };
     if !qp.taken.account(message.taking) {

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::cell::Cell;
 use std::rc::Rc;
 
-use mlx5_wire::{DataSegment, INVALID_LKEY, NextSegment, SEGMENT, queue_record_index};
+use mlx5_wire::{DataWords, INVALID_LKEY, NextSegment, SEGMENT, queue_record_index};
 
 use crate::shared::layout::{LINKED, Pop, QUEUE_BYTES, RqEntry, Taking};
 use crate::shared::memory::DeviceMemory;
@@ -199,7 +199,7 @@ impl Receives {
     }
 
     /// Returns the data segments of a taken receive, in order.
-    pub(crate) fn segments(&self, index: u16) -> impl Iterator<Item = DataSegment> + use<> {
+    pub(crate) fn segments(&self, index: u16) -> impl Iterator<Item = DataWords> + use<> {
         let Self { ring, keeps, is_linked, .. } = *self;
         let stride = self.stride();
         let start = usize::from(index & keeps as u16) * stride;
@@ -207,9 +207,9 @@ impl Receives {
             .map(move |i| {
                 // SAFETY: inside the WQE; its owner wrote it before the record that let it be taken, and does not touch it before its
                 // completion. Any bytes are valid.
-                DataSegment::parse(&unsafe { ring.add(start + i * SEGMENT).cast::<[u8; SEGMENT]>().read() })
+                DataWords::parse(&unsafe { ring.add(start + i * SEGMENT).cast::<[u8; SEGMENT]>().read() })
             })
-            .take_while(|segment| segment.lkey != INVALID_LKEY)
+            .take_while(|segment| segment.lkey() != INVALID_LKEY)
     }
 
     /// Owner: starts again with nothing posted and nothing taken; no requester uses it now.

@@ -101,13 +101,15 @@ impl Call {
         Ok(Self { number, is_extended: true, request, driver, taken: Cell::new(0), response, room, driver_room })
     }
 
-    /// Decodes the request. Call it once, and before [`driver`](Self::driver).
+    /// Decodes the request, and checks that the response `R`, without the driver's part, has room. Call it once, and before
+    /// [`driver`](Self::driver).
     ///
     /// # Errors
-    /// `EINVAL`: the command is shorter than the request.
-    pub(crate) fn request<T: FromBytes>(&self) -> Result<T, Errno> {
+    /// `EINVAL`: the command is shorter than the request. `ENOSPC`: the response has no room.
+    pub(crate) fn request<T: FromBytes, R>(&self) -> Result<T, Errno> {
         let (value, _) = T::read_from_prefix(&self.request).map_err(|_| Errno(libc::EINVAL))?;
         self.taken.set(size_of::<T>());
+        self.check_room(size_of::<R>())?;
         Ok(value)
     }
 

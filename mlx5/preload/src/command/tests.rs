@@ -12,7 +12,7 @@ fn a_plain_command_has_the_drivers_part_behind_its_request_and_its_response() {
     let request = [(&raw mut response as u64).to_ne_bytes(), 0x1122_3344_5566_7788u64.to_ne_bytes()].concat();
     let call = Call::parse(&plain(3, 6, 2, &request)).unwrap();
     assert_eq!((call.number, call.is_extended, call.room()), (3, false, 8));
-    assert_eq!(call.request::<AllocPd>().unwrap().response, &raw const response as u64);
+    assert_eq!(call.request::<AllocPd, ()>().unwrap().response, &raw const response as u64);
     assert_eq!(call.driver::<u64>(), 0x1122_3344_5566_7788);
     assert_eq!(call.driver::<[u64; 2]>(), [0x1122_3344_5566_7788, 0], "what is missing is 0");
 
@@ -30,7 +30,7 @@ fn an_extended_command_has_the_drivers_parts_at_their_own_places() {
     let bytes = [header.as_bytes(), extended.as_bytes(), &[1; 8], &[2; 8]].concat();
     let call = Call::parse(&bytes).unwrap();
     assert_eq!((call.number, call.is_extended, call.room()), (1, true, 8));
-    assert_eq!(call.request::<[u8; 8]>().unwrap(), [1; 8]);
+    assert_eq!(call.request::<[u8; 8], ()>().unwrap(), [1; 8]);
     assert_eq!(call.driver::<[u8; 8]>(), [2; 8]);
 
     // Only 16 bytes of the response were announced.
@@ -61,6 +61,6 @@ fn commands_that_are_not_as_long_as_they_say_are_refused() {
 #[test]
 fn a_request_that_is_too_short_is_refused() {
     let call = Call::parse(&plain(3, 3, 0, &[0; 4])).unwrap();
-    assert_eq!(call.request::<AllocPd>().unwrap_err(), Errno(libc::EINVAL));
+    assert_eq!(call.request::<AllocPd, ()>().unwrap_err(), Errno(libc::EINVAL));
     assert_eq!(call.check_room(4), Err(Errno(libc::ENOSPC)));
 }

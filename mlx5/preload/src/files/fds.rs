@@ -146,12 +146,7 @@ pub(crate) fn insert(fd: RawFd, file: File) -> Result<(), Errno> {
 
 /// Removes a file before its descriptor is closed.
 pub(crate) fn remove(fd: c_int) -> Option<File> {
-    let mut files = files()?;
-    let file = forget(&mut files, fd);
-    if let Some(ours) = OURS.get(fd as usize) {
-        ours.store(false, Ordering::Relaxed);
-    }
-    file
+    forget(&mut *files()?, fd)
 }
 
 fn forget(files: &mut HashMap<RawFd, (Identity, File)>, fd: RawFd) -> Option<File> {

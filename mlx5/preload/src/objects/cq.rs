@@ -26,8 +26,7 @@ const IGNORE_OVERRUN: u32 = 1 << 1;
 
 /// Carries out CREATE_COMP_CHANNEL.
 pub(crate) fn create_channel(call: &Call) -> Result<Reply, Errno> {
-    let CreateCompChannel { .. } = call.request()?;
-    call.check_room(size_of::<CreateCompChannelResp>())?;
+    let CreateCompChannel { .. } = call.request::<_, CreateCompChannelResp>()?;
     let (reader, writer) = sys::pipe()?;
     fds::insert(reader.as_raw_fd(), File::Channel(Arc::new(Channel::new::<CompEvent>(writer))))?;
     // From here on the program owns the descriptor.
@@ -38,16 +37,14 @@ pub(crate) fn create_channel(call: &Call) -> Result<Reply, Errno> {
 impl Objects {
     /// Carries out CREATE_CQ.
     pub(crate) fn create_cq(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let request: CreateCq = call.request()?;
-        call.check_room(size_of::<CreateCqResp>())?;
+        let request: CreateCq = call.request::<_, CreateCqResp>()?;
         let (base, driver, note) = self.make_cq(call, &request)?;
         Ok(Reply::of(&base).with(&driver).note(note))
     }
 
     /// Carries out the extended CREATE_CQ.
     pub(crate) fn create_cq_extended(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let ExCreateCq { user_handle, cqe, comp_vector, comp_channel, comp_mask, flags, .. } = call.request()?;
-        call.check_room(size_of::<ExCreateCqResp>())?;
+        let ExCreateCq { user_handle, cqe, comp_vector, comp_channel, comp_mask, flags, .. } = call.request::<_, ExCreateCqResp>()?;
         if comp_mask != 0 || flags & !IGNORE_OVERRUN != 0 {
             return Err(Errno(libc::EOPNOTSUPP));
         }
@@ -87,8 +84,7 @@ impl Objects {
 
     /// Carries out DESTROY_CQ.
     pub(crate) fn destroy_cq(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let DestroyCq { cq_handle, .. } = call.request()?;
-        call.check_room(size_of::<DestroyCqResp>())?;
+        let DestroyCq { cq_handle, .. } = call.request::<_, DestroyCqResp>()?;
         self.cqs.get(cq_handle)?;
         if self.qps.iter().any(|qp| qp.send_cq == cq_handle || qp.recv_cq == cq_handle) {
             return Err(Errno(libc::EBUSY));

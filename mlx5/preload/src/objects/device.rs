@@ -42,9 +42,8 @@ const DRIVER_RESPONSES: u8 = 1 << 0 | 1 << 1;
 
 /// Carries out GET_CONTEXT: opens the HCA, and describes the doorbell registers to libmlx5.
 pub(crate) fn get_context(call: &Call, settings: &'static Settings) -> Result<(Objects, Reply), Errno> {
-    let GetContext { .. } = call.request()?;
+    let GetContext { .. } = call.request::<_, GetContextResp>()?;
     let request: AllocUcontextReq = call.driver();
-    call.check_room(size_of::<GetContextResp>())?;
     if request.flags & ALLOC_UCTX_DEVX != 0 {
         // libmlx5 asks for DEVX first, and then without it.
         return Err(Errno(libc::EOPNOTSUPP));
@@ -78,7 +77,7 @@ pub(crate) fn get_context(call: &Call, settings: &'static Settings) -> Result<(O
         ..AllocUcontextResp::new_zeroed()
     };
     let objects = Objects::new(settings, bfregs, async_events)?;
-    let note = format!("bfregs={}/{} seat={}", request.total_num_bfregs, request.num_low_latency_bfregs, objects.hca.lid());
+    let note = format!("bfregs={}/{} lid={}", request.total_num_bfregs, request.num_low_latency_bfregs, objects.hca.lid());
     let async_fd = reader.as_raw_fd() as u32;
     // From here on the program owns the descriptor.
     let _ = reader.into_raw_fd();
@@ -122,14 +121,13 @@ fn capabilities(settings: &Settings) -> QueryDeviceResp {
 
 /// Carries out QUERY_DEVICE.
 pub(crate) fn query(call: &Call, settings: &Settings) -> Result<Reply, Errno> {
-    let QueryDevice { .. } = call.request()?;
-    call.check_room(size_of::<QueryDeviceResp>())?;
+    let QueryDevice { .. } = call.request::<_, QueryDeviceResp>()?;
     Ok(Reply::of(&capabilities(settings)))
 }
 
 /// Carries out the extended QUERY_DEVICE.
 pub(crate) fn query_extended(call: &Call, settings: &Settings) -> Result<Reply, Errno> {
-    let ExQueryDevice { comp_mask, .. } = call.request()?;
+    let ExQueryDevice { comp_mask, .. } = call.request::<_, ()>()?;
     if comp_mask != 0 {
         return Err(Errno(libc::EINVAL));
     }
@@ -149,8 +147,7 @@ impl Objects {
     pub(crate) fn query_port(&self, call: &Call) -> Result<Reply, Errno> {
         let settings = self.settings;
         let is_up = settings.is_port_up && self.hca.is_port_up();
-        let QueryPort { port_num, .. } = call.request()?;
-        call.check_room(size_of::<QueryPortResp>())?;
+        let QueryPort { port_num, .. } = call.request::<_, QueryPortResp>()?;
         if port_num != 1 {
             return Err(Errno(libc::EINVAL));
         }

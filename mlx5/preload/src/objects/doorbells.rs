@@ -3,7 +3,7 @@
 //! "Posting a Work Request" and "BlueFlame").
 //!
 //! Registers are memory of the driver's process. They are read between two commands or polls of the HCA, so not every doorbell is seen: a
-//! doorbell followed by another on the same register since the last look is counted as overtaken.
+//! doorbell followed by another on the same register since the last check is counted as overtaken.
 
 use core::array;
 use core::fmt;
@@ -96,9 +96,9 @@ struct Watched {
     register: u32,
     /// Whether the queue pair may send.
     is_ready: bool,
-    /// The record at the last look.
+    /// The record at the last check.
     producer: u16,
-    /// The register at the last look.
+    /// The register at the last check.
     halves: [Half; 2],
     announced: Option<Announced>,
 }
@@ -164,19 +164,19 @@ impl Doorbells {
     /// Removes a destroyed queue pair. Returns its driver's last violation.
     pub(crate) fn remove(&mut self, qpn: u32) -> Option<Violation> {
         let index = self.queues.iter().position(|queue| queue.qpn == qpn)?;
-        let broken = self.look_at(index, Duration::ZERO);
+        let broken = self.check_queue(index, Duration::ZERO);
         self.queues.swap_remove(index);
         broken
     }
 
     /// Checks all queues. Returns the next violation; its queue is not checked any more.
-    pub(crate) fn look(&mut self) -> Option<Violation> {
-        (0..self.queues.len()).find_map(|index| self.look_at(index, PATIENCE))
+    pub(crate) fn check(&mut self) -> Option<Violation> {
+        (0..self.queues.len()).find_map(|index| self.check_queue(index, PATIENCE))
     }
 
-    fn look_at(&mut self, index: usize, patience: Duration) -> Option<Violation> {
+    fn check_queue(&mut self, index: usize, patience: Duration) -> Option<Violation> {
         let queue = self.queues.get_mut(index).filter(|queue| queue.is_ready)?;
-        let broken = queue.look(&self.registers, &mut self.counts, patience)?;
+        let broken = queue.check(&self.registers, &mut self.counts, patience)?;
         let register = queue.register;
         let named = CtrlWords::parse(&broken.bytes).qpn();
         if broken.rule == Rule::RegisterQueue && self.queues.iter().any(|other| (other.qpn, other.register) == (named, register)) {
@@ -210,7 +210,7 @@ impl Watched {
         CtrlWords::parse(&bytes)
     }
 
-    /// Returns the counter of the last WQE before `producer`, if the WQEs since the last look are still in the queue.
+    /// Returns the counter of the last WQE before `producer`, if the WQEs since the last check are still in the queue.
     fn last(&self, producer: u16) -> Option<u16> {
         let (mut at, mut last) = (self.producer, None);
         while at != producer {
@@ -250,7 +250,7 @@ impl Watched {
     }
 
     /// Checks the record and the register.
-    fn look(&mut self, registers: &Registers, counts: &mut Counts, patience: Duration) -> Option<Violation> {
+    fn check(&mut self, registers: &Registers, counts: &mut Counts, patience: Duration) -> Option<Violation> {
         let producer = self.record();
         let halves = registers.halves(self.register);
         let now = Instant::now();
@@ -265,7 +265,7 @@ impl Watched {
         let announced = self.announced.as_mut()?;
         match announced.find(producer, &halves) {
             Found::Block => counts.blocks += 1,
-            // Or the first store of a block: the next look may find it.
+            // Or the first store of a block: the next check may find it.
             Found::Word if now - announced.since < patience => {
                 announced.is_word = true;
                 return None;

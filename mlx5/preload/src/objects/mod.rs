@@ -90,7 +90,7 @@ impl Objects {
 
     /// Checks the registers of the queue pairs, if that was asked for.
     pub(crate) fn check_doorbells(&mut self) {
-        if let Some(broken) = self.doorbells.as_mut().and_then(Doorbells::look) {
+        if let Some(broken) = self.doorbells.as_mut().and_then(Doorbells::check) {
             self.end_by(&broken);
         }
     }

@@ -85,14 +85,14 @@ fn options(at: &QueryQpResp) -> ConnectOptions {
 impl Objects {
     /// Carries out MODIFY_QP.
     pub(crate) fn modify_qp(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let request: ModifyQp = call.request()?;
+        let request: ModifyQp = call.request::<_, ()>()?;
         let note = self.modify(&request)?;
         Ok(Reply::none().note(note))
     }
 
     /// Carries out the extended MODIFY_QP. There is no rate limit.
     pub(crate) fn modify_qp_extended(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let request: ExModifyQp = call.request()?;
+        let request: ExModifyQp = call.request::<_, ()>()?;
         let note = self.modify(&request.base)?;
         let response = ExModifyQpResp { comp_mask: 0, response_length: size_of::<ExModifyQpResp>() as u32 };
         let driver = DriverResp { response_length: size_of::<DriverResp>() as u32, dctn: 0, ece_options: 0, reserved: 0 };

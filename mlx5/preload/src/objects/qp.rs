@@ -53,16 +53,14 @@ fn queues(request: &DriverQp, has_srq: bool) -> Result<(SqMemory, Option<RqMemor
 impl Objects {
     /// Carries out CREATE_QP.
     pub(crate) fn create_qp(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let request: CreateQp = call.request()?;
-        call.check_room(size_of::<CreateQpResp>())?;
+        let request: CreateQp = call.request::<_, CreateQpResp>()?;
         let (base, driver, note) = self.make_qp(call, &request)?;
         Ok(Reply::of(&base).with(&driver).note(note))
     }
 
     /// Carries out the extended CREATE_QP.
     pub(crate) fn create_qp_extended(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let request: ExCreateQp = call.request()?;
-        call.check_room(size_of::<ExCreateQpResp>())?;
+        let request: ExCreateQp = call.request::<_, ExCreateQpResp>()?;
         if request.comp_mask != 0 || request.create_flags != 0 {
             return Err(Errno(libc::EOPNOTSUPP));
         }
@@ -165,8 +163,7 @@ impl Objects {
 
     /// Carries out QUERY_QP.
     pub(crate) fn query_qp(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let QueryQp { qp_handle, .. } = call.request()?;
-        call.check_room(size_of::<QueryQpResp>())?;
+        let QueryQp { qp_handle, .. } = call.request::<_, QueryQpResp>()?;
         let qp = self.qps.get(qp_handle)?;
         let state = self.state(qp);
         let response = QueryQpResp { qp_state: state as u8, cur_qp_state: state as u8, ..qp.attributes };
@@ -175,8 +172,7 @@ impl Objects {
 
     /// Carries out DESTROY_QP.
     pub(crate) fn destroy_qp(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let DestroyQp { qp_handle, .. } = call.request()?;
-        call.check_room(size_of::<DestroyQpResp>())?;
+        let DestroyQp { qp_handle, .. } = call.request::<_, DestroyQpResp>()?;
         let qp = self.qps.remove(qp_handle)?;
         if let Some(broken) = self.doorbells.as_mut().and_then(|doorbells| doorbells.remove(qp.qpn)) {
             self.end_by(&broken);

@@ -44,8 +44,7 @@ const MAC: [u8; 6] = [GUID[0] ^ 2, GUID[1], GUID[2], GUID[5], GUID[6], GUID[7]];
 impl Objects {
     /// Carries out ALLOC_PD.
     pub(crate) fn alloc_pd(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let AllocPd { .. } = call.request()?;
-        call.check_room(size_of::<AllocPdResp>())?;
+        let AllocPd { .. } = call.request::<_, AllocPdResp>()?;
         let pdn = self.hca.alloc_pd();
         let pd_handle = self.pds.insert(pdn);
         Ok(Reply::of(&AllocPdResp { pd_handle }).with(&DriverPdResp { pdn }).note(format!("-> pd={pd_handle} pdn={pdn:#x}")))
@@ -53,7 +52,7 @@ impl Objects {
 
     /// Carries out DEALLOC_PD.
     pub(crate) fn dealloc_pd(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let DeallocPd { pd_handle } = call.request()?;
+        let DeallocPd { pd_handle } = call.request::<_, ()>()?;
         self.pds.get(pd_handle)?;
         let of_pd = |pd| pd == pd_handle;
         if self.mrs.iter().any(|mr| of_pd(mr.pd))
@@ -69,8 +68,7 @@ impl Objects {
 
     /// Carries out CREATE_AH. libmlx5 makes the address vector itself, except for the MAC address of a RoCE destination.
     pub(crate) fn create_ah(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let CreateAh { pd_handle, attr, .. } = call.request()?;
-        call.check_room(size_of::<CreateAhResp>())?;
+        let CreateAh { pd_handle, attr, .. } = call.request::<_, CreateAhResp>()?;
         self.pds.get(pd_handle)?;
         if attr.port_num != 1 {
             return Err(Errno(libc::EINVAL));
@@ -87,7 +85,7 @@ impl Objects {
 
     /// Carries out DESTROY_AH.
     pub(crate) fn destroy_ah(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let DestroyAh { ah_handle } = call.request()?;
+        let DestroyAh { ah_handle } = call.request::<_, ()>()?;
         self.ahs.remove(ah_handle)?;
         Ok(Reply::none().note(format!("ah={ah_handle}")))
     }
@@ -162,7 +160,7 @@ impl Objects {
         }
         let access = Access::from_bits(mr.access_flags & !IGNORED_ACCESS);
         if let (Ok(pd), Some(access)) = (self.pds.get(mr.pd), access) {
-            // Valid again for peers that look from now on: nobody has to finish for that.
+            // The key is valid again for operations that begin now. That waits for no peer.
             let _ = self.hca.try_reregister(key, *pd, access);
         }
         Errno(libc::EBUSY)
@@ -170,8 +168,7 @@ impl Objects {
 
     /// Carries out REG_MR.
     pub(crate) fn reg_mr(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let RegMr { start, length, hca_va, pd_handle, access_flags, .. } = call.request()?;
-        call.check_room(size_of::<RegMrResp>())?;
+        let RegMr { start, length, hca_va, pd_handle, access_flags, .. } = call.request::<_, RegMrResp>()?;
         let mr = self.register(pd_handle, start, length, hca_va, access_flags)?;
         let (mr_handle, key) = (self.mrs.insert(mr), mr.key.unwrap_or(0));
         let note = format!("pd={pd_handle} {start:#x}+{length:#x} access={access_flags:#x} -> mr={mr_handle} key={key:#x}");
@@ -181,8 +178,7 @@ impl Objects {
     /// Carries out REREG_MR: replaces the region if its memory changes; otherwise changes the region and keeps its keys, as the kernel's
     /// mlx5 driver does. If the new region is refused, the old one is gone: no program uses either (ibv_rereg_mr(3)).
     pub(crate) fn rereg_mr(&mut self, call: &Call, since: Instant) -> Result<Reply, Errno> {
-        let request: ReregMr = call.request()?;
-        call.check_room(size_of::<ReregMrResp>())?;
+        let request: ReregMr = call.request::<_, ReregMrResp>()?;
         let [translation, pd, access] = REREG;
         let old = *self.mrs.get(request.mr_handle)?;
         if request.flags == 0 || request.flags & !(translation | pd | access) != 0 {
@@ -213,7 +209,7 @@ impl Objects {
 
     /// Carries out DEREG_MR.
     pub(crate) fn dereg_mr(&mut self, call: &Call, since: Instant) -> Result<Reply, Errno> {
-        let DeregMr { mr_handle } = call.request()?;
+        let DeregMr { mr_handle } = call.request::<_, ()>()?;
         self.deregister(self.mrs.get(mr_handle)?, since)?;
         self.mrs.remove(mr_handle)?;
         Ok(Reply::none().note(format!("mr={mr_handle}")))

@@ -21,13 +21,13 @@ const LIMIT: u32 = 2;
 impl Objects {
     /// Carries out CREATE_SRQ.
     pub(crate) fn create_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let CreateSrq { pd_handle, max_wr, max_sge, .. } = call.request()?;
+        let CreateSrq { pd_handle, max_wr, max_sge, .. } = call.request::<_, ()>()?;
         self.make_srq(call, pd_handle, max_wr, max_sge)
     }
 
     /// Carries out CREATE_XSRQ, for the basic type only.
     pub(crate) fn create_xsrq(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let CreateXsrq { srq_type, pd_handle, max_wr, max_sge, .. } = call.request()?;
+        let CreateXsrq { srq_type, pd_handle, max_wr, max_sge, .. } = call.request::<_, ()>()?;
         if srq_type != BASIC {
             return Err(Errno(libc::EOPNOTSUPP));
         }
@@ -62,7 +62,7 @@ impl Objects {
 
     /// Carries out MODIFY_SRQ: mlx5 does not resize, and there are no limit events.
     pub(crate) fn modify_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let ModifySrq { srq_handle, attr_mask, srq_limit, .. } = call.request()?;
+        let ModifySrq { srq_handle, attr_mask, srq_limit, .. } = call.request::<_, ()>()?;
         self.srqs.get(srq_handle)?;
         if attr_mask & MAX_WR != 0 {
             return Err(Errno(libc::EINVAL));
@@ -75,16 +75,14 @@ impl Objects {
 
     /// Carries out QUERY_SRQ.
     pub(crate) fn query_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let QuerySrq { srq_handle, .. } = call.request()?;
-        call.check_room(size_of::<QuerySrqResp>())?;
+        let QuerySrq { srq_handle, .. } = call.request::<_, QuerySrqResp>()?;
         let Srq { max_wr, max_sge, .. } = *self.srqs.get(srq_handle)?;
         Ok(Reply::of(&QuerySrqResp { max_wr, max_sge, srq_limit: 0, reserved: 0 }).note(format!("srq={srq_handle}")))
     }
 
     /// Carries out DESTROY_SRQ.
     pub(crate) fn destroy_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let DestroySrq { srq_handle, .. } = call.request()?;
-        call.check_room(size_of::<DestroySrqResp>())?;
+        let DestroySrq { srq_handle, .. } = call.request::<_, DestroySrqResp>()?;
         self.srqs.get(srq_handle)?;
         if self.qps.iter().any(|qp| qp.srq == Some(srq_handle)) {
             return Err(Errno(libc::EBUSY));

@@ -2,7 +2,7 @@
 //! plain stores without any notification.
 //!
 //! It never spins. A program that polls its completion queue makes no system call, so on a machine with few cores a thread that spun or
-//! yielded would get its core only at the scheduler's tick, milliseconds later. It sleeps between looks; the sleep grows with the idle
+//! yielded would get its core only at the scheduler's tick, milliseconds later. It sleeps between polls; the sleep grows with the idle
 //! time.
 
 use std::io;
@@ -18,14 +18,14 @@ use crate::options::settings::Settings;
 use crate::system::held;
 use crate::thread::session::Session;
 
-/// Sleep between two looks after recent work.
+/// Sleep between two polls after recent work.
 const SHORTEST: Duration = Duration::from_micros(20);
-/// Sleep between two looks after a long idle time.
+/// Sleep between two polls after a long idle time.
 const LONGEST: Duration = Duration::from_millis(1);
-/// Number of looks without work before the sleep grows, and before it grows again.
+/// Number of polls without work before the sleep grows, and before it grows again.
 const PATIENCE: u32 = 256;
-/// Number of looks without a sleep after work was found.
-const LOOKS_AT_ONCE: u32 = 8;
+/// Number of polls without a sleep after work was found.
+const POLLS_AT_ONCE: u32 = 8;
 
 /// Starts the thread, which checks doorbells if it is given `registers`. It takes no signals, which are the program's.
 pub(crate) fn spawn(jobs: Receiver<Job>, settings: &'static Settings, registers: Option<Registers>) -> io::Result<JoinHandle<()>> {
@@ -54,11 +54,11 @@ fn serve(jobs: &Receiver<Job>, settings: &'static Settings, registers: Option<Re
     let mut session = Session::new(settings, registers);
     let mut pace = Pace::default();
     loop {
-        let mut looks = 0;
-        while session.progress() && looks < LOOKS_AT_ONCE {
-            looks += 1;
+        let mut polls = 0;
+        while session.progress() && polls < POLLS_AT_ONCE {
+            polls += 1;
         }
-        let mut next = jobs.recv_timeout(pace.after(looks > 0));
+        let mut next = jobs.recv_timeout(pace.after(polls > 0));
         while let Ok(job) = next {
             // A NIC reads the doorbell records by itself. The HCA cannot read those of a process that was stopped behind the answer to its
             // command. So the doorbells that were rung before a command take effect before the answer.
@@ -76,12 +76,12 @@ fn serve(jobs: &Receiver<Job>, settings: &'static Settings, registers: Option<Re
 /// The length of the next sleep.
 #[derive(Debug, Default)]
 struct Pace {
-    /// Number of looks without work since the last work.
+    /// Number of polls without work since the last work.
     without_work: u32,
 }
 
 impl Pace {
-    /// Returns the sleep after a look.
+    /// Returns the sleep after a poll.
     fn after(&mut self, has_happened: bool) -> Duration {
         self.without_work = if has_happened { 0 } else { self.without_work.saturating_add(1) };
         let doublings = (self.without_work / PATIENCE).min(6);

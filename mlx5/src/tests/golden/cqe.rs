@@ -153,17 +153,6 @@ pub(super) fn session() -> Vec<[u8; 64]> {
 }
 
 #[test]
-fn a_compressed_session_is_read_as_the_kernel_reads_it() {
-    let ring = session();
-    let minis: Vec<_> = MiniCqeIterator::new(&ring, 20).unwrap().map(|m| (m.word, m.byte_count)).collect();
-    let mut want: Vec<_> = (0..19).map(|i| (i, 0x100 + i)).collect();
-    want[18] = (0x8000_0012, 0x4000_0112);
-    assert_eq!(minis, want);
-    assert_eq!(MiniCqeIterator::new(&ring, 20).unwrap().len(), 19);
-    assert_eq!(TitleCqe::parse(&ring[20]), TitleCqe { count: 19, wqe_counter: 0xfffe });
-}
-
-#[test]
 fn array_places_are_those_of_the_kernels_loop() {
     // mlx5e_decompress_cqes_start reads the array behind the title and takes its first entry; mlx5e_decompress_cqes_cont goes on with the
     // second, and reads another array, at the counter it has come to, whenever eight are used up.
@@ -175,24 +164,6 @@ fn array_places_are_those_of_the_kernels_loop() {
         }
         used += 1;
         assert_eq!(mini_array_offset(entry), place - cc, "mini CQE {entry}");
-    }
-}
-
-#[test]
-fn what_is_no_session_gives_no_mini_cqes() {
-    let ring = session();
-    assert!(MiniCqeIterator::new(&ring, 32).is_none(), "no such entry");
-    for (offset, byte, why) in [
-        (63, 0x21u8, "plain"),
-        (63, 0x25, "inline data"),
-        (47, 0, "nothing in it"),
-        (47, 1, "a single completion is not compressed"),
-        (47, 33, "longer than the ring"),
-        (44, 0xff, "longer than any ring"),
-    ] {
-        let mut ring = ring.clone();
-        ring[20][offset] = byte;
-        assert!(MiniCqeIterator::new(&ring, 20).is_none(), "{why}");
     }
 }
 
@@ -216,5 +187,6 @@ fn a_mini_cqe_and_its_title_make_a_cqe() {
 fn a_title_is_the_first_cqe_with_count_and_format() {
     let mut got = noisy(&[(44, "00000100"), (60, "0000"), (63, "21")]);
     TitleCqe { count: 19, wqe_counter: 0xfffe }.emit_into(&mut got);
+    assert_eq!(TitleCqe::parse(&got), TitleCqe { count: 19, wqe_counter: 0xfffe });
     assert_eq!(got, noisy(&[(44, "00000013"), (60, "fffe"), (63, "2d")]));
 }

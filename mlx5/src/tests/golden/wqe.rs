@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::LazyLock;
 
 use super::hex;
 use crate::mmio::RegisterKind;
@@ -140,21 +141,12 @@ trait Verb {
     fn of<P: Payload>(&self, payload: P) -> Self::Of<P>;
 }
 
-const FLAGS: [Flags; 8] = {
-    const fn flags(signal: Signal, fence: bool, solicited: bool) -> Flags {
-        Flags { signal, fence, solicited }
-    }
-    [
-        flags(Signal::Always, false, false),
-        flags(Signal::Always, false, true),
-        flags(Signal::Always, true, false),
-        flags(Signal::Always, true, true),
-        flags(Signal::Reclaim, false, false),
-        flags(Signal::Reclaim, false, true),
-        flags(Signal::Reclaim, true, false),
-        flags(Signal::Reclaim, true, true),
-    ]
-};
+fn flags() -> impl Iterator<Item = Flags> {
+    (0..8).map(|bits| {
+        let signal = if bits & 4 == 0 { Signal::Always } else { Signal::Reclaim };
+        Flags { signal, fence: bits & 2 != 0, solicited: bits & 1 != 0 }
+    })
+}
 
 const SGE: Sge = Sge { addr: 0x1122_3344_5566_7788, len: 0x0009_8765, lkey: 0xaabb_ccdd };
 const EMPTY: Sge = Sge { len: 0, ..SGE };
@@ -165,7 +157,7 @@ fn every_payload<V: Verb>(verb: &V) {
     let data: Vec<u8> = (0..=221u8).map(|i| i ^ 0x5a).collect();
     let header = hex(V::HEADER);
     let body = |payload: &[Vec<u8>]| [&header[..], &payload.concat()].concat();
-    for flags in FLAGS {
+    for flags in flags() {
         b.check(&verb.of(()), flags, V::OPCODE, V::IMM, &body(&[]));
         for len in [0, 1, 0x0009_8765, 1 << 30] {
             let sge = Sge { len, ..SGE };
@@ -190,103 +182,59 @@ fn every_payload<V: Verb>(verb: &V) {
     b.refuse(&verb.of((Inline(&[1]), long)), PostError::MessageTooLong { bytes: (1 << 30) + 1 });
 }
 
-/// MLX5_OPCODE_RDMA_WRITE; mlx5_wqe_raddr_seg: raddr, rkey, reserved.
-struct WriteVerb;
+/// Implements a verb for all payloads, and tests it.
+macro_rules! verb {
+    ($verb:ident is $of:ty: $opcode:literal, $imm:literal, $header:literal, |$payload:ident| $op:expr; $test:ident) => {
+        struct $verb;
 
-impl Verb for WriteVerb {
-    type Of<P: Payload> = Write<P>;
-    const OPCODE: u8 = 0x08;
-    const IMM: u32 = 0;
-    const HEADER: &'static str = "1000000000000002 00000007 00000000";
-    fn of<P: Payload>(&self, payload: P) -> Write<P> {
-        Write { addr: 0x1000_0000_0000_0002, rkey: 7, payload }
-    }
+        impl Verb for $verb {
+            type Of<P: Payload> = $of;
+            const OPCODE: u8 = $opcode;
+            const IMM: u32 = $imm;
+            const HEADER: &'static str = $header;
+            fn of<P: Payload>(&self, $payload: P) -> $of {
+                $op
+            }
+        }
+
+        #[test]
+        fn $test() {
+            every_payload(&$verb);
+        }
+    };
 }
 
-#[test]
-fn write_is_control_remote_address_payload() {
-    every_payload(&WriteVerb);
-}
+// MLX5_OPCODE_RDMA_WRITE; mlx5_wqe_raddr_seg: raddr, rkey, reserved.
+verb!(WriteVerb is Write<P>: 0x08, 0, "1000000000000002 00000007 00000000",
+    |payload| Write { addr: 0x1000_0000_0000_0002, rkey: 7, payload };
+    write_is_control_remote_address_payload);
 
-/// MLX5_OPCODE_RDMA_WRITE_IMM.
-struct WriteImmVerb;
+// MLX5_OPCODE_RDMA_WRITE_IMM.
+verb!(WriteImmVerb is WriteImm<P>: 0x09, 0xdead_beef, "1000000000000002 00000007 00000000",
+    |payload| WriteImm { addr: 0x1000_0000_0000_0002, rkey: 7, imm: 0xdead_beef, payload };
+    write_with_immediate_is_control_remote_address_payload);
 
-impl Verb for WriteImmVerb {
-    type Of<P: Payload> = WriteImm<P>;
-    const OPCODE: u8 = 0x09;
-    const IMM: u32 = 0xdead_beef;
-    const HEADER: &'static str = "1000000000000002 00000007 00000000";
-    fn of<P: Payload>(&self, payload: P) -> WriteImm<P> {
-        WriteImm { addr: 0x1000_0000_0000_0002, rkey: 7, imm: 0xdead_beef, payload }
-    }
-}
+// MLX5_OPCODE_SEND; nothing between control segment and payload.
+verb!(SendVerb is Send<P>: 0x0a, 0, "",
+    |payload| Send { payload };
+    send_is_control_payload);
 
-#[test]
-fn write_with_immediate_is_control_remote_address_payload() {
-    every_payload(&WriteImmVerb);
-}
-
-/// MLX5_OPCODE_SEND; nothing between control segment and payload.
-struct SendVerb;
-
-impl Verb for SendVerb {
-    type Of<P: Payload> = Send<P>;
-    const OPCODE: u8 = 0x0a;
-    const IMM: u32 = 0;
-    const HEADER: &'static str = "";
-    fn of<P: Payload>(&self, payload: P) -> Send<P> {
-        Send { payload }
-    }
-}
-
-#[test]
-fn send_is_control_payload() {
-    every_payload(&SendVerb);
-}
-
-/// MLX5_OPCODE_SEND_IMM.
-struct SendImmVerb;
-
-impl Verb for SendImmVerb {
-    type Of<P: Payload> = SendImm<P>;
-    const OPCODE: u8 = 0x0b;
-    const IMM: u32 = 0x0102_0304;
-    const HEADER: &'static str = "";
-    fn of<P: Payload>(&self, payload: P) -> SendImm<P> {
-        SendImm { imm: 0x0102_0304, payload }
-    }
-}
-
-#[test]
-fn send_with_immediate_is_control_payload() {
-    every_payload(&SendImmVerb);
-}
+// MLX5_OPCODE_SEND_IMM.
+verb!(SendImmVerb is SendImm<P>: 0x0b, 0x0102_0304, "",
+    |payload| SendImm { imm: 0x0102_0304, payload };
+    send_with_immediate_is_control_payload);
 
 const GID: [u8; 16] = [0xfe, 0x80, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
-/// mlx5_wqe_av of an InfiniBand port with a GRH: Q_Key, reserved, MLX5_EXTENDED_UD_AV | QPN, stat_rate_sl, fl_mlid, rlid, reserved, rmac,
-/// tclass, hop_limit, grh_gid_fl (1 << 30 | index << 20 | flow label), rgid.
-struct UdSendVerb<'a>(&'a Destination);
+/// The port of an InfiniBand peer, with a GRH.
+static INFINIBAND: LazyLock<Destination> =
+    LazyLock::new(|| Destination::new(AddressVector::local(0x1234, 5).with_grh(3, 0x1_2345, 64, 0x77, GID), 0x12_3456, 0x1122_3344));
 
-impl<'a> Verb for UdSendVerb<'a> {
-    type Of<P: Payload> = UdSend<'a, P>;
-    const OPCODE: u8 = 0x0a;
-    const IMM: u32 = 0;
-    const HEADER: &'static str =
-        "11223344 00000000 80123456 05 00 1234 00000000 000000000000 77 40 40312345 fe8002030405060708090a0b0c0d0e0f";
-    fn of<P: Payload>(&self, payload: P) -> UdSend<'a, P> {
-        UdSend { to: self.0, payload }
-    }
-}
-
-#[test]
-fn datagram_is_control_address_payload() {
-    every_payload(&UdSendVerb(&Destination::new(
-        AddressVector::local(0x1234, 5).with_grh(3, 0x1_2345, 64, 0x77, GID),
-        0x12_3456,
-        0x1122_3344,
-    )));
-}
+// mlx5_wqe_av of an InfiniBand port with a GRH: Q_Key, reserved, MLX5_EXTENDED_UD_AV | QPN, stat_rate_sl, fl_mlid, rlid, reserved, rmac,
+// tclass, hop_limit, grh_gid_fl (1 << 30 | index << 20 | flow label), rgid.
+verb!(UdSendVerb is UdSend<'static, P>: 0x0a, 0, "11223344 00000000 80123456 05 00 1234 00000000 000000000000 77 40 40312345 fe8002030405060708090a0b0c0d0e0f",
+    |payload| UdSend { to: &INFINIBAND, payload };
+    datagram_is_control_address_payload);
 
 /// Every field of the vector, as of a RoCE port.
 const ROCE: AddressVector = AddressVector {
@@ -300,23 +248,12 @@ const ROCE: AddressVector = AddressVector {
     rgid: GID,
 };
 
-struct UdSendImmVerb<'a>(&'a Destination);
+static OVER_ROCE: LazyLock<Destination> = LazyLock::new(|| Destination::new(ROCE, 0xff_ffff, 0x8001_0000));
 
-impl<'a> Verb for UdSendImmVerb<'a> {
-    type Of<P: Payload> = UdSendImm<'a, P>;
-    const OPCODE: u8 = 0x0b;
-    const IMM: u32 = 0xcafe_f00d;
-    const HEADER: &'static str =
-        "80010000 00000000 80ffffff 36 7f c0de 00000000 102030405060 99 fe 00abcdef fe8002030405060708090a0b0c0d0e0f";
-    fn of<P: Payload>(&self, payload: P) -> UdSendImm<'a, P> {
-        UdSendImm { to: self.0, imm: 0xcafe_f00d, payload }
-    }
-}
-
-#[test]
-fn datagram_with_immediate_is_control_address_payload() {
-    every_payload(&UdSendImmVerb(&Destination::new(ROCE, 0xff_ffff, 0x8001_0000)));
-}
+// The same of a RoCE port.
+verb!(UdSendImmVerb is UdSendImm<'static, P>: 0x0b, 0xcafe_f00d, "80010000 00000000 80ffffff 36 7f c0de 00000000 102030405060 99 fe 00abcdef fe8002030405060708090a0b0c0d0e0f",
+    |payload| UdSendImm { to: &OVER_ROCE, imm: 0xcafe_f00d, payload };
+    datagram_with_immediate_is_control_address_payload);
 
 #[test]
 fn a_destination_gives_back_what_it_was_made_of() {
@@ -329,7 +266,7 @@ fn read_is_control_remote_address_destination() {
     let mut b = Bench::at(0xfff0);
     let header = "1000000000000002 00000007 00000000";
     let read = |len| Read { addr: 0x1000_0000_0000_0002, rkey: 7, into: Sge { len, ..SGE } };
-    for flags in FLAGS {
+    for flags in flags() {
         // MLX5_OPCODE_RDMA_READ 0x10.
         b.check(&read(0x99), flags, 0x10, 0, &hex(&format!("{header} 00000099 aabbccdd 1122334455667788")));
         b.check(&read(1 << 30), flags, 0x10, 0, &hex(&format!("{header} 40000000 aabbccdd 1122334455667788")));
@@ -345,7 +282,7 @@ fn atomics_are_control_remote_address_operands_result() {
     let (compare, swap) = (0x0102_0304_0506_0708, 0xf1f2_f3f4_f5f6_f7f8);
     let cas = CompareSwap { addr: 0x1000_0000_0000_0008, rkey: 7, compare, swap, into };
     let faa = FetchAdd { addr: 0x1000_0000_0000_0008, rkey: 7, add: 0x8877_6655_4433_2211, into };
-    for flags in FLAGS {
+    for flags in flags() {
         // MLX5_OPCODE_ATOMIC_CS 0x11, MLX5_OPCODE_ATOMIC_FA 0x12. mlx5_wqe_atomic_seg: swap_add, compare.
         let raddr = "1000000000000008 00000007 00000000";
         let result = "00000008 aabbccdd 1122334455667788";

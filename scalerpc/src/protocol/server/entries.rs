@@ -40,7 +40,7 @@ impl<M: Memory> Server<M> {
     /// sleeps between polls does so after such a poll: after any other one it may sleep while the entry of a client that waits is not looked
     /// at for many polls.
     #[must_use]
-    pub fn has_looked_at_all(&self) -> bool {
+    pub fn has_checked_all(&self) -> bool {
         self.sweep == 0 || self.have_all_zones()
     }
 

@@ -297,7 +297,7 @@ impl<M: Memory> Server<M> {
             self.schedule(now_ns);
         }
         self.warm(out);
-        self.tell_zones(now_ns, out);
+        self.send_events(now_ns, out);
     }
 
     /// Decides whose turn it is. Changes nothing if no client waits and no group was chosen.

@@ -31,14 +31,14 @@ impl<M: Memory> Server<M> {
         out: &mut Vec<ServerOp>,
     ) -> bool {
         if self.owed > 0 {
-            return self.answer_and_tell(request, status, payload, clock(), out);
+            return self.answer_with_event(request, status, payload, clock(), out);
         }
         self.answer_with(request, status, payload, |_| None, out)
     }
 
     /// Like [`answer`](Self::answer), when clients are owed an event.
     #[cold]
-    fn answer_and_tell(&mut self, request: &Request, status: Status, payload: &[u8], now_ns: u64, out: &mut Vec<ServerOp>) -> bool {
+    fn answer_with_event(&mut self, request: &Request, status: Status, payload: &[u8], now_ns: u64, out: &mut Vec<ServerOp>) -> bool {
         self.answer_with(request, status, payload, |server| server.event_for(request.client, now_ns), out)
     }
 

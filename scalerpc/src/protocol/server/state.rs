@@ -11,7 +11,7 @@ use crate::protocol::wire::ZoneId;
 impl Zone {
     fn rebase(&mut self, now_ns: u64) {
         match &mut self.state {
-            ZoneState::Ended { tell_by_ns } => *tell_by_ns = tell_by_ns.saturating_sub(now_ns),
+            ZoneState::Ended { event_by_ns } => *event_by_ns = event_by_ns.saturating_sub(now_ns),
             ZoneState::Draining { ask_ns, evict_ns } => {
                 // `u64::MAX` is no time: the client was asked.
                 *ask_ns = if *ask_ns == u64::MAX { u64::MAX } else { ask_ns.saturating_sub(now_ns) };

@@ -7,7 +7,7 @@ use crate::protocol::request::ClientId;
 use crate::protocol::wire::{Event, HEADER_BYTES, ResponseHeader, Status, TRAILER_BYTES, Trailer, ZoneId, valid};
 
 /// Fraction of a slice that an ended zone waits for a response that carries the event: a tenth.
-const TELL_DIVISOR: u64 = 10;
+const EVENT_DIVISOR: u64 = 10;
 
 /// Fraction of a slice after which a client that was told and has not answered is asked whether it rests: a half.
 const ASK_DIVISOR: u64 = 2;
@@ -26,9 +26,9 @@ pub(super) enum ZoneState {
     /// Its slice has not begun.
     Ready,
     Active,
-    /// Its slice is over. The client was not told yet; it is told at `tell_by_ns` at latest.
+    /// Its slice is over. The client was not told yet; it is told at `event_by_ns` at latest.
     Ended {
-        tell_by_ns: u64,
+        event_by_ns: u64,
     },
     /// The client was told; it is asked at `ask_ns` whether it rests, if it was not asked (then `u64::MAX`), and evicted at `evict_ns`.
     Draining {
@@ -55,7 +55,7 @@ pub(super) struct Zone {
     /// Accepted requests in it that no worker has copied out.
     pub(super) queued: u32,
     /// The client was told *activate*.
-    pub(super) is_told: bool,
+    pub(super) knows_activation: bool,
     /// The release was taken; the zone is kept while `queued` is not 0.
     is_released: bool,
 }
@@ -79,7 +79,7 @@ impl Zone {
     /// Returns whether there is an event that the client was not told.
     pub(super) const fn owes_event(&self) -> bool {
         match self.state {
-            ZoneState::Active => !self.is_told,
+            ZoneState::Active => !self.knows_activation,
             ZoneState::Ended { .. } => true,
             _ => false,
         }
@@ -88,8 +88,8 @@ impl Zone {
     /// Returns whether the client is to be told without a response, asked, or evicted.
     const fn is_due(&self, now_ns: u64) -> bool {
         match self.state {
-            ZoneState::Active => !self.is_told && self.queued == 0,
-            ZoneState::Ended { tell_by_ns } => self.queued == 0 || now_ns >= tell_by_ns,
+            ZoneState::Active => !self.knows_activation && self.queued == 0,
+            ZoneState::Ended { event_by_ns } => self.queued == 0 || now_ns >= event_by_ns,
             ZoneState::Draining { .. } => matches!(self.remind_ns(), Some(remind_ns) if now_ns >= remind_ns),
             _ => false,
         }
@@ -105,7 +105,7 @@ impl Zone {
 
     pub(super) const fn deadline_ns(&self) -> Option<u64> {
         match self.state {
-            ZoneState::Ended { tell_by_ns } => Some(tell_by_ns),
+            ZoneState::Ended { event_by_ns } => Some(event_by_ns),
             _ => self.remind_ns(),
         }
     }
@@ -223,9 +223,9 @@ impl<M: Memory> Server<M> {
 
     /// Ends the slice of an active zone. The caller takes the zone off the list of active zones.
     fn end_zone(&mut self, zone: ZoneId, now_ns: u64) {
-        let tell_by_ns = now_ns.saturating_add(self.slice_ns / TELL_DIVISOR);
+        let event_by_ns = now_ns.saturating_add(self.slice_ns / EVENT_DIVISOR);
         let owed = self.zone(zone).owes_event();
-        self.zone_mut(zone).state = ZoneState::Ended { tell_by_ns };
+        self.zone_mut(zone).state = ZoneState::Ended { event_by_ns };
         self.owed += usize::from(!owed);
     }
 
@@ -237,8 +237,8 @@ impl<M: Memory> Server<M> {
         let zone = self.zone_mut(id);
         let epoch = zone.epoch;
         match zone.state {
-            ZoneState::Active if !zone.is_told => {
-                zone.is_told = true;
+            ZoneState::Active if !zone.knows_activation => {
+                zone.knows_activation = true;
                 self.owed -= 1;
                 Some(Event::Activate { epoch, zone: id.zone })
             }
@@ -254,7 +254,7 @@ impl<M: Memory> Server<M> {
 
     /// Tells the events that no response will carry in time. Asks clients that do not answer whether they rest, and evicts those that are
     /// awake and do not answer: only the end of its queue pair frees such a client's zone (S10).
-    pub(super) fn tell_zones(&mut self, now_ns: u64, out: &mut Vec<ServerOp>) {
+    pub(super) fn send_events(&mut self, now_ns: u64, out: &mut Vec<ServerOp>) {
         let is_any_reminded = now_ns >= self.remind_ns;
         if self.owed == 0 && !is_any_reminded {
             return;
@@ -281,7 +281,7 @@ impl<M: Memory> Server<M> {
                 self.stats.evictions += 1;
                 out.push(ServerOp::Evict { client });
             } else {
-                self.tell_bare(client, now_ns, out);
+                self.write_event(client, now_ns, out);
             }
         }
         if is_any_reminded {
@@ -289,7 +289,7 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    fn tell_bare(&mut self, client: ClientId, now_ns: u64, out: &mut Vec<ServerOp>) {
+    fn write_event(&mut self, client: ClientId, now_ns: u64, out: &mut Vec<ServerOp>) {
         let Some(event) = self.event_for(client, now_ns) else { return };
         let Some(regions) = self.client(client).map(|record| record.regions) else { return };
         self.stats.bare_events += 1;

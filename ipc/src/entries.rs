@@ -1,0 +1,422 @@
+//! The clients of a server: entries with generations in its region. A client holds its entry by a lock that the kernel drops when it dies.
+//!
+//! | word | writer | reader | pairing |
+//! |---|---|---|---|
+//! | `Entry::session` free -> taken -> left | the client that holds the entry's lock | server | **C1**: AcqRel CAS / Acquire load |
+//! | `Entry::session` taken or left -> evicted or free | server | clients | **C2**: Release store or CAS / Acquire load: the entry's memory is reset |
+//! | `departures` | clients `fetch_add` after leaving | server | **C3**: Release / Acquire: the departed entry is seen |
+//!
+//! **C4**: a client takes the byte lock `1 + entry` of the region's file first and the entry second, so a taken entry whose lock is free belongs
+//! to a dead client. A client stopped or killed at any instruction affects its own entry only, and only the server makes an entry free again,
+//! after it has dealt with what the client left. (A client whose own process opens and closes the region's file by other means loses
+//! its lock, is taken for dead, and finds itself [disconnected](Holding::lasts).)
+
+use std::ptr::NonNull;
+
+use shm::lock::{ByteLock, LockError, LockFile};
+use shm::ready::ARMED;
+use shm::sleep::Sleep;
+use shm::sync::{AtomicU32, AtomicU64, FIRST, LightBarrier, Ordering};
+
+const FREE: u64 = 0;
+const TAKEN: u64 = 1;
+const LEFT: u64 = 2;
+const EVICTED: u64 = 3;
+/// Not a state of an entry: see [`Holding::end`].
+const NEVER: u64 = 4;
+
+fn word(generation: u32, state: u64) -> u64 {
+    u64::from(generation) << 32 | state
+}
+
+/// One client's line, 64 B; zeroed is free.
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Entry {
+    /// Generation in the high half, state in the low half.
+    session: AtomicU64,
+    /// See [`Entries::armed`].
+    armed: AtomicU32,
+    /// The client's process, for people who inspect the memory; no decision depends on it.
+    pid: AtomicU32,
+    /// The client sleeps here.
+    sleep: Sleep,
+}
+
+/// The line before the entries, 64 B.
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Head {
+    departures: AtomicU64,
+    /// The server sleeps here.
+    sleep: Sleep,
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<Head>() == 64);
+    assert!(size_of::<Entry>() == 64);
+    assert!(std::mem::offset_of!(Entry, session) == 0);
+    assert!(std::mem::offset_of!(Entry, armed) == 8);
+    assert!(std::mem::offset_of!(Entry, pid) == 12);
+    assert!(std::mem::offset_of!(Entry, sleep) == 16);
+    assert!(std::mem::offset_of!(Head, sleep) == 8);
+};
+
+/// The reason why a client got no entry.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// All entries are taken, maybe by clients that have gone: the server frees their entries when it polls.
+    #[error("all {max_clients} client entries are taken: end a client, or create the server with more; or try again if one just ended")]
+    Full {
+        /// Number of entries.
+        max_clients: usize,
+    },
+    /// The lock that proves the client alive cannot be taken.
+    #[error(transparent)]
+    Lock(LockError),
+}
+
+impl JoinError {
+    /// Returns whether trying again may help soon.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::Full { .. })
+    }
+}
+
+/// A client's hold on its entry. [`Entries::leave`] ends it. If it is merely dropped, the server takes the client for dead, with the same
+/// outcome a little later.
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// The client's number, below the number of entries.
+    pub(crate) entry: usize,
+    /// A number that tells this holder of the entry from earlier ones.
+    pub(crate) generation: u32,
+    _lock: ByteLock,
+}
+
+/// A view of an entry by which either end checks, with every message, that a holder still has it. [`Entries::held_by`] returns it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Holding {
+    entry: NonNull<Entry>,
+    /// The session word as long as the holder has the entry.
+    word: u64,
+    /// Barrier of this process.
+    barrier: LightBarrier,
+}
+
+// SAFETY: a view of shared atomics; the memory's lifetime is the contract of `Entries::new`.
+unsafe impl Send for Holding {}
+
+impl Holding {
+    #[inline(always)]
+    fn entry(&self) -> &Entry {
+        // SAFETY: contract of `Entries::new`.
+        unsafe { self.entry.as_ref() }
+    }
+
+    /// Returns whether the holder has the entry. One load of a line that nobody writes in normal operation.
+    #[inline(always)]
+    pub(crate) fn lasts(&self) -> bool {
+        // C1, C2
+        self.entry().session.load(Ordering::Acquire) == self.word
+    }
+
+    /// Makes [`lasts`](Self::lasts) return `false` from now on, whatever becomes of the entry.
+    pub(crate) fn end(&mut self) {
+        self.word = NEVER;
+    }
+
+    /// Like [`Entries::armed`].
+    #[inline(always)]
+    pub(crate) fn armed(&self) -> &AtomicU32 {
+        &self.entry().armed
+    }
+
+    /// Returns whether the holder, which has published a request, must announce itself.
+    #[inline(always)]
+    pub(crate) fn must_announce(&self) -> bool {
+        // R1
+        self.barrier.execute();
+        self.armed().load(Ordering::Relaxed) == ARMED
+    }
+
+    /// Wakes the holder if it sleeps, after the server has published a response.
+    #[inline(always)]
+    pub(crate) fn wake(&self) {
+        self.sleep().wake_behind(self.barrier);
+    }
+
+    /// Returns the word that the holder sleeps on.
+    #[inline(always)]
+    pub(crate) fn sleep(&self) -> &Sleep {
+        &self.entry().sleep
+    }
+}
+
+/// The entries in a region, as server and clients see them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Entries {
+    head: NonNull<Head>,
+    count: usize,
+}
+
+// SAFETY: a view of shared atomics; the memory's lifetime is the contract of `new`.
+unsafe impl Send for Entries {}
+// SAFETY: as above.
+unsafe impl Sync for Entries {}
+
+impl Entries {
+    /// Returns the number of bytes that `count` entries take: a line each, and one for all.
+    pub(crate) const fn bytes(count: usize) -> usize {
+        size_of::<Head>() + count * size_of::<Entry>()
+    }
+
+    /// Makes a view of the entries at `base`.
+    ///
+    /// # Safety
+    /// `base` is aligned to 64 and points to [`bytes(count)`](Self::bytes) bytes, zeroed before the first use, that stay mapped as
+    /// long as this value or a copy is used.
+    pub(crate) const unsafe fn new(base: NonNull<u8>, count: usize) -> Self {
+        Self { head: base.cast(), count }
+    }
+
+    /// One free entry, for models.
+    #[cfg(all(test, loom))]
+    pub(crate) fn leaked() -> Self {
+        #[repr(C)]
+        struct One(Head, Entry);
+        let head = Head { departures: AtomicU64::new(0), sleep: Sleep::default() };
+        let (session, armed, pid) = (AtomicU64::new(word(FIRST, FREE)), AtomicU32::new(0), AtomicU32::new(0));
+        let one = Box::leak(Box::new(One(head, Entry { session, armed, pid, sleep: Sleep::default() })));
+        // SAFETY: leaked, and one behind the other, as both are whole lines.
+        unsafe { Self::new(NonNull::from(one).cast(), 1) }
+    }
+
+    /// Initialises the entries of a new region: all are free, and all lanes are armed.
+    pub(crate) fn prepare(&self) {
+        for entry in (0..self.count).filter_map(|entry| self.entry(entry)) {
+            entry.session.store(word(FIRST, FREE), Ordering::Relaxed);
+            entry.armed.store(ARMED, Ordering::Relaxed);
+        }
+    }
+
+    fn head(&self) -> &Head {
+        // SAFETY: contract of `new`.
+        unsafe { self.head.as_ref() }
+    }
+
+    fn entry(&self, entry: usize) -> Option<&Entry> {
+        if entry >= self.count {
+            return None;
+        }
+        // SAFETY: contract of `new`; the index was checked.
+        Some(unsafe { self.head.add(1).cast::<Entry>().add(entry).as_ref() })
+    }
+
+    /// Returns the number of entries.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Client: takes a free entry.
+    ///
+    /// # Errors
+    /// [`JoinError`]; nothing stays taken.
+    pub(crate) fn join(&self, file: &LockFile) -> Result<Session, JoinError> {
+        for index in 0..self.count {
+            let Some(entry) = self.entry(index) else { break };
+            let free = entry.session.load(Ordering::Acquire);
+            if free as u32 != FREE as u32 {
+                continue;
+            }
+            let lock = match file.try_lock(1 + index as u64) {
+                Ok(lock) => lock,
+                Err(LockError::Held { .. }) => continue,
+                Err(error) => return Err(JoinError::Lock(error)),
+            };
+            let generation = ((free >> 32) as u32).wrapping_add(1);
+            // C1, C2
+            if entry.session.compare_exchange(free, word(generation, TAKEN), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                entry.pid.store(std::process::id(), Ordering::Relaxed);
+                return Ok(Session { entry: index, generation, _lock: lock });
+            }
+        }
+        Err(JoinError::Full { max_clients: self.count })
+    }
+
+    /// Returns the holding of holder `generation` in an entry. Registers this process for barriers, which may take long the first time.
+    pub(crate) fn held_by(&self, entry: usize, generation: u32) -> Option<Holding> {
+        let (entry, barrier) = (NonNull::from(self.entry(entry)?), LightBarrier::of_process());
+        Some(Holding { entry, word: word(generation, TAKEN), barrier })
+    }
+
+    /// Client: leaves its entry. It must not write to the entry's memory any more.
+    pub(crate) fn leave(&self, session: Session) {
+        let Some(entry) = self.entry(session.entry) else { return };
+        let (taken, left) = (word(session.generation, TAKEN), word(session.generation, LEFT));
+        // C1; an evicted client does not leave.
+        if entry.session.compare_exchange(taken, left, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            // C3
+            self.head().departures.fetch_add(1, Ordering::Release);
+            self.head().sleep.wake();
+        }
+    }
+
+    /// Returns the [`armed`](shm::ready) flag of the client's lane.
+    #[inline(always)]
+    pub(crate) fn armed(&self, entry: usize) -> Option<&AtomicU32> {
+        self.entry(entry).map(|entry| &entry.armed)
+    }
+
+    /// Returns the word that the server sleeps on. Clients wake it after each announcement.
+    #[inline(always)]
+    pub(crate) fn server_sleep(&self) -> &Sleep {
+        &self.head().sleep
+    }
+
+    /// Server: the generation of the client in `entry`, or `None` if there is none (any more).
+    #[inline(always)]
+    pub(crate) fn taken_by(&self, entry: usize) -> Option<u32> {
+        // C1
+        let session = self.entry(entry)?.session.load(Ordering::Acquire);
+        (session as u32 == TAKEN as u32).then_some((session >> 32) as u32)
+    }
+
+    /// Server: ends the session of a client that breaks the protocol. The entry is free again when that client is gone.
+    pub(crate) fn evict(&self, entry: usize, generation: u32) {
+        if let Some(entry) = self.entry(entry) {
+            let (taken, evicted) = (word(generation, TAKEN), word(generation, EVICTED));
+            // C2; it fails if the client has left meanwhile.
+            let _ = entry.session.compare_exchange(taken, evicted, Ordering::AcqRel, Ordering::Relaxed);
+            entry.sleep.wake();
+        }
+    }
+
+    /// Returns the generation of the client of `entry` if it left or its lock is free. A check of a lock takes one of `checks`.
+    fn departed(&self, entry: usize, file: &LockFile, checks: &mut usize) -> Option<u32> {
+        let session = self.entry(entry)?.session.load(Ordering::Acquire);
+        let generation = (session >> 32) as u32;
+        match u64::from(session as u32) {
+            FREE => None,
+            LEFT => Some(generation),
+            _ => {
+                *checks = checks.checked_sub(1)?;
+                (!file.is_held(1 + entry as u64)).then_some(generation)
+            }
+        }
+    }
+}
+
+/// The server's search for clients that are gone. It finds a client that left in the next pass, and a client that died within a millisecond
+/// for every [`LOOKS_PER_ROUND`] entries; a server that sleeps takes a [`SLICE`](shm::sleep::SLICE) more.
+#[derive(Debug)]
+pub(crate) struct Reaper {
+    entries: Entries,
+    next: usize,
+    departures: u64,
+    /// The count of departures while no pass is due.
+    expected: u64,
+    /// The time, if the clock was read since the last pass.
+    now_ns: Option<u64>,
+    round_ns: u64,
+}
+
+/// Locks that a round checks by system call; about 0.2 us each.
+pub(crate) const LOOKS_PER_ROUND: usize = 8;
+/// Entries that a round reads, a line each.
+pub(crate) const ENTRIES_PER_ROUND: usize = 64;
+const ROUND_NS: u64 = 1_000_000;
+/// Maximum number of rounds that a pass catches up with, for a server that polls rarely.
+const ROUNDS_PER_PASS: usize = 8;
+
+impl Reaper {
+    /// Makes a reaper that begins with entry 0.
+    pub(crate) fn of(entries: Entries) -> Self {
+        Self { entries, next: 0, departures: 0, expected: 0, now_ns: None, round_ns: 0 }
+    }
+
+    #[inline(always)]
+    fn departures(&self) -> u64 {
+        // C3
+        self.entries.head().departures.load(Ordering::Acquire)
+    }
+
+    /// Makes the next pass check for dead clients. `now_ns` is the time of any monotonic clock; it is returned. Call this whenever the clock is
+    /// read anyway.
+    pub(crate) fn tick(&mut self, now_ns: u64) -> u64 {
+        self.now_ns = Some(now_ns);
+        self.expected = !self.departures();
+        now_ns
+    }
+
+    /// Returns whether [`pass`](Self::pass) has something to do, which is rare. One load.
+    #[inline(always)]
+    pub(crate) fn is_due(&self) -> bool {
+        self.departures() != self.expected
+    }
+
+    /// Does one pass that [is due](Self::is_due). `reap(entry, generation)` must forget the client and reset the memory of its entry, which is
+    /// free for others afterwards. Returns whether locks were checked, as they are about every millisecond.
+    #[cold]
+    pub(crate) fn pass(&mut self, file: &LockFile, mut reap: impl FnMut(usize, u32)) -> bool {
+        self.expected = self.departures();
+        if self.expected != self.departures {
+            self.departures = self.expected;
+            self.round(file, self.entries.count, 0, &mut reap);
+        }
+        let now_ns = self.now_ns.take();
+        now_ns.is_some_and(|now_ns| self.catch_up(file, now_ns, ROUNDS_PER_PASS, &mut reap))
+    }
+
+    /// Like [`pass`](Self::pass), for a server that has nothing else to do: makes all checks that are due.
+    pub(crate) fn check(&mut self, file: &LockFile, now_ns: u64, mut reap: impl FnMut(usize, u32)) {
+        self.pass(file, &mut reap);
+        self.catch_up(file, now_ns, self.entries.count, &mut reap);
+    }
+
+    /// Runs a round without asking the kernel, for models.
+    #[cfg(all(test, loom))]
+    pub(crate) fn reap_departed(&mut self, file: &LockFile, mut reap: impl FnMut(usize, u32)) {
+        self.round(file, self.entries.count, 0, &mut reap);
+    }
+
+    #[cold]
+    fn catch_up(&mut self, file: &LockFile, now: u64, max: usize, reap: &mut impl FnMut(usize, u32)) -> bool {
+        let due = usize::try_from(now.wrapping_sub(self.round_ns) / ROUND_NS).unwrap_or(max).min(max);
+        if due > 0 {
+            self.round_ns = now;
+            let max = |per_round: usize| due.saturating_mul(per_round).min(self.entries.count);
+            self.round(file, max(ENTRIES_PER_ROUND), max(LOOKS_PER_ROUND), reap);
+        }
+        due > 0
+    }
+
+    /// Checks the next `max` entries: for clients that left, and by at most `checks` system calls, from the last checked lock on, for clients that
+    /// died.
+    #[cold]
+    fn round(&mut self, file: &LockFile, max: usize, mut checks: usize, reap: &mut impl FnMut(usize, u32)) {
+        let start = self.next;
+        let checks_locks = checks > 0;
+        for step in 0..max {
+            if checks_locks && checks == 0 {
+                break;
+            }
+            let index = (start + step) % self.entries.count;
+            let departed = self.entries.departed(index, file, &mut checks);
+            if checks_locks {
+                self.next = index + 1;
+            }
+            if let (Some(generation), Some(entry)) = (departed, self.entries.entry(index)) {
+                reap(index, generation);
+                entry.sleep.reset();
+                // C2
+                entry.session.store(word(generation, FREE), Ordering::Release);
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;
