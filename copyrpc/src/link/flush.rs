@@ -160,11 +160,19 @@ impl<U> Link<U> {
     fn grant_while_open(&mut self) {
         let ring = self.tx.size();
         if self.reservation.is_short() {
-            if !self.reservation.fill_up(ring, self.tx.in_flight()) {
-                self.reservation.top_up(ring, self.tx.in_flight());
+            if self.reservation.fill_up(ring, self.tx.in_flight()) {
+                self.tx.open_to_calls(2 * ring.max_reservation() + CALL_SLACK);
+            } else {
+                self.grant_in_part();
             }
-            self.tx.open_to_calls(2 * self.reservation.outstanding() + CALL_SLACK);
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn grant_in_part(&mut self) {
+        self.reservation.top_up(self.tx.size(), self.tx.in_flight());
+        self.tx.open_to_calls(2 * self.reservation.outstanding() + CALL_SLACK);
     }
 
     #[inline(always)]
