@@ -53,7 +53,7 @@ pub enum ConfigError {
     /// Too few or too many calls in flight.
     #[error("in_flight is {in_flight}: it must be 1 to {max}")]
     InFlight {
-        /// Calls in flight received for.
+        /// The given number of calls in flight.
         in_flight: usize,
         /// The maximum.
         max: usize,
@@ -61,9 +61,9 @@ pub enum ConfigError {
     /// A lane cannot hold all calls and replies, or is longer than the maximum.
     #[error("capacity is {capacity}: it must be a power of two above 2 x in_flight = {}, at most {CAPACITY_MAX}", 2 * in_flight)]
     Capacity {
-        /// Slots received for.
+        /// The given number of slots.
         capacity: usize,
-        /// Calls in flight received for.
+        /// The given number of calls in flight.
         in_flight: usize,
     },
 }

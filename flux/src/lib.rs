@@ -5,8 +5,8 @@
 //! use flux::{Config, network};
 //!
 //! let mut nodes = network::<u64, &str>(2, Config::default())?;
-//! let mut b = nodes.pop().ok_or("two nodes were received for")?;
-//! let mut a = nodes.pop().ok_or("two nodes were received for")?;
+//! let mut b = nodes.pop().ok_or("two nodes were asked for")?;
+//! let mut a = nodes.pop().ok_or("two nodes were asked for")?;
 //!
 //! a.call(1, 12, "the square of 12")?;
 //! b.poll(|_, _| {});

@@ -101,8 +101,8 @@ struct Outgoing<T> {
 }
 
 impl<T: Copy + Send> Outgoing<T> {
-    /// Publishes a message; M2 says that there is room, or the other node is gone and nothing is taken any more. `is_one_of_several`: others are
-    /// under way. Returns whether the other node was found dropped, for which only a node that polls another lane, sleeps or is dropped is received.
+    /// Publishes a message. M2 says that there is room, unless the peer is gone. `is_one_of_several`: other messages are under way. Returns `true`
+    /// if the peer has been dropped. The check is made only when the peer is not actively polling this lane.
     #[inline(always)]
     fn publish(&mut self, is_one_of_several: bool, tag: u64, payload: MaybeUninit<T>) -> bool {
         self.tx.publish_tagged(tag, payload, if is_one_of_several { Ahead::Line } else { Ahead::Nothing });

@@ -12,7 +12,7 @@ use shm::region::{CreateError, OpenError, Region};
 use shm::sync::{AtomicU32, AtomicU64, Ordering};
 
 use crate::conformance::Rpc;
-use crate::helpers::{self, Helper, Scratch, next_word, say, wait_for};
+use crate::helpers::{self, Helper, Scratch, next_word, say, wait_for, wait_for_some};
 
 /// As many calls as [`Rpc::entries`] knows the place of.
 const CLIENTS: usize = 8;
@@ -35,21 +35,17 @@ fn round_trip<R: Rpc>(server: &mut R::Server, client: &mut R::Client, number: u6
 }
 
 fn finish<R: Rpc>(server: &mut R::Server, client: &mut R::Client, number: u64) -> Result<(), SessionEnd> {
-    let mut ended = None;
-    wait_for("a call is neither answered nor ended", || {
+    wait_for_some("a call is neither answered nor ended", || {
         serve::<R>(server);
+        let mut is_answered = false;
         let polled = R::poll(client, |user, outcome| {
             if let Ok(answer) = outcome {
                 assert_eq!((user, answer), (number, number));
-                ended = Some(Ok(()));
+                is_answered = true;
             }
         });
-        if let Err(end) = polled {
-            ended = Some(Err(end));
-        }
-        ended.is_some()
-    });
-    ended.unwrap_or(Ok(()))
+        polled.map(|_| is_answered.then_some(())).transpose()
+    })
 }
 
 /// The word at an offset of the region.

@@ -5,12 +5,11 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use shm::dir::Dir;
 
-use crate::limits::scale_of;
+use crate::limits::{scale_of, watchdog};
 
 /// `SHM_TEST_SCALE`: how much longer than by default the tests with several processes run.
 pub fn scale() -> u32 {
@@ -173,15 +172,8 @@ pub fn role() -> Option<(String, Dir)> {
 
 /// Runs a test, and ends the process if it hangs.
 pub fn limited(test: impl FnOnce()) {
-    let (ended, end) = std::sync::mpsc::channel::<()>();
-    std::thread::spawn(move || {
-        if end.recv_timeout(HANG * scale()) == Err(RecvTimeoutError::Timeout) {
-            eprintln!("watchdog: the test hangs");
-            std::process::abort();
-        }
-    });
+    watchdog(HANG * scale());
     test();
-    drop(ended);
 }
 
 /// Returns how often the calling thread has given its core away by its own will.
@@ -193,6 +185,16 @@ pub fn voluntary_switches() -> i64 {
         usage.assume_init()
     };
     usage.ru_nvcsw
+}
+
+/// Waits until `get` returns a value, or fails.
+pub fn wait_for_some<T>(what: &str, mut get: impl FnMut() -> Option<T>) -> T {
+    let mut got = None;
+    wait_for(what, || {
+        got = get();
+        got.is_some()
+    });
+    got.unwrap()
 }
 
 /// Waits until `done`, or fails.

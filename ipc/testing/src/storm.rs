@@ -13,7 +13,7 @@ use shm::dir::Dir;
 
 use crate::caller::{Caller, answer};
 use crate::conformance::Rpc;
-use crate::helpers::{self, Helper, PATIENCE, Scratch, is_over, next_word, say, scale, wait_for};
+use crate::helpers::{self, Helper, PATIENCE, Scratch, is_over, next_word, say, scale, wait_for, wait_for_some};
 
 const DEPTH: usize = 8;
 const CLIENTS: usize = 6;
@@ -170,12 +170,8 @@ impl<R: Rpc> Serving<R> {
 
 /// Serves until the test hangs up.
 fn server<R: Rpc>(dir: &Dir) {
-    let mut created = None;
-    wait_for("the name stays taken", || {
-        created = R::try_create(dir, ENTRIES, DEPTH);
-        created.is_some()
-    });
-    let mut serving = Serving::<R>::new(created.unwrap());
+    let created = wait_for_some("the name stays taken", || R::try_create(dir, ENTRIES, DEPTH));
+    let mut serving = Serving::<R>::new(created);
     say("ready");
     while !is_over() {
         for _ in 0..64 {

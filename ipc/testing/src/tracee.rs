@@ -33,6 +33,14 @@ pub fn marker() {
     unsafe { libc::raise(libc::SIGUSR1) };
 }
 
+/// In the helper: executes the operation that is stepped, between two markers.
+pub fn stepped<R>(operation: impl FnOnce() -> R) -> R {
+    marker();
+    let result = operation();
+    marker();
+    result
+}
+
 /// In the helper: does `work` in a child whenever its tracer [asks for one](Helper::fork), until that hangs up. A child has one thread, so it
 /// starts much faster than a program: the kernel need not wait for all cores to register it for barriers. It neither hangs nor outlives the helper.
 pub fn again_and_again(mut work: impl FnMut()) {
@@ -275,6 +283,14 @@ impl Tracee {
     pub fn finish(&self) {
         self.ptrace(libc::PTRACE_CONT, 0);
         assert_eq!(self.wait(), Stop::Marker);
+    }
+
+    /// To the second marker, if it is `inside` the two, and on from there.
+    pub fn go_on(&self, inside: bool) {
+        if inside {
+            self.finish();
+        }
+        self.resume();
     }
 
     /// From the second marker on.

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// Why a connection ended.
+/// The reason why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum CloseReason {
     /// The server's device does not answer, or it evicted this client.
@@ -19,7 +19,7 @@ pub enum CloseReason {
     ClosedHere,
 }
 
-/// Why a message or event of the server breaks the protocol.
+/// The reason why a message or event of the server breaks the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
@@ -40,7 +40,7 @@ pub enum ProtocolError {
     Event,
 }
 
-/// Why a call was not made.
+/// The reason why a call was not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CallError {
     /// All slots hold calls, or wait for the responses of calls that ran out of time. Poll, take completions, then retry.
@@ -70,7 +70,7 @@ impl CallError {
     }
 }
 
-/// Why a call that was made ended without its handler's response.
+/// The reason why a call ended without its handler's response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum CallFailure {
     /// The server has no handler of the call's type.

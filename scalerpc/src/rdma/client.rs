@@ -16,7 +16,7 @@ use crate::protocol::{
 /// The user word of a WRITE; that of a READ is its slot.
 const WRITE: u64 = u64::MAX;
 
-/// Why [`RdmaClient::call_sync`] has no response.
+/// The reason why [`RdmaClient::call_sync`] has no response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SyncCallError {
     /// The call was not made.

@@ -40,7 +40,7 @@ impl<C: Borrow<Cq>> Port<C> {
         Ok(self.pd.alloc_huge(bytes, access)?)
     }
 
-    /// Makes a queue pair with that many receives. Nothing waits in a lane.
+    /// Makes a queue pair with that many receives, which carry no payload.
     pub(super) fn create_qp(&self, receives: u32) -> Result<RcQp, SetupError> {
         let config = QpConfig {
             max_send_wr: self.options.send_queue_size,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::ToSocketAddrs;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,10 +16,10 @@ use mlx5::DeviceInfo;
 use rendezvous::oneshot::{Receiver, Sender, oneshot};
 use rendezvous::posting::{self, Posted, Poster, posting};
 
-use super::client::{ClientError, ClientOptions, connect_any, next_device, open, resolve, take_events};
+use super::client::{ClientError, ClientOptions, Connection, take_events};
 use super::{DEFAULT_TYPE, SPINS};
-use crate::protocol::{CallError, CallFailure, CallHandle, CloseReason, State};
-use crate::rdma::{RdmaClient, SyncCallError};
+use crate::protocol::{CallError, CallFailure, CallHandle, CloseReason};
+use crate::rdma::SyncCallError;
 
 type Reply = Result<Vec<u8>, ClientError>;
 
@@ -222,14 +222,7 @@ impl Future for AsyncCall {
 
 /// The state of the thread.
 struct Worker {
-    rdma: RdmaClient,
-    /// The socket over which it connected: see [`Client`](super::Client).
-    lifeline: TcpStream,
-    /// The address as given, for errors.
-    address: String,
-    addresses: Vec<SocketAddr>,
-    options: ClientOptions,
-    response: Vec<u8>,
+    connection: Connection,
     posted: Posted<Job>,
     limits: Arc<Limits>,
     alarm: Arc<Alarm>,
@@ -260,31 +253,29 @@ impl Worker {
         options: ClientOptions,
         is_wanted: impl FnMut() -> bool,
     ) -> Result<(Self, Handle), ClientError> {
-        let (address, addresses) = resolve(&address)?;
-        let (rdma, lifeline) = connect_any(&open(&options)?, &address, &addresses, &options, options.connect_timeout, is_wanted)?;
+        let connection = Connection::open(address, options, is_wanted)?;
+        let rdma = &connection.rdma;
         let limits = Arc::new(Limits {
             device: rdma.device().info(),
             max_payload: rdma.max_payload(),
-            timeout: options.timeout,
+            timeout: connection.options.timeout,
             polls: AtomicU64::new(0),
         });
         let alarm = Arc::new(Alarm(Mutex::new(rdma.device().waker())));
         let (poster, posted) = posting(Arc::clone(&alarm).into());
-        let response = vec![0; rdma.max_payload()];
         let handle = Handle { poster, limits: Arc::clone(&limits) };
-        let under_way = HashMap::new();
-        Ok((Self { rdma, lifeline, address, addresses, options, response, posted, limits, alarm, under_way, had_no_slot: false }, handle))
+        Ok((Self { connection, posted, limits, alarm, under_way: HashMap::new(), had_no_slot: false }, handle))
     }
 
-    /// Serves the calls until no client is left. The drop then tells every caller that still waits.
+    /// Runs until every [`AsyncClient`] is dropped. Dropping the worker fails all pending calls.
     fn serve(mut self) {
         let mut idle_polls = 0;
         while self.posted.take() {
             let moved = self.step();
             idle_polls = if moved { 0 } else { idle_polls + 1 };
             if idle_polls > SPINS {
-                self.rdma.wait(self.posted.left());
-                take_events(&mut self.rdma);
+                self.connection.rdma.wait(self.posted.left());
+                take_events(&mut self.connection.rdma);
             }
         }
     }
@@ -292,10 +283,10 @@ impl Worker {
     /// Takes responses, and sends waiting calls as far as there are slots. Returns whether anything happened.
     fn step(&mut self) -> bool {
         self.limits.polls.fetch_add(1, Ordering::Relaxed);
-        self.rdma.poll();
+        self.connection.rdma.poll();
         let mut moved = false;
-        let is_closed = matches!(self.rdma.state(), State::Closed(_));
-        while let Some(completion) = self.rdma.poll_completion(&mut self.response) {
+        let is_closed = self.connection.is_closed();
+        while let Some(completion) = self.connection.rdma.poll_completion(&mut self.connection.response) {
             moved = true;
             let Some((number, job)) = self.under_way.remove(&completion.handle) else { continue };
             // The server has not seen it: it goes to the next connection.
@@ -303,20 +294,20 @@ impl Worker {
                 self.posted.put_back(number, job);
                 continue;
             }
-            let response = completion.outcome.map(|len| self.response.get(..len).unwrap_or_default().to_vec());
+            let response = completion.outcome.map(|len| self.connection.response.get(..len).unwrap_or_default().to_vec());
             job.reply.send(response.map_err(failed));
         }
         if self.send() {
             moved = true;
-            self.rdma.poll();
+            self.connection.rdma.poll();
         }
         moved
     }
 
     /// Makes waiting calls as far as there are slots; the next poll sends them. Returns whether anything happened.
     fn send(&mut self) -> bool {
-        let given_up = self.rdma.given_up_calls();
-        if given_up == self.rdma.core().layout().depth {
+        let given_up = self.connection.rdma.given_up_calls();
+        if given_up == self.connection.rdma.core().layout().depth {
             return self.end_starved(given_up);
         }
         self.had_no_slot = false;
@@ -332,8 +323,8 @@ impl Worker {
                 moved = true;
                 continue;
             }
-            self.rdma.set_timeout_ns(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
-            match self.rdma.call(job.rpc_type, &job.request) {
+            self.connection.rdma.set_timeout_ns(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
+            match self.connection.rdma.call(job.rpc_type, &job.request) {
                 Ok(handle) => drop(self.under_way.insert(handle, (number, job))),
                 Err(CallError::NoSlot) => {
                     self.posted.put_back(number, job);
@@ -367,18 +358,16 @@ impl Worker {
 
     /// Connects again. If that is not possible, every waiting call ends.
     fn reconnect(&mut self) {
-        let Self { rdma, lifeline, address, addresses, options, posted, response, alarm, .. } = self;
-        let connected: Result<(), ClientError> = posted.reconnect(options.connect_timeout, |attempt, is_wanted| {
-            let device = next_device(rdma, options)?;
-            (*rdma, *lifeline) = connect_any(&device, address, addresses, options, attempt, is_wanted)?;
-            alarm.set(rdma.device().waker());
-            response.resize(rdma.max_payload(), 0);
+        let Self { connection, posted, alarm, .. } = self;
+        let connected: Result<(), ClientError> = posted.reconnect(connection.options.connect_timeout, |attempt, is_wanted| {
+            connection.reconnect(attempt, is_wanted)?;
+            alarm.set(connection.rdma.device().waker());
             Ok(())
         });
         let Err(error) = connected else { return };
         let (text, mut error) = (error.to_string(), Some(error));
         for job in posted.drain() {
-            let again = || ClientError::Unreachable { address: address.clone(), source: io::Error::other(text.clone()) };
+            let again = || ClientError::Unreachable { address: connection.address.clone(), source: io::Error::other(text.clone()) };
             job.reply.send(Err(error.take().unwrap_or_else(again)));
         }
     }
@@ -408,7 +397,7 @@ mod tests {
             let mut options = ClientOptions { timeout: WATCHDOG, ..ClientOptions::default() };
             options.rdma.sleeps = true;
             let (worker, handle) = Worker::connect(address, options, || true).unwrap();
-            worker.rdma.device().soft().unwrap().break_down();
+            worker.connection.rdma.device().soft().unwrap().break_down();
             tell.send(handle).unwrap();
             worker.serve();
         });

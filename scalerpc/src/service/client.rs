@@ -35,7 +35,7 @@ impl Default for ClientOptions {
     }
 }
 
-/// Why a client could not be made, or a call has no response.
+/// The reason why a client could not be made, or why a call has no response.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ClientError {
@@ -76,9 +76,9 @@ pub enum ClientError {
 /// A connection to a [`Server`](crate::Server). A call after the end of the connection connects again. A client belongs to one thread.
 ///
 /// It polls only in its calls. Between them it may pause for any time: it keeps its zone until another client needs one, and the server takes
-/// the zone back without its answer (S26 of the protocol). An exception is a client whose last call ran out of time, as long as no later call
-/// has taken the late response: if others wait for its zone, it is evicted after [`ServerConfig::drain_ns`](crate::ServerConfig::drain_ns). Its
-/// next call finds that out before the server can see it, and connects again.
+/// the zone back without its answer (S26 of the protocol). Exception: after a timeout, the client cannot give up its zone until the late response
+/// is polled. If other clients need the zone, the server evicts it after [`ServerConfig::drain_ns`](crate::ServerConfig::drain_ns). Its next call
+/// finds that out before the server can see it, and connects again.
 ///
 /// A call that ran out of time keeps its slot until the server answers it. While such calls hold every slot
 /// ([`ServerConfig::depth`](crate::ServerConfig::depth)), a call waits for one of them; at its own time it ends with [`ClientError::NoCredit`], and
@@ -90,21 +90,17 @@ pub enum ClientError {
 /// # Ok::<(), scalerpc::ClientError>(())
 /// ```
 pub struct Client {
-    rdma: RdmaClient,
-    /// The socket over which it connected, whose end tells the server that this client may have died: closed after the queue pair.
-    lifeline: TcpStream,
-    /// The address as given, for errors.
-    address: String,
-    addresses: Vec<SocketAddr>,
-    options: ClientOptions,
-    response: Vec<u8>,
+    connection: Connection,
     /// The last call found no slot.
     had_no_slot: bool,
 }
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("address", &self.address).field("state", &self.rdma.state()).finish_non_exhaustive()
+        f.debug_struct("Client")
+            .field("address", &self.connection.address)
+            .field("state", &self.connection.rdma.state())
+            .finish_non_exhaustive()
     }
 }
 
@@ -122,10 +118,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`]; nothing is left behind.
     pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ClientOptions) -> Result<Self, ClientError> {
-        let (address, addresses) = resolve(&address)?;
-        let (rdma, lifeline) = connect_any(&open(options)?, &address, &addresses, options, options.connect_timeout, || true)?;
-        let response = vec![0; rdma.max_payload()];
-        Ok(Self { rdma, lifeline, address, addresses, options: options.clone(), response, had_no_slot: false })
+        Ok(Self { connection: Connection::open(address, options.clone(), || true)?, had_no_slot: false })
     }
 
     /// Sends a request and waits for its response, as long as the options allow. If the connection has ended, connects again first.
@@ -133,7 +126,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn call(&mut self, request: &[u8]) -> Result<Vec<u8>, ClientError> {
-        self.call_for(DEFAULT_TYPE, request, self.options.timeout)
+        self.call_for(DEFAULT_TYPE, request, self.connection.options.timeout)
     }
 
     /// Like [`call`](Self::call), with a timeout of its own, which includes a new connection.
@@ -149,67 +142,101 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn call_type(&mut self, rpc_type: u16, request: &[u8]) -> Result<Vec<u8>, ClientError> {
-        self.call_for(rpc_type, request, self.options.timeout)
+        self.call_for(rpc_type, request, self.connection.options.timeout)
     }
 
     /// Maximum bytes of a request, and of a response.
     #[must_use]
     pub const fn max_payload(&self) -> usize {
-        self.rdma.max_payload()
+        self.connection.rdma.max_payload()
     }
 
     /// Name, transport and capabilities of the device in use.
     #[must_use]
     pub fn device_info(&self) -> DeviceInfo {
-        self.rdma.device().info()
+        self.connection.rdma.device().info()
     }
 
     /// Returns the client on its device, of the current connection: for many calls at once.
     #[must_use]
     pub const fn rdma(&mut self) -> &mut RdmaClient {
-        &mut self.rdma
+        &mut self.connection.rdma
     }
 
     pub(crate) fn call_for(&mut self, rpc_type: u16, request: &[u8], timeout: Duration) -> Result<Vec<u8>, ClientError> {
+        let Self { connection, had_no_slot } = self;
         let start = Instant::now();
         loop {
             // Learn of an end of the connection since the last call.
-            self.rdma.poll();
-            let is_stuck = std::mem::take(&mut self.had_no_slot) && self.rdma.free_slots() == 0;
-            if is_stuck || self.is_closed() {
-                self.reconnect(timeout.saturating_sub(start.elapsed()))?;
+            connection.rdma.poll();
+            let is_stuck = std::mem::take(had_no_slot) && connection.rdma.free_slots() == 0;
+            if is_stuck || connection.is_closed() {
+                let within = timeout.saturating_sub(start.elapsed()).min(connection.options.connect_timeout);
+                connection.reconnect(within, || true)?;
             }
             let left = timeout.saturating_sub(start.elapsed());
-            self.rdma.set_timeout_ns(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
+            connection.rdma.set_timeout_ns(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
             let mut idle = Idle::default();
             let wait = |rdma: &mut RdmaClient| {
                 if idle.pass() {
                     take_events(rdma);
                 }
             };
-            match self.rdma.call_and_wait(rpc_type, request, &mut self.response, wait) {
-                Ok(len) => return Ok(self.response.get(..len).unwrap_or_default().to_vec()),
+            match connection.rdma.call_and_wait(rpc_type, request, &mut connection.response, wait) {
+                Ok(len) => return Ok(connection.response.get(..len).unwrap_or_default().to_vec()),
                 // The connection had ended, so the server has not seen the call.
                 Err(SyncCallError::Failure(CallFailure::NotSent) | SyncCallError::Call(CallError::Closed(_)))
-                    if self.is_closed() && start.elapsed() < timeout => {}
-                Err(SyncCallError::Call(CallError::NoSlot)) if self.rdma.given_up_calls() > 0 => {
-                    self.had_no_slot = true;
-                    return Err(ClientError::NoCredit { given_up: self.rdma.given_up_calls() });
+                    if connection.is_closed() && start.elapsed() < timeout => {}
+                Err(SyncCallError::Call(CallError::NoSlot)) if connection.rdma.given_up_calls() > 0 => {
+                    *had_no_slot = true;
+                    return Err(ClientError::NoCredit { given_up: connection.rdma.given_up_calls() });
                 }
                 Err(error) => return Err(error.into()),
             }
         }
     }
+}
 
-    const fn is_closed(&self) -> bool {
-        matches!(self.rdma.state(), State::Closed(_))
+/// A connection to a server, and everything that another one needs.
+pub(super) struct Connection {
+    pub(super) rdma: RdmaClient,
+    /// The socket over which it connected, whose end tells the server that this client may have died: closed after the queue pair.
+    lifeline: TcpStream,
+    /// The address as given, for errors.
+    pub(super) address: String,
+    addresses: Vec<SocketAddr>,
+    pub(super) options: ClientOptions,
+    /// Buffer of a response.
+    pub(super) response: Vec<u8>,
+}
+
+impl Connection {
+    /// Opens the device, and connects. Waits for a server as long as it `is_wanted`.
+    pub(super) fn open(
+        address: impl ToSocketAddrs + fmt::Debug,
+        options: ClientOptions,
+        is_wanted: impl FnMut() -> bool,
+    ) -> Result<Self, ClientError> {
+        let name = rendezvous::name_of(&address);
+        let unreachable = |source| ClientError::Unreachable { address: name.clone(), source };
+        let addresses: Vec<_> = address.to_socket_addrs().map_err(unreachable)?.collect();
+        let device = Device::open(&options.device).map_err(SetupError::from)?;
+        let (rdma, lifeline) = connect_any(&device, &name, &addresses, &options, options.connect_timeout, is_wanted)?;
+        let response = vec![0; rdma.max_payload()];
+        Ok(Self { rdma, lifeline, address: name, addresses, options, response })
     }
 
-    fn reconnect(&mut self, within: Duration) -> Result<(), ClientError> {
-        let (device, within) = (next_device(&mut self.rdma, &self.options)?, within.min(self.options.connect_timeout));
-        (self.rdma, self.lifeline) = connect_any(&device, &self.address, &self.addresses, &self.options, within, || true)?;
+    /// Connects again, on another device if this one broke down.
+    pub(super) fn reconnect(&mut self, within: Duration, is_wanted: impl FnMut() -> bool) -> Result<(), ClientError> {
+        let is_broken = take_events(&mut self.rdma);
+        let device = if is_broken { Device::open(&self.options.device).map_err(SetupError::from)? } else { self.rdma.device().clone() };
+        (self.rdma, self.lifeline) = connect_any(&device, &self.address, &self.addresses, &self.options, within, is_wanted)?;
         self.response.resize(self.rdma.max_payload(), 0);
         Ok(())
+    }
+
+    pub(super) const fn is_closed(&self) -> bool {
+        matches!(self.rdma.state(), State::Closed(_))
     }
 }
 
@@ -222,26 +249,8 @@ pub(super) fn take_events(rdma: &mut RdmaClient) -> bool {
     is_broken
 }
 
-/// Returns the device for a client's next connection: its device, or if that broke down another one.
-pub(super) fn next_device(rdma: &mut RdmaClient, options: &ClientOptions) -> Result<Device, ClientError> {
-    if take_events(rdma) { open(options) } else { Ok(rdma.device().clone()) }
-}
-
-/// Resolves an address. Returns it as given, for errors, and its sockets.
-pub(super) fn resolve(address: &(impl ToSocketAddrs + fmt::Debug)) -> Result<(String, Vec<SocketAddr>), ClientError> {
-    let name = rendezvous::name_of(address);
-    match address.to_socket_addrs() {
-        Ok(addresses) => Ok((name, addresses.collect())),
-        Err(source) => Err(ClientError::Unreachable { address: name, source }),
-    }
-}
-
-pub(super) fn open(options: &ClientOptions) -> Result<Device, ClientError> {
-    Ok(Device::open(&options.device).map_err(SetupError::from)?)
-}
-
 /// Connects to the first of the addresses that has a server. Waits for a server as long as it `is_wanted`.
-pub(super) fn connect_any(
+fn connect_any(
     device: &Device,
     name: &str,
     addresses: &[SocketAddr],
@@ -251,18 +260,14 @@ pub(super) fn connect_any(
 ) -> Result<(RdmaClient, TcpStream), ClientError> {
     let unreachable = |source| ClientError::Unreachable { address: name.to_owned(), source };
     let meet = |mut stream: TcpStream| {
-        let rdma = RdmaClient::connect_on(device, &options.rdma, &mut stream).map_err(timed_out)?;
+        let rdma = RdmaClient::connect_on(device, &options.rdma, &mut stream).map_err(|error| match error {
+            // The stream reports its time limit as an operation that would block.
+            SetupError::Channel(error) if error.kind() == io::ErrorKind::WouldBlock => SetupError::Channel(io::ErrorKind::TimedOut.into()),
+            other => other,
+        })?;
         Ok((rdma, stream))
     };
     rendezvous::reach(addresses, within, is_wanted, meet, may_pass, unreachable)
-}
-
-/// Names a time limit that a stream reached, which the stream reports as an operation that would block.
-fn timed_out(error: SetupError) -> SetupError {
-    match error {
-        SetupError::Channel(error) if error.kind() == io::ErrorKind::WouldBlock => SetupError::Channel(io::ErrorKind::TimedOut.into()),
-        other => other,
-    }
 }
 
 /// Returns whether another attempt may succeed: the server left while this client waited to be accepted or while the two connected, or has no

@@ -57,7 +57,7 @@ impl Default for ServerOptions {
     }
 }
 
-/// Why a server could not be made, or ended.
+/// The reason why a server could not be made, or why it ended.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServerError {
@@ -83,8 +83,8 @@ pub struct StopHandle(Arc<AtomicBool>);
 
 impl StopHandle {
     /// Ends the server's loop: within a millisecond if the server sleeps, within 20 ms while clients keep calling. The server answers the
-    /// requests that have arrived, as far as that time allows, and does not wait for held ones. The drop of the server tells its clients: their
-    /// calls that are unanswered end with [`CallFailure::Closed`](crate::CallFailure::Closed) within a second, and those of clients that
+    /// requests that have arrived, as far as that time allows, and does not wait for held ones. The drop of the server ends its connections: the
+    /// unanswered calls end with [`CallFailure::Closed`](crate::CallFailure::Closed) within a second, and those of clients that
     /// connect find the next server at the address.
     pub fn stop(&self) {
         self.0.store(true, Ordering::Release);

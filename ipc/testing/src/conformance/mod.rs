@@ -14,7 +14,7 @@ use shm::dir::Dir;
 use shm::region::{self, Region};
 use shm::sleep::Sleeper;
 
-use crate::helpers::{self, PATIENCE, Scratch, wait_for};
+use crate::helpers::{self, PATIENCE, Scratch, wait_for_some};
 
 pub use deadlines::*;
 pub use processes::*;
@@ -78,6 +78,14 @@ fn connect<R: Rpc>(scratch: &Scratch) -> R::Client {
 fn take_all<R: Rpc>(server: &mut R::Server) -> Vec<(R::Held, u64)> {
     R::serve_poll(server);
     std::iter::from_fn(|| R::recv(server)).collect()
+}
+
+/// Polls once and answers everything there is by `answer`, to clients that are there. Returns the number of requests.
+fn answer_all<R: Rpc>(server: &mut R::Server, answer: impl Fn(u64) -> u64) -> u64 {
+    let requests = take_all::<R>(server);
+    let count = requests.len() as u64;
+    requests.into_iter().for_each(|(request, number)| assert!(R::reply(server, request, answer(number))));
+    count
 }
 
 fn ends<R: Rpc>(client: &mut R::Client) -> Vec<(u64, Outcome)> {
@@ -231,9 +239,7 @@ pub fn answer_that_a_former_client_did_not_take_reaches_nobody<R: Rpc>(name: &st
     for n in 0..4 {
         R::call(&mut client, n, n).unwrap();
     }
-    for (request, number) in take_all::<R>(&mut server) {
-        assert!(R::reply(&mut server, request, number));
-    }
+    answer_all::<R>(&mut server, |number| number);
     drop(client);
     R::serve_poll(&mut server);
     let mut next = connect::<R>(&scratch);
@@ -332,24 +338,16 @@ pub fn threads_come_and_go_without_disturbing_each_other<R: Rpc>(name: &str) {
     std::thread::scope(|scope| {
         let coming_and_going = || {
             for n in 0..CYCLES {
-                let mut client = None;
                 // An entry is free again after the server's next poll.
-                wait_for("an entry stays taken", || {
-                    client = R::connect(&scratch.dir());
-                    client.is_some()
-                });
-                call_until_done::<R>(client.unwrap(), n % 10);
+                let client = wait_for_some("an entry stays taken", || R::connect(&scratch.dir()));
+                call_until_done::<R>(client, n % 10);
             }
         };
         let mut clients: Vec<_> = (1..CLIENTS).map(|_| scope.spawn(coming_and_going)).collect();
         clients.push(scope.spawn(|| call_until_done::<R>(steady, 10 * CYCLES)));
         while clients.iter().any(|client| !client.is_finished()) {
-            let requests = take_all::<R>(&mut server);
-            if requests.is_empty() {
+            if answer_all::<R>(&mut server, |number| number + 1) == 0 {
                 std::thread::yield_now();
-            }
-            for (request, number) in requests {
-                assert!(R::reply(&mut server, request, number + 1));
             }
         }
     });

@@ -3,7 +3,7 @@
 use calls::{CallFailed, SessionEnd};
 
 use super::{Refused, Rpc, connect, ends, take_all};
-use crate::helpers::{self, Helper, Scratch, next_word, say, wait_for};
+use crate::helpers::{self, Helper, Scratch, next_word, say, wait_for, wait_for_some};
 
 /// The other side of the tests below. Run as a test, without a role, it has nothing to check.
 pub fn helper_process<R: Rpc>(_: &str) {
@@ -99,11 +99,7 @@ pub fn helper_process<R: Rpc>(_: &str) {
             assert!(R::try_create(&dir, 2, 8).is_none(), "the parent lives");
             say("waiting");
             wait_for("the parent does not die", || parent() != of);
-            let mut next = None;
-            wait_for("the name stays taken", || {
-                next = R::try_create(&dir, 2, 8);
-                next.is_some()
-            });
+            let next = wait_for_some("the name stays taken", || R::try_create(&dir, 2, 8));
             say("next");
             drop((server, next));
             exit_child();
@@ -198,11 +194,9 @@ pub fn entry_of_a_killed_client_is_free_again<R: Rpc>(name: &str) {
         assert!(R::connect(&scratch.dir()).is_none());
         let (late, _) = take_all::<R>(&mut server).remove(0);
         client.kill();
-        let mut next = None;
-        wait_for("the entry stays taken", || {
+        let next = wait_for_some("the entry stays taken", || {
             R::serve_poll(&mut server);
-            next = R::connect(&scratch.dir());
-            next.is_some()
+            R::connect(&scratch.dir())
         });
         assert!(!R::reply(&mut server, late, 1));
         drop(next);

@@ -7,8 +7,8 @@ use calls::{CallFailed, SessionEnd};
 use shm::ready::{ARMED, HOT};
 use shm::sync::AtomicU32;
 
-use super::{Rpc, connect, ends, pair, take_all};
-use crate::helpers::{self, Helper, PATIENCE, Scratch, wait_for};
+use super::{Rpc, answer_all, connect, ends, pair, take_all};
+use crate::helpers::{self, Helper, PATIENCE, Scratch, wait_for_some};
 
 pub fn wait_ends_with_something_to_poll_for_or_with_its_time<R: Rpc>(name: &str) {
     const SHORT: Option<Duration> = Some(Duration::from_millis(3));
@@ -57,10 +57,7 @@ pub fn sleepers_are_woken_by_every_request_and_every_reply<R: Rpc>(name: &str) {
         let (mut served, start) = (0, Instant::now());
         while served < CLIENTS * CALLS {
             assert!(R::serve_wait(&mut server, Some(PATIENCE)) && start.elapsed() < PATIENCE, "not woken");
-            for (request, number) in take_all::<R>(&mut server) {
-                assert!(R::reply(&mut server, request, number + 1));
-                served += 1;
-            }
+            served += answer_all::<R>(&mut server, |number| number + 1);
         }
     });
 }
@@ -117,14 +114,11 @@ pub fn sleeping_server_frees_the_entry_of_a_killed_client<R: Rpc>(name: &str) {
     assert_eq!(client.hear(), "called");
     assert_eq!(take_all::<R>(&mut server).len(), 1);
     client.kill();
-    let mut next = None;
-    wait_for("the entry stays taken", || {
+    let mut next = wait_for_some("the entry stays taken", || {
         R::serve_wait(&mut server, Some(Duration::from_millis(50)));
-        next = R::connect(&scratch.dir());
-        next.is_some()
+        R::connect(&scratch.dir())
     });
     // Its first call has the tag of the dead one's, which was not answered.
-    let mut next = next.unwrap();
     R::call(&mut next, 2, 2).unwrap();
     let (request, number) = take_all::<R>(&mut server).remove(0);
     assert!(number == 2 && R::reply(&mut server, request, 3));
@@ -137,15 +131,10 @@ pub fn sleeping_server_frees_the_entry_of_a_client_that_leaves<R: Rpc>(name: &st
     let mut server = R::create(&scratch.dir(), 1, 4);
     std::thread::scope(|scope| {
         let clients = scope.spawn(|| {
-            let mut last = None;
-            for _ in 0..1000 {
-                last = None;
-                wait_for("the entry stays taken", || {
-                    last = R::connect(&scratch.dir());
-                    last.is_some()
-                });
-            }
-            R::call(last.as_mut().unwrap(), 7, 7).unwrap();
+            let connect = || wait_for_some("the entry stays taken", || R::connect(&scratch.dir()));
+            (1..1000).for_each(|_| drop(connect()));
+            let mut last = connect();
+            R::call(&mut last, 7, 7).unwrap();
             last
         });
         assert!(R::serve_wait(&mut server, Some(2 * PATIENCE)));

@@ -8,7 +8,7 @@ use super::{DEPTH, ENTRIES, STEPPED, Words, orders, points, start, words};
 use crate::caller::{Caller, answer};
 use crate::conformance::{Outcome, Rpc};
 use crate::helpers::{Scratch, wait_for};
-use crate::tracee::{Tracee, Unit, hello, marker};
+use crate::tracee::{Tracee, Unit, hello, stepped};
 
 /// The operation that is stepped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,58 +50,40 @@ pub fn process<R: Rpc>(dir: &Dir) {
     hello("ready");
     for (verb, number) in orders() {
         if verb == "connect" {
-            marker();
-            connected = R::connect(dir);
-            marker();
+            connected = stepped(|| R::connect(dir));
             continue;
         }
         if verb == "leave" {
             let leaving = connected.take();
-            marker();
-            drop(leaving);
-            marker();
+            stepped(|| drop(leaving));
             continue;
         }
         let client = connected.as_mut().expect("there was a free entry");
+        let poll = |client: &mut R::Client, ended: &mut Vec<_>| R::poll(client, |number, outcome| ended.push((number, outcome)));
         match verb.as_str() {
-            "call" => {
-                marker();
-                let called = R::call(client, number, number);
-                marker();
-                called.unwrap();
-            }
-            "wait" => {
-                marker();
-                R::wait(client, Some(Duration::from_millis(1)));
-                marker();
-            }
+            "call" => _ = stepped(|| R::call(client, number, number)).unwrap(),
+            "wait" => _ = stepped(|| R::wait(client, Some(Duration::from_millis(1)))),
             // Its error is permanent.
-            "poll" => {
-                marker();
-                let _ = R::poll(client, |number, outcome| ended.push((number, outcome)));
-                marker();
-            }
+            "poll" => _ = stepped(|| poll(client, &mut ended)),
             // Until the server is gone.
             "end" => {
-                while R::poll(client, |number, outcome| ended.push((number, outcome))).is_ok() {
+                while poll(client, &mut ended).is_ok() {
                     std::thread::yield_now();
                 }
-                hello(&words(&ended));
-                ended.clear();
             }
             // Until so many calls have ended; and then none ends once more.
             "settle" => {
                 while ended.len() < number as usize {
-                    R::poll(client, |number, outcome| ended.push((number, outcome))).unwrap();
+                    poll(client, &mut ended).unwrap();
                     std::thread::yield_now();
                 }
-                for _ in 0..10 {
-                    R::poll(client, |number, outcome| ended.push((number, outcome))).unwrap();
-                }
-                hello(&words(&ended));
-                ended.clear();
+                (0..10).for_each(|_| _ = poll(client, &mut ended).unwrap());
             }
             other => panic!("unknown verb {other}"),
+        }
+        if matches!(verb.as_str(), "end" | "settle") {
+            hello(&words(&ended));
+            ended.clear();
         }
     }
 }
@@ -336,10 +318,7 @@ pub fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
             Verb::Wait => assert_eq!(house.answer_held(), [true]),
             _ => {}
         }
-        if inside {
-            stepped.finish();
-        }
-        stepped.resume();
+        stepped.go_on(inside);
         house.finish(verb, &mut stepped, number);
         stops += 1;
     }
@@ -364,10 +343,7 @@ pub fn stop_at_the_end<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
         let inside = point.is_some_and(|point| stepped.step(point));
         assert!(R::reply(&mut server, request, answer(number)));
         drop(server);
-        if inside {
-            stepped.finish();
-        }
-        stepped.resume();
+        stepped.go_on(inside);
         stepped.tell("end 1");
         assert_eq!(stepped.hear(), words(&[(1, Ok(answer(1)))]), "stopped at {point:?}");
         stepped.through("leave 0");

@@ -10,7 +10,7 @@ use super::{DEPTH, ENTRIES, Words, orders, points, start};
 use crate::caller::{Caller, answer};
 use crate::conformance::Rpc;
 use crate::helpers::{Scratch, wait_for};
-use crate::tracee::{Tracee, Unit, hello, marker};
+use crate::tracee::{Tracee, Unit, hello, stepped};
 
 /// The request after which the server serves no more for now. Its low bits are free.
 const LAST: u64 = 1 << 40;
@@ -60,52 +60,32 @@ pub fn process<R: Rpc>(dir: &Dir) {
     hello("ready");
     for (verb, _) in orders() {
         if verb == "create" {
-            marker();
-            server = R::try_create(dir, ENTRIES + 1, DEPTH);
-            marker();
+            server = stepped(|| R::try_create(dir, ENTRIES + 1, DEPTH));
             hello(if server.is_some() { "created" } else { "refused" });
             continue;
         }
         if verb == "close" {
             let closing = server.take();
-            marker();
-            drop(closing);
-            marker();
+            stepped(|| drop(closing));
             hello("closed");
             continue;
         }
         let server = server.as_mut().unwrap();
         match verb.as_str() {
-            "poll" => {
-                marker();
-                R::serve_poll(server);
-                marker();
-            }
-            "wait" => {
-                marker();
-                R::serve_wait(server, Some(Duration::from_millis(1)));
-                marker();
-            }
+            "poll" => _ = stepped(|| R::serve_poll(server)),
+            "wait" => _ = stepped(|| R::serve_wait(server, Some(Duration::from_millis(1)))),
             "recv" => {
-                marker();
-                let received = R::recv(server);
-                marker();
-                let received = received.unwrap();
+                let received = stepped(|| R::recv(server)).unwrap();
                 assert!(executed.insert(received.1), "received twice");
                 held.push_back(received);
             }
             "reply" => {
                 let (request, number) = held.pop_front().unwrap();
-                marker();
-                let is_there = R::reply(server, request, answer(number));
-                marker();
-                assert!(is_there);
+                assert!(stepped(|| R::reply(server, request, answer(number))));
             }
             "reject" => {
                 let (request, _) = held.pop_front().unwrap();
-                marker();
-                R::reject(server, request);
-                marker();
+                stepped(|| R::reject(server, request));
             }
             "serve" => {
                 let mut is_last = false;
@@ -272,10 +252,7 @@ pub fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
         // The way through the code differs a little from time to time; a step too many ends at the marker.
         let inside = stepped.step(point);
         guests.go_on(&scratch);
-        if inside {
-            stepped.finish();
-        }
-        stepped.resume();
+        stepped.go_on(inside);
         guests.finish(verb, &mut stepped, &scratch);
     }
     let rejected = if verb == Verb::Reject { points.taken as u64 } else { 0 };
@@ -379,10 +356,7 @@ pub fn stop_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
         stepped.stand("create 0");
         let inside = stepped.step(point);
         let other = R::try_create(&scratch.dir(), ENTRIES, DEPTH);
-        if inside {
-            stepped.finish();
-        }
-        stepped.resume();
+        stepped.go_on(inside);
         let words = stepped.hear();
         assert_eq!(words == "created", other.is_none(), "stopped at instruction {point}");
         won += u64::from(other.is_none());
@@ -419,10 +393,7 @@ pub fn stop_close<R: Rpc>(_: Verb, unit: Unit, name: &str) {
         }
         let next = R::try_create(&scratch.dir(), ENTRIES, DEPTH);
         started += usize::from(next.is_some());
-        if inside {
-            stepped.finish();
-        }
-        stepped.resume();
+        stepped.go_on(inside);
         stepped.wait_for("closed");
         guests.end();
         let next = next.unwrap_or_else(|| R::create(&scratch.dir(), ENTRIES, DEPTH));

@@ -41,7 +41,7 @@ pub(crate) struct Pace {
 }
 
 /// One client and its calls.
-struct Seat<'a, C> {
+struct Caller<'a, C> {
     client: &'a mut C,
     number: usize,
     /// The unanswered calls, by slot.
@@ -55,7 +55,7 @@ struct Seat<'a, C> {
     refused: u64,
 }
 
-impl<'a, C: Client> Seat<'a, C> {
+impl<'a, C: Client> Caller<'a, C> {
     fn new(number: usize, client: &'a mut C, depth: usize) -> Self {
         let (tags, free) = (vec![None; depth], (0..depth as u32).rev().collect());
         Self { client, number, tags, free, next: 0, ended: 0, bad_replies: 0, refused: 0 }
@@ -106,7 +106,7 @@ impl<'a, C: Client> Seat<'a, C> {
 
 /// The load of all clients of a measurement.
 struct Load<'a, C> {
-    seats: Vec<Seat<'a, C>>,
+    callers: Vec<Caller<'a, C>>,
     fault: Option<Fault>,
     request: Vec<u8>,
     pace: &'a Pace,
@@ -122,10 +122,10 @@ impl<C: Client> Load<'_, C> {
     /// Gives one turn to each client. Returns the number of calls that have ended.
     #[inline]
     fn round(&mut self, is_over: bool) -> Result<u64, Failure> {
-        let Self { seats, fault, request, .. } = self;
+        let Self { callers, fault, request, .. } = self;
         let mut ended = 0;
-        for seat in seats {
-            ended += seat.turn(*fault, request, is_over)?;
+        for caller in callers {
+            ended += caller.turn(*fault, request, is_over)?;
         }
         if ended > 0 {
             self.waiter.busy();
@@ -134,7 +134,7 @@ impl<C: Client> Load<'_, C> {
             self.waiter.idle(|| ());
             self.idle_rounds += 1;
             if self.idle_rounds % IDLE_ROUNDS == 0 {
-                self.look()?;
+                self.check()?;
             }
         }
         Ok(ended)
@@ -142,7 +142,7 @@ impl<C: Client> Load<'_, C> {
 
     /// Checks for other events: no reply has arrived for a while.
     #[cold]
-    fn look(&mut self) -> Result<(), Failure> {
+    fn check(&mut self) -> Result<(), Failure> {
         (self.watch)()?;
         let now_ns = self.pace.clock.now_ns();
         let since_ns = *self.silent_since_ns.get_or_insert(now_ns);
@@ -154,7 +154,7 @@ impl<C: Client> Load<'_, C> {
     }
 
     fn unanswered(&self) -> usize {
-        self.seats.iter().map(Seat::unanswered).sum()
+        self.callers.iter().map(Caller::unanswered).sum()
     }
 }
 
@@ -166,10 +166,10 @@ pub(crate) fn run<C: Client>(
     watch: &mut dyn FnMut() -> Result<(), Failure>,
 ) -> Result<Measured, Failure> {
     let block = if case.clients * case.depth == 1 { BLOCK_TRIPS } else { BLOCK_CALLS };
-    let seats = clients.iter_mut().enumerate().map(|(number, client)| Seat::new(number, client, case.depth)).collect();
+    let callers = clients.iter_mut().enumerate().map(|(number, client)| Caller::new(number, client, case.depth)).collect();
     let request = vec![0; case.payload_bytes];
     let (fault, waiter) = (case.fault, pace.wait.waiter());
-    let mut load = Load { seats, fault, request, pace, waiter, idle_rounds: 0, silent_since_ns: None, watch };
+    let mut load = Load { callers, fault, request, pace, waiter, idle_rounds: 0, silent_since_ns: None, watch };
     let mut measure = Measure::new(pace.clock, pace.duration);
     loop {
         let mut ended = 0;
@@ -184,15 +184,15 @@ pub(crate) fn run<C: Client>(
         load.round(true)?;
     }
     let window = measure.result();
-    let sum = |count: fn(&Seat<'_, C>) -> u64| load.seats.iter().map(count).sum();
-    let ended = || load.seats.iter().map(|seat| seat.ended);
+    let sum = |count: fn(&Caller<'_, C>) -> u64| load.callers.iter().map(count).sum();
+    let ended = || load.callers.iter().map(|caller| caller.ended);
     Ok(Measured {
         calls_per_s: window.rate,
         ns_per_call_of_blocks: window.block_ns,
         slowest_vs_fastest: ended().min().unwrap_or(0) as f64 / ended().max().unwrap_or(0).max(1) as f64,
-        calls: sum(|seat| seat.ended),
-        bad_replies: sum(|seat| seat.bad_replies),
-        refused: sum(|seat| seat.refused),
+        calls: sum(|caller| caller.ended),
+        bad_replies: sum(|caller| caller.bad_replies),
+        refused: sum(|caller| caller.refused),
     })
 }
 
