@@ -1,6 +1,6 @@
-//! The threads and processes of one host call one [`Server`] through shared memory. Requests and answers lie in lanes of each [`Client`]'s own; a
-//! client that begins to call puts its name into one ring, so the server looks at one place, whatever the number of clients, and then at those
-//! that are calling.
+//! The threads and processes of one host call one [`Server`] through shared memory. Requests and answers lie in lanes of each [`Client`]'s
+//! own; a client that begins to call puts its name into one ring, so the server polls one word, whatever the number of clients, and then
+//! the lanes of the calling clients.
 //!
 //! ```
 //! use delegationrpc::{Client, Server};
@@ -20,40 +20,44 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! `server.serve(|number| number * number)` does the server's part, for handlers that answer at once, and `client.ask(12, timeout)` the client's, for those
-//! who want one answer. Both are those of [`ipc`], with a [`Ring`] for what announces clients, and so are what they promise and how they fail:
-//! [`ipc::Server::bind_in`] and [`ipc::Client::connect_in`] take the directory and the sizes, [`ipc::Server::bind_with`] the size of the ring too.
+//! `server.serve(|number| number * number)` does the server's part, for handlers that answer at once, and `client.ask(12, timeout)` the
+//! client's, for those who want one answer. Both are those of [`ipc`], with a [`Ring`] for what announces clients, and so are what they
+//! promise and how they fail: [`ipc::Server::bind_in`] and [`ipc::Client::connect_in`] take the directory and the sizes,
+//! [`ipc::Server::bind_with`] the size of the ring too.
 //!
-//! - **A call** writes its payload into a slot of the client's own and is made with one store. A client that the server does not poll, because
-//!   it has made no call for about a millisecond, announces itself besides, by one CAS of one word. Nothing shared is ever half-done: a client stopped
-//!   or killed at any instruction has made its call or has not, has announced itself or has not, and holds nobody up.
-//! - **Order**: the calls of one client arrive in their order; clients that begin to call are taken up in the order of their names in the ring, and
-//!   then served in rotation.
-//! - **Every call ends exactly once**: with its reply, with [`CallFailed::Rejected`] when the server rejects it or drops its [`Token`], with
-//!   [`CallFailed::TimedOut`] after the time that [`ipc::Client::call_within`] was given or by [`ipc::Client::cancel`] (it keeps its place until its late reply is
-//!   there, which reaches nobody), or with [`CallFailed::Disconnected`] when the server ends or is killed, at most about a millisecond of polling later. A token is the duty to answer: it can
-//!   travel as the user data of another call, [`ipc::Server::reply`] and [`ipc::Server::reject`] use it up, and dropping it, on any thread, rejects the request
-//!   in the server's next poll or wait.
+//! - **A call** writes its payload into a slot of the client's own and is made with one store. A client that the server does not poll,
+//!   because it has made no call for about a millisecond, announces itself besides, by one CAS of one word. Nothing shared is ever
+//!   half-done: a client stopped or killed at any instruction has made its call or has not, has announced itself or has not, and delays no
+//!   other client.
+//! - **Order**: the calls of one client arrive in their order; clients that begin to call are taken up in the order of their names in the
+//!   ring, and then served in rotation.
+//! - **Every call ends exactly once**: with its reply, with [`CallFailed::Rejected`] when the server rejects it or drops its [`Token`],
+//!   with [`CallFailed::TimedOut`] after the time that [`ipc::Client::call_within`] was given or by [`ipc::Client::cancel`] (it keeps its
+//!   place until its late reply is there, which is discarded), or with [`CallFailed::Disconnected`] when the server ends or is killed, at
+//!   most about a millisecond of polling later. A token is the duty to answer: it can travel as the user data of another call,
+//!   [`ipc::Server::reply`] and [`ipc::Server::reject`] use it up, and dropping it, on any thread, rejects the request in the server's next
+//!   poll or wait.
 //! - **Back-pressure**: at most `depth` calls of a client are unanswered; one more is [`CallError::Full`], which returns the request. The
-//!   ring limits nobody: a client that finds it full is found by the server later, by a millisecond for every 64 clients at most ([`ring_depth_for`] gives one that
-//!   is never full).
-//! - **Clients come and go**: an entry has a generation; what is announced by, or answered to, a client that is gone reaches nobody.
-//! - **Payloads** are plain old data ([`ipc::Plain`]: any bytes are a valid value), whose sizes, alignments and application tag both ends compare when
-//!   they connect. A payload up to 48 B shares one cache line with its sequence number and tag.
-//! - **Waiting**: both ends poll. [`ipc::Server::wait`] and [`ipc::Client::wait`] sleep until there is something to poll for, and cost the other end one
-//!   load per message as long as nobody sleeps; [`ipc::WaitStrategy`] chooses between polling, yielding and sleeping. A thread that polls several things
-//!   sleeps on all of them at once with [`sleep::wait`].
-//! - **Errors of the handler** are part of the reply type: what a server rejects says no more than [`CallFailed::Rejected`]. Data that no payload type
-//!   holds travel by [`ipc::bytes`], in parts, or in a file whose name is the payload.
+//!   ring limits no client: a client that finds it full is found by the server later, by a millisecond for every 64 clients at most
+//!   ([`ring_depth_for`] gives one that is never full).
+//! - **Clients come and go**: an entry has a generation; announcements of, and answers to, a client that is gone are discarded.
+//! - **Payloads** are plain old data ([`ipc::Plain`]: any bytes are a valid value), whose sizes, alignments and application tag both ends
+//!   compare when they connect. A payload up to 48 B shares one cache line with its sequence number and tag.
+//! - **Waiting**: both ends poll. [`ipc::Server::wait`] and [`ipc::Client::wait`] sleep until there is something to poll for, and cost the
+//!   other end one load per message while no thread sleeps; [`ipc::WaitStrategy`] chooses between polling, yielding and sleeping. A thread
+//!   that polls several things sleeps on all of them at once with [`sleep::wait`].
+//! - **Errors of the handler** are part of the reply type: a rejection carries no more than [`CallFailed::Rejected`]. Data that no payload
+//!   type holds travel by [`ipc::bytes`], in parts, or in a file whose name is the payload.
 //!
-//! **Which to choose**: a call costs the same instructions in both, a server's poll that finds nothing about a fifth less in `ipc`, whose bits also take
-//! the least memory. Take `ipc`, which has messages of bytes too ([`ipc::bytes`]), unless the order matters in which clients begin to call: then this.
-//! Compared with the bits of `ipc`, in the same lanes: clients that begin to call are taken up as they came instead of in the order of their numbers, for
-//! 8 B of region per word of the ring and 128 B (4,544 B against 4,416 B with one client at depth 32, 33,728 B against 33,536 B with 8).
+//! **Which to choose**: a call costs the same instructions in both, a server's poll that finds nothing about a fifth less in `ipc`, whose
+//! bits also take the least memory. Take `ipc`, which has messages of bytes too ([`ipc::bytes`]), unless the order matters in which clients
+//! begin to call: then this. Compared with the bits of `ipc`, in the same lanes: clients that begin to call are taken up as they came
+//! instead of in the order of their numbers, for 8 B of region per word of the ring and 128 B (4,544 B against 4,416 B with one client at
+//! depth 32, 33,728 B against 33,536 B with 8).
 //!
 //! # The region
 //!
-//! | offset | size in bytes | what | writer |
+//! | offset | size in bytes | content | writer |
 //! |---|---|---|---|
 //! | 0 | 8 | magic `0x444C_4752_5043_5631` | server, before the region has a name |
 //! | 8, 12, 16, 20 | 4 each | version (2), max_clients, ring_depth, resp_depth (the calls of a client that can be unanswered) | |
@@ -61,7 +65,7 @@
 //! | 128 | 8 | head, a hint | clients |
 //! | 192 | 8 | tail | server |
 //! | 256 | 8 x ring_depth | ring words `lap:51 full:1 client:12`, rounded up to 64 | clients: CAS from free; server: store to free |
-//! | then | 64 x (1 + max_clients) | entries: departures; session, generation and `armed` of each client; what each sleeps on | clients, server |
+//! | then | 64 x (1 + max_clients) | entries: departures; session, generation and `armed` of each client; words to sleep on | clients, server |
 //! | then | S(Req) x max_clients x resp_depth | request lanes: sequence @0, tag @8, payload @16 of each slot | the client |
 //! | then | S(Resp) x max_clients x resp_depth | response lanes, likewise | server |
 //!
@@ -80,8 +84,8 @@ mod ring;
 pub use ipc::{self, CallError, CallFailed, ConnectError, CreateError, Dir, SessionEnd, Token, sleep};
 pub use ring::{Ring, ring_depth_for};
 
-/// Serves many clients, who announce themselves through one ring, from one thread: an [`ipc::Server`] with a [`Ring`].
+/// A server of many clients in one thread, with announcements through one ring: an [`ipc::Server`] with a [`Ring`].
 pub type Server<Req, Resp> = ipc::Server<Req, Resp, Ring>;
 
-/// One client of a [`Server`]: an [`ipc::Client`] with a [`Ring`]. `U` is what the caller wants back with each reply.
+/// One client of a [`Server`]: an [`ipc::Client`] with a [`Ring`]. `U` is the user data of a call, which comes back with its reply.
 pub type Client<Req, Resp, U> = ipc::Client<Req, Resp, U, Ring>;

@@ -1,13 +1,13 @@
 //! The ring: one word per position, written by all clients, emptied by the server. A word names a client that has begun to call.
 //!
-//! A request lies complete in the client's own lane *before* the client is announced here, by one CAS of one word. So nothing in the ring is
-//! ever half-done: a client stopped or killed at any instruction has announced itself or has not, and nobody waits for it. While the server
-//! polls the client's lane anyway, which is as long as it finds something there, nothing is announced: the flag `armed` of the client's entry
-//! says so ([`shm::ready`], R1). The client lowers the flag before it announces itself, so that it does so once.
+//! A request lies complete in the client's own lane *before* the client is announced here, by one CAS of one word. So nothing in the ring
+//! is ever half-done: a client stopped or killed at any instruction has announced itself or has not, and no one else waits for it. While
+//! the server polls the client's lane anyway, which is as long as it finds something there, nothing is announced: the flag `armed` of the
+//! client's entry says so ([`shm::ready`], R1). The client lowers the flag before it announces itself, so that it does so once.
 //!
 //! | word | transition | by | pairing |
 //! |---|---|---|---|
-//! | `words[p % depth]` | `free(lap)` -> `full(lap, client)` | a client, CAS | **D1**: Release / Acquire load of the server: what the client published before is seen |
+//! | `words[p % depth]` | `free(lap)` -> `full(lap, client)` | a client, CAS | **D1**: Release / Acquire load of the server: the client's earlier writes are seen |
 //! | | `full(lap, client)` -> `free(lap + 1)` | the server, store | **D2**: Release / Acquire load of a client: nothing but the word hands over |
 //! | `head` | any -> a position | clients, store | a hint: where to try first |
 //! | `tail` | up | the server, store | **D3**: Release / Acquire: everything below was taken |
@@ -36,14 +36,14 @@ const LAP_MASK: u64 = u64::MAX >> LAP_SHIFT;
 
 const _: () = assert!(64 - LAP_SHIFT == 51 && CLIENTS_MAX <= 1 << CLIENT_BITS);
 
-/// A ring word, relative to the position one looks at it from.
+/// A ring word, relative to the position of the reader.
 #[derive(Debug, PartialEq, Eq)]
 enum Seen {
     /// Free for this position.
     Free,
     /// Client `.0` is announced at this position.
     Full(usize),
-    /// Still in an earlier lap: the server has not taken what is here.
+    /// Still in an earlier lap: the server has not taken this word.
     Earlier,
     /// Already in a later lap: this position was taken long ago.
     Later,
@@ -89,7 +89,7 @@ pub struct Ring {
     next: u64,
     /// The server has freed the positions below it.
     released: u64,
-    /// The server's looks for damage.
+    /// Number of the server's checks for damage.
     probes: u64,
 }
 
@@ -132,7 +132,7 @@ impl Ring {
 
 /// The client's side.
 impl Ring {
-    /// Announces `client` at the first free position. What it has to say must be published.
+    /// Announces `client` at the first free position. Its request must be published.
     fn push(&self, client: usize) -> Result<(), Full> {
         let mut position = self.head().load(Ordering::Relaxed);
         // I1: the position before it must be announced or taken, or the hint is wrong. (That of position 0 is as free in lap 0 as if it
@@ -146,7 +146,7 @@ impl Ring {
             match self.look(position) {
                 (seen, Seen::Free) => {
                     let ours = full(self.lap(position), client);
-                    // D1; on failure somebody was faster, and the word says what to do.
+                    // D1; on failure another client was faster, and the next read of the word decides.
                     if self.word(position).compare_exchange(seen, ours, Ordering::Release, Ordering::Relaxed).is_ok() {
                         self.head().store(position.wrapping_add(1), Ordering::Relaxed);
                         return Ok(());
@@ -185,7 +185,7 @@ impl Ring {
         Some(client)
     }
 
-    /// Frees what was taken for the clients' next lap.
+    /// Frees the taken words for the clients' next lap.
     #[inline]
     fn release(&mut self) {
         if self.released == self.next {
@@ -201,11 +201,11 @@ impl Ring {
         self.tail().store(self.released, Ordering::Release);
     }
 
-    /// Puts right what only a broken client can have damaged, so that the others can go on: the next word, `tail`, and a gap before the word that
+    /// Repairs damage that only a broken client causes, so that the others can go on: the next word, `tail`, and a gap before the word that
     /// many places `ahead`. For when everything taken is released.
     fn keep_order(&mut self, ahead: u64) {
         if let (garbage, Seen::Earlier | Seen::Later) = self.look(self.next) {
-            // Whether it succeeds or the word has changed meanwhile: a later poll looks again.
+            // Whether it succeeds or the word has changed meanwhile: a later poll checks again.
             let free = free(self.lap(self.next));
             let _ = self.word(self.next).compare_exchange(garbage, free, Ordering::AcqRel, Ordering::Relaxed);
         }
@@ -215,8 +215,8 @@ impl Ring {
         self.close_gap(ahead);
     }
 
-    /// Skips free positions before one that is announced `ahead` of the next. By I1 there are none, unless garbage in the words made a client
-    /// announce itself too far ahead. (Seeing it announced makes everything before it visible.)
+    /// Skips free positions before one that is announced `ahead` of the next. By I1 there are none, unless garbage in the words made a
+    /// client announce itself too far ahead. (Seeing it announced makes everything before it visible.)
     fn close_gap(&mut self, ahead: u64) {
         let announced = self.next.wrapping_add(ahead);
         if self.next != self.released || !matches!(self.look(announced).1, Seen::Full(_)) {

@@ -1,5 +1,5 @@
-//! Calls of one node to another, one at a time and several; alone, and among idle ones. `cargo bench -p copyrpc-flux --bench calls`; beside its
-//! rivals, `scripts/peers shm` measures; `scripts/instructions` counts.
+//! Calls of one node to another, one at a time and several; alone, and among idle ones. `cargo bench -p copyrpc-flux --bench calls`; beside
+//! its rivals, `scripts/peers shm` measures; `scripts/instructions` counts.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 #[path = "../../benchkv/harness/criterion/calls.rs"]

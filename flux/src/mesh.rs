@@ -14,7 +14,7 @@ use shm::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, light_barrier_within
 
 /// Note of a message: the answer to a call.
 pub(crate) const REPLY: u8 = calls::ANSWERED;
-/// Note of a message: a call. The only note with this bit, by which the receiver tells calls from all else.
+/// Note of a message: a call. The only note with this bit, by which the receiver recognises calls.
 pub(crate) const CALL: u8 = Tag::LAST_BIT;
 /// Note of a message: there will be no answer to a call. It has no payload.
 pub(crate) const REJECTION: u8 = calls::REJECTED;
@@ -188,8 +188,8 @@ impl Signals {
     /// Returns the ready bits of the lanes to `to`.
     pub(crate) fn ready(&self, to: usize) -> Option<ReadyWords> {
         let words = &*self.nodes.get(to)?.ready;
-        // SAFETY: these are at least `words(nodes)` atomics, one behind the other as a line is full of them, which live as long as the mesh, and
-        // so as long as any node.
+        // SAFETY: these are at least `words(nodes)` atomics, one behind the other as a line is full of them, which live as long as the
+        // mesh, and so as long as any node.
         Some(unsafe { ReadyWords::new(NonNull::from(words).cast(), self.nodes.len()) })
     }
 

@@ -1,17 +1,17 @@
 //! One node: calls others, receives their calls, answers them in any order.
 //!
 //! Calls and replies from `a` to `b` share one lane, which has no word for how far `b` has come. It needs none:
-//! - **M1** At most `F = in_flight` calls of a node to another are unanswered, cancelled ones included. An answer or a rejection is published once
-//!   per call, since its [`Token`] can be used once. A lane is taken in order.
-//! - **M2** So when `a` publishes a message, the one `capacity > 2F` before it has been taken, and `a` knows. Among those since, either more
-//!   than `F` are calls: one of them was answered, so `b` took it, and all before it. Or more than `F` are replies: `b` made a later call
-//!   with fewer than `F` others unanswered, after it had taken one of them, and all before it. Either way what `a` received from `b` by the
-//!   lane's L1 pairing happened after `b` was done with the slot.
+//! - **M1** At most `F = in_flight` calls of a node to another are unanswered, cancelled ones included. An answer or a rejection is
+//!   published once per call, since its [`Token`] can be used once. A lane is taken in order.
+//! - **M2** So when `a` publishes a message, the one `capacity > 2F` before it has been taken, and `a` knows. Among those since, either
+//!   more than `F` are calls: one of them was answered, so `b` took it, and all before it. Or more than `F` are replies: `b` made a later
+//!   call with fewer than `F` others unanswered, after it had taken one of them, and all before it. Either way what `a` received from `b`
+//!   by the lane's L1 pairing happened after `b` was done with the slot.
 //! - **M3** `closed` is stored (Release) after a node's last message and loaded (Acquire) before its lane is emptied for the last time, so
 //!   a node's answers before its drop count.
-//! - **M4** A node that is dropped arms all its lanes before that store. A caller reads `armed` after each message anyway (R1), and then, if it is
-//!   set, `closed` (Acquire). So a node that has seen `closed` once sees it at each later call, and takes the call back: its message will not be
-//!   taken. The slot of that call is never free again, but its lane has no reader that could be overtaken.
+//! - **M4** A node that is dropped arms all its lanes before that store. A caller reads `armed` after each message anyway (R1), and then,
+//!   if it is set, `closed` (Acquire). So a node that has seen `closed` once sees it at each later call, and takes the call back: its
+//!   message will not be taken. The slot of that call is never free again, but its lane has no reader that could be overtaken.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -36,7 +36,8 @@ use crate::token::{CallToken, Token};
 /// Number of empty polls between two checks for dropped nodes.
 const POLLS_PER_CHECK: u32 = 64;
 
-/// One node of a network, for one thread. `T` is the payload of calls and replies, `U` the user data of a call, which comes back with its reply.
+/// One node of a network, for one thread. `T` is the payload of calls and replies, `U` the user data of a call, which comes back with its
+/// reply.
 ///
 /// `Send`: make the nodes, then give each to its thread. The drop ends the calls of other nodes to it with [`CallFailed::Disconnected`].
 pub struct Node<T, U> {
@@ -50,7 +51,7 @@ pub struct Node<T, U> {
     ends: Ends<T, U>,
 }
 
-/// The ends of the node's lanes, and what goes through them.
+/// The ends of the node's lanes, and the received calls.
 struct Ends<T, U> {
     /// By node. Its own place has no calls.
     peers: Vec<Peer<T, U>>,
@@ -101,8 +102,8 @@ struct Outgoing<T> {
 }
 
 impl<T: Copy + Send> Outgoing<T> {
-    /// Publishes a message. M2 says that there is room, unless the peer is gone. `is_one_of_several`: other messages are under way. Returns `true`
-    /// if the peer has been dropped. The check is made only when the peer is not actively polling this lane.
+    /// Publishes a message. M2 says that there is room, unless the peer is gone. `is_one_of_several`: other messages are under way. Returns
+    /// `true` if the peer has been dropped. The check is made only when the peer is not actively polling this lane.
     #[inline(always)]
     fn publish(&mut self, is_one_of_several: bool, tag: u64, payload: MaybeUninit<T>) -> bool {
         self.tx.publish_tagged(tag, payload, if is_one_of_several { Ahead::Line } else { Ahead::Nothing });
@@ -118,8 +119,8 @@ impl<T, U> Node<T, U> {
         self.ends.peers.iter().map(|peer| peer.calls.waiting()).sum()
     }
 
-    /// Returns the same node, with the user data that `f` returns for those of its calls. A node is `Send` if its user data is. A node whose user
-    /// data is not can be made from a node that cannot call, on its own thread:
+    /// Returns the same node, with the user data that `f` returns for those of its calls. A node is `Send` if its user data is. A node
+    /// whose user data is not can be made from a node that cannot call, on its own thread:
     ///
     /// ```
     /// use std::{convert::Infallible, rc::Rc};
@@ -215,8 +216,8 @@ impl<T: Copy + Send, U> Node<T, U> {
         self.ends.mesh.len()
     }
 
-    /// Calls node `to`, which sees the calls at once and in their order. [`poll`](Self::poll) returns `user_data` with the reply, exactly once.
-    /// Replies come in any order.
+    /// Calls node `to`, which sees the calls at once and in their order. [`poll`](Self::poll) returns `user_data` with the reply, exactly
+    /// once. Replies come in any order.
     ///
     /// # Errors
     /// [`CallError`], with the payload and the user data; nothing was sent.
@@ -247,8 +248,8 @@ impl<T: Copy + Send, U> Node<T, U> {
         }
     }
 
-    /// Like [`call`](Self::call), with a deadline: without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`.
-    /// It keeps its slot like a [cancelled](Self::cancel) call.
+    /// Like [`call`](Self::call), with a deadline: without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after
+    /// `timeout`. It keeps its slot like a [cancelled](Self::cancel) call.
     ///
     /// # Errors
     /// Like [`call`](Self::call).
@@ -261,8 +262,8 @@ impl<T: Copy + Send, U> Node<T, U> {
         Ok(call)
     }
 
-    /// Ends a call at once and returns its user data; `None` if the call has ended. The other node does not learn of it. Its reply is discarded;
-    /// the call keeps its slot until the reply arrives.
+    /// Ends a call at once and returns its user data; `None` if the call has ended. The other node does not learn of it. Its reply is
+    /// discarded; the call keeps its slot until the reply arrives.
     pub fn cancel(&mut self, call: CallToken) -> Option<U> {
         self.ends.peer(call.to)?.calls.abandon(call.tag)
     }
@@ -292,9 +293,9 @@ impl<T: Copy + Send, U> Node<T, U> {
         self.ends.peers.iter().filter_map(|peer| peer.calls.until_deadline(|| now_ns)).min()
     }
 
-    /// Does one bounded pass over the nodes that have sent messages: at most 16 messages of each of at most 8 nodes, in rotation. Passes replies
-    /// to `f`; calls wait for [`recv`](Self::recv), and calls whose [`Token`] was dropped are rejected. Returns the number of messages
-    /// taken and calls rejected. Idle nodes cost nothing.
+    /// Does one bounded pass over the nodes that have sent messages: at most 16 messages of each of at most 8 nodes, in rotation. Passes
+    /// replies to `f`; calls wait for [`recv`](Self::recv), and calls whose [`Token`] was dropped are rejected. Returns the number of
+    /// messages taken and calls rejected. Idle nodes cost nothing.
     ///
     /// Unanswered calls to a dropped node end through `f`, within 64 empty polls.
     #[inline(always)]
@@ -303,8 +304,8 @@ impl<T: Copy + Send, U> Node<T, U> {
     }
 
     /// Like [`poll`](Self::poll), and answers every call that it takes with the result of `handler`, which gets the caller's number and the
-    /// payload. Answers calls that an earlier poll has found, too. A call whose handler panics is rejected. This takes the fewest instructions.
-    /// To reply later or out of order, use [`poll`](Self::poll) and [`recv`](Self::recv).
+    /// payload. Answers calls that an earlier poll has found, too. A call whose handler panics is rejected. This takes the fewest
+    /// instructions. To reply later or out of order, use [`poll`](Self::poll) and [`recv`](Self::recv).
     #[inline(always)]
     pub fn step(&mut self, f: impl FnMut(U, Result<T, CallFailed>), mut handler: impl FnMut(usize, &T) -> T) -> usize {
         if !self.ends.inbox.is_empty() {

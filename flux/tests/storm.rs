@@ -1,5 +1,5 @@
-//! Nodes of a network that are dropped at random moments by their threads: whatever the others give up, do not wait for, or leave unanswered, each
-//! of their calls ends once.
+//! Nodes of a network that are dropped at random moments by their threads: whatever the others give up, do not wait for, or leave
+//! unanswered, each of their calls ends once.
 #![cfg(not(loom))]
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test says what failed by panicking")]
 
@@ -106,8 +106,8 @@ impl Member<'_> {
         }
     }
 
-    /// Until its end, which comes at any time. One that lives longer calls each other node once more when its places are free again, and then
-    /// serves as long as others have not come so far.
+    /// Until its end, which comes at any time. One that lives longer calls each other node once more when its places are free again, and
+    /// then serves as long as others have not come so far.
     fn run(mut self) -> Tally {
         let life = if self.random.bool() { self.random.u64(..TURNS) } else { u64::MAX };
         let (mut turns, mut last_to, mut is_through, mut progress) = (0, 0, false, Instant::now());

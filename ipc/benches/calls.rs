@@ -1,5 +1,5 @@
-//! Calls of one client, one at a time and several. `cargo bench -p copyrpc-ipc --bench calls`; beside its rivals, `scripts/peers shm` measures;
-//! `scripts/instructions` counts.
+//! Calls of one client, one at a time and several. `cargo bench -p copyrpc-ipc --bench calls`; beside its rivals, `scripts/peers shm`
+//! measures; `scripts/instructions` counts.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 #[path = "../../benchkv/harness/criterion/calls.rs"]

@@ -110,8 +110,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         self.calls.capacity()
     }
 
-    /// Sends one request. The server can see it when this returns, and sees the calls of one client in their order. [`poll`](Self::poll) returns
-    /// `user_data` with the reply, exactly once. Replies come in any order.
+    /// Sends one request. The server can see it when this returns, and sees the calls of one client in their order. [`poll`](Self::poll)
+    /// returns `user_data` with the reply, exactly once. Replies come in any order.
     ///
     /// # Errors
     /// [`CallError`], with the request and the user data; nothing was sent.
@@ -122,8 +122,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         Ok(call)
     }
 
-    /// Like [`call`](Self::call), with a deadline: without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`.
-    /// It keeps its slot like a [cancelled](Self::cancel) call.
+    /// Like [`call`](Self::call), with a deadline: without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after
+    /// `timeout`. It keeps its slot like a [cancelled](Self::cancel) call.
     ///
     /// # Errors
     /// Like [`call`](Self::call).
@@ -137,14 +137,14 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         self.calls.end_within(call, self.member.region.clock().now_ns(), timeout);
     }
 
-    /// Ends a call at once and returns its user data; `None` if the call has ended. The server does not learn of it. Its reply is discarded; the
-    /// call keeps its slot until the reply arrives.
+    /// Ends a call at once and returns its user data; `None` if the call has ended. The server does not learn of it. Its reply is
+    /// discarded; the call keeps its slot until the reply arrives.
     pub fn cancel(&mut self, call: CallToken) -> Option<U> {
         self.calls.abandon(call)
     }
 
-    /// Begins a call. Returns the request, which must be [sent](Self::send) next. The tag's slot is below [`depth`](Self::depth) and belongs to the
-    /// call until it ends.
+    /// Begins a call. Returns the request, which must be [sent](Self::send) next. The tag's slot is below [`depth`](Self::depth) and
+    /// belongs to the call until it ends.
     #[inline(always)]
     pub(crate) fn begin<R>(&mut self, request: R, user_data: U) -> Result<(CallToken, R), CallError<R, U>> {
         if let Some(end) = self.member.end() {
@@ -179,8 +179,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         self.member.entries.server_sleep().wake();
     }
 
-    /// Sleeps until [`poll`](Self::poll) has something to do: a reply, a deadline, or the end of the session; at most for `timeout` (`None`:
-    /// without a limit). Returns whether there is something. Does not spin. The death of a server is noticed within
+    /// Sleeps until [`poll`](Self::poll) has something to do: a reply, a deadline, or the end of the session; at most for `timeout`
+    /// (`None`: without a limit). Returns whether there is something. Does not spin. The death of a server is noticed within
     /// [`SLICE`](shm::sleep::SLICE) after the kernel notices it.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         sleep::wait([self as &mut dyn Sleeper], timeout)

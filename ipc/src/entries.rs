@@ -6,9 +6,9 @@
 //! | `Entry::session` taken or left -> evicted or free | server | clients | **C2**: Release store or CAS / Acquire load: the entry's memory is reset |
 //! | `departures` | clients `fetch_add` after leaving | server | **C3**: Release / Acquire: the departed entry is seen |
 //!
-//! **C4**: a client takes the byte lock `1 + entry` of the region's file first and the entry second, so a taken entry whose lock is free belongs
-//! to a dead client. A client stopped or killed at any instruction affects its own entry only, and only the server makes an entry free again,
-//! after it has dealt with what the client left. (A client whose own process opens and closes the region's file by other means loses
+//! **C4**: a client takes the byte lock `1 + entry` of the region's file first and the entry second, so a taken entry whose lock is free
+//! belongs to a dead client. A client stopped or killed at any instruction affects its own entry only, and only the server makes an entry
+//! free again, after it has reset the client's memory. (A client whose own process opens and closes the region's file by other means loses
 //! its lock, is taken for dead, and finds itself [disconnected](Holding::lasts).)
 
 use std::ptr::NonNull;
@@ -116,7 +116,7 @@ impl Holding {
         unsafe { self.entry.as_ref() }
     }
 
-    /// Returns whether the holder has the entry. One load of a line that nobody writes in normal operation.
+    /// Returns whether the holder has the entry. One load of a line that is not written in normal operation.
     #[inline(always)]
     pub(crate) fn lasts(&self) -> bool {
         // C1, C2
@@ -343,8 +343,8 @@ impl Reaper {
         self.entries.head().departures.load(Ordering::Acquire)
     }
 
-    /// Makes the next pass check for dead clients. `now_ns` is the time of any monotonic clock; it is returned. Call this whenever the clock is
-    /// read anyway.
+    /// Makes the next pass check for dead clients. `now_ns` is the time of any monotonic clock; it is returned. Call this whenever the
+    /// clock is read anyway.
     pub(crate) fn tick(&mut self, now_ns: u64) -> u64 {
         self.now_ns = Some(now_ns);
         self.expected = !self.departures();
@@ -357,8 +357,8 @@ impl Reaper {
         self.departures() != self.expected
     }
 
-    /// Does one pass that [is due](Self::is_due). `reap(entry, generation)` must forget the client and reset the memory of its entry, which is
-    /// free for others afterwards. Returns whether locks were checked, as they are about every millisecond.
+    /// Does one pass that [is due](Self::is_due). `reap(entry, generation)` must forget the client and reset the memory of its entry, which
+    /// is free for others afterwards. Returns whether locks were checked, as they are about every millisecond.
     #[cold]
     pub(crate) fn pass(&mut self, file: &LockFile, mut reap: impl FnMut(usize, u32)) -> bool {
         self.expected = self.departures();
@@ -393,8 +393,8 @@ impl Reaper {
         due > 0
     }
 
-    /// Checks the next `max` entries: for clients that left, and by at most `checks` system calls, from the last checked lock on, for clients that
-    /// died.
+    /// Checks the next `max` entries: for clients that left, and by at most `checks` system calls, from the last checked lock on, for
+    /// clients that died.
     #[cold]
     fn round(&mut self, file: &LockFile, max: usize, mut checks: usize, reap: &mut impl FnMut(usize, u32)) {
         let start = self.next;

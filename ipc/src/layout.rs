@@ -4,14 +4,14 @@
 //! |---|---|---|---|
 //! | 0 | 128 | [`Header`] | server, before the region has a name |
 //! | 128 | [`Announce::bytes`] | announcements | clients, server |
-//! | then | [`Entries::bytes`] | a line for all clients and one for each: session, `armed`, what they sleep on | clients, server |
+//! | then | [`Entries::bytes`] | a line for all clients and one for each: session, `armed`, words to sleep on | clients, server |
 //! | then, per client | depth x `Slot<Tagged<Req>>` | request lane | the client |
 //! | then, per client | depth x `Slot<Tagged<Resp>>` | response lane | the server |
 //! | then, per client and slot of its calls | request bytes, rounded up to 64 | long request ([`bytes`](crate::bytes) only) | the client |
 //! | | response bytes, rounded up to 64 | long response ([`bytes`](crate::bytes) only) | the server |
 //!
-//! A slot is the lane's sequence word (8 B), the tag word (8 B) and the payload, rounded up to 64 B: payloads up to 48 B take one line.
-//! The slot of a call's tag selects the area of its long messages. The client owns the area of a request until the server has received it; the
+//! A slot is the lane's sequence word (8 B), the tag word (8 B) and the payload, rounded up to 64 B: payloads up to 48 B take one line. The
+//! slot of a call's tag selects the area of its long messages. The client owns the area of a request until the server has received it; the
 //! server owns the area of a response until the client has taken it.
 
 use std::mem::offset_of;

@@ -40,8 +40,8 @@ impl Membership {
         Ok(Self { entries, entry: session.entry, holding, session: Some(session), watch: OwnerWatch::default(), end: None, region })
     }
 
-    /// Returns the end of the session, if it has ended: normally two loads of lines that are not written. The result stays the same. Data that
-    /// the server wrote before an orderly end are visible afterwards.
+    /// Returns the end of the session, if it has ended: normally two loads of lines that are not written. The result stays the same. Data
+    /// that the server wrote before an orderly end are visible afterwards.
     #[inline(always)]
     pub(crate) fn end(&mut self) -> Option<SessionEnd> {
         let is_well = self.holding.lasts() && !self.region.owner_hint();
@@ -69,7 +69,8 @@ impl Membership {
         self.session = None;
     }
 
-    /// Like [`end`](Self::end), with the kernel's current knowledge: a system call while the server may be gone. For a client that has time.
+    /// Like [`end`](Self::end), with the kernel's current knowledge: a system call while the server may be gone. For a client that has
+    /// time.
     pub(crate) fn check(&mut self) -> Option<SessionEnd> {
         self.watch.ask_next();
         self.end()

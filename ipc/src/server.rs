@@ -84,7 +84,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
             _reserved: [0; 10],
         };
         let region = Region::create(dir, name, kind, layout.total, |view| {
-            // SAFETY: the region is made for this layout, which starts with a header; nobody else has it yet.
+            // SAFETY: the region is made for this layout, which starts with a header; no other process has it yet.
             let views = unsafe {
                 view.base().cast::<Header>().write(header);
                 Views::<Req, Resp, W>::new(view.base(), &layout)
@@ -98,17 +98,17 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         Ok(Self { sessions, announced, listed: Listed::new(entries), region })
     }
 
-    /// Does one bounded pass over the active clients: finds at most 16 requests of each of at most 8 clients, in rotation. Returns the number
-    /// of requests ready for [`recv`](Self::recv). Idle clients cost nothing. Rejects the requests whose [`Token`] was dropped, and frees the
-    /// entries of clients that are gone.
+    /// Does one bounded pass over the active clients: finds at most 16 requests of each of at most 8 clients, in rotation. Returns the
+    /// number of requests ready for [`recv`](Self::recv). Idle clients cost nothing. Rejects the requests whose [`Token`] was dropped, and
+    /// frees the entries of clients that are gone.
     #[inline(always)]
     #[doc(alias = "advance_tail")]
     pub fn poll(&mut self) -> usize {
         self.poll_with_skip(&[])
     }
 
-    /// Like [`poll`](Self::poll), without the clients whose bit is set in `mask` (client `c` is bit `c % 64` of word `c / 64`; missing words
-    /// are zero). Their requests stay in their lanes.
+    /// Like [`poll`](Self::poll), without the clients whose bit is set in `mask` (client `c` is bit `c % 64` of word `c / 64`; missing
+    /// words are zero). Their requests stay in their lanes.
     #[inline(always)]
     pub fn poll_with_skip(&mut self, mask: &[u64]) -> usize {
         self.reject_dropped();
@@ -130,9 +130,10 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         }
     }
 
-    /// Sleeps until there is something to [`poll`](Self::poll) for or to [`recv`](Self::recv), or the server is [stopped](StopHandle::stop), at most
-    /// for `timeout` (`None`: without a limit). Returns whether there is something. Does not spin. Frees the entries of clients that leave, and
-    /// every [`SLICE`](shm::sleep::SLICE) those of clients that died. A request of a client that a mask left out counts.
+    /// Sleeps until there is something to [`poll`](Self::poll) for or to [`recv`](Self::recv), or the server is
+    /// [stopped](StopHandle::stop), at most for `timeout` (`None`: without a limit). Returns whether there is something. Does not spin.
+    /// Frees the entries of clients that leave, and every [`SLICE`](shm::sleep::SLICE) those of clients that died. A request of a client
+    /// that a mask left out counts.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         sleep::wait([self as &mut dyn Sleeper], timeout)
     }
@@ -148,14 +149,14 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     /// Answers a request. The client can see the answer when this returns; nothing has to be flushed, and nothing can be full.
     ///
     /// # Errors
-    /// [`ReplyError`]; nobody sees the answer.
+    /// [`ReplyError`]; the answer was not delivered.
     #[inline(always)]
     pub fn reply(&mut self, token: Token, response: Resp) -> Result<(), ReplyError> {
         self.end(token, ANSWERED, |_| response)
     }
 
-    /// Ends a request without an answer: the client's call ends with [`CallFailed::Rejected`](crate::CallFailed::Rejected). Dropping the token does
-    /// the same, in the next poll.
+    /// Ends a request without an answer: the client's call ends with [`CallFailed::Rejected`](crate::CallFailed::Rejected). Dropping the
+    /// token does the same, in the next poll.
     ///
     /// # Errors
     /// [`ReplyError`]; the call had ended.
@@ -184,8 +185,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         }
     }
 
-    /// [Polls](Self::poll) once, and answers all waiting requests with the results of `handler`. Returns their number. This takes the fewest
-    /// instructions. To reply later or out of order, use [`poll`](Self::poll) and [`recv`](Self::recv).
+    /// [Polls](Self::poll) once, and answers all waiting requests with the results of `handler`. Returns their number. This takes the
+    /// fewest instructions. To reply later or out of order, use [`poll`](Self::poll) and [`recv`](Self::recv).
     #[inline(always)]
     pub fn step(&mut self, mut handler: impl FnMut(&Req) -> Resp) -> usize {
         self.reject_dropped();
@@ -207,7 +208,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         waiting
     }
 
-    /// Answers every request with the result of `handler`, until the server is [stopped](Self::stop_handle). Sleeps while there is nothing to do.
+    /// Answers every request with the result of `handler`, until the server is [stopped](Self::stop_handle). Sleeps while there is nothing
+    /// to do.
     pub fn serve(&mut self, mut handler: impl FnMut(&Req) -> Resp) {
         let stop = self.stop_handle();
         blocking::serve(self, &stop, |server| server.step(&mut handler), Self::wait);

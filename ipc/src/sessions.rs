@@ -36,8 +36,8 @@ impl<Req, Resp> LanePairs<Req, Resp> {
     /// Makes the lanes at these addresses; the strides are in bytes.
     ///
     /// # Safety
-    /// Both lanes of every client lie in zeroed shared memory, aligned to 64 B. The memory stays mapped as long as any end that is made from
-    /// this value. No two lanes overlap. `depth` is a power of two.
+    /// Both lanes of every client lie in zeroed shared memory, aligned to 64 B. The memory stays mapped as long as any end that is made
+    /// from this value. No two lanes overlap. `depth` is a power of two.
     pub(crate) unsafe fn new(requests: (NonNull<u8>, usize), responses: (NonNull<u8>, usize), depth: usize) -> Self {
         let ((requests, request_stride), (responses, response_stride)) = (requests, responses);
         Self { requests, responses, request_stride, response_stride, depth, _types: PhantomData }
@@ -118,8 +118,8 @@ struct Session<Req, Resp> {
     responses: LaneTx<Tagged<Resp>>,
     /// Number of the first request that [`Table::find`] has not found yet, unless the lane's position is higher.
     next: u64,
-    /// A bit for each slot of the client's calls. It is set while a request of that slot is held, and for slots that do not exist. So at most
-    /// `depth` requests are held.
+    /// A bit for each slot of the client's calls. It is set while a request of that slot is held, and for slots that do not exist. So at
+    /// most `depth` requests are held.
     in_use: Box<[u64]>,
 }
 
@@ -230,9 +230,9 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         self.table.inbox.waiting()
     }
 
-    /// Does one bounded pass over the active clients: finds at most 16 requests of each of at most 8 clients, in rotation. Passes over clients
-    /// whose bit is set in `mask` (client `c` is bit `c % 64` of word `c / 64`; missing words are zero). Then reaps clients that have gone;
-    /// living ones hold locks in `file`.
+    /// Does one bounded pass over the active clients: finds at most 16 requests of each of at most 8 clients, in rotation. Passes over
+    /// clients whose bit is set in `mask` (client `c` is bit `c % 64` of word `c / 64`; missing words are zero). Then reaps clients that
+    /// have gone; living ones hold locks in `file`.
     #[inline(always)]
     pub(crate) fn pass(&mut self, wakes: &mut impl Wakes, mask: &[u64], file: &LockFile) {
         self.pass_over(wakes, file, |table, client, budget| {
@@ -284,8 +284,9 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         }
     }
 
-    /// Answers a request with the result of `make`, which is called while the memory of the answer is the server's. `note` is the outcome of
-    /// the call. The client can see the answer when this returns. Call it once for each request. Returns whether the client was still there.
+    /// Answers a request with the result of `make`, which is called while the memory of the answer is the server's. `note` is the outcome
+    /// of the call. The client can see the answer when this returns. Call it once for each request. Returns whether the client was still
+    /// there.
     #[inline(always)]
     pub(crate) fn answer(&mut self, to: &CallId, note: u8, make: impl FnOnce() -> Resp) -> bool {
         let Some(Some(session)) = self.table.sessions.get_mut(to.client()) else { return false };
@@ -351,8 +352,8 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
         let generation = self.entries.taken_by(client)?;
         let holding = self.entries.held_by(client, generation)?;
         let depth = self.lanes.depth as u64;
-        // SAFETY: there are lanes for every entry, and they outlive the sessions (contract of `Sessions::new`). This is the only consumer of
-        // the requests and the only producer of the responses, both begin at 0 with empty slots, and `answer` publishes no more than the
+        // SAFETY: there are lanes for every entry, and they outlive the sessions (contract of `Sessions::new`). This is the only consumer
+        // of the requests and the only producer of the responses, both begin at 0 with empty slots, and `answer` publishes no more than the
         // client has room for. Any bytes are a valid request, by `Plain`.
         let (requests, responses) =
             unsafe { (LaneRx::new(self.lanes.requests_of(client), depth, 0), LaneTx::new(self.lanes.responses_to(client), depth, 0)) };
@@ -371,8 +372,8 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
     }
 }
 
-/// C5: evicts a client that broke the protocol or whose entry was overwritten; its pending messages are discarded. Otherwise the messages of
-/// the entry's next holder would be taken for those of this one.
+/// C5: evicts a client that broke the protocol or whose entry was overwritten; its pending messages are discarded. Otherwise the messages
+/// of the entry's next holder would be taken for those of this one.
 #[cold]
 fn evict_client(entries: &Entries, client: usize) {
     if let Some(generation) = entries.taken_by(client) {

@@ -8,10 +8,12 @@ use shm::sync::{AtomicBool, Ordering};
 use crate::entries::Entries;
 use crate::sessions::CallId;
 
-/// The duty to answer a received request, 24 bytes. It can be kept anywhere, also as the user data of another call, and be moved to another thread.
+/// The duty to answer a received request, 24 bytes. It can be kept anywhere, also as the user data of another call, and be moved to another
+/// thread.
 ///
-/// Dropping it, on any thread, ends the client's call with [`CallFailed::Rejected`](crate::CallFailed::Rejected): the server sends the rejection in
-/// its next [`poll`](crate::Server::poll) or [`wait`](crate::Server::wait), and is woken for it. A token of a server that is gone does nothing.
+/// Dropping it, on any thread, ends the client's call with [`CallFailed::Rejected`](crate::CallFailed::Rejected): the server sends the
+/// rejection in its next [`poll`](crate::Server::poll) or [`wait`](crate::Server::wait), and is woken for it. A token of a server that is
+/// gone does nothing.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a token that is dropped rejects its request"]
 #[doc(alias("RecvEntry", "DelegToken"))]

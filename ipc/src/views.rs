@@ -57,7 +57,8 @@ impl<Req, Resp, W: Announce> Views<Req, Resp, W> {
     /// Makes the views of a region.
     ///
     /// # Safety
-    /// The region at `base` was zeroed when it was created, and outlives what is made from this value. The layout, made for these types, fits it.
+    /// The region at `base` was zeroed when it was created, and outlives everything that is made from this value. The layout, made for
+    /// these types, fits it.
     pub(crate) unsafe fn new(base: NonNull<u8>, layout: &Layout) -> Self {
         // SAFETY: contract of this function; the layout gives each part its room, on a line.
         unsafe {

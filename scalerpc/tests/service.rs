@@ -201,8 +201,8 @@ fn a_call_ends_when_its_time_is_over_and_a_late_response_is_nobody_elses() {
     server.stop();
 }
 
-/// A client whose call ran out of time cannot rest: the server that needs its zone evicts it. Its next call finds that out before the server
-/// could see it.
+/// A client whose call ran out of time cannot rest: the server that needs its zone evicts it. Its next call finds that out before the
+/// server could see it.
 #[test]
 fn a_call_of_a_client_that_was_evicted_meanwhile_connects_again_by_itself() {
     let base = options(8);

@@ -316,8 +316,8 @@ mod model {
         }
     }
 
-    /// R1, D1, W1 and W2 together. The second call finds the flag down that the first has lowered, or up again, as the server fell asleep between
-    /// them. A call that is lost is a model that does not end.
+    /// R1, D1, W1 and W2 together. The second call finds the flag down that the first has lowered, or up again, as the server fell asleep
+    /// between them. A call that is lost is a model that does not end.
     #[test]
     fn no_call_is_lost_when_a_client_announces_itself_to_a_server_that_falls_asleep() {
         for armed in [HOT, ARMED] {
@@ -341,7 +341,8 @@ mod model {
         }
     }
 
-    /// R4: of two clients that announce themselves in a ring of one word, one may find it full. A call that is lost is a model that does not end.
+    /// R4: of two clients that announce themselves in a ring of one word, one may find it full. A call that is lost is a model that does
+    /// not end.
     #[test]
     fn no_call_is_lost_when_the_ring_is_full() {
         let mut model = loom::model::Builder::new();

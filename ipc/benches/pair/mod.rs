@@ -1,4 +1,5 @@
-//! A server and its clients in one thread, whose operations `scripts/instructions` counts: of ipc, and of delegationrpc, which has another `W`.
+//! A server and its clients in one thread, whose operations `scripts/instructions` counts: of ipc, and of delegationrpc, which has another
+//! `W`.
 
 use std::hint::black_box;
 

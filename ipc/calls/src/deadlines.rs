@@ -17,8 +17,8 @@ impl Deadlines {
         !self.heap.is_empty()
     }
 
-    /// Adds the deadline `at_ns` of the call `tag`. `is_live` returns whether a call has not ended; at most `calls` calls are live. The first
-    /// call allocates room for as many.
+    /// Adds the deadline `at_ns` of the call `tag`. `is_live` returns whether a call has not ended; at most `calls` calls are live. The
+    /// first call allocates room for as many.
     pub(crate) fn arm(&mut self, at_ns: u64, tag: Tag, calls: usize, is_live: impl Fn(Tag) -> bool) {
         self.heap.reserve((2 * calls).saturating_sub(self.heap.len()));
         if self.heap.len() >= 2 * calls {

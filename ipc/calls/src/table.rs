@@ -128,15 +128,16 @@ impl<T> Calls<T> {
         None
     }
 
-    /// Gives the call `tag` a deadline, `timeout` after `now_ns`: the first [`expire`](Self::expire) after it [abandons](Self::abandon) the call.
+    /// Gives the call `tag` a deadline, `timeout` after `now_ns`: the first [`expire`](Self::expire) after it [abandons](Self::abandon) the
+    /// call.
     pub fn end_within(&mut self, tag: Tag, now_ns: u64, timeout: Duration) {
         let Self { entries, deadlines, .. } = self;
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         deadlines.arm(now_ns.saturating_add(timeout_ns), tag, entries.len(), |tag| holds(entries, tag));
     }
 
-    /// Takes the value of the call `tag`. The entry stays in use until the answer arrives: the memory that belongs to it is the peer's until
-    /// then.
+    /// Takes the value of the call `tag`. The entry stays in use until the answer arrives: the memory that belongs to it is the peer's
+    /// until then.
     pub fn abandon(&mut self, tag: Tag) -> Option<T> {
         let entry = self.entries.get_mut(tag.slot()).filter(|entry| entry.tag == tag)?;
         let value = entry.value.take()?;

@@ -1,7 +1,7 @@
 //! The name of a call.
 
-/// The name of one call of a client, until the call has ended. It consists of the slot of the call's entry in [`Calls`](crate::Calls) and the
-/// generation of that entry. Never 0 as a number.
+/// The name of one call of a client, until the call has ended. It consists of the slot of the call's entry in [`Calls`](crate::Calls) and
+/// the generation of that entry. Never 0 as a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag(u64);
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A monotonic clock, in nanoseconds since an arbitrary moment: the system's (the default), or one of [hands](Self::by_hand). Cheap to clone,
-/// `Send + Sync`.
+/// A monotonic clock, in nanoseconds since an arbitrary moment: the system's (the default), or one of [hands](Self::by_hand). Cheap to
+/// clone, `Send + Sync`.
 #[derive(Debug, Clone, Default)]
 pub struct Clock {
     hands: Option<Arc<AtomicU64>>,

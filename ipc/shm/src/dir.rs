@@ -30,7 +30,7 @@ pub enum DirError {
     /// Something else is at that path.
     #[error("{} is not a directory, or is a symbolic link: name the directory itself", .0.display())]
     NotADirectory(PathBuf),
-    /// Another user owns it and could replace what is in it.
+    /// Another user owns the directory and could replace its files.
     #[error("shared-memory directory {} belongs to user {owner}, not to {user}: use a directory of your own", path.display())]
     ForeignOwner {
         /// The directory.
@@ -88,24 +88,24 @@ enum Place {
 /// The outcome of removing the file at a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Removal {
-    /// It was dead and is gone; by us or by somebody else.
+    /// The file was dead and is removed, by this or another process.
     Gone,
     /// Its owner lives, or cannot be proven dead.
     Alive,
     /// Not a region of this crate, version and user: never touched.
     Foreign,
-    /// Somebody is removing something in this directory, perhaps a stopped process.
+    /// Another process, maybe a stopped one, is removing a file in this directory.
     Busy,
 }
 
 impl Dir {
     /// Opens `path`, or the user's default `/dev/shm/copyrpc-<uid>`, which is created with mode 0700.
     ///
-    /// The directory must belong to the effective user and be writable by nobody else. A `tmpfs` is the right place: on a disk,
-    /// files of owners that died in a power failure cannot be told from living ones and must be removed by hand.
+    /// The directory must belong to the effective user and be writable by no other user. A `tmpfs` is the right place: on a disk,
+    /// files of owners that died in a power failure cannot be distinguished from those of living ones and must be removed by hand.
     ///
     /// # Errors
-    /// [`DirError`], with the path and what to do about it.
+    /// [`DirError`], with the path and a remedy.
     pub fn open(path: Option<&Path>) -> Result<Self, DirError> {
         let user = sys::user();
         let path = match path {
@@ -128,14 +128,14 @@ impl Dir {
         if mode & 0o022 != 0 {
             return Err(DirError::OpenToOthers { path, mode });
         }
-        // SAFETY: the path is a NUL-terminated literal. Flags 0: real ids, which is what a set-uid program should be asked about.
+        // SAFETY: the path is a NUL-terminated literal. Flags 0: real ids, as is right for a set-uid program.
         sys::cvt(unsafe { libc::faccessat(fd.as_raw_fd(), c".".as_ptr(), libc::W_OK | libc::X_OK, 0) })
             .map_err(|source| DirError::NotWritable { path: path.clone(), source })?;
         Ok(Self::new(path, Place::Files(fd), Clock::default()))
     }
 
-    /// An empty directory of this process alone. Its regions are memory that no other process can open; they take no file, no descriptor and no
-    /// lock of the kernel's, and go with their last user. A user of one goes by `clock`: its calls end in time by it.
+    /// An empty directory of this process alone. Its regions are memory that no other process can open; they take no file, no descriptor
+    /// and no lock of the kernel's, and go with their last user. A user of one goes by `clock`: its calls end in time by it.
     #[must_use]
     pub fn in_memory(clock: Clock) -> Self {
         Self::new(PathBuf::from("(memory)"), Place::Memory(Memory::default()), clock)
@@ -165,8 +165,8 @@ impl Dir {
         &self.inner.path
     }
 
-    /// Removes the regions whose owner is proven dead and returns how many. What begins with no header of this crate's, files of other users, and
-    /// regions of owners that cannot be proven dead, stay. Safe against any number of processes doing the same.
+    /// Removes the regions whose owner is proven dead. Returns their number. Files without a header of this crate, files of other users,
+    /// and regions whose owner is not proven dead stay. Safe against any number of processes doing the same.
     ///
     /// # Errors
     /// The directory cannot be listed. A file that cannot be examined is skipped.
@@ -185,7 +185,8 @@ impl Dir {
         Ok(removed)
     }
 
-    /// Returns the path of `name` in the directory that was opened, whatever is at its own path now. There is nothing there if it is in memory.
+    /// Returns the path of `name` in the directory that was opened, whatever is at its own path now. There is nothing there if it is in
+    /// memory.
     pub(crate) fn at(&self, name: &str) -> PathBuf {
         match &self.inner.place {
             Place::Files(fd) => sys::path_of(fd.as_raw_fd()).join(name),
@@ -195,8 +196,8 @@ impl Dir {
 
     /// Removes the region `name`, or the file of that temporary name, if its owner is proven dead.
     ///
-    /// Death is final for an inode: its lock is taken once, before it gets a name. What must not happen is that of two removers the
-    /// slower one unlinks the living region the faster one has put there; so removals exclude each other and look again.
+    /// Death is final for an inode: its lock is taken once, before it gets a name. Of two removers the slower one must not
+    /// unlink the living region that the faster one has put there. So removals exclude each other and check again.
     pub(crate) fn remove_dead(&self, name: &str) -> io::Result<Removal> {
         let file = match LockFile::open(&self.at(name)) {
             Ok(file) => file,

@@ -9,7 +9,8 @@ use crate::sync::{AtomicBool, Ordering};
 /// Dropped requests, each named by a `K`. While there is none, a check costs a load.
 #[derive(Debug)]
 pub struct Dropped<K> {
-    /// Set if there may be keys. Stored (Release) after a key was added, loaded (Acquire) before the keys are taken; not used under the lock.
+    /// Set if there may be keys. Stored (Release) after a key was added, loaded (Acquire) before the keys are taken; not used under the
+    /// lock.
     any: AtomicBool,
     keys: Mutex<Vec<K>>,
 }

@@ -1,4 +1,4 @@
-//! The first page of a region's file: what it is, whose it is, and whether that owner lives.
+//! The first page of a region's file: its identity, its owner, and the life of that owner.
 
 use std::io;
 use std::mem::offset_of;
@@ -34,7 +34,7 @@ pub(crate) struct Header {
     pub(crate) kind: u64,
     pub(crate) user_bytes: u64,
     pub(crate) epoch: u64,
-    /// For humans who look at a file; no decision is made by it.
+    /// The creator, for people who inspect a file; no decision depends on it.
     pub(crate) creator_pid: u32,
     /// 1 once the owner closed the region in good order.
     pub(crate) closed: AtomicU32,
@@ -68,14 +68,14 @@ impl Header {
         self.robust.mark();
     }
 
-    /// Returns whether the owner closed the region. Acquire (O3): what the owner wrote before closing is visible.
+    /// Returns whether the owner closed the region. Acquire (O3): the owner's writes before closing are visible.
     #[inline(always)]
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire) != 0
     }
 }
 
-/// The header of a file, copied out, as far as it is not trusted yet: what [`Header`] says of its fields, up to the end of the robust word.
+/// The header of a file, copied out and not trusted yet: the fields of [`Header`] up to the end of the robust word.
 #[derive(Debug, FromBytes, IntoBytes)]
 #[repr(C)]
 pub(crate) struct Claim {
@@ -125,7 +125,7 @@ pub(crate) fn is_temporary(name: &str) -> bool {
     digits.len() == 16 && digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Marks a file that is being made, whose owner's byte is locked. One that cannot be marked is one that no sweep removes.
+/// Marks a file that is being made, whose owner's byte is locked. A file without the mark is not removed by a sweep.
 pub(crate) fn mark_temporary(file: &LockFile) {
     let mark = MAGIC_OF_TEMPORARY.to_ne_bytes();
     // Beyond the limit a write is a signal.

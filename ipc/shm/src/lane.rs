@@ -30,8 +30,8 @@ pub enum Ahead {
     Nothing,
     /// The slot of that message.
     Slot,
-    /// The line that is as far ahead in memory, for the fewest instructions. At the end of the lane it is no line of the lane's, so this is for
-    /// lanes of hundreds of slots.
+    /// The line that is as far ahead in memory, for the fewest instructions. At the end of the lane it is no line of the lane's, so this is
+    /// for lanes of hundreds of slots.
     Line,
 }
 
@@ -219,13 +219,14 @@ impl<T: Copy> LaneTx<T> {
         self.fill(body).publish();
     }
 
-    /// Writes one message. There must be room, as for [`publish`](Self::publish). If the result is dropped, the next message takes its place.
+    /// Writes one message. There must be room, as for [`publish`](Self::publish). If the result is dropped, the next message takes its
+    /// place.
     #[inline(always)]
     pub fn fill(&mut self, body: T) -> Filled<'_, T> {
         let Self { slots, next, .. } = self;
         let slot = slots.at(*next);
         slot.body.with_mut(|p| {
-            // SAFETY: the slot is consumed and this is its only producer (contract of `new`), so nobody else accesses the body.
+            // SAFETY: the slot is consumed and this is its only producer (contract of `new`), so no other thread accesses the body.
             unsafe { (*p).write(body) };
         });
         Filled { slot, next }
@@ -318,7 +319,7 @@ impl<T: Copy> LaneRx<T> {
         self.slots.at(position).seq.load(Ordering::Acquire) == position.wrapping_add(1)
     }
 
-    /// Takes the next message, by copy: what the producer does to the slot afterwards changes nothing here.
+    /// Takes the next message, by copy: later writes of the producer to the slot do not change it.
     #[inline(always)]
     pub fn pop(&mut self) -> Option<T> {
         let slot = self.slots.at(self.next);
@@ -338,7 +339,7 @@ impl<T: Copy> LaneRx<T> {
 }
 
 impl<T: Copy> LaneRx<Tagged<T>> {
-    /// Like [`pop`](Self::pop), with the tag alone at first: what is done with the message depends on it.
+    /// Like [`pop`](Self::pop), with the tag alone at first, by which the caller decides what to do with the message.
     #[inline(always)]
     pub fn pop_tagged(&mut self) -> Option<(u64, Unread<'_, T>)> {
         let next = self.next.wrapping_add(1);
@@ -347,8 +348,8 @@ impl<T: Copy> LaneRx<Tagged<T>> {
         Some(message)
     }
 
-    /// Takes up to `budget` messages as [`pop_tagged`](Self::pop_tagged) does, and calls `f` with each, and with whether it is the first. Returns how
-    /// many were taken.
+    /// Takes up to `budget` messages as [`pop_tagged`](Self::pop_tagged) does, and calls `f` with each, and with whether it is the first.
+    /// Returns how many were taken.
     #[inline(always)]
     pub fn pop_each(&mut self, budget: usize, mut f: impl FnMut(bool, u64, Unread<'_, T>)) -> usize {
         // In registers, whatever `f` writes.

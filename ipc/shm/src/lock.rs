@@ -5,8 +5,8 @@
 //! - Closing *any* descriptor of a file drops *all* locks that the process has on the file. So a process opens a file exactly once (O4): a
 //!   registry, keyed by device and inode, returns the one descriptor. The identity of a file is read through an `O_PATH` descriptor, whose
 //!   close drops no lock.
-//! - `F_GETLK` does not report the locks of the calling process. So the registry records them. A forked child has a copy of the registry and
-//!   none of the locks; it clears the record.
+//! - `F_GETLK` does not report the locks of the calling process. So the registry records them. A forked child has a copy of the registry
+//!   and none of the locks; it clears the record.
 //!
 //! Code outside this crate that opens and closes the same file still drops the locks. So a free lock proves a death only together with the
 //! robust word of [`crate::region`].
@@ -118,7 +118,8 @@ impl LockFile {
         Ok(Self::insert(&mut files, key, fd))
     }
 
-    /// Makes a file without a descriptor, for memory that no other process has. Its locks exclude only the holders of this value and its clones.
+    /// Makes a file without a descriptor, for memory that no other process has. Its locks exclude only the holders of this value and its
+    /// clones.
     pub(crate) fn of_no_file() -> Self {
         Self::of(None, (0, 0))
     }
@@ -133,8 +134,8 @@ impl LockFile {
         inserted
     }
 
-    /// Locks one byte for this process, without waiting. The lock ends with the returned value or with the process (also by `SIGKILL`), and not
-    /// with a forked child.
+    /// Locks one byte for this process, without waiting. The lock ends with the returned value or with the process (also by `SIGKILL`), and
+    /// not with a forked child.
     ///
     /// Byte numbers are independent of the file's length and contents.
     ///
@@ -161,8 +162,8 @@ impl LockFile {
         Ok(ByteLock { file: self.clone(), byte, pid })
     }
 
-    /// Returns whether a process, maybe this one, holds the byte. Returns `true` if the kernel does not answer: a death must be proven. Takes
-    /// about 200 ns.
+    /// Returns whether a process, maybe this one, holds the byte. Returns `true` if the kernel does not answer: a death must be proven.
+    /// Takes about 200 ns.
     pub fn is_held(&self, byte: u64) -> bool {
         if self.file.held().bytes.contains(&byte) {
             return true;

@@ -1,7 +1,7 @@
 //! Bulk memory that leaves nothing behind: a sealed memfd that peers open through `/proc/<pid>/fd/<n>`.
 //!
-//! Attaching needs nothing from the owner's CPU, so it works on a stopped process. It is not bounded by the size of `/dev/shm`, nobody
-//! can truncate it under a peer, and it vanishes with its last user. Both ends must be in one pid namespace and of one user.
+//! Attaching needs nothing from the owner's CPU, so it works on a stopped process. It is not bounded by the size of `/dev/shm`, cannot
+//! be truncated under a peer, and it vanishes with its last user. Both ends must be in one pid namespace and of one user.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -83,7 +83,7 @@ pub enum MemfdAttachError {
     /// No such process or descriptor is visible.
     #[error("process {} has no descriptor {} here: it ended, or it is in another pid namespace (containers need a shared one)", .0.pid, .0.fd)]
     NotFound(MemfdId),
-    /// The kernel does not let this process look at the owner's descriptors.
+    /// The kernel denies this process access to the owner's descriptors.
     #[error("no permission to open descriptor {} of process {}: run both as one user, in one user namespace, and the owner dumpable", .0.fd, .0.pid)]
     Permission(MemfdId),
     /// The descriptor is not the memfd that the id was made from.
@@ -204,7 +204,7 @@ impl Memfd {
     /// [`MemfdAttachError`].
     pub fn attach(id: &MemfdId, writable: bool) -> Result<Self, MemfdAttachError> {
         let MemfdId { pid, fd: number, bytes, .. } = *id;
-        // What is there is looked at through `O_PATH` first: if it is one of this process's locked files by now, opening and closing it
+        // The file is examined through `O_PATH` first: if it is one of this process's locked files by now, opening and closing it
         // would drop the locks, see `crate::lock`.
         let path = sys::open_path(Path::new(&format!("/proc/{pid}/fd/{number}")), 0);
         let path = path.map_err(|error| match error.raw_os_error() {
@@ -266,8 +266,8 @@ impl Memfd {
         self.allocate(0, range)
     }
 
-    /// Allocates the pages of `range` as [`commit`](Self::commit) does, and as 2 MiB pages if the system allows it: both ends are to be multiples
-    /// of [`HUGE_PAGE`]. Returns why they are ordinary pages, if they are; the memory is there all the same.
+    /// Allocates the pages of `range` as [`commit`](Self::commit) does, and as 2 MiB pages if the system allows it: both ends are to be
+    /// multiples of [`HUGE_PAGE`]. Returns why they are ordinary pages, if they are; the memory is there all the same.
     ///
     /// # Errors
     /// [`MemfdRangeError`].
@@ -288,7 +288,7 @@ impl Memfd {
         // SAFETY: inside the mapping (caller).
         let addr = unsafe { self.base().add(start) };
         let advise = |advice| {
-            // SAFETY: a range of our own mapping; neither advice changes what is in it.
+            // SAFETY: a range of our own mapping; neither advice changes its contents.
             sys::retry(|| unsafe { libc::madvise(addr.as_ptr().cast(), bytes, advice) })
         };
         if advise(libc::MADV_HUGEPAGE).is_err() {

@@ -6,7 +6,7 @@
 //!
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|
-//! | `armed` (one per lane, the user's) | consumer | producer | **R1**: publish, [`LightBarrier`], load `armed` / store `armed`, [`heavy_barrier`], look again: either the producer sees the flag or the consumer sees the message |
+//! | `armed` (one per lane, the user's) | consumer | producer | **R1**: publish, [`LightBarrier`], load `armed` / store `armed`, [`heavy_barrier`], check again: either the producer sees the flag or the consumer sees the message |
 //! | bit word | producers `fetch_or` | consumer `swap(0)` | **R2**: AcqRel both, the message published before the bit is visible after the swap |
 //! | summary word | producers `fetch_or` after the bit | consumer `swap(0)` before the words | **R3**: AcqRel, as R2 |
 //!
@@ -21,8 +21,8 @@ pub const HOT: u32 = 0;
 /// `armed`: the consumer waits for the lane's ready bit.
 pub const ARMED: u32 = 1;
 
-/// One bit per lane in words of 64, and a summary word, in memory shared by the consumer and all producers. Bit `b` of the summary word stands for
-/// the words `b`, `b + 64`, `b + 128` and so on. Zero bytes are "none ready".
+/// One bit per lane in words of 64, and a summary word, in memory shared by the consumer and all producers. Bit `b` of the summary word
+/// stands for the words `b`, `b + 64`, `b + 128` and so on. Zero bytes are "none ready".
 #[derive(Debug, Clone, Copy)]
 pub struct ReadyWords {
     base: NonNull<AtomicU64>,
@@ -61,8 +61,8 @@ impl ReadyWords {
         unsafe { &*self.base.as_ptr().add(1 + index) }
     }
 
-    /// Producer: sets the lane's bit after publishing to `lane`, if the consumer does not poll the lane (R1, R2, R3). Returns whether the bit was
-    /// set, so that a sleeping consumer can be woken.
+    /// Producer: sets the lane's bit after publishing to `lane`, if the consumer does not poll the lane (R1, R2, R3). Returns whether the
+    /// bit was set, so that a sleeping consumer can be woken.
     #[inline(always)]
     pub fn notify_if_armed(&self, lane: usize, armed: &AtomicU32) -> bool {
         self.notify_if_armed_behind(LightBarrier::of_process(), lane, armed)
@@ -135,7 +135,7 @@ fn bits(mut word: u64) -> impl Iterator<Item = usize> {
 /// The source of a consumer's wake-ups: it names the cold lanes that have messages.
 pub trait Wakes {
     /// Returns whether there is something to [`drain`](Self::drain). After a [`heavy_barrier`] behind raising a flag, `false` means that
-    /// a producer that tells from now on sees the flag.
+    /// a producer that announces from now on sees the flag.
     fn any(&self) -> bool;
     /// Takes all names, and calls `f` with each lane. A lane may be empty.
     fn drain(&mut self, f: impl FnMut(usize));
@@ -214,9 +214,9 @@ impl HotSet {
         }
     }
 
-    /// Does one bounded pass: activates the lanes that `wakes` names, visits some hot lanes, and sometimes deactivates idle lanes. Returns the
-    /// number of messages taken. `visit` takes up to a number of messages of a lane and returns their number: 0 must mean that the lane was empty
-    /// (or is gone). `now_ns` is any monotonic clock; it is read rarely.
+    /// Does one bounded pass: activates the lanes that `wakes` names, visits some hot lanes, and sometimes deactivates idle lanes. Returns
+    /// the number of messages taken. `visit` takes up to a number of messages of a lane and returns their number: 0 must mean that the lane
+    /// was empty (or is gone). `now_ns` is any monotonic clock; it is read rarely.
     #[inline(always)]
     pub fn pass<L: Lanes>(
         &mut self,
@@ -283,10 +283,10 @@ impl HotSet {
         }
     }
 
-    /// R4: activates cold lanes that were missed. Checks the flags of the next `flags` of the first `count` lanes, and activates lanes that are
-    /// not armed: a producer lowered the flag and its announcement was lost, or the flag is garbage. Then checks the next `looks` lanes for
-    /// messages: their announcement may have been overwritten, or a producer of another process did not see the flag ([`heavy_barrier`]). Each
-    /// flag costs a line of `armed` and each lane a line, so do this rarely.
+    /// R4: activates cold lanes that were missed. Checks the flags of the next `flags` of the first `count` lanes, and activates lanes that
+    /// are not armed: a producer lowered the flag and its announcement was lost, or the flag is garbage. Then checks the next `looks` lanes
+    /// for messages: their announcement may have been overwritten, or a producer of another process did not see the flag
+    /// ([`heavy_barrier`]). Each flag costs a line of `armed` and each lane a line, so do this rarely.
     pub fn mend(&mut self, lanes: &impl Lanes, count: usize, flags: usize, looks: usize) {
         let count = count.min(self.is_hot.len());
         for _ in 0..flags.min(count) {
@@ -329,9 +329,9 @@ impl HotSet {
         any
     }
 
-    /// Returns whether all hot lanes are empty. Those that are go cold if `may_deactivate`, which says that they were [armed](Self::arm) and
-    /// that a [`heavy_barrier`] returned `true` since (R1): a producer that publishes there from now on sets a ready bit. The others are
-    /// polled on.
+    /// Returns whether all hot lanes are empty. Those that are go cold if `may_deactivate`, which says that they were [armed](Self::arm)
+    /// and that a [`heavy_barrier`] returned `true` since (R1): a producer that publishes there from now on sets a ready bit. The others
+    /// are polled on.
     #[must_use]
     pub fn deactivate(&mut self, lanes: &impl Lanes, may_deactivate: bool) -> bool {
         self.deactivate_some(lanes, may_deactivate, |_| true)
@@ -543,7 +543,7 @@ mod tests {
             (ready, One { message: Arc::new(AtomicU64::new(0)), armed: Arc::new(AtomicU32::new(armed)) })
         }
 
-        /// The hand-over from hot to cold loses no message: either the consumer's second look or the ready bit finds it.
+        /// The hand-over from hot to cold loses no message: either the consumer's second check or the ready bit finds it.
         #[test]
         fn loom_no_wake_up_is_lost_when_a_lane_goes_cold() {
             loom::model(|| {
@@ -586,7 +586,7 @@ mod tests {
             }
         }
 
-        /// R1, W1, W2 together: a consumer that sleeps when its lane is empty is woken by what is published there, and finds it.
+        /// R1, W1, W2 together: a consumer that sleeps when its lane is empty is woken by a message that is published there, and finds it.
         #[test]
         fn loom_no_wake_up_is_lost_when_the_consumer_sleeps() {
             for armed in [HOT, ARMED] {

@@ -91,9 +91,9 @@ impl RegionView<'_> {
 
 /// A mapped region: owned when made by [`Region::create`], a peer's when made by [`Region::open`].
 ///
-/// `Send + Sync`. An owner is best dropped by the thread that created it: otherwise the first page, and with it the file's memory, stays until
-/// the process ends, because it is linked into the creating thread's list of robust futexes. In a forked child the memory is not mapped: do
-/// not touch it; dropping the region is harmless.
+/// `Send + Sync`. An owner is best dropped by the thread that created it: otherwise the first page, and with it the file's memory, stays
+/// until the process ends, because it is linked into the creating thread's list of robust futexes. In a forked child the memory is not
+/// mapped: do not touch it; dropping the region is harmless.
 #[derive(Debug)]
 pub struct Region {
     /// Unmapped in `drop`, or leaked but for its tail.
@@ -283,8 +283,8 @@ impl Region {
         self.header().may_be_ownerless()
     }
 
-    /// Returns the word that [`owner_hint`](Self::owner_hint) reads, for users that look at it with every operation: [`owner_may_be_gone`] of its
-    /// value is the hint. It is mapped as long as this value lives.
+    /// Returns the word that [`owner_hint`](Self::owner_hint) reads, for users that read it with every operation: [`owner_may_be_gone`] of
+    /// its value is the hint. It is mapped as long as this value lives.
     #[must_use]
     pub fn owner_word(&self) -> NonNull<AtomicU32> {
         NonNull::from(self.header().robust.word())
@@ -375,7 +375,7 @@ fn header_of(map: &Mapping) -> &Header {
 /// Writes the header of a new region, and calls `init` for the rest. Returns the epoch.
 fn prepare(map: &Mapping, kind: u64, user_bytes: usize, init: impl FnOnce(RegionView<'_>)) -> io::Result<u64> {
     let epoch = sys::random_nonzero()?;
-    // SAFETY: the mapping is at least a header long, page aligned and zeroed but for the magic number, and nobody else has it yet.
+    // SAFETY: the mapping is at least a header long, page aligned and zeroed but for the magic number, and no other process has it yet.
     unsafe {
         let header = map.base().cast::<Header>().as_ptr();
         (&raw mut (*header).version).write(VERSION);
@@ -471,13 +471,13 @@ mod tests {
     #[test]
     fn temporary_file_of_a_dead_maker_is_swept() {
         let dir = scratch("temporary");
-        // As far as this process can die: what it held is dropped, and the name stays.
+        // The state after a death, as far as this process can make it: the lock is dropped, and the name stays.
         let Fresh { temporary, file, lock } = Fresh::with_temporary_name(&dir).unwrap();
         std::mem::forget(temporary);
         assert_eq!(dir.sweep().unwrap(), 0, "its maker holds the lock");
         drop((file, lock));
         assert_eq!(dir.sweep().unwrap(), 1);
-        // One that had its own name, too: finished, and later closed.
+        // A file that had its own name, too: finished, and later closed.
         let temporary = dir.path().join(format!("{TEMPORARY_PREFIX}0123456789abcdef"));
         let region = Region::create(&dir, "r", 1, 64, |_| {}).unwrap();
         std::fs::hard_link(dir.path().join("r"), &temporary).unwrap();
@@ -517,7 +517,7 @@ mod tests {
     fn removal_gives_up_on_a_stopped_remover() {
         let dir = scratch("busy");
         let region = Region::create(&dir, "r", 1, 64, |_| {}).unwrap();
-        // What a killed owner leaves, as far as this process can make it: closed, unlocked, and still named.
+        // The state that a killed owner leaves, as far as this process can make it: closed, unlocked, and still named.
         region.header().closed.store(1, Ordering::Release);
         std::fs::hard_link(dir.path().join("r"), dir.path().join("s")).unwrap();
         drop(region);
@@ -539,7 +539,7 @@ mod tests {
         assert!(!peer.owner_hint() && !word_hints());
         region.header().close();
         assert!(peer.owner_hint() && word_hints());
-        // Its owner may be killed here: what unlocking writes must not take the hint away.
+        // Its owner may be killed here: the write of the unlock must not clear the hint.
         // SAFETY: it is locked by this thread, and never unlocked again.
         assert!(unsafe { region.header().robust.unlock() });
         assert!(peer.owner_hint());

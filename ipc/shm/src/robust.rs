@@ -2,7 +2,7 @@
 //!
 //! When a thread ends, however it ends, the kernel sets `FUTEX_OWNER_DIED` in the futex words it holds. So
 //! peers learn of a death with one load. It is a hint only: a *thread* that ends marks the word as well, with its
-//! process alive and well. [`crate::region`] says what proves a death.
+//! process alive and well. [`crate::region`] has the proof of a death.
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -18,7 +18,7 @@ const WORD_OFFSET: usize = if cfg!(target_env = "musl") { 4 } else { 0 };
 /// Bytes of a [`RobustWord`].
 pub(crate) const ROBUST_BYTES: usize = 64;
 
-/// A `pthread_mutex_t` in shared memory. Zeroed bytes are a word nobody ever held.
+/// A `pthread_mutex_t` in shared memory. Zeroed bytes are a word that was never held.
 #[repr(C, align(64))]
 pub(crate) struct RobustWord(UnsafeCell<[u8; ROBUST_BYTES]>);
 
@@ -37,17 +37,17 @@ pub(crate) fn owner_died_in(bytes: &[u8; ROBUST_BYTES]) -> bool {
     word.is_some_and(|word| owner_died(u32::from_ne_bytes(word)))
 }
 
-/// Returns whether the owner of a region may be gone whose [`owner_word`](crate::region::Region::owner_word) has the value `word`: it is 0, or
-/// marked.
+/// Returns whether the owner of a region may be gone whose [`owner_word`](crate::region::Region::owner_word) has the value `word`: it is 0,
+/// or marked.
 #[must_use]
 #[inline(always)]
 pub const fn owner_may_be_gone(word: u32) -> bool {
-    // Without the uppermost bit, that of waiters, a word is positive if it is a thread's without the mark: neither the mark, then the sign, nor
-    // zero.
+    // Without the uppermost bit, that of waiters, a word is positive if it is a thread's without the mark: neither the mark, then the sign,
+    // nor zero.
     (word << 1) as i32 <= 0
 }
 
-/// Died, and nobody took the mutex over.
+/// Returns whether the owner died, and no thread took the mutex over.
 fn owner_died(word: u32) -> bool {
     word & OWNER_DIED != 0 && word & TID_MASK == 0
 }
@@ -91,7 +91,7 @@ impl RobustWord {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this C library keeps the futex word of a mutex at an unknown place"))
     }
 
-    /// Gives the mutex up; `false` when the calling thread is not the one that locked it.
+    /// Unlocks the mutex. Returns `false` if another thread locked it.
     ///
     /// # Safety
     /// [`lock_new`](Self::lock_new) succeeded and `unlock` has not returned `true` yet, and the process has not forked since.
@@ -100,7 +100,7 @@ impl RobustWord {
         unsafe { libc::pthread_mutex_unlock(self.mutex()) == 0 }
     }
 
-    /// Makes a word that no kernel looks after read as held, in memory that only this process has.
+    /// Makes a word read as held, in memory that only this process has, where the kernel does not maintain it.
     pub(crate) fn hold(&self) {
         self.word().store(1, Ordering::Relaxed);
     }
@@ -117,7 +117,7 @@ impl RobustWord {
         owner_may_be_gone(self.word().load(Ordering::Relaxed))
     }
 
-    /// Returns whether it ended, and nobody took the mutex over. One load.
+    /// Returns whether that thread ended, and no other took the mutex over. One load.
     #[inline(always)]
     pub(crate) fn owner_died(&self) -> bool {
         // Nothing is read on the strength of this, so it needs no ordering.

@@ -2,17 +2,17 @@
 //!
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|
-//! | `sleeping` | the consumer | producers | **W1**: publish, [`LightBarrier`], load `sleeping` / store `sleeping`, [`heavy_barrier`], look once more: either the producer sees the flag or the consumer sees what was published |
+//! | `sleeping` | the consumer | producers | **W1**: publish, [`LightBarrier`], load `sleeping` / store `sleeping`, [`heavy_barrier`], check once more: either the producer sees the flag or the consumer sees what was published |
 //! | `wakes` | producers, `fetch_add` | the consumer | **W2**: a producer that sees the flag changes the word before it wakes, and the consumer sleeps only while the word is what it was before the flag went up |
 //! | `rings` | the ringer, `fetch_add` | sleepers | **W4**: a [`Bell`] has no flag: it changes the word and wakes at every ring, and a listener sleeps only while the word is what it was when it began to listen |
 //!
 //! In the steady state `sleeping` and `wakes` are not written, so a producer pays one load of a line that stays in its cache.
 //!
-//! A consumer that is stopped or killed in its sleep leaves `sleeping` set, which costs each producer a system call per message. Garbage in the
-//! words can delay a wake-up to the end of a [`SLICE`].
+//! A consumer that is stopped or killed in its sleep leaves `sleeping` set, which costs each producer a system call per message. Garbage in
+//! the words can delay a wake-up to the end of a [`SLICE`].
 //!
-//! A consumer of several things sleeps on the words of all at once ([`wait`]). It sets every flag before the one barrier and checks everything
-//! after it, so W1 and W2 hold for each of its words. Producers do not notice.
+//! A consumer of several things sleeps on the words of all at once ([`wait`]). It sets every flag before the one barrier and checks
+//! everything after it, so W1 and W2 hold for each of its words. Producers do not notice.
 
 mod futex;
 mod rest;
@@ -34,7 +34,7 @@ const SHORT_SLICE: Duration = Duration::from_millis(1);
 /// Time between two polls of things that cannot end a sleep: completions of hardware, the queues of a library.
 pub const POLL_SLICE: Duration = Duration::from_micros(100);
 
-/// The two words, 8 B, aligned to 4. Zeroed bytes are "nobody sleeps". One consumer sleeps on them; any number of producers wake it.
+/// The two words, 8 B, aligned to 4. Zeroed bytes are "no sleeper". One consumer sleeps on them; any number of producers wake it.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Sleep {
@@ -96,8 +96,8 @@ impl Sleep {
     }
 }
 
-/// A word, 4 B, that one thread rings and any number listen to. Listeners need no write access. Zeroed bytes are "never rung". Every ring is a
-/// system call, so it is for rare events.
+/// A word, 4 B, that one thread rings and any number listen to. Listeners need no write access. Zeroed bytes are "never rung". Every ring
+/// is a system call, so it is for rare events.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Bell {
@@ -145,11 +145,11 @@ impl Word<'_> {
 
 /// The condition that a sleeper waits for.
 pub trait Watch {
-    /// Shows the words through which producers wake it: always the same ones, in the same order. There may be none, if [`slice`](Self::slice)
-    /// is short.
+    /// Shows the words through which producers wake it: always the same ones, in the same order. There may be none, if
+    /// [`slice`](Self::slice) is short.
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>));
 
-    /// Asks producers to announce what they publish from now on, where they do not always: see [`HotSet::arm`](crate::ready::HotSet::arm).
+    /// Asks producers to announce their messages from now on, where they do not always: see [`HotSet::arm`](crate::ready::HotSet::arm).
     /// A barrier follows.
     fn arm(&mut self) {}
 
@@ -162,8 +162,8 @@ pub trait Watch {
         SLICE
     }
 
-    /// Checks, after a sleep without a wake-up, for events that send none. Returns whether there is one. It may be called before the slice is
-    /// over, if another part has a shorter one.
+    /// Checks, after a sleep without a wake-up, for events that send none. Returns whether there is one. It may be called before the slice
+    /// is over, if another part has a shorter one.
     fn check(&mut self) -> bool {
         false
     }
@@ -186,10 +186,12 @@ pub fn join<'a>(parts: impl IntoIterator<Item = &'a mut (dyn Sleeper + 'a)>, the
     watches::link(&mut parts.into_iter(), &mut Due(Duration::MAX), then);
 }
 
-/// Consumer: sleeps until there is something to wake up for in any of `parts` (`true`), or until `timeout` has passed (`false`; `None`: never).
+/// Consumer: sleeps until there is something to wake up for in any of `parts` (`true`), or until `timeout` has passed (`false`; `None`:
+/// never).
 ///
-/// All parts belong to the calling thread, which alone sleeps on them. It is woken through any of their words, of which one sleep takes 128, and
-/// through more than one where the system has futex_waitv(2), Linux 5.16; otherwise, as without membarrier(2), it looks every millisecond.
+/// All parts belong to the calling thread, which alone sleeps on them. It is woken through any of their words, of which one sleep takes
+/// 128, and through more than one where the system has futex_waitv(2), Linux 5.16; otherwise, as without membarrier(2), it checks every
+/// millisecond.
 pub fn wait<'a>(parts: impl IntoIterator<Item = &'a mut (dyn Sleeper + 'a)>, timeout: Option<Duration>) -> bool {
     let mut found = false;
     join(parts, &mut |watch| found = wait_for(watch, timeout));
@@ -216,8 +218,8 @@ fn wait_for(watch: &mut dyn Watch, timeout: Option<Duration>) -> bool {
     true
 }
 
-/// Consumer: looks once more and, if there is nothing, sleeps until it is woken, at most for `longest`. `true`: there was something.
-/// `false`: it slept; look again.
+/// Consumer: checks once more and, if there is nothing, sleeps until it is woken, at most for `longest`. Returns whether there was
+/// something; after `false` it has slept, and the caller checks again.
 pub fn sleep_once(watch: &mut dyn Watch, longest: Duration) -> bool {
     let mut known = Known::default();
     watch.words(&mut |word| {

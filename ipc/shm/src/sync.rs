@@ -37,7 +37,7 @@ impl<T> UnsafeCell<T> {
         Self(std::cell::UnsafeCell::new(value))
     }
 
-    /// Runs `f` with a pointer for reading. Dereferencing it is the caller's claim that nobody writes meanwhile.
+    /// Runs `f` with a pointer for reading. Dereferencing it is the caller's claim that no thread writes meanwhile.
     #[inline(always)]
     pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
         f(self.0.get())
@@ -84,10 +84,11 @@ mod barrier {
         REGISTERED.load(Ordering::Relaxed) || register()
     }
 
-    /// The producer's half of the store-load barrier: [execute](Self::execute) it between publishing and reading a flag the consumer may raise.
+    /// The producer's half of the store-load barrier: [execute](Self::execute) it between publishing and reading a flag the consumer may
+    /// raise.
     ///
-    /// Where `membarrier(2)` works it costs nothing (a compiler fence: [`heavy_barrier`] makes every registered CPU execute the
-    /// hardware fence at the moment it matters); elsewhere it is a full fence, as in models. Pairs with [`heavy_barrier`]. The value answers the
+    /// Where `membarrier(2)` works it costs nothing (a compiler fence: [`heavy_barrier`] makes every registered CPU execute the hardware
+    /// fence at the moment it matters); elsewhere it is a full fence, as in models. Pairs with [`heavy_barrier`]. The value answers the
     /// question beforehand whether this process has to pay for it, for producers that execute one with every message.
     #[derive(Debug, Clone, Copy)]
     pub struct LightBarrier {
@@ -118,8 +119,8 @@ mod barrier {
         }
     }
 
-    /// Like [`LightBarrier::execute`], for a producer whose consumers are all in its process: it never costs anything. Where `membarrier(2)` does
-    /// not work, no [`heavy_barrier`] of theirs returns `true`, and they rely on no flag.
+    /// Like [`LightBarrier::execute`], for a producer whose consumers are all in its process: it never costs anything. Where
+    /// `membarrier(2)` does not work, no [`heavy_barrier`] of theirs returns `true`, and they rely on no flag.
     #[inline(always)]
     pub fn light_barrier_within_process() {
         LightBarrier { is_fence: cfg!(loom) }.execute();
@@ -127,13 +128,14 @@ mod barrier {
 
     /// The consumer's half: call it between raising a flag and looking once more for published work.
     ///
-    /// After it returns `true`, every producer of this process either sees the flag or has its publication seen. `false`: the system cannot give
-    /// that guarantee (no `membarrier(2)`), so the caller must go on looking and not rely on the flag.
+    /// After it returns `true`, every producer of this process either sees the flag or has its publication seen. `false`: the system cannot
+    /// give that guarantee (no `membarrier(2)`), so the caller must go on looking and not rely on the flag.
     ///
-    /// A producer of *another* process may be left out, rarely. Linux (6.18, kernel/sched/membarrier.c) finds the processors that run registered
-    /// processes by a word that each processor keeps of the last address space it switched to. If a processor idles after it ran a process, and
-    /// that process registers elsewhere meanwhile, its word stays as it was before until it switches to another address space. So a consumer that
-    /// relies on a flag across processes must look by itself sometimes. The barrier for the own process goes by the address space, and leaves out none.
+    /// A producer of *another* process may be left out, rarely. Linux (6.18, kernel/sched/membarrier.c) finds the processors that run
+    /// registered processes by a word that each processor keeps of the last address space it switched to. If a processor idles after it ran
+    /// a process, and that process registers elsewhere meanwhile, its word stays as it was before until it switches to another address
+    /// space. So a consumer that relies on a flag across processes must check by itself sometimes. The barrier for the own process goes by
+    /// the address space, and leaves out none.
     #[must_use]
     pub fn heavy_barrier() -> bool {
         fence(Ordering::SeqCst);

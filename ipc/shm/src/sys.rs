@@ -27,7 +27,8 @@ pub(crate) fn retry(mut call: impl FnMut() -> c_int) -> io::Result<c_int> {
     }
 }
 
-/// Opens a path by a descriptor that only names the file (`O_PATH`); `flags` are added. Closing it drops no lock of this process on the file.
+/// Opens a path by a descriptor that only names the file (`O_PATH`); `flags` are added. Closing it drops no lock of this process on the
+/// file.
 ///
 /// Not by `std`, which takes `O_PATH` for an access mode where the C library is musl, and opens the file itself.
 pub(crate) fn open_path(path: &Path, flags: c_int) -> io::Result<File> {
@@ -87,7 +88,7 @@ pub(crate) fn file_size_limit_below(need: u64) -> Option<u64> {
     (limit.rlim_cur < need).then_some(limit.rlim_cur)
 }
 
-/// Returns the error of a system call, with what to do if it found no descriptor left.
+/// Returns the error of a system call, with a remedy if no descriptor was left.
 pub(crate) fn explain(error: io::Error) -> io::Error {
     if error.raw_os_error() != Some(libc::EMFILE) {
         return error;
@@ -196,7 +197,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.is_here() {
-            // SAFETY: nobody uses the field after.
+            // SAFETY: the field is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.map) };
         }
     }

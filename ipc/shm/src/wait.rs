@@ -4,9 +4,9 @@ use std::fmt;
 
 use crate::sync::{spin_loop, yield_now};
 
-/// Empty rounds that [`Waiter::idle`] spins under [`WaitStrategy::Yield`] before it gives the core away. Measured on two cores: with 2 to 16
-/// threads in ping-pong pairs 0 to 32 are equal within the noise, and 64 and more are slower at most thread counts, up to 10 times; of whole
-/// benchkv jobs of 4 threads, 1 makes as many operations as 3 or 8, or more (delegation: 1.1 times the median of 8).
+/// Empty rounds that [`Waiter::idle`] spins under [`WaitStrategy::Yield`] before it gives the core away. Measured on two cores: with 2 to
+/// 16 threads in ping-pong pairs 0 to 32 are equal within the noise, and 64 and more are slower at most thread counts, up to 10 times; of
+/// whole benchkv jobs of 4 threads, 1 makes as many operations as 3 or 8, or more (delegation: 1.1 times the median of 8).
 const SPIN_ROUNDS: u32 = 1;
 
 /// How polling threads share the cores.
@@ -56,14 +56,14 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    /// The round found work.
+    /// Restarts the strategy after a round that found work.
     #[inline(always)]
     pub fn busy(&mut self) {
         self.empty_rounds = 0;
     }
 
-    /// The round found nothing. `sleep` is how this loop sleeps until there is something: the `wait` of what it polls, with a timeout if it
-    /// has more to look after; what it returns does not matter. It is called under [`WaitStrategy::Event`] only.
+    /// Waits after a round that found nothing. `sleep` sleeps until there is something: the `wait` of the polled object, with a timeout if
+    /// the loop has other work; its result is ignored. It is called under [`WaitStrategy::Event`] only.
     #[inline]
     pub fn idle<R>(&mut self, sleep: impl FnOnce() -> R) {
         match self.strategy {

@@ -46,9 +46,9 @@ fn spin_for(time: Duration) {
     }
 }
 
-/// A process registers for barriers after it ran on a processor that has been idle since. Linux then leaves that processor out of barriers for all
-/// registered processes, until it has run another process: on a processor that is never idle this test cannot fail, and on others it does in one
-/// process of many.
+/// A process registers for barriers after it ran on a processor that has been idle since. Linux then leaves that processor out of barriers
+/// for all registered processes, until it has run another process: on a processor that is never idle this test cannot fail, and on others
+/// it does in one process of many.
 #[test]
 #[ignore = "needs two processors and /proc/interrupts"]
 fn the_barrier_reaches_a_processor_that_idled_while_the_process_registered() {

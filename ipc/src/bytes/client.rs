@@ -15,9 +15,9 @@ use crate::error::ConnectError;
 use crate::layout::{BYTES_KIND, Header};
 use crate::views::{self, Views};
 
-/// One client of a [`Server`](super::Server). `U` is what the caller wants back with each reply.
+/// One client of a [`Server`](super::Server). `U` is the user data of a call, which comes back with its reply.
 ///
-/// `Send`, not shared between threads: a client per thread. Dropping it leaves the server; calls that are unanswered then are forgotten.
+/// A client belongs to one thread at a time (`Send`). The drop leaves the server and forgets unanswered calls.
 pub struct Client<U> {
     inner: crate::Client<Message, Message, U>,
     areas: Areas,
@@ -32,7 +32,7 @@ impl<U> fmt::Debug for Client<U> {
 }
 
 impl<U> Client<U> {
-    /// Connects to the server `name` of this user on this host, whose tag is 0, as that of every server from `bind` is.
+    /// Connects to the server `name` of this user on this host. The tag is 0, as that of servers made by `bind`.
     /// [`connect_in`](Self::connect_in) takes another one.
     ///
     /// # Errors
@@ -41,18 +41,18 @@ impl<U> Client<U> {
         Self::connect_in(&Dir::open(None)?, name, 0)
     }
 
-    /// Like [`connect`](Self::connect), to a server that may not be up yet, or have no place free yet: tries for as long as `patience`.
+    /// Like [`connect`](Self::connect), and tries again for `timeout` if the server is not up yet or is full.
     ///
     /// # Errors
     /// Like [`connect`](Self::connect).
-    pub fn connect_within(name: &str, patience: Duration) -> Result<Self, ConnectError> {
-        blocking::retry(patience, ConnectError::may_pass, || Self::connect(name))
+    pub fn connect_within(name: &str, timeout: Duration) -> Result<Self, ConnectError> {
+        blocking::retry(timeout, ConnectError::may_pass, || Self::connect(name))
     }
 
     /// Connects to the server `name` in `dir`. `type_tag` must be the server's; the lengths of messages are its choice.
     ///
     /// # Errors
-    /// [`ConnectError`]. A server that is not there yet (`NotFound`, `OwnerGone`) and a full one may be tried again.
+    /// [`ConnectError`]. Try again if the server is not there yet (`NotFound`, `OwnerGone`) or is full.
     pub fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError> {
         let region = Region::open(dir, name, BYTES_KIND, size_of::<Header>())?;
         let header = views::header::<ReadyWords>(&region)?;
@@ -65,7 +65,7 @@ impl<U> Client<U> {
         Ok(Self { inner, areas, reply: Vec::with_capacity(max.response) })
     }
 
-    /// This client's number at the server, below its `max_clients`.
+    /// Returns this client's number at the server, below its `max_clients`.
     #[must_use]
     pub fn id(&self) -> usize {
         self.inner.id()
@@ -90,7 +90,7 @@ impl<U> Client<U> {
     }
 
     /// Sends one request, of which only its bytes are copied. The server sees it at once and in the order of the calls;
-    /// [`poll`](Self::poll) gives `user_data` back with the reply, exactly once, in whatever order the server answers.
+    /// [`poll`](Self::poll) returns `user_data` with the reply, exactly once. Replies come in any order.
     ///
     /// # Errors
     /// [`CallError`], with the request and the user data; nothing was sent.
@@ -107,8 +107,8 @@ impl<U> Client<U> {
         Ok(call)
     }
 
-    /// Like [`call`](Self::call), but without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after `timeout`. It is
-    /// then as one that was [cancelled](Self::cancel).
+    /// Like [`call`](Self::call), with a deadline: without a reply the call ends with [`CallFailed::TimedOut`] in the first poll after
+    /// `timeout`. It keeps its slot like a [cancelled](Self::cancel) call.
     ///
     /// # Errors
     /// Like [`call`](Self::call).
@@ -123,8 +123,8 @@ impl<U> Client<U> {
         self.inner.cancel(call)
     }
 
-    /// Hands the replies that have arrived to `f`, at max [`depth`](Self::depth) of them, and returns how many. A long reply is copied out
-    /// of shared memory first. One that is longer than the server's own bound, which a broken server alone can send, counts as
+    /// Passes the replies that have arrived to `f`, at most [`depth`](Self::depth) of them. Returns their number. A long reply is copied out
+    /// of shared memory first. A reply that is longer than the server's maximum, which only a broken server sends, counts as
     /// [`CallFailed::Rejected`].
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use crate::error::ParameterError;
 use crate::layout::{AreaBytes, Layout};
 pub use crate::limits::MESSAGE_MAX;
 
-/// Longest message that lies in its lane, in one cache line with everything else.
+/// Maximum length of a message in its lane, which shares a cache line with the lane's words.
 pub const INLINE_MAX: usize = 44;
 /// Maximum lengths of a server's messages, in bytes. Beyond [`INLINE_MAX`], each of the `max_clients x depth` calls has a place of that
 /// many bytes, rounded up to 64, for its request, and one for its response.
@@ -64,7 +64,7 @@ impl Message {
     /// Writes `bytes` into the message, or into `area` if they are too long.
     ///
     /// # Safety
-    /// `area` is as long as `bytes`, if they are longer than [`INLINE_MAX`], and nobody else uses it until the message is published.
+    /// `area` is as long as `bytes`, if they are longer than [`INLINE_MAX`], and no other thread uses it until the message is published.
     #[inline]
     pub(super) unsafe fn write(bytes: &[u8], area: NonNull<u8>) -> Self {
         let mut inline = [0; INLINE_MAX];
@@ -97,8 +97,8 @@ impl Message {
         }
         buffer.clear();
         buffer.reserve(len);
-        // SAFETY: contract of this function, and `len` is at max `max`; the buffer has room. The peer that wrote the bytes does not write
-        // there now; one that does garbles its own message, of which any bytes are valid.
+        // SAFETY: contract of this function, and `len` is at most `max`; the buffer has room. The peer that wrote the bytes does not write
+        // there now; a broken peer garbles its own message, of which any bytes are valid.
         unsafe {
             ptr::copy_nonoverlapping(area.as_ptr(), buffer.as_mut_ptr(), len);
             buffer.set_len(len);
@@ -120,7 +120,8 @@ unsafe impl Send for Areas {}
 
 impl Areas {
     /// # Safety
-    /// The layout is that of the region at `base`, made for `max`, and fits it. The region outlives what is made from this value.
+    /// The layout is that of the region at `base`, made for `max`, and fits it. The region outlives everything that is made from this
+    /// value.
     pub(super) unsafe fn new(base: NonNull<u8>, layout: Layout, max: MessageBytes) -> Self {
         Self { base, layout, max }
     }
@@ -134,7 +135,7 @@ impl Areas {
     /// Writes a client's request. One for a slot that it does not have is empty.
     ///
     /// # Safety
-    /// `bytes` are at max `max.request`, and the slot's request is the caller's to write.
+    /// `bytes` are at most `max.request`, and the slot's request is the caller's to write.
     #[inline]
     pub(super) unsafe fn write_request(&self, client: usize, slot: usize, bytes: &[u8]) -> Message {
         let offset = self.layout.request_area(client, slot);
@@ -145,7 +146,7 @@ impl Areas {
     /// Writes the response to a client's call, as [`write_request`](Self::write_request).
     ///
     /// # Safety
-    /// `bytes` are at max `max.response`, and the slot's response is the caller's to write.
+    /// `bytes` are at most `max.response`, and the slot's response is the caller's to write.
     #[inline]
     pub(super) unsafe fn write_response(&self, client: usize, slot: usize, bytes: &[u8]) -> Message {
         let offset = self.layout.response_area(client, slot);

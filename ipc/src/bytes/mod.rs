@@ -2,12 +2,13 @@
 //! `&[u8]` where those at the top of this crate exchange values of one type.
 //!
 //! They *are* those, with a message of 48 B in each slot of the lanes. One of up to [`INLINE_MAX`] bytes lies in there and costs no more
-//! than a value; a longer one lies in a place beside the lanes that belongs to its call, and what is copied is its bytes and no more:
-//! once into shared memory, once out of it, since what a peer can still write is never handed out as a slice.
+//! than a value; a longer one lies in an area beside the lanes that belongs to its call. Its bytes are copied once into shared memory and
+//! once out of it, since memory that a peer can still write is never lent as a slice.
 //!
-//! Longer data than the bound, which is 4,096 bytes by `bind` and [`MESSAGE_MAX`] at max, travel in parts, one call each, or in a file whose name
-//! is the message. A request above it is refused before it is sent ([`CallError::TooLarge`](crate::CallError::TooLarge)). An answer above it is
-//! not sent, and its call is rejected ([`CallFailed::Rejected`](crate::CallFailed::Rejected)), although the handler has run.
+//! Longer data than the bound, which is 4,096 bytes by `bind` and [`MESSAGE_MAX`] at most, travel in parts, one call each, or in a file
+//! whose name is the message. A request above it is refused before it is sent ([`CallError::TooLarge`](crate::CallError::TooLarge)). An
+//! answer above it is not sent, and its call is rejected ([`CallFailed::Rejected`](crate::CallFailed::Rejected)), although the handler has
+//! run.
 //!
 //! A server of messages and one of values are two kinds, and a client of the one is refused by the other, whatever their tags. Both
 //! kinds' `bind` and `connect` have the tag 0, so that a `connect_in` to a server from `bind` takes 0, and the reverse.
@@ -23,13 +24,13 @@
 //! let mut server = Server::bind_in(&dir, "twice", 8, 32, max, 1)?;
 //! let mut client = Client::<&str>::connect_in(&dir, "twice", 1)?;
 //!
-//! client.call(b"ab", "who asked")?;
+//! client.call(b"ab", "user data")?;
 //! server.poll();
 //! while let Some((token, request)) = server.recv() {
 //!     let twice = request.repeat(2);
 //!     server.reply(token, &twice)?;
 //! }
-//! client.poll(|user, answer| assert_eq!((user, answer), ("who asked", Ok(&b"abab"[..]))))?;
+//! client.poll(|user, answer| assert_eq!((user, answer), ("user data", Ok(&b"abab"[..]))))?;
 //! # drop(server);
 //! # std::fs::remove_dir(&path)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())

@@ -32,8 +32,8 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    /// Creates the server `name` for any process of this user on this host, for messages of up to 4096 bytes, with room for 64 clients of 32
-    /// unanswered calls each. Its tag is 0: [`bind_in`](Self::bind_in) takes another one.
+    /// Creates the server `name` for any process of this user on this host, for messages of up to 4096 bytes, with room for 64 clients of
+    /// 32 unanswered calls each. Its tag is 0: [`bind_in`](Self::bind_in) takes another one.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
@@ -42,7 +42,7 @@ impl Server {
     }
 
     /// Creates the server `name` in `dir` for `max_clients` clients (1 to 4096) with `depth` unanswered calls each (a power of two, 1 to
-    /// 32768) whose messages are at max as long as `max` says. `type_tag` is the application's number for the meaning of the messages;
+    /// 32768) whose messages are not longer than `max`. `type_tag` is the application's number for the meaning of the messages;
     /// clients must have the same.
     ///
     /// The region takes `max_clients x depth` times 128 B, and the places of long messages as [`MessageBytes`] says.
@@ -75,7 +75,7 @@ impl Server {
     }
 
     /// Returns the oldest request that [`poll`](Self::poll) has found, as the typed server's [`recv`](crate::Server::recv): its bytes are
-    /// a copy that lasts until the next. A client whose message cannot be, because its length or its place is wrong, loses its session.
+    /// a copy that lasts until the next. A client whose message has a wrong length or slot loses its session.
     #[inline]
     pub fn recv(&mut self) -> Option<(Token, &[u8])> {
         let Self { inner, areas, message, request } = self;
@@ -89,7 +89,7 @@ impl Server {
     /// Answers a request, copying the answer's bytes and no more, as the typed server's [`reply`](crate::Server::reply).
     ///
     /// # Errors
-    /// [`ReplyError`]; nobody sees the answer, and if it is too long, the token comes back.
+    /// [`ReplyError`]; the answer was not delivered. If it is too long, the token comes back.
     #[inline]
     pub fn reply(&mut self, token: Token, response: &[u8]) -> Result<(), ReplyError> {
         let (areas, bytes) = (self.areas, response.len());
@@ -108,8 +108,8 @@ impl Server {
         self.inner.reject(token)
     }
 
-    /// [Polls](Self::poll) once, and answers all requests that wait with what `handler` makes of each; one whose answer is too long is rejected.
-    /// Returns how many.
+    /// [Polls](Self::poll) once, and answers all waiting requests with the results of `handler`. Rejects a request whose answer is too
+    /// long. Returns their number.
     pub fn step<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(&[u8]) -> R) -> usize {
         let waiting = self.poll();
         for _ in 0..waiting {
@@ -127,7 +127,7 @@ impl Server {
         blocking::serve(self, &stop, |server| server.step(&mut handler), Self::wait);
     }
 
-    /// Ends [`serve`](Self::serve), from any thread.
+    /// Returns a handle that ends [`serve`](Self::serve), from any thread.
     #[must_use]
     pub fn stop_handle(&self) -> StopHandle {
         self.inner.stop_handle()
@@ -139,7 +139,7 @@ impl Server {
         self.areas.max
     }
 
-    /// Size of the shared-memory region in bytes.
+    /// Returns the size of the shared-memory region in bytes.
     #[must_use]
     pub fn region_bytes(&self) -> usize {
         self.inner.region_bytes()

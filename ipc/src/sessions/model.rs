@@ -1,7 +1,7 @@
 //! A whole server and its clients, one after the other on one entry, with lanes of one slot: everything is used again at once.
 //!
-//! Entries, lanes and bits are loom's. The region is a real one, for the locks that prove clients alive: the models see the kernel's part, that a
-//! process's last store comes before the end of its lock, as one atomic.
+//! Entries, lanes and bits are loom's. The region is a real one, for the locks that prove clients alive: the models see the kernel's part,
+//! that a process's last store comes before the end of its lock, as one atomic.
 
 use super::*;
 use crate::client::Client;
@@ -135,7 +135,8 @@ enum End {
     LeftBeforeRound,
 }
 
-/// C1 to C5: the entry of a client that is gone, wherever it was, is the next one's with empty lanes, and the answer to the former is nobody's.
+/// C1 to C5: the entry of a client that is gone, wherever it was, is the next one's with empty lanes, and the answer to the former is
+/// nobody's.
 fn recover(name: &str, stage: Stage, end: End) {
     let (is_killed, finds_left) = (end == End::Killed, end == End::LeftBeforeRound);
     let home = Home::new(name);

@@ -26,7 +26,8 @@ pub fn scale_of(variable: &str) -> u32 {
     std::env::var(variable).map_or(1, |s| s.parse().unwrap())
 }
 
-/// Returns an address of the loopback network, with any free port, that is given out once: `127.N.P.P:0`, of a counter and the process's number.
+/// Returns an address of the loopback network, with any free port, that is given out once: `127.N.P.P:0`, of a counter and the process's
+/// number.
 ///
 /// A port of `127.0.0.1` that a server leaves may be given to a server of another test at once; its clients would find that one.
 pub fn any_port() -> String {

@@ -1,6 +1,6 @@
-//! Processes that poll and sleep in turn, killed at random moments, and stopped and continued: clients of a server that lives, and servers with clients that live. The
-//! survivors neither hang nor lose an answer nor get one twice, whatever they give up or do not wait for; entries can be taken again; the next
-//! server starts; nothing is left.
+//! Processes that poll and sleep in turn, killed at random moments, and stopped and continued: clients of a server that lives, and servers
+//! with clients that live. The survivors neither hang nor lose an answer nor get one twice, whatever they give up or do not wait for;
+//! entries can be taken again; the next server starts; nothing is left.
 //!
 //! A test file calls `storm!` with its implementation of [`Rpc`].
 

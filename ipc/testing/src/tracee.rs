@@ -41,8 +41,9 @@ pub fn stepped<R>(operation: impl FnOnce() -> R) -> R {
     result
 }
 
-/// In the helper: does `work` in a child whenever its tracer [asks for one](Helper::fork), until that hangs up. A child has one thread, so it
-/// starts much faster than a program: the kernel need not wait for all cores to register it for barriers. It neither hangs nor outlives the helper.
+/// In the helper: does `work` in a child whenever its tracer [asks for one](Helper::fork), until that hangs up. A child has one thread, so
+/// it starts much faster than a program: the kernel need not wait for all cores to register it for barriers. It neither hangs nor outlives
+/// the helper.
 pub fn again_and_again(mut work: impl FnMut()) {
     while is_asked_for_a_child() {
         // SAFETY: the helper's other threads do nothing but wait for this one.
@@ -257,7 +258,8 @@ impl Tracee {
         })
     }
 
-    /// The steps to the second marker, where it stands then. From now on the helper's children run to near the end of their steps at full speed.
+    /// The steps to the second marker, where it stands then. From now on the helper's children run to near the end of their steps at full
+    /// speed.
     pub fn count(&mut self) -> usize {
         self.helper.landmarks.clear();
         let (mut landmarks, mut seen) = (vec![], HashSet::new());
@@ -358,9 +360,9 @@ const MIN_POINTS: usize = 8;
 /// Number of runs in which [`Points`] come to every step, each with its own `STEP_SHARE` modulo this.
 const SHARES: usize = 16;
 
-/// The steps `0..n`: those of the share that the environment variable `STEP_SHARE` names, all of them. Without it they come in an order in which
-/// every beginning is evenly spread, from a place that differs from run to run; as many as `seconds` allow, times the scale of the tests, 8 at least,
-/// and each once.
+/// The steps `0..n`: those of the share that the environment variable `STEP_SHARE` names, all of them. Without it they come in an order in
+/// which every beginning is evenly spread, from a place that differs from run to run; as many as `seconds` allow, times the scale of the
+/// tests, 8 at least, and each once.
 pub struct Points {
     n: usize,
     order: Box<dyn Iterator<Item = usize>>,

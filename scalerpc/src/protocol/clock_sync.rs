@@ -16,7 +16,8 @@ pub const SAMPLES: usize = 8;
 
 /// Bytes of a probe: the time of sending, little-endian, in ns of the follower's clock.
 pub const PROBE_BYTES: usize = 8;
-/// Bytes of the leader's answer: the time in the probe, then the times of its arrival and of the answer's departure, in ns of the leader's clock.
+/// Bytes of the leader's answer: the time in the probe, then the times of its arrival and of the answer's departure, in ns of the leader's
+/// clock.
 pub const ANSWER_BYTES: usize = 24;
 
 /// Makes the leader's handler for [`PROBE_TYPE`]. `clock` returns the time that all slices end by, in ns.

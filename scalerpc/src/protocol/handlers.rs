@@ -18,12 +18,12 @@ use crate::protocol::wire::Status;
 pub struct HandlerError;
 
 /// A function that answers requests of one type. Its arguments are the payload, and the place of the response. It returns the number of
-/// the response's bytes. A number above the length of `response` means that the response is too large; the caller is told.
+/// the response's bytes. A number above the length of `response` means that the response is too large: the call ends with a failure.
 pub trait Handler: FnMut(&[u8], &mut [u8]) -> Result<usize, HandlerError> {}
 impl<F: FnMut(&[u8], &mut [u8]) -> Result<usize, HandlerError>> Handler for F {}
 
-/// Number of consecutive runs longer than a slice that make a type long, and of consecutive shorter ones that end that. A single long run may
-/// be due to the operating system.
+/// Number of consecutive runs longer than a slice that make a type long, and of consecutive shorter ones that end that. A single long run
+/// may be due to the operating system.
 pub const LONG_RUNS: u8 = 3;
 
 /// The response to a held request is larger than a slot. The caller gets
@@ -112,7 +112,8 @@ struct Entry<'h> {
     action: Action<'h>,
     /// Number of consecutive runs that were longer than a slice.
     long_runs: u8,
-    /// Number of consecutive runs that were not. With [`LONG_RUNS`] of them the type is not measured, until a step takes longer than a slice.
+    /// Number of consecutive runs that were not. With [`LONG_RUNS`] of them the type is not measured, until a step takes longer than a
+    /// slice.
     short_runs: u8,
     /// The last [`LONG_RUNS`] runs of one kind in a row were long: requests of the type are put aside.
     is_long: bool,
@@ -162,7 +163,7 @@ impl fmt::Debug for Handlers<'_> {
     }
 }
 
-/// The request whose handler runs. If the handler panics, the drop tells the caller that the handler failed.
+/// The request whose handler runs. If the handler panics, the drop answers with a failure.
 struct Running<'a, M: Memory> {
     server: &'a mut Server<M>,
     out: &'a mut Vec<ServerOp>,
@@ -231,8 +232,8 @@ impl<'h> Handlers<'h> {
 
     /// Answers at most `budget` requests of the pool. Returns their number, with held requests that are answered now. `now_ns` is the time
     /// at which the step began, and `clock` returns the time, in ns. A handler that takes longer than a slice [`LONG_RUNS`] times in a row
-    /// has its type marked, until as many of its runs in a row took less. Requests of a marked type are answered one in each step that finds
-    /// no other request, so they delay no other one.
+    /// has its type marked, until as many of its runs in a row took less. Requests of a marked type are answered one in each step that
+    /// finds no other request, so they delay no other one.
     #[inline]
     pub fn step<M: Memory>(
         &mut self,
@@ -349,7 +350,7 @@ impl<'h> Handlers<'h> {
     }
 }
 
-/// Returns the status for the outcome of a handler that gave no response, or one that is too large.
+/// Returns the status for the outcome of a handler without a response, or with a response that is too large.
 #[cold]
 fn failure(outcome: Result<usize, HandlerError>) -> Status {
     outcome.map_or(Status::Failed, |_| Status::ResponseTooLarge)

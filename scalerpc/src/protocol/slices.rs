@@ -29,7 +29,7 @@ pub(crate) struct SliceLength {
     base_ns: u64,
     max_rotation_ns: u64,
     doublings: u32,
-    /// The length that is measured, if it is not the one that is kept; and the next trial.
+    /// The trial that is measured, if any; and the next trial.
     trial: Option<Trial>,
     next: Trial,
     /// Requests per second with the length that is kept.

@@ -176,10 +176,10 @@ impl RdmaClient {
         !is_broken && (received == 0 || post_receives(qp, received).is_ok())
     }
 
-    /// Sleeps until a [`poll`](Self::poll) may find something: a response, an event, a call to send, or the end of a call's time. Sleeps at most `limit`,
-    /// and until the [waker](mlx5::Device::waker) of its [`device`](Self::device) is called. Returns `false` if the time ran out. No
-    /// wake-up is missed: an arrival since the last poll ends the sleep at once. While a slot waits for the server, also for the late response
-    /// to a call that ran out of time, the sleep ends once a second, to check that the server lives (S20).
+    /// Sleeps until a [`poll`](Self::poll) may find something: a response, an event, a call to send, or the end of a call's time. Sleeps at
+    /// most `limit`, and until the [waker](mlx5::Device::waker) of its [`device`](Self::device) is called. Returns `false` if the time ran
+    /// out. No wake-up is missed: an arrival since the last poll ends the sleep at once. While a slot waits for the server, also for the
+    /// late response to a call that ran out of time, the sleep ends once a second, to check that the server lives (S20).
     ///
     /// For clients with [`RdmaOptions::sleeps`], which have a device of their own. Other clients are woken by their own operations only.
     pub fn wait(&mut self, limit: Option<Duration>) -> bool {
@@ -198,9 +198,9 @@ impl RdmaClient {
         self.port.device().wait([limit, left].into_iter().flatten().min())
     }
 
-    /// Takes an event of its [`device`](Self::device), of which no completion tells: ends the connection if it says that the device, the queue
-    /// or the queue pair broke down. The owner of the device takes its events ([`Device::take_async_event`]) from time to time, and gives each
-    /// to every client on it. Returns whether the device or the queue broke down.
+    /// Takes an event of its [`device`](Self::device), which no completion reports: ends the connection if the device, the queue or the
+    /// queue pair broke down. The owner of the device takes its events ([`Device::take_async_event`]) from time to time, and gives each to
+    /// every client on it. Returns whether the device or the queue broke down.
     pub fn heed(&mut self, event: AsyncEvent) -> bool {
         let is_fatal = is_fatal(event, self.port.cq.cqn());
         if is_fatal || event == (AsyncEvent::QpFatal { qpn: self.qp.qpn() }) {
@@ -219,7 +219,8 @@ impl RdmaClient {
     /// of the response; as many as fit are in `into`. Calls `idle` between two polls: it may spin, yield, or step a server.
     ///
     /// # Errors
-    /// [`SyncCallError`]. [`CallError::NoSlot`] with other calls outstanding, or if all slots still wait for late responses when the timeout is over.
+    /// [`SyncCallError`]. [`CallError::NoSlot`] with other calls outstanding, or if all slots still wait for late responses when the
+    /// timeout is over.
     pub fn call_sync(&mut self, rpc_type: u16, payload: &[u8], into: &mut [u8], mut idle: impl FnMut()) -> Result<usize, SyncCallError> {
         self.call_and_wait(rpc_type, payload, into, |_| idle())
     }
@@ -280,8 +281,8 @@ impl RdmaClient {
         self.core.free_slots()
     }
 
-    /// Returns the number of calls that ran out of time and that the server has not answered. Each keeps its slot until it does. If this is the
-    /// number of slots, only such calls are the reason of [`CallError::NoSlot`].
+    /// Returns the number of calls that ran out of time and that the server has not answered. Each keeps its slot until it does. If this is
+    /// the number of slots, only such calls are the reason of [`CallError::NoSlot`].
     #[must_use]
     pub const fn given_up_calls(&self) -> usize {
         self.core.given_up_calls()

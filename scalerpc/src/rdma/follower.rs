@@ -27,8 +27,8 @@ impl TimeFollower {
     /// followed by the next one.
     ///
     /// # Errors
-    /// The leader cannot tell its time ([`CallFailure::UnknownType`], [`CallFailure::HandlerFailed`]), or the connection to it has ended.
-    /// The slices of `server` stay synchronised by the last known offset; [`RdmaServer::synchronise`] can end that.
+    /// The leader does not return its time ([`CallFailure::UnknownType`], [`CallFailure::HandlerFailed`]), or the connection to it has
+    /// ended. The slices of `server` stay synchronised by the last known offset; [`RdmaServer::synchronise`] can end that.
     pub fn step(&mut self, server: &mut RdmaServer) -> Result<(), CallFailure> {
         self.client.poll();
         let mut answer = [0; ANSWER_BYTES];

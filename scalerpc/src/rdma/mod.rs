@@ -85,8 +85,8 @@ pub struct RdmaOptions {
     pub connect: ConnectOptions,
     /// WQEBBs of each send queue, 16 to the device's maximum. Default 128.
     pub send_queue_size: u32,
-    /// Entries of a server's completion queue, 1 to the device's maximum, which bounds its operations under way. A client's completion queue
-    /// is as large as its send queue needs. Default 4096.
+    /// Entries of a server's completion queue, 1 to the device's maximum, which bounds its operations under way. A client's completion
+    /// queue is as large as its send queue needs. Default 4096.
     pub cq_size: u32,
     /// For a client: responses and events are WRITEs with immediate, for which the client posts receives. Their completions end the sleep
     /// of [`RdmaClient::wait`]. Servers ignore this option. A server whose clients READ their responses cannot wake a client. Default:
@@ -131,8 +131,8 @@ impl Memory for Mr {
         }
         let mut at = self.as_ptr().as_ptr().wrapping_add(first + from * stride);
         for nth in from..count {
-            // SAFETY: word `nth` is not behind word `count - 1`, which is inside the region. It is aligned: `first` and `stride` are multiples
-            // of 8, and regions begin at a page. The rest is as in `word`.
+            // SAFETY: word `nth` is not behind word `count - 1`, which is inside the region. It is aligned: `first` and `stride` are
+            // multiples of 8, and regions begin at a page. The rest is as in `word`.
             let word = u64::from_le(unsafe { AtomicU64::from_ptr(at.cast()) }.load(Ordering::Acquire));
             if word != 0 {
                 f(nth, word);
@@ -184,8 +184,8 @@ impl Memory for Mr {
         let Some(word) = word(self, trailer_at) else { return };
         let Some(start) = trailer_at.checked_sub(HEADER_BYTES + payload.len()) else { return };
         let at = self.as_ptr().as_ptr().wrapping_add(start);
-        // SAFETY: the bytes from `start` to the word, which is inside the region, are as many as header and payload have. No Rust reference to the
-        // region's memory exists, so neither of them lies in it.
+        // SAFETY: the bytes from `start` to the word, which is inside the region, are as many as header and payload have. No Rust reference
+        // to the region's memory exists, so neither of them lies in it.
         unsafe {
             at.copy_from_nonoverlapping(header.as_ptr(), HEADER_BYTES);
             copy(at.add(HEADER_BYTES), payload.as_ptr(), payload.len());

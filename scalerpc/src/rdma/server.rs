@@ -51,7 +51,7 @@ impl Counts {
         (self.0 >> 48) as u16
     }
 
-    /// Returns whether there are operations of whose completion the core is told by itself.
+    /// Returns whether there are operations whose completions go to the core one by one.
     const fn are_for_core(self) -> bool {
         self.0 >> 32 != 0
     }
@@ -208,7 +208,8 @@ impl RdmaServer {
         Ok(Admission(regions))
     }
 
-    /// One bounded step: takes completions and arrivals, answers at most `budget` requests, and posts. Returns the number of completions and requests; 0 means that nothing moved.
+    /// One bounded step: takes completions and arrivals, answers at most `budget` requests, and posts. Returns the number of completions
+    /// and requests; 0 means that nothing moved.
     pub fn step(&mut self, handlers: &mut Handlers<'_>, budget: usize) -> usize {
         let now_ns = self.port.now_ns();
         let Self { port, peers, core, unserved, under_way, .. } = self;
@@ -228,7 +229,7 @@ impl RdmaServer {
         completions + answered
     }
 
-    /// Takes an event of its [`device`](Self::device), of which no completion tells: removes the client whose queue pair broke down. Returns
+    /// Takes an event of its [`device`](Self::device), which no completion reports: removes the client whose queue pair broke down. Returns
     /// whether the device or its queue broke down, so that no client can be served any more. The owner of the device takes its events
     /// ([`Device::take_async_event`]) from time to time.
     pub fn heed(&mut self, event: AsyncEvent) -> bool {
@@ -414,7 +415,7 @@ impl RdmaServer {
         self.probe(nth);
     }
 
-    /// Probes every client without a socket: no end of it would tell of its death.
+    /// Probes every client without a socket: no end of a socket would report its death.
     pub(crate) fn probe_unheard(&mut self) {
         for nth in 0..self.peers.len() {
             if self.peers[nth].as_ref().is_some_and(|peer| peer.lifeline.is_none()) {
@@ -478,7 +479,7 @@ fn take_completions(
     })
 }
 
-/// Tells the core of READs that have ended. A client has one announcement and one question under way.
+/// Passes the completions of READs to the core. A client has one announcement and one question under way.
 fn on_reads(core: &mut Server<Mr>, client: ClientId, ended: Counts, now_ns: u64) {
     if ended.last_reads() > 0 {
         core.on_reads_done(client, now_ns);
@@ -573,7 +574,7 @@ fn post_op(peer: &mut Peer, memory: &ServerMemory<Mr>, op: &ServerOp, signal: Si
     let (count, done) = match *op {
         ServerOp::Read { addr, rkey, into, len, is_last, .. } => {
             let into = Sge { addr: memory.pools.addr() + into as u64, len, lkey: memory.pools.lkey() };
-            // The core is told of the last one.
+            // The core gets the completion of the last one.
             let (count, signal) = if is_last { (Counts::LAST_READ, Signal::Always) } else { (Counts::OTHER, signal) };
             (count, qp.post(&Read { addr, rkey, into }, signal, peer.posted.and(count).0))
         }

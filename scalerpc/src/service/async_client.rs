@@ -27,8 +27,8 @@ type Reply = Result<Vec<u8>, ClientError>;
 /// connection, which is closed with the last clone. As many calls are under way as the server gives slots to a client; further calls wait
 /// for a slot in their order.
 ///
-/// A call that ran out of time keeps its slot until the server answers it. While such calls hold every slot, the others wait; once one of those
-/// has waited for its whole time, it ends with [`ClientError::NoCredit`], and the client connects again for the rest.
+/// A call that ran out of time keeps its slot until the server answers it. While such calls hold every slot, the others wait; once one of
+/// those has waited for its whole time, it ends with [`ClientError::NoCredit`], and the client connects again for the rest.
 ///
 /// A thread of its own has the device. The thread sleeps on the completion channel while there is nothing to do. Calls, responses and the
 /// server's events wake it ([`RdmaOptions::sleeps`](crate::rdma::RdmaOptions::sleeps), which it sets). A call after the end of the
@@ -93,8 +93,8 @@ impl fmt::Debug for AsyncClient {
 }
 
 impl AsyncClient {
-    /// Opens the device, and connects to the server at `address`. Waits for a server that is not there yet. The client's thread resolves the
-    /// address, so one that is borrowed has to be made an owned one: `address.to_owned()`.
+    /// Opens the device, and connects to the server at `address`. Waits for a server that is not there yet. The client's thread resolves
+    /// the address, so a borrowed address has to be made owned: `address.to_owned()`.
     ///
     /// # Errors
     /// [`ClientError`]; nothing is left behind.
@@ -342,8 +342,8 @@ impl Worker {
         moved
     }
 
-    /// Ends the waiting calls that have no time left, while calls that ran out of time hold every slot. After the first of them the others get
-    /// a new connection. Returns whether they do.
+    /// Ends the waiting calls that have no time left, while calls that ran out of time hold every slot. After the first of them the others
+    /// get a new connection. Returns whether they do.
     fn end_starved(&mut self, given_up: usize) -> bool {
         while let Some(job) = self.posted.pop_late() {
             self.had_no_slot = true;
@@ -382,7 +382,7 @@ mod tests {
 
     const WATCHDOG: Duration = Duration::from_secs(60);
 
-    /// No completion tells of the breakdown, and the sleep of the thread is one on the device.
+    /// No completion reports the breakdown, and the thread sleeps on the device.
     #[test]
     fn a_client_whose_device_breaks_down_goes_on_with_another_one_and_is_woken_through_it() {
         let (tell, told) = mpsc::channel();

@@ -53,11 +53,11 @@ pub enum ClientError {
     /// The server and this client could not be connected.
     #[error(transparent)]
     Connect(#[from] SetupError),
-    /// The call was not made, or ended without a response. [`CallFailure`](crate::CallFailure) says what is known of its handler.
+    /// The call was not made, or ended without a response. [`CallFailure`](crate::CallFailure) says whether its handler ran.
     #[error(transparent)]
     Call(#[from] SyncCallError),
-    /// The time of the call ended before it was sent: calls that ran out of time before it hold every slot until the server answers them. No
-    /// handler got this one. The next call connects again if they still do.
+    /// The time of the call ended before it was sent: calls that ran out of time before it hold every slot until the server answers them.
+    /// No handler got this one. The next call connects again if they still do.
     #[error("not sent: the server has answered none of {given_up} calls that ran out of time; the next call connects again")]
     NoCredit {
         /// Number of those calls.
@@ -75,14 +75,15 @@ pub enum ClientError {
 
 /// A connection to a [`Server`](crate::Server). A call after the end of the connection connects again. A client belongs to one thread.
 ///
-/// It polls only in its calls. Between them it may pause for any time: it keeps its zone until another client needs one, and the server takes
-/// the zone back without its answer (S26 of the protocol). Exception: after a timeout, the client cannot give up its zone until the late response
-/// is polled. If other clients need the zone, the server evicts it after [`ServerConfig::drain_ns`](crate::ServerConfig::drain_ns). Its next call
-/// finds that out before the server can see it, and connects again.
+/// It polls only in its calls. Between them it may pause for any time: it keeps its zone until another client needs one, and the server
+/// takes the zone back without its answer (S26 of the protocol). Exception: after a timeout, the client cannot give up its zone until the
+/// late response is polled. If other clients need the zone, the server evicts it after
+/// [`ServerConfig::drain_ns`](crate::ServerConfig::drain_ns). Its next call finds that out before the server can see it, and connects
+/// again.
 ///
 /// A call that ran out of time keeps its slot until the server answers it. While such calls hold every slot
-/// ([`ServerConfig::depth`](crate::ServerConfig::depth)), a call waits for one of them; at its own time it ends with [`ClientError::NoCredit`], and
-/// the next one connects again, which gives all of them up for good.
+/// ([`ServerConfig::depth`](crate::ServerConfig::depth)), a call waits for one of them; at its own time it ends with
+/// [`ClientError::NoCredit`], and the next one connects again, which gives all of them up for good.
 ///
 /// ```no_run
 /// let mut client = scalerpc::Client::connect("127.0.0.1:7480")?;
@@ -200,7 +201,7 @@ impl Client {
 /// A connection to a server, and everything that another one needs.
 pub(super) struct Connection {
     pub(super) rdma: RdmaClient,
-    /// The socket over which it connected, whose end tells the server that this client may have died: closed after the queue pair.
+    /// The socket over which it connected, whose end makes the server probe this client. Closed after the queue pair.
     lifeline: TcpStream,
     /// The address as given, for errors.
     pub(super) address: String,
@@ -270,8 +271,8 @@ fn connect_any(
     rendezvous::reach(addresses, within, is_wanted, meet, may_pass, unreachable)
 }
 
-/// Returns whether another attempt may succeed: the server left while this client waited to be accepted or while the two connected, or has no
-/// room until another client has gone, maybe this one's predecessor.
+/// Returns whether another attempt may succeed: the server left while this client waited to be accepted or while the two connected, or has
+/// no room until another client has gone, maybe this one's predecessor.
 fn may_pass(error: &ClientError) -> bool {
     match error {
         ClientError::Connect(SetupError::Record(RecordError::Refused(Refusal::Full))) => true,

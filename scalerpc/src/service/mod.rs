@@ -18,7 +18,7 @@ pub const DEFAULT_TYPE: u16 = 0;
 /// Names the default device.
 const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";
 
-/// Number of looks that find nothing before the first yield, and again before the first sleep.
+/// Number of polls that find nothing before the first yield, and again before the first sleep.
 const SPINS: u32 = 256;
 /// The first sleep. Nothing wakes a sleeping end: a WRITE does not notify the memory's owner.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
@@ -30,14 +30,14 @@ fn default_device() -> DeviceSpec {
     std::env::var(DEVICE_VARIABLE).map_or_else(|_| DeviceSpec::default(), |name| DeviceSpec::from(&*name))
 }
 
-/// The waiting strategy between looks that find nothing: first spin, then yield, then sleep, each sleep twice as long.
+/// The waiting strategy between polls that find nothing: first spin, then yield, then sleep, each sleep twice as long.
 #[derive(Debug, Default)]
 struct Idle {
     idle_polls: u32,
 }
 
 impl Idle {
-    /// Restarts the strategy: a look found something.
+    /// Restarts the strategy: a poll found something.
     const fn reset(&mut self) {
         self.idle_polls = 0;
     }
@@ -47,7 +47,7 @@ impl Idle {
         self.idle_polls >= 2 * SPINS - 1
     }
 
-    /// Waits once: a look found nothing. Returns whether the thread slept.
+    /// Waits once: a poll found nothing. Returns whether the thread slept.
     fn pass(&mut self) -> bool {
         self.idle_polls = self.idle_polls.saturating_add(1);
         match self.idle_polls.checked_sub(2 * SPINS) {

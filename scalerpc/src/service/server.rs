@@ -18,7 +18,7 @@ use crate::rdma::{PendingPeer, RdmaOptions, RdmaServer, SetupError};
 
 /// Maximum number of requests that one step answers.
 const BUDGET: usize = 64;
-/// Number of steps between two looks at the socket, for a server that always has something to do.
+/// Number of steps between two checks of the sockets, for a server that always has something to do.
 const STEPS_PER_CHECK: u32 = 1024;
 /// Maximum time for a client to connect. Other clients do not wait meanwhile.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
@@ -33,8 +33,8 @@ const SAME_CLOCK: Option<i64> = Some(0);
 /// Time after which a client that connects loses its place, if as many clients connect as may.
 const SHORT_CONNECT_TIME: Duration = Duration::from_millis(250);
 
-/// Maximum number of clients whose sockets are kept: half of the descriptors that a process usually has. Other clients that die are found by the
-/// probe of each second (S20), and when a client that connects finds no room.
+/// Maximum number of clients whose sockets are kept: half of the descriptors that a process usually has. Other clients that die are found
+/// by the probe of each second (S20), and when a client that connects finds no room.
 const LIFELINES: usize = 512;
 /// Minimum time between two probes of all clients without a socket.
 const FULL_INTERVAL: Duration = Duration::from_millis(100);
@@ -83,9 +83,9 @@ pub struct StopHandle(Arc<AtomicBool>);
 
 impl StopHandle {
     /// Ends the server's loop: within a millisecond if the server sleeps, within 20 ms while clients keep calling. The server answers the
-    /// requests that have arrived, as far as that time allows, and does not wait for held ones. The drop of the server ends its connections: the
-    /// unanswered calls end with [`CallFailure::Closed`](crate::CallFailure::Closed) within a second, and those of clients that
-    /// connect find the next server at the address.
+    /// requests that have arrived, as far as that time allows, and does not wait for held ones. The drop of the server ends its
+    /// connections: the unanswered calls end with [`CallFailure::Closed`](crate::CallFailure::Closed) within a second, and those of clients
+    /// that connect find the next server at the address.
     pub fn stop(&self) {
         self.0.store(true, Ordering::Release);
     }
@@ -102,9 +102,9 @@ pub struct SharedAddress {
 /// A server at a TCP address. It belongs to one thread, and serves all its clients in that thread.
 ///
 /// A client that leaves, in any way, or takes its time to connect delays no other client. Any process that reaches the port can call: the
-/// exchange is not authenticated. The socket over which a client connected stays open as long as the client lives, of 512 clients: its end makes
-/// the server probe the client at once, and free the place of one that died. It is no more than a hint: a client whose socket is cut stays
-/// connected.
+/// exchange is not authenticated. The socket over which a client connected stays open as long as the client lives, of 512 clients: its end
+/// makes the server probe the client at once, and free the place of a dead one. It is no more than a hint: a client whose socket is cut
+/// stays connected.
 ///
 /// ```no_run
 /// let mut server = scalerpc::Server::bind("127.0.0.1:7480")?;
@@ -119,7 +119,7 @@ pub struct Server {
     probed: Option<Instant>,
     options: ServerOptions,
     stop: StopHandle,
-    /// The event that ended the server. From then on each step looks.
+    /// The event that ended the server. From then on each step returns it.
     breakdown: Option<AsyncEvent>,
     steps_to_check: u32,
     idle: Idle,
@@ -237,7 +237,7 @@ impl Server {
     /// Returns the address at which it listens.
     ///
     /// # Errors
-    /// The system cannot tell the address.
+    /// The system does not return the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.gate.local_addr()
     }
@@ -382,7 +382,7 @@ mod tests {
 
     const WATCHDOG: Duration = Duration::from_secs(60);
 
-    /// A step looks at 64 entries beside those of two groups. A server that slept after each would see a client that waits after many
+    /// A step checks 64 entries beside those of two groups. A server that slept after each step would find a waiting client after many
     /// sleeps.
     #[test]
     fn a_server_looks_at_all_entries_between_two_sleeps() {
@@ -390,7 +390,7 @@ mod tests {
         let config = ServerConfig { max_clients: 1024, ..ServerConfig::default() };
         let mut server = Server::with_options("127.0.0.1:0", &ServerOptions { config, ..ServerOptions::default() }).unwrap();
         let address = server.local_addr().unwrap();
-        // Without a client that is idle no entry needs a look.
+        // Without a client that is idle no entry needs a check.
         let client = thread::spawn(move || {
             let client = Client::connect(address).unwrap();
             assert!(over.recv_timeout(WATCHDOG).is_ok());

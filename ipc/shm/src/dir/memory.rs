@@ -13,7 +13,7 @@ pub(crate) struct Memory {
     regions: Mutex<BTreeMap<String, InMemory>>,
 }
 
-/// The parts of a region that its owner shares with those who open it.
+/// The parts of a region that its owner shares with its peers.
 #[derive(Debug)]
 pub(crate) struct InMemory {
     pub(crate) map: Mapping,

@@ -65,7 +65,7 @@ pub enum OpenError {
     /// The owner died or closed the region; its successor will replace the file.
     #[error("the owner of {} is gone: start it again", .0.display())]
     OwnerGone(PathBuf),
-    /// Another user's file, who could write anything into it.
+    /// The file belongs to another user, who could write anything into it.
     #[error("{} belongs to user {owner}, not to {user}: remove it", path.display())]
     ForeignOwner {
         /// The file.

@@ -17,7 +17,7 @@ use crate::sys;
 /// Maximum number of further names that are tried, because a thread that sweeps has opened the file.
 const TEMPORARY_ATTEMPTS: usize = 16;
 
-/// An empty file that nobody else can open, its owner's lock taken.
+/// An empty file that no other process can open, with the owner's lock taken.
 #[derive(Debug)]
 pub(super) struct Fresh {
     pub(super) file: LockFile,
@@ -41,8 +41,9 @@ impl Fresh {
         }
     }
 
-    /// For file systems without `O_TMPFILE`. A sweep removes the file if its maker dies, from the mark on; it goes in after the lock, so that nobody
-    /// takes a living maker's. A maker that is killed before leaves an empty file, since nothing shows whose that is.
+    /// For file systems without `O_TMPFILE`. A sweep removes the file if its maker dies, from the mark on; it is written after the lock is
+    /// taken, so that no process takes a living maker's. A maker that is killed before leaves an empty file, since nothing shows whose that
+    /// is.
     pub(super) fn with_temporary_name(dir: &Dir) -> io::Result<Self> {
         for _ in 0..TEMPORARY_ATTEMPTS {
             let name = format!("{TEMPORARY_PREFIX}{:016x}", sys::random_nonzero()?);

@@ -12,7 +12,7 @@ const WORDS_MAX: usize = 128;
 /// `FUTEX2_SIZE_U32`, for words shared between processes.
 const SHARED_U32: u32 = 2;
 
-/// A word and what it was: `struct futex_waitv` of linux/futex.h.
+/// A word and its earlier value: `struct futex_waitv` of linux/futex.h.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 struct KnownWord {
@@ -52,7 +52,7 @@ impl Known {
         true
     }
 
-    /// Sleeps while all words are what they were, at most for `longest`. It may end early.
+    /// Sleeps while all words are unchanged, at most for `longest`. It may end early.
     #[cfg(not(loom))]
     pub(super) fn sleep(&self, _: &mut dyn Watch, longest: Duration) {
         let longest = if self.is_short { longest.min(SHORT_SLICE) } else { longest };
@@ -81,7 +81,7 @@ impl Known {
     }
 }
 
-/// Wakes who waits on `word`, in whatever process.
+/// Wakes the sleepers on `word`, in any process.
 #[cfg(not(loom))]
 pub(super) fn wake(word: &AtomicU32) {
     // SAFETY: the address is valid; the kernel only looks for sleepers on it.
@@ -105,7 +105,7 @@ fn wait(word: &KnownWord, longest: Duration) {
     unsafe { libc::syscall(libc::SYS_futex, word.address, libc::FUTEX_WAIT, word.value as u32, &raw const timeout) };
 }
 
-/// `false`: the kernel cannot, and nobody slept.
+/// Returns `false` if the kernel cannot; then the thread has not slept.
 #[cfg(not(loom))]
 fn wait_for_any(words: &[KnownWord], longest: Duration) -> bool {
     use std::sync::atomic::AtomicBool;

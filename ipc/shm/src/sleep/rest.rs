@@ -1,7 +1,7 @@
-//! Resting: what a driver does that has all peers in its own thread, and so cannot sleep.
+//! Resting: the waiting of a driver that has all peers in its own thread, and so cannot sleep.
 //!
-//! **W5**: a sleeper that rests has its flag at [`RESTING`], and its waker here, under the address of its word. The producer that sees the flag calls
-//! the waker in the place of the kernel. Both are in one thread, so no barrier is needed, and nobody else finds the waker.
+//! **W5**: a sleeper that rests has its flag at [`RESTING`], and its waker here, under the address of its word. The producer that sees the
+//! flag calls the waker in the place of the kernel. Both are in one thread, so no barrier is needed, and no other thread finds the waker.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ struct Left {
     others: Vec<Waker>,
 }
 
-/// Addresses of this process, which nobody chooses.
+/// A hash of addresses of this process, which no peer chooses.
 #[derive(Default)]
 struct Spread(u64);
 
@@ -50,9 +50,10 @@ fn address(word: &AtomicU32) -> usize {
     std::ptr::from_ref(word).addr()
 }
 
-/// In the place of [`wait`](super::wait) for a driver that runs many consumers and all of their producers in one thread, by its own clock. Asks for
-/// `waker` to be called when there is something to wake up for in any of `parts`: once, in the producer's call that makes it so. `None`: there is
-/// something now. Otherwise the time after which to look again in any case: until the earliest deadline, or for what wakes nobody.
+/// In the place of [`wait`](super::wait) for a driver that runs many consumers and all of their producers in one thread, by its own clock.
+/// Asks for `waker` to be called when there is something to wake up for in any of `parts`: once, in the producer's call that makes it so.
+/// `None`: there is something now. Otherwise the time after which to check again in any case: the time until the earliest deadline, or
+/// until events that send no wake-up are checked.
 ///
 /// A producer of another thread or process finds no waker: its consumers must not rest.
 pub fn rest<'a>(parts: impl IntoIterator<Item = &'a mut (dyn Sleeper + 'a)>, waker: &Waker) -> Option<Duration> {

@@ -175,7 +175,8 @@ impl<R: Rpc> House<R> {
         joined
     }
 
-    /// All entries but the good client's can be taken, and are free again after. Who takes them gets no answers to calls of the former holder.
+    /// All entries but the good client's can be taken, and are free again after. Who takes them gets no answers to calls of the former
+    /// holder.
     fn entries_are_free(&mut self) {
         let mut joined = self.join(ENTRIES - 1);
         for caller in &mut joined {
@@ -205,8 +206,8 @@ impl<R: Rpc> House<R> {
         assert!(!self.words.is_armed(ENTRY));
     }
 
-    /// The server goes to sleep, and looks asleep from then on, whatever it does. It wants to be told of every call: also by a client that is
-    /// stopped between lowering its flag and announcing itself, as soon as the server has gone round the entries (R4).
+    /// The server goes to sleep, and looks asleep from then on, whatever it does. It wants to be told of every call: also by a client that
+    /// is stopped between lowering its flag and announcing itself, as soon as the server has gone round the entries (R4).
     fn doze(&mut self) -> u32 {
         wait_for("the server finds no sleep", || {
             self.serve();

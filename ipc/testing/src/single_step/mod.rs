@@ -1,6 +1,6 @@
-//! A process is single-stepped through one verb of a shared-memory RPC and stopped, or killed, after every instruction: as a client and as the
-//! server. Whatever it was doing, the others go on; every call of who lives ends once, with the right answer or because the server is gone;
-//! a request of a killed client is there whole or not at all; entries, and the name of a server, can be taken again.
+//! A process is single-stepped through one verb of a shared-memory RPC and stopped, or killed, after every instruction: as a client and as
+//! the server. Whatever it was doing, the others go on; every call of who lives ends once, with the right answer or because the server is
+//! gone; a request of a killed client is there whole or not at all; entries, and the name of a server, can be taken again.
 //!
 //! A test file calls `single_step!` with its implementation of [`Rpc`].
 

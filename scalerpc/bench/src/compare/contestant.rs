@@ -33,8 +33,8 @@ pub(crate) enum Kind {
 impl Kind {
     pub(crate) const ALL: [Self; 6] = [Self::Scalerpc, Self::ScalerpcRead, Self::ScalerpcOff, Self::Copyrpc, Self::RcSend, Self::UdSend];
 
-    /// Returns the maximum number of clients. All clients share a device, but for `ud-send`: the software HCA keeps the datagrams of only one
-    /// session from one device to another without loss. A device takes 8 descriptors of the usual limit of 1,024 for a process.
+    /// Returns the maximum number of clients. All clients share a device, but for `ud-send`: the software HCA keeps the datagrams of only
+    /// one session from one device to another without loss. A device takes 8 descriptors of the usual limit of 1,024 for a process.
     pub(crate) const fn max_clients(self) -> usize {
         if self.has_devices() { 112 } else { 1000 }
     }

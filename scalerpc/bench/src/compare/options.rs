@@ -37,8 +37,8 @@ pub(crate) struct Options {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME,...", default_values_t = Kind::ALL)]
     contestants: Vec<Kind>,
 
-    /// Numbers of clients for rates, 1 to 1000 each, 112 with ud-send, at most 8 of them: up to 1.5 times the group size are one group of ScaleRPC, more are
-    /// several.
+    /// Numbers of clients for rates, 1 to 1000 each, 112 with ud-send, at most 8 of them: up to 1.5 times the group size are one group of
+    /// ScaleRPC, more are several.
     #[arg(long, value_delimiter = ',', value_name = "N,...", default_values_t = [8, 64])]
     clients: Vec<usize>,
 

@@ -88,8 +88,8 @@ mod tests {
         ((MESSAGES * bytes * 8) as f64 / simulation.now_ns() as f64, uses.send_misses as f64 / uses.sends as f64)
     }
 
-    /// Tests the model, not the formula: a cache of 64 contexts, and as many queue pairs in random order as make 49.1 % of the messages miss
-    /// theirs.
+    /// Tests the model, not the formula: a cache of 64 contexts, and as many queue pairs in random order as make 49.1 % of the messages
+    /// miss theirs.
     #[test]
     fn the_model_halves_its_throughput_where_the_published_nic_did() {
         let (full_gbps, misses) = driven(60, 64);

@@ -165,7 +165,7 @@ pub struct Client<M> {
 
 impl<M: Memory> Client<M> {
     /// Makes a client that was admitted. `layout` is the server's. The regions must be all zeros, and as large as `layout` says: smaller
-    /// ones lose messages. `requests_addr`, `responses_addr` and `responses_rkey` are those that the server was told.
+    /// ones lose messages. `requests_addr`, `responses_addr` and `responses_rkey` are those of the client's record.
     #[must_use]
     pub fn new(
         layout: Layout,
@@ -267,8 +267,8 @@ impl<M: Memory> Client<M> {
         self.quarantined.count_ones() as usize
     }
 
-    /// Returns whether a slot becomes free only by a message of the server: it waits for a response, also one to a call that ran out of time, or
-    /// for the end of an announcement (S6). The owner of a client that waits for its server probes it (S20).
+    /// Returns whether a slot becomes free only by a message of the server: it waits for a response, also one to a call that ran out of
+    /// time, or for the end of an announcement (S6). The owner of a client that waits for its server probes it (S20).
     #[inline]
     pub(crate) const fn awaits_server(&self) -> bool {
         self.pending | self.lent != 0

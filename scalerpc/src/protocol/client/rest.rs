@@ -11,8 +11,8 @@ impl<M: Memory> Client<M> {
     /// Begins a rest: from now on the client may go without a [`poll`](Self::poll) for any time, and is not evicted. Until the next poll
     /// nothing may be sent: all operations were taken and posted before.
     ///
-    /// Does nothing while calls are outstanding, since their requests may still be on their way into the zone. Returns `false` if the server
-    /// awaits an answer: poll, then rest again.
+    /// Does nothing while calls are outstanding, since their requests may still be on their way into the zone. Returns `false` if the
+    /// server awaits an answer: poll, then rest again.
     #[must_use]
     pub fn rest(&mut self) -> bool {
         if self.pending != 0 || matches!(self.state, State::Closed(_) | State::Resting) {
@@ -27,8 +27,8 @@ impl<M: Memory> Client<M> {
         self.state == State::Resting
     }
 
-    /// Ends a rest, if there is one, for a poll. Sends the calls that were made meanwhile, if the zone is this client's. Returns whether the
-    /// connection goes on.
+    /// Ends a rest, if there is one, for a poll. Sends the calls that were made meanwhile, if the zone is this client's. Returns whether
+    /// the connection goes on.
     #[cold]
     pub(super) fn wake(&mut self, out: &mut Vec<ClientOp>) -> bool {
         self.end_rest();

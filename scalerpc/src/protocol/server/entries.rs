@@ -6,12 +6,12 @@ use crate::protocol::request::ClientId;
 use crate::protocol::wire::{Announcement, ENTRY_BYTES, HEADER_BYTES, Release, TRAILER_BYTES, Trailer, valid};
 
 impl<M: Memory> Server<M> {
-    /// Looks at the entries of the current and the next group, and at a number of others (S19).
+    /// Checks the entries of the current and the next group, and a number of others (S19).
     pub(super) fn take_entries(&mut self) {
         if self.have_all_zones() {
             return;
         }
-        // With fewer clients, the sweep looks at all of them.
+        // With fewer clients, the sweep checks all of them.
         if self.clients.len() > SWEEP {
             for group in [Some(self.scheduler.current()), self.scheduler.next()].into_iter().flatten() {
                 let mut first = 0;
@@ -36,9 +36,9 @@ impl<M: Memory> Server<M> {
         self.sweep = if end == self.clients.len() { 0 } else { end };
     }
 
-    /// Returns whether the last poll was the last one of a round in which all entries were looked at, or no entry needs a look. A caller that
-    /// sleeps between polls does so after such a poll: after any other one it may sleep while the entry of a client that waits is not looked
-    /// at for many polls.
+    /// Returns whether the last poll was the last one of a round in which all entries were checked, or no entry needs a check. A caller
+    /// that sleeps between polls does so after such a poll: after any other poll it may sleep while the entry of a waiting client stays
+    /// unchecked for many polls.
     #[must_use]
     pub fn has_checked_all(&self) -> bool {
         self.sweep == 0 || self.have_all_zones()

@@ -25,7 +25,7 @@ use crate::protocol::wire::{Announcement, HEADER_BYTES, TRAILER_BYTES, ZoneId};
 use intake::Queued;
 use zones::{ActiveZone, Zone, ZoneState};
 
-/// Number of entries of other groups that a poll looks at (S19).
+/// Number of entries of other groups that a poll checks (S19).
 const SWEEP: usize = 64;
 
 /// The regions of a server. Their sizes: [`ServerConfig::entries_bytes`], [`Layout::pools_bytes`], [`ServerConfig::responses_bytes`].

@@ -19,8 +19,8 @@ impl<M: Memory> Server<M> {
         self.answer(request, status, payload, || now_ns, out)
     }
 
-    /// Ends a request, which the caller then drops. The payload must fit into a slot. Returns `false` if the client has left. `clock` returns
-    /// the time, in ns, which is needed only if clients are owed an event.
+    /// Ends a request, which the caller then drops. The payload must fit into a slot. Returns `false` if the client has left. `clock`
+    /// returns the time, in ns, which is needed only if clients are owed an event.
     #[inline]
     pub(crate) fn answer(
         &mut self,

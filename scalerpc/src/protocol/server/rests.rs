@@ -7,7 +7,7 @@ use crate::protocol::request::ClientId;
 use crate::protocol::wire::{ENTRY_BYTES, REST_ANSWER_AT, RESTS, ZoneId};
 
 impl<M: Memory> Server<M> {
-    /// Asks a client that was told *switch*, and has not released its zone, whether it rests. One question suffices: a client that is awake
+    /// Asks a client that was sent *switch*, and has not released its zone, whether it rests. One question suffices: a client that is awake
     /// when its word is READ finds *switch* before it rests.
     pub(super) fn ask(&mut self, client: ClientId, id: ZoneId, now_ns: u64, out: &mut Vec<ServerOp>) {
         let Some(regions) = self.client(client).map(|record| record.regions) else { return };

@@ -9,7 +9,7 @@ use crate::protocol::wire::{Event, HEADER_BYTES, ResponseHeader, Status, TRAILER
 /// Fraction of a slice that an ended zone waits for a response that carries the event: a tenth.
 const EVENT_DIVISOR: u64 = 10;
 
-/// Fraction of a slice after which a client that was told and has not answered is asked whether it rests: a half.
+/// Fraction of a slice after which a client that was sent *switch* and has not answered is asked whether it rests: a half.
 const ASK_DIVISOR: u64 = 2;
 
 /// Maximum number of clients of the next group that a poll warms. Fetching a context holds up everything that the NIC sends after it. So
@@ -26,11 +26,12 @@ pub(super) enum ZoneState {
     /// Its slice has not begun.
     Ready,
     Active,
-    /// Its slice is over. The client was not told yet; it is told at `event_by_ns` at latest.
+    /// Its slice is over. The client was not sent *switch* yet; it is sent at `event_by_ns` at latest.
     Ended {
         event_by_ns: u64,
     },
-    /// The client was told; it is asked at `ask_ns` whether it rests, if it was not asked (then `u64::MAX`), and evicted at `evict_ns`.
+    /// The client was sent *switch*; it is asked at `ask_ns` whether it rests, if it was not asked (then `u64::MAX`), and evicted at
+    /// `evict_ns`.
     Draining {
         ask_ns: u64,
         evict_ns: u64,
@@ -54,7 +55,7 @@ pub(super) struct Zone {
     pub(super) epoch: u64,
     /// Accepted requests in it that no worker has copied out.
     pub(super) queued: u32,
-    /// The client was told *activate*.
+    /// The client was sent *activate*.
     pub(super) knows_activation: bool,
     /// The release was taken; the zone is kept while `queued` is not 0.
     is_released: bool,
@@ -76,7 +77,7 @@ impl Zone {
         matches!(self.state, ZoneState::Draining { ask_ns: u64::MAX, .. }) && !self.is_released
     }
 
-    /// Returns whether there is an event that the client was not told.
+    /// Returns whether an event is due that the client was not sent.
     pub(super) const fn owes_event(&self) -> bool {
         match self.state {
             ZoneState::Active => !self.knows_activation,
@@ -85,7 +86,7 @@ impl Zone {
         }
     }
 
-    /// Returns whether the client is to be told without a response, asked, or evicted.
+    /// Returns whether the client is to be sent a bare event, asked, or evicted.
     const fn is_due(&self, now_ns: u64) -> bool {
         match self.state {
             ZoneState::Active => !self.knows_activation && self.queued == 0,
@@ -229,7 +230,7 @@ impl<M: Memory> Server<M> {
         self.owed += usize::from(!owed);
     }
 
-    /// Returns the event that a response to the client carries, if one is due, and counts it as told.
+    /// Returns the event that a response to the client carries, if one is due, and counts it as sent.
     pub(super) fn event_for(&mut self, client: ClientId, now_ns: u64) -> Option<Event> {
         let id = self.zone_of(client)?;
         let ask_ns = now_ns.saturating_add((self.slice_ns / ASK_DIVISOR).min(self.drain_ns / 2));
@@ -252,7 +253,7 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// Tells the events that no response will carry in time. Asks clients that do not answer whether they rest, and evicts those that are
+    /// Sends the events that no response will carry in time. Asks clients that do not answer whether they rest, and evicts those that are
     /// awake and do not answer: only the end of its queue pair frees such a client's zone (S10).
     pub(super) fn send_events(&mut self, now_ns: u64, out: &mut Vec<ServerOp>) {
         let is_any_reminded = now_ns >= self.remind_ns;
@@ -265,7 +266,7 @@ impl<M: Memory> Server<M> {
             first += nth + 1;
             let Some(client) = self.zone(id).client else { continue };
             if let ZoneState::Draining { ask_ns, .. } = self.zone(id).state {
-                // Its release may have come and not been found: a poll looks at a number of entries only (S19), and a server that was
+                // Its release may have come and not been found: a poll checks a number of entries only (S19), and a server that was
                 // absent has not polled for long.
                 self.take_entry(client);
                 if !self.zone(id).is_due(now_ns) {

@@ -447,8 +447,8 @@ impl World {
         self.server.leave(side.id);
     }
 
-    /// Lets the server die when the time of all calls is over, and every client call. S20: each client posts something, or probes, so that its
-    /// device reports the death.
+    /// Lets the server die when the time of all calls is over, and every client call. S20: each client posts something, or probes, so that
+    /// its device reports the death.
     pub(super) fn lose_server(&mut self) {
         for nth in (0..self.sides.len()).filter(|nth| self.sides[*nth].is_alive).collect::<Vec<_>>() {
             self.time_out(nth);

@@ -353,7 +353,8 @@ fn clients_that_are_evicted_while_they_are_away_harm_nobody() {
     assert!(enough, "{evictions} evictions, {calls} calls, {slices} slices of {seeds} seeds");
 }
 
-/// A client that rests is evicted by no server, however short the time of those that are awake. It may make calls before it is polled again.
+/// A client that rests is evicted by no server, however short the time of those that are awake. It may make calls before it is polled
+/// again.
 #[test]
 fn clients_that_rest_for_any_time_lose_their_zones_and_nothing_else() {
     let (mut taken_back, seeds) = (0, 60 * scale());
