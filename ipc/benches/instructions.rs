@@ -65,7 +65,7 @@ const OPERATIONS: &[Operation] = &[
 
 /// A server's look for dead clients after a rest in which eight have become due, the most that it makes up for at once.
 const fn looks(name: &'static str, bound: u32, what: &'static str, run: fn(u64)) -> Operation {
-    Operation { name, bound: Some(bound), counts: (2, 10), collect: "in look_for_the_gone", what, run }
+    Operation { name, bound: Some(bound), counts: (2, 10), collect: "in reap_clients", what, run }
 }
 
 /// Lets eight looks for dead clients become due, `times` times.

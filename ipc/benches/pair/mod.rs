@@ -10,7 +10,7 @@ type Payload = [u64; 4];
 /// Unanswered calls of a client.
 pub(crate) const DEPTH: usize = 32;
 /// Work that depends on the clock is counted on rows of its own: it comes once in a millisecond, and so more often the slower the machine.
-pub(crate) const WITHOUT_LOOKS: &str = "all but look_for_the_gone";
+pub(crate) const WITHOUT_LOOKS: &str = "all but reap_clients";
 
 /// Both ends. The client that calls is in the middle.
 pub(crate) struct Pair<W> {
