@@ -42,7 +42,7 @@ pub struct Memory {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "the job needs about {} bytes of memory ({memory}) and may take {limit_bytes} ({}, {source_of_limit}): fewer ranks or threads, a \
-     smaller --ring-size, --queue-depth or --key-range; or raise --memory-limit",
+     smaller --ring-size, --queue-depth or --key-range, --no-verify; or raise --memory-limit",
     memory.total_bytes, bytes(*limit_bytes)
 )]
 pub struct OverLimit {

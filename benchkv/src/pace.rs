@@ -13,12 +13,12 @@ const RATES: std::ops::RangeInclusive<f64> = 1.0..=1e9;
 #[derive(Debug, Clone, Copy, PartialEq, Args, Serialize, Deserialize)]
 #[group(skip)]
 pub struct PaceArgs {
-    /// Open loop: operations per second of the whole job [default: closed loop]
+    /// Operations per second of the job [default: closed loop]
     ///
-    /// All clients of the job together, 1 to 1e9. Operations start at their times independently of earlier
+    /// Open loop: all clients of the job together, 1 to 1e9. Operations start at their times independently of earlier
     /// operations; latencies count from there. --queue-depth still bounds the outstanding operations of a client. In a closed
     /// loop each client is as fast as it can.
-    #[arg(long, value_name = "OPS_PER_SECOND", value_parser = decimal(RATES))]
+    #[arg(long, value_name = "RATE", value_parser = decimal(RATES))]
     pub rate: Option<f64>,
 
     /// Start times of the operations of --rate: even gives each client its turn at equal intervals, poisson draws the intervals at random

@@ -2,13 +2,20 @@
 //!
 //! In two terminals: `cargo run -p copyrpc --example async_server`, and `async_client` in place of `async_server`; both take an `ADDRESS:PORT`.
 //! With a second argument, the server ends after so many requests. The plain `client` is served as well.
-#![allow(clippy::print_stdout, reason = "an example prints")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
 
 use copyrpc::{AsyncServer, ServerRequest};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("async_server: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let address = args.next().unwrap_or_else(|| "127.0.0.1:7479".to_owned());
     let requests = args.next().map_or(Ok(u64::MAX), |requests| requests.parse())?;

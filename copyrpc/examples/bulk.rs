@@ -2,7 +2,7 @@
 //! answers. Both sides in one thread, to be read from top to bottom.
 //!
 //! `cargo run --release -p copyrpc --example bulk -- [mebibytes]`
-#![allow(clippy::print_stdout, reason = "an example prints")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -45,7 +45,14 @@ impl Job {
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("bulk: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let mebibytes: usize = std::env::args().nth(1).map_or(Ok(64), |arg| arg.parse())?;
     let client: Context<()> = ContextBuilder::new(DeviceSpec::default()).build()?;
     let server: Context<u64> = ContextBuilder::new(DeviceSpec::default()).build()?;

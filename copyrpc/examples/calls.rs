@@ -1,7 +1,7 @@
 //! Two threads, a context each: the client keeps calls outstanding, the server echoes. Prints what batching did.
 //!
 //! `cargo run --release -p copyrpc --example calls -- [depth] [calls]`
-#![allow(clippy::print_stdout, reason = "an example prints")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
 
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ fn connect(context: &Context<u64>, to: &Sender<[u8; 128]>, from: &Receiver<[u8; 
     let pending = context.create_endpoint(&EndpointConfig::default())?;
     to.send(pending.local_info().encode())?;
     let record = ExchangeRecord::decode(&from.recv()?)?;
-    Ok(pending.connect(&record).map_err(|error| error.reason)?)
+    Ok(pending.connect(&record)?)
 }
 
 fn serve(builder: ContextBuilder, to: &Sender<[u8; 128]>, from: &Receiver<[u8; 128]>) -> Result<(), AnyError> {
@@ -41,7 +41,14 @@ fn serve(builder: ContextBuilder, to: &Sender<[u8; 128]>, from: &Receiver<[u8; 1
     Ok(())
 }
 
-fn main() -> Result<(), AnyError> {
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("calls: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn run() -> Result<(), AnyError> {
     let mut args = std::env::args().skip(1);
     let depth: u64 = args.next().map_or(Ok(64), |depth| depth.parse())?;
     let calls: u64 = args.next().map_or(Ok(1_000_000), |calls| calls.parse())?;

@@ -2,7 +2,7 @@
 //!
 //! `cargo run -p copyrpc --example first_service` plays all of it: it starts a server and nine clients, kills a client, and checks what the
 //! others counted. `-- serve ADDRESS` and `-- count ADDRESS NAME TIMES` are the two programs of the tutorial.
-#![allow(clippy::print_stdout, reason = "an example prints")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -88,7 +88,14 @@ fn all() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("first_service: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => all(),

@@ -1,7 +1,7 @@
 //! A key-value service: a server and 16 clients with deadlines, which outlive a restart of the server. Requests and replies are structs.
 //!
 //! `cargo run --release -p copyrpc --example kv`; `COPYRPC_DEVICE=mlx5_0` takes that device in place of the software HCA.
-#![allow(clippy::print_stdout, reason = "an example prints")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -83,7 +83,14 @@ fn client(address: SocketAddr, number: u64) -> Result<u64, ClientError> {
     Ok(again)
 }
 
-fn main() -> Result<(), AnyError> {
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("kv: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn run() -> Result<(), AnyError> {
     let (tell, told) = mpsc::channel();
     let start = |address, store| {
         let tell = tell.clone();
@@ -92,7 +99,7 @@ fn main() -> Result<(), AnyError> {
     let mut server = start(SocketAddr::from(([127, 0, 0, 1], 0)), Store::new());
     let (address, mut stop) = told.recv_timeout(Duration::from_secs(30))?;
     let clients: Vec<_> = (0..CLIENTS).map(|number| thread::spawn(move || client(address, number))).collect();
-    // Restarts with what it has stored, while the clients go on.
+    // Restarts the server with its store, while the clients go on.
     for _ in 0..3 {
         thread::sleep(Duration::from_millis(50));
         stop.stop();

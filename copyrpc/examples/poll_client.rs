@@ -1,7 +1,7 @@
 //! Sends each word to the server as a request, all at once, and prints the answers. See `poll_server.rs`.
 //!
 //! `cargo run -p copyrpc --example poll_client -- [ADDRESS:PORT [WORD...]]`
-#![allow(clippy::print_stdout, reason = "an example prints")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
 
 use std::error::Error;
 use std::net::TcpStream;
@@ -13,7 +13,14 @@ use copyrpc::{Context, ContextBuilder, EndpointConfig};
 /// The maximum number of bytes of an answer.
 const ANSWER: usize = 256;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("poll_client: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let address = args.next().unwrap_or_else(|| "127.0.0.1:7471".into());
     let mut words: Vec<String> = args.collect();

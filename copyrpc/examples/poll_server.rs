@@ -2,7 +2,7 @@
 //!
 //! In two terminals: `cargo run -p copyrpc --example poll_server`, and `poll_client` in place of `poll_server`; both take an `ADDRESS:PORT`. The socket
 //! there only swaps the records of the endpoints. With a second argument, the server ends after so many clients.
-#![allow(clippy::print_stdout, reason = "an example prints")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
 
 use std::error::Error;
 use std::io::ErrorKind;
@@ -17,7 +17,14 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Maximum time for a client to connect. The other clients wait meanwhile.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("poll_server: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let listener = TcpListener::bind(args.next().as_deref().unwrap_or("127.0.0.1:7471"))?;
     let mut to_come = args.next().map_or(Ok(usize::MAX), |clients| clients.parse())?;
@@ -35,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         while let Some(request) = context.recv() {
             answer(request)?;
         }
-        // One that left in whatever way ends by itself. Dropping an endpoint that has not ended would close it.
+        // The endpoint of a client that has left ends by itself. Dropping an endpoint that has not ended would close it.
         clients.retain(|client| {
             client.closed().is_none_or(|reason| {
                 println!("a client is gone after {} requests: {reason}", client.stats().replies);
@@ -60,7 +67,7 @@ fn accept(listener: &TcpListener, context: &Context<()>, clients: &mut Vec<Endpo
             println!("connected with {address}, on {}", context.device_info().name);
             clients.push(client);
         }
-        // It knows why, too.
+        // The client was sent the same reason.
         Err(error) => println!("{address} is not connected: {error}"),
     }
     Ok(true)

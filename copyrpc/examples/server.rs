@@ -2,11 +2,18 @@
 //!
 //! In two terminals: `cargo run -p copyrpc --example server`, and `client` in place of `server`; both take an `ADDRESS:PORT`. With a second
 //! argument, the server ends after so many requests. `COPYRPC_DEVICE=mlx5_0` takes that device in place of the software HCA, in both.
-#![allow(clippy::print_stdout, reason = "an example prints")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
 
 use copyrpc::Server;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("server: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let mut server = Server::bind(args.next().as_deref().unwrap_or("127.0.0.1:7479"))?;
     let mut to_come = args.next().map_or(Ok(u64::MAX), |requests| requests.parse())?;

@@ -24,8 +24,6 @@ pub(crate) const DEFAULT_RAW_OPERATIONS: u32 = 16;
 pub struct EndpointConfig {
     /// Bytes of each of the two rings: a power of two from 4 KiB to 256 MiB. Default 1 MiB. A request may have at most an eighth of it.
     pub ring_size: u64,
-    /// Response credit in bytes that the peer starts with: a multiple of 32, at most a quarter of the ring. `None`: a quarter.
-    pub initial_credit: Option<u64>,
     /// Batches that the peer may have in flight, at least 1; this end never has more either, even if the peer permits it. All endpoints
     /// of a context share two thirds of its SRQ. Each takes this number + `raw_operations` + 8 of its send CQ's entries, and the batches
     /// of a [`Window::Completion`]. Default 32.
@@ -68,7 +66,6 @@ impl Default for EndpointConfig {
     fn default() -> Self {
         Self {
             ring_size: DEFAULT_RING_SIZE,
-            initial_credit: None,
             batches_in_flight: DEFAULT_BATCHES,
             raw_operations: DEFAULT_RAW_OPERATIONS,
             max_send_wr: None,
@@ -118,14 +115,9 @@ pub enum CreateEndpointError {
     /// The ring size is not usable.
     #[error("ring size {0} is not usable: it must be a power of two from {MIN_RING_SIZE} to {MAX_RING_SIZE} bytes")]
     RingSize(u64),
-    /// The initial credit is illegal.
-    #[error("initial credit {credit} must be a multiple of 32 and at most {max}, a quarter of the ring")]
-    InitialCredit {
-        /// The credit.
-        credit: u64,
-        /// A quarter ring.
-        max: u64,
-    },
+    /// [`EndpointConfig::window`] is a window of no batches, in which nothing would be sent.
+    #[error("a window of 0 batches: at least 1 is legal, or Window::Off")]
+    EmptyWindow,
     /// The shared receive queue is too small for one more endpoint.
     #[error(
         "{wanted} more batches in flight need a shared receive queue of at least {needed} receives, this one has {depth}: build the context \

@@ -5,6 +5,7 @@
 mod batches;
 
 use std::cell::{Cell, RefCell, RefMut};
+use std::fmt;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,9 +20,9 @@ use crate::link::{Event, Link, Message, Request};
 use crate::queue_share::QueueShare;
 use crate::raw::{RawOperations, RdmaError};
 use crate::ring::{RecvBytes, RingView};
-use crate::timers::{Timed, Timer, Timers};
+use crate::timers::{Timer, Timers};
 use crate::wire::{ACTIVITY_SIZE, decode_activity};
-use crate::worklist::{Listed, Listing, Worklist};
+use crate::worklist::{Listing, Worklist};
 
 /// The outcome of a call: the reply's bytes, or why there are none.
 pub type Outcome<'a> = Result<RecvBytes<'a>, CallFailure>;
@@ -54,7 +55,6 @@ impl<U, F: FnMut(U, Outcome<'_>)> Receiver<U> for F {
 static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
 
 /// The resources of an endpoint from the device and the context's queues, until its connection is retired.
-#[derive(Debug)]
 pub(crate) struct Resources {
     /// Declared before the memory it uses.
     pub(crate) qp: RcQp,
@@ -64,7 +64,6 @@ pub(crate) struct Resources {
     pub(crate) share: QueueShare,
 }
 
-#[derive(Debug)]
 pub(crate) struct Connection<U> {
     qpn: u32,
     serial: u64,
@@ -79,9 +78,9 @@ pub(crate) struct Connection<U> {
     to_peer: u64,
     inline_limit: u64,
     raw: RawOperations<U>,
-    listing: Listing<Self>,
+    listing: Listing<U>,
     timer: Cell<Timer>,
-    worklist: Rc<Worklist<Self>>,
+    worklist: Rc<Worklist<U>>,
     blueflame_batch: bool,
     /// Number of [`Endpoint`](crate::Endpoint)s that name it.
     handles: Cell<usize>,
@@ -89,11 +88,17 @@ pub(crate) struct Connection<U> {
 }
 
 /// The parts that a flush changes.
-#[derive(Debug)]
 struct Core<U> {
     /// `None` once retired: from then on the peer can write nothing.
     resources: Option<Resources>,
     link: Link<U>,
+}
+
+impl<U> fmt::Debug for Connection<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (closed, stats) = self.with_link(|link| (link.closed(), link.stats()));
+        f.debug_struct("Connection").field("qpn", &self.qpn).field("closed", &closed).field("stats", &stats).finish_non_exhaustive()
+    }
 }
 
 impl<U> Core<U> {
@@ -103,12 +108,12 @@ impl<U> Core<U> {
     }
 }
 
-/// The progress of a connection whose context is about to go.
+/// The progress of a connection whose context is being dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leaving {
     /// It stays, or has nothing left to do.
     No,
-    /// A part is not posted yet.
+    /// Some messages are not posted yet.
     Begun,
     /// All is posted, and a READ after it: when the READ completes, everything has arrived.
     AllPosted,
@@ -135,48 +140,6 @@ impl<U> Drop for Rearm<'_, U> {
     }
 }
 
-impl<U> Timed for Connection<U> {
-    fn timer(&self) -> &Cell<Timer> {
-        &self.timer
-    }
-}
-
-impl<U> Listed for Connection<U> {
-    #[inline(always)]
-    fn listing(&self) -> &Listing<Self> {
-        &self.listing
-    }
-
-    fn qpn(&self) -> u32 {
-        self.qpn
-    }
-
-    fn is_closed(&self) -> bool {
-        self.is_closed()
-    }
-
-    fn is_timed(&self) -> bool {
-        self.with_link(|link| link.is_timed())
-    }
-
-    #[inline]
-    fn take_request(&self) -> Option<Request> {
-        let mut link = self.link();
-        if link.closed().is_some() { None } else { link.take_request() }
-    }
-
-    fn sweep(self: &Rc<Self>) -> bool {
-        let (heartbeat, is_watching, is_timed) = self.with_link(|link| (link.beat(), link.is_watching(), link.is_timed()));
-        if let Some(heartbeat) = heartbeat {
-            self.control.beat(heartbeat);
-        }
-        if is_watching {
-            self.mark_dirty();
-        }
-        is_timed
-    }
-}
-
 impl<U> Connection<U> {
     pub(crate) fn new(
         resources: Resources,
@@ -184,7 +147,7 @@ impl<U> Connection<U> {
         control: ControlMemory,
         recv_view: RingView,
         remote: Remote,
-        worklist: Rc<Worklist<Self>>,
+        worklist: Rc<Worklist<U>>,
         blueflame_batch: bool,
     ) -> Self {
         Self {
@@ -198,7 +161,7 @@ impl<U> Connection<U> {
             control,
             recv_view,
             remote,
-            listing: Listing::default(),
+            listing: Listing::new(),
             timer: Cell::new(Timer::NONE),
             worklist,
             blueflame_batch,
@@ -207,6 +170,18 @@ impl<U> Connection<U> {
         }
     }
 
+    /// Returns its places on the context's lists.
+    #[inline(always)]
+    pub(crate) const fn listing(&self) -> &Listing<U> {
+        &self.listing
+    }
+
+    /// Returns its timer in the context's heap.
+    pub(crate) const fn timer(&self) -> &Cell<Timer> {
+        &self.timer
+    }
+
+    /// Returns a number that no other connection of the context has.
     pub(crate) const fn qpn(&self) -> u32 {
         self.qpn
     }
@@ -253,6 +228,31 @@ impl<U> Connection<U> {
         self.with_link(|link| link.closed().is_some())
     }
 
+    /// Returns whether either side waits for the other.
+    pub(crate) fn is_timed(&self) -> bool {
+        self.with_link(|link| link.is_timed())
+    }
+
+    /// Takes its oldest request to be received; `None` once it has ended.
+    #[inline]
+    pub(crate) fn take_request(&self) -> Option<Request> {
+        let mut link = self.link();
+        if link.closed().is_some() { None } else { link.take_request() }
+    }
+
+    /// Schedules the watch of a peer that should be heard, and tells the peer that this end lives (K1, K3). Returns whether either side
+    /// waits for the other.
+    pub(crate) fn sweep(self: &Rc<Self>) -> bool {
+        let (heartbeat, is_watching, is_timed) = self.with_link(|link| (link.beat(), link.is_watching(), link.is_timed()));
+        if let Some(heartbeat) = heartbeat {
+            self.control.beat(heartbeat);
+        }
+        if is_watching {
+            self.mark_dirty();
+        }
+        is_timed
+    }
+
     /// Delivers the events of the core after a batch arrived with this immediate: responses to the receiver, requests to it or to the
     /// queue. The core is borrowed except while user code runs.
     #[inline(never)]
@@ -297,7 +297,7 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Delivers the events that are left in the core: those of batches that arrived earlier, or of its end.
+    /// Delivers the events that are left in the core, of batches that arrived earlier or of its end.
     pub(crate) fn deliver_rest(self: &Rc<Self>, receiver: &mut impl Receiver<U>) {
         let interrupted = Interrupted(self);
         while self.deliver_event(receiver) {}
@@ -352,7 +352,7 @@ impl<U> Connection<U> {
         self.worklist.timers().arm(self, at_ns);
     }
 
-    pub(crate) fn timers(&self) -> &Timers<Self> {
+    pub(crate) fn timers(&self) -> &Timers<U> {
         self.worklist.timers()
     }
 
@@ -433,9 +433,9 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Begins the graceful end, for a context that is about to go. A peer with nothing outstanding in either direction ends as if this
+    /// Begins the graceful end, for a context that is being dropped. A peer with nothing outstanding in either direction ends as if this
     /// end had closed.
-    pub(crate) fn part(self: &Rc<Self>) {
+    pub(crate) fn begin_leaving(self: &Rc<Self>) {
         if !self.is_closed() {
             self.close();
             self.leaving.set(Leaving::Begun);
@@ -487,8 +487,8 @@ impl<U> Connection<U> {
     /// starved, and refreshes the published record. Stays on the worklist while work is left.
     #[inline(always)]
     pub(crate) fn serve(self: &Rc<Self>, now_ns: u64) {
-        if !self.serve_easily(now_ns) {
-            self.serve_anyhow(now_ns);
+        if !self.serve_fast(now_ns) {
+            self.serve_slow(now_ns);
         }
     }
 
@@ -499,7 +499,7 @@ impl<U> Connection<U> {
 
     /// Posts at once if the only work is one batch. Returns whether that was the case.
     #[inline(always)]
-    fn serve_easily(&self, now_ns: u64) -> bool {
+    fn serve_fast(&self, now_ns: u64) -> bool {
         let Core { resources, link } = &mut *self.core.borrow_mut();
         let Some(Resources { qp, send_ring, .. }) = resources else { return true };
         let mut batches = self.batches(qp, send_ring);
@@ -509,7 +509,7 @@ impl<U> Connection<U> {
 
     /// Does all other work of a flush; or all work, if that is not one batch that can be posted at once.
     #[inline(never)]
-    fn serve_anyhow(self: &Rc<Self>, now_ns: u64) {
+    fn serve_slow(self: &Rc<Self>, now_ns: u64) {
         let Core { resources, link } = &mut *self.core.borrow_mut();
         let Some(Resources { qp, send_ring, .. }) = resources else { return };
         let outcome = if self.blueflame_batch {
@@ -543,7 +543,7 @@ impl<U> Connection<U> {
     /// Posts the batches that may be sent, and the READ that is due.
     fn post_all(&self, link: &mut Link<U>, qp: &mut impl Posts, send_ring: &Mr, now_ns: u64) -> Result<(), PostError> {
         let mut batches = self.batches(qp, send_ring);
-        link.flush_any(&mut |emit| batches.post(emit))?;
+        link.flush_any(&mut batches)?;
         if link.poll_read(now_ns) {
             self.post_read(batches.qp, if link.asks_activity() { ACTIVITY } else { READ })?;
             link.read_posted();
@@ -598,11 +598,10 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Releases a request of a connection that has ended, from the application.
-    #[cold]
-    pub(crate) fn let_go(&self, number: u64) {
+    /// Releases a request that is not answered, since the connection has ended.
+    pub(crate) fn release(&self, request: &Request) {
         let has_others = self.with_link(|link| {
-            link.let_go(number);
+            link.release(request);
             link.has_taken_bytes()
         });
         if !has_others {

@@ -28,7 +28,7 @@ use crate::timers::IDLE_LOOKS;
 use crate::wire::FlowWords;
 use crate::worklist::Worklist;
 
-pub(crate) use leaving::Patience;
+pub(crate) use leaving::GracePeriod;
 
 /// Default number of endpoints that a context has room for.
 pub const DEFAULT_ENDPOINTS: u32 = 128;
@@ -255,7 +255,7 @@ impl<U> fmt::Debug for Context<U> {
 /// The part of a context that pending endpoints refer to. Nothing in it is borrowed mutably while user code runs, except the queues being
 /// polled; `is_polling` keeps user code from them.
 pub(crate) struct Inner<U> {
-    worklist: Rc<Worklist<Connection<U>>>,
+    worklist: Rc<Worklist<U>>,
     connections: RefCell<Vec<Rc<Connection<U>>>>,
     used: Rc<Used>,
     queues: RefCell<Queues<U>>,
@@ -428,8 +428,8 @@ impl<U> Context<U> {
         Ok(self.inner.serve(&mut Serving { activity: self.inner.activity.word(), on_request, on_response }))
     }
 
-    /// Does the second half of [`Context::poll`] and of [`Context::serve`]: posts gathered messages, and probes peers that have been silent for long. Takes no
-    /// completions, and does not read the clock; drains do.
+    /// Does the second half of [`Context::poll`] and of [`Context::serve`]: posts gathered messages, and probes peers that have been silent
+    /// for long. Takes no completions, and does not read the clock; drains do.
     ///
     /// # Errors
     /// [`PollError`].
@@ -443,7 +443,7 @@ impl<U> Context<U> {
     #[must_use]
     #[inline]
     pub fn recv(&self) -> Option<RecvHandle<U>> {
-        self.inner.worklist.next_request().map(|(connection, request)| RecvHandle::new(connection, &request))
+        self.inner.worklist.next_request().map(|(connection, request)| RecvHandle::new(connection, request))
     }
 
     /// Returns the number of endpoints that have a share of the queues.
@@ -507,7 +507,7 @@ impl<U> Inner<U> {
         self.worklist.has_requests()
     }
 
-    pub(crate) fn worklist(&self) -> Rc<Worklist<Connection<U>>> {
+    pub(crate) fn worklist(&self) -> Rc<Worklist<U>> {
         Rc::clone(&self.worklist)
     }
 
@@ -646,20 +646,20 @@ impl<U> Inner<U> {
         let Queues { recv_cq, send_cq, .. } = queues;
         let mut sent = 0;
         while send_cq.has_completion() {
-            let mut in_vain = 0;
+            let mut idle = 0;
             sent += send_cq.poll(POLL_BUDGET, |cqe| {
                 if let Some(connection) = recv_cq.queues().get(cqe.qpn()) {
-                    in_vain += usize::from(!connection.complete(&cqe, receiver));
+                    idle += usize::from(!connection.complete(&cqe, receiver));
                 }
             });
-            sent -= in_vain;
+            sent -= idle;
         }
         sent
     }
 
     /// Serves every connection that has something to post, READ or publish. Runs no user code.
     #[inline(always)]
-    fn flush(&self) {
+    pub(crate) fn flush(&self) {
         if self.worklist.has_listed() {
             self.flush_listed();
         }
@@ -695,7 +695,7 @@ impl<U> Inner<U> {
 
 impl<U> Drop for Inner<U> {
     fn drop(&mut self) {
-        self.part_all();
+        self.shut_down_all();
         let connections = self.connections.take();
         connections.iter().for_each(|connection| connection.retire());
         self.worklist.clear();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::connection::Connection;
 use crate::error::{CallError, CloseReason};
-use crate::link::CallKey;
+use crate::link::{CallKey, NEVER};
 use crate::stats::Stats;
 
 /// The name of one call of one endpoint of this process, for [`Endpoint::cancel`].
@@ -60,21 +60,7 @@ impl<U> Endpoint<U> {
     /// [`CallError`], which returns `user_data`. After `RingFull` or `InsufficientCredit`, poll and retry.
     #[inline(always)]
     pub fn call(&self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallToken, CallError<U>> {
-        let outcome = self.connection.link().try_call(payload, user_data, response_allowance);
-        match outcome {
-            Ok(call) => {
-                self.connection.mark_dirty();
-                Ok(CallToken { connection: self.connection.serial(), call })
-            }
-            Err(user_data) => self.call_after_all(payload, user_data, response_allowance),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn call_after_all(&self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallToken, CallError<U>> {
-        let outcome = self.connection.link().call(payload, user_data, response_allowance);
-        self.note_call(outcome)
+        self.call_until(payload, user_data, response_allowance, NEVER)
     }
 
     /// Like [`Endpoint::call`], with a timeout: without a reply after `timeout` the call ends with
@@ -92,14 +78,36 @@ impl<U> Endpoint<U> {
         timeout: Duration,
     ) -> Result<CallToken, CallError<U>> {
         let deadline_ns = self.connection.timers().deadline_in(timeout);
-        let outcome = self.connection.link().call_until(payload, user_data, response_allowance, deadline_ns);
+        let outcome = self.call_until(payload, user_data, response_allowance, deadline_ns);
         if outcome.is_ok() {
             self.connection.arm(deadline_ns);
         }
-        self.note_call(outcome)
+        outcome
     }
 
-    fn note_call(&self, outcome: Result<CallKey, CallError<U>>) -> Result<CallToken, CallError<U>> {
+    #[inline(always)]
+    fn call_until(&self, payload: &[u8], user_data: U, response_allowance: usize, deadline_ns: u64) -> Result<CallToken, CallError<U>> {
+        // In two steps, so that rarely needed code is not part of the callers' code.
+        let outcome = self.connection.link().try_call(payload, user_data, response_allowance, deadline_ns);
+        match outcome {
+            Ok(call) => {
+                self.connection.mark_dirty();
+                Ok(CallToken { connection: self.connection.serial(), call })
+            }
+            Err(user_data) => self.make_room_and_call(payload, user_data, response_allowance, deadline_ns),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn make_room_and_call(
+        &self,
+        payload: &[u8],
+        user_data: U,
+        response_allowance: usize,
+        deadline_ns: u64,
+    ) -> Result<CallToken, CallError<U>> {
+        let outcome = self.connection.link().call_until(payload, user_data, response_allowance, deadline_ns);
         // A refused call too: it may need a READ. Not after the end of the connection, which is not flushed any more.
         if !matches!(outcome, Err(CallError::Closed { .. })) {
             self.connection.mark_dirty();

@@ -42,7 +42,7 @@ pub enum ProtocolError {
     /// Reserved metadata bytes are not zero (T4).
     #[error("reserved metadata bytes are not zero")]
     ReservedNotZero,
-    /// A message is longer than what is left of its batch (T4).
+    /// A message is longer than the rest of its batch (T4).
     #[error("message with {len} payload bytes in the last {left} bytes of a batch")]
     MessageTooLong {
         /// `len` of the header.
@@ -209,18 +209,6 @@ impl<U> CallError<U> {
         matches!(self, Self::RingFull(_) | Self::InsufficientCredit(_))
     }
 
-    /// Returns the same error with other data.
-    #[must_use]
-    pub fn map_user_data<V>(self, into: impl FnOnce(U) -> V) -> CallError<V> {
-        match self {
-            Self::RingFull(user_data) => CallError::RingFull(into(user_data)),
-            Self::InsufficientCredit(user_data) => CallError::InsufficientCredit(into(user_data)),
-            Self::PayloadTooLarge { user_data, len, max } => CallError::PayloadTooLarge { user_data: into(user_data), len, max },
-            Self::AllowanceTooLarge { user_data, len, max } => CallError::AllowanceTooLarge { user_data: into(user_data), len, max },
-            Self::Closed { user_data, reason } => CallError::Closed { user_data: into(user_data), reason },
-        }
-    }
-
     /// Returns the caller's data.
     #[must_use]
     pub fn into_user_data(self) -> U {
@@ -274,9 +262,6 @@ pub enum ReplyError<R> {
     /// The connection has ended.
     #[error("connection closed: {0}")]
     Closed(CloseReason),
-    /// The request came from another connection.
-    #[error("the request does not belong to this connection")]
-    Foreign(R),
 }
 
 impl<R> ReplyError<R> {
@@ -285,37 +270,8 @@ impl<R> ReplyError<R> {
         match self {
             Self::TooLarge { request, len, max } => ReplyError::TooLarge { request: into(request), len, max },
             Self::Closed(reason) => ReplyError::Closed(reason),
-            Self::Foreign(request) => ReplyError::Foreign(into(request)),
         }
     }
-}
-
-/// Why a connection cannot be set up with these parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum LinkConfigError {
-    /// The send and the receive ring differ in size.
-    #[error("send ring {send} bytes, receive ring {recv} bytes: they must be equal")]
-    UnequalRings {
-        /// Size of the send ring.
-        send: u64,
-        /// Size of the receive ring.
-        recv: u64,
-    },
-    /// An initial credit is unaligned or above a quarter ring.
-    #[error("initial credit {credit} must be a multiple of 32 and at most {max}")]
-    Credit {
-        /// The credit.
-        credit: u64,
-        /// A quarter ring.
-        max: u64,
-    },
-    /// The number of batches in flight is 0.
-    #[error("batches in flight must be at least 1")]
-    NoBatches,
-    /// A start position is unaligned.
-    #[error("start position {0} must be a multiple of 32")]
-    StartPosition(u64),
 }
 
 const _: () = assert!(MAX_RING_SIZE / 256 == crate::wire::CallId::MAX_CALLS as u64);

@@ -64,7 +64,6 @@ impl Outstanding {
 }
 
 /// One endpoint's share of the queues; freed by its drop.
-#[derive(Debug)]
 pub(crate) struct QueueShare {
     batches: u32,
     raw_operations: u32,

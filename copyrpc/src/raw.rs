@@ -190,20 +190,6 @@ impl<U> RdmaError<U> {
         matches!(self, Self::QueueFull(_))
     }
 
-    /// Returns the same error with other data.
-    #[must_use]
-    pub fn map_user_data<V>(self, into: impl FnOnce(U) -> V) -> RdmaError<V> {
-        match self {
-            Self::QueueFull(user_data) => RdmaError::QueueFull(into(user_data)),
-            Self::Disabled(user_data) => RdmaError::Disabled(into(user_data)),
-            Self::ForeignMemory(user_data) => RdmaError::ForeignMemory(into(user_data)),
-            Self::TooLong { user_data, len } => RdmaError::TooLong { user_data: into(user_data), len },
-            Self::LocalRange { user_data, range } => RdmaError::LocalRange { user_data: into(user_data), range },
-            Self::RemoteRange { user_data, range } => RdmaError::RemoteRange { user_data: into(user_data), range },
-            Self::Closed { user_data, reason } => RdmaError::Closed { user_data: into(user_data), reason },
-        }
-    }
-
     /// Returns the caller's data.
     #[must_use]
     pub fn into_user_data(self) -> U {
@@ -220,7 +206,6 @@ impl<U> RdmaError<U> {
 }
 
 /// The operations of one connection that have not ended. Each is signaled, and a queue pair completes in posting order.
-#[derive(Debug)]
 pub(crate) struct RawOperations<U> {
     /// Data and memory of each. The memory lives as long as the device may use it.
     posted: RefCell<VecDeque<(U, Rc<Mr>)>>,

@@ -5,8 +5,8 @@ use std::rc::Rc;
 use crate::connection::Connection;
 use crate::endpoint::Endpoint;
 use crate::error::ReplyError;
-use crate::link::{IN_PLACE, Request};
-use crate::ring::{Payload, RecvBytes};
+use crate::link::Request;
+use crate::ring::RecvBytes;
 use crate::wire::Status;
 
 /// A request to be answered, at any time and in any order. Its bytes stay in the receive ring, unchanged, until then. The ring after the
@@ -17,31 +17,27 @@ use crate::wire::Status;
 #[must_use = "dropping a request answers it with an error"]
 pub struct RecvHandle<U> {
     connection: Rc<Connection<U>>,
-    /// Number among the held requests of the connection, which have the rest, or [`IN_PLACE`] once it is answered.
-    number: u64,
+    request: Request,
+    is_answered: bool,
 }
 
 impl<U> RecvHandle<U> {
     #[inline]
-    pub(crate) fn new(connection: Rc<Connection<U>>, request: &Request) -> Self {
-        Self { connection, number: request.number() }
-    }
-
-    fn request(&self) -> Option<Request> {
-        self.connection.with_link(|link| link.held(self.number))
+    pub(crate) const fn new(connection: Rc<Connection<U>>, request: Request) -> Self {
+        Self { connection, request, is_answered: false }
     }
 
     /// Returns the request's bytes, in place.
     #[must_use]
     #[inline]
     pub fn data(&self) -> RecvBytes<'_> {
-        self.connection.recv_view().bytes(self.request().map_or(Payload::default(), |request| request.payload()))
+        self.connection.recv_view().bytes(self.request.payload())
     }
 
-    /// Gives the bytes' place in the ring back: [`data`](Self::data) is empty from now on. A request without bytes stops no other request of
+    /// Releases the bytes' place in the ring: [`data`](Self::data) is empty from now on. A request without bytes stops no other request of
     /// its connection, however long it is held; until it is answered it only keeps its caller's allowance for the reply from the credit.
     pub fn give_up_data(&mut self) {
-        self.number = self.connection.with_link(|link| link.give_up_bytes(self.number));
+        self.connection.link().release_bytes(&mut self.request);
         // Nothing serves a connection that has ended, and the list of a context that is gone would keep it without limit.
         if !self.connection.is_closed() {
             self.connection.mark_dirty();
@@ -50,8 +46,8 @@ impl<U> RecvHandle<U> {
 
     /// Returns the maximum bytes of a reply: the caller's allowance, rounded up.
     #[must_use]
-    pub fn max_reply(&self) -> usize {
-        self.request().map_or(0, |request| request.max_reply())
+    pub const fn max_reply(&self) -> usize {
+        self.request.max_reply()
     }
 
     /// Returns the endpoint it came from.
@@ -64,14 +60,8 @@ impl<U> RecvHandle<U> {
     /// # Errors
     /// [`ReplyError::TooLarge`] with this handle, or [`ReplyError::Closed`] after the end of the connection.
     #[inline]
-    pub fn reply(mut self, payload: &[u8]) -> Result<(), ReplyError<Self>> {
-        match respond_held(&self.connection, self.number, Status::Ok, payload) {
-            Ok(()) => {
-                self.number = IN_PLACE;
-                Ok(())
-            }
-            Err(error) => Err(error.map_request(|()| self)),
-        }
+    pub fn reply(self, payload: &[u8]) -> Result<(), ReplyError<Self>> {
+        self.respond(Status::Ok, payload)
     }
 
     /// Answers with [`CallFailure::Refused`](crate::error::CallFailure::Refused).
@@ -79,35 +69,35 @@ impl<U> RecvHandle<U> {
     /// # Errors
     /// [`ReplyError::Closed`] after the end of the connection.
     pub fn refuse(self) -> Result<(), ReplyError<Self>> {
-        self.end(Status::Refused)
+        self.respond(Status::Refused, &[])
     }
 
-    /// Answers without a reply.
-    pub(crate) fn end(mut self, status: Status) -> Result<(), ReplyError<Self>> {
-        match respond_held(&self.connection, self.number, status, &[]) {
+    /// Answers, or tells the caller that the reply is too long for it. A caller that has gone gets nothing.
+    pub(crate) fn answer(self, payload: &[u8]) {
+        if let Err(ReplyError::TooLarge { request, len, .. }) = self.reply(payload) {
+            let _gone = request.respond(Status::too_long(len), &[]);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn respond(mut self, status: Status, payload: &[u8]) -> Result<(), ReplyError<Self>> {
+        match respond(&self.connection, &self.request, status, payload) {
             Ok(()) => {
-                self.number = IN_PLACE;
+                self.is_answered = true;
                 Ok(())
             }
             Err(error) => Err(error.map_request(|()| self)),
         }
     }
-
-    #[cold]
-    #[inline(never)]
-    fn abandon(&self) {
-        if respond_held(&self.connection, self.number, Status::Dropped, &[]).is_err() {
-            // The connection has ended: no caller waits for the answer.
-            self.connection.let_go(self.number);
-        }
-    }
 }
 
-#[inline(always)]
-fn respond_held<U>(connection: &Rc<Connection<U>>, number: u64, status: Status, payload: &[u8]) -> Result<(), ReplyError<()>> {
-    connection.link().respond_held(number, status, payload)?;
-    connection.mark_dirty();
-    Ok(())
+impl<U> Drop for RecvHandle<U> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.is_answered {
+            drop_request(&self.connection, self.request);
+        }
+    }
 }
 
 #[inline(always)]
@@ -117,9 +107,19 @@ fn respond<U>(connection: &Rc<Connection<U>>, request: &Request, status: Status,
     Ok(())
 }
 
+#[cold]
 #[inline(never)]
-fn respond_without_payload<U>(connection: &Rc<Connection<U>>, request: &Request, status: Status) -> Result<(), ReplyError<()>> {
-    respond(connection, request, status, &[])
+fn respond_slowly<U>(connection: &Rc<Connection<U>>, request: Request, status: Status, payload: &[u8]) -> Result<(), ReplyError<()>> {
+    respond(connection, &request, status, payload)
+}
+
+/// Answers in the place of a handler that did not. If the connection has ended, no caller waits for the answer.
+#[cold]
+#[inline(never)]
+fn drop_request<U>(connection: &Rc<Connection<U>>, request: Request) {
+    if respond(connection, &request, Status::Dropped, &[]).is_err() {
+        connection.release(&request);
+    }
 }
 
 /// The answer to a request of [`Context::serve`](crate::Context::serve), to be given at once or after [`Reply::hold`].
@@ -157,17 +157,11 @@ impl<'a, U> Reply<'a, U> {
     /// # Errors
     /// [`ReplyError::TooLarge`] with this reply, or [`ReplyError::Closed`] after the end of the connection.
     #[inline(always)]
-    pub fn send(mut self, payload: &[u8]) -> Result<(), ReplyError<Self>> {
+    pub fn send(self, payload: &[u8]) -> Result<(), ReplyError<Self>> {
         // In two steps, so that rarely needed code is not part of the callers' code.
         let is_sent = self.connection.link().reply_in_place(&self.request, payload);
-        let outcome = if is_sent { Ok(()) } else { send_after_all(self.connection, self.request.stand_in(), payload) };
-        match outcome {
-            Ok(()) => {
-                self.is_done = true;
-                Ok(())
-            }
-            Err(error) => Err(error.map_request(|()| self)),
-        }
+        let outcome = if is_sent { Ok(()) } else { respond_slowly(self.connection, self.request, Status::Ok, payload) };
+        self.end(outcome)
     }
 
     /// Answers with [`CallFailure::Refused`](crate::error::CallFailure::Refused).
@@ -175,12 +169,25 @@ impl<'a, U> Reply<'a, U> {
     /// # Errors
     /// [`ReplyError::Closed`] after the end of the connection.
     pub fn refuse(self) -> Result<(), ReplyError<Self>> {
-        self.end(Status::Refused)
+        self.respond(Status::Refused, &[])
     }
 
-    /// Answers without a reply.
-    pub(crate) fn end(mut self, status: Status) -> Result<(), ReplyError<Self>> {
-        match respond_without_payload(self.connection, &self.request.stand_in(), status) {
+    /// Answers, or tells the caller that the reply is too long for it. A caller that has gone gets nothing.
+    #[inline(always)]
+    pub(crate) fn answer(self, payload: &[u8]) {
+        if let Err(ReplyError::TooLarge { request, len, .. }) = self.send(payload) {
+            let _gone = request.respond(Status::too_long(len), &[]);
+        }
+    }
+
+    fn respond(self, status: Status, payload: &[u8]) -> Result<(), ReplyError<Self>> {
+        let outcome = respond_slowly(self.connection, self.request, status, payload);
+        self.end(outcome)
+    }
+
+    #[inline(always)]
+    fn end(mut self, outcome: Result<(), ReplyError<()>>) -> Result<(), ReplyError<Self>> {
+        match outcome {
             Ok(()) => {
                 self.is_done = true;
                 Ok(())
@@ -192,38 +199,16 @@ impl<'a, U> Reply<'a, U> {
     /// Keeps the request, to be answered later: its bytes stay where they are until then.
     pub fn hold(mut self) -> RecvHandle<U> {
         self.is_done = true;
-        let request = self.connection.link().hold(&self.request.stand_in());
-        RecvHandle::new(Rc::clone(self.connection), &request)
+        self.connection.link().hold(&mut self.request);
+        RecvHandle::new(Rc::clone(self.connection), self.request)
     }
-}
-
-#[cold]
-#[inline(never)]
-fn send_after_all<U>(connection: &Rc<Connection<U>>, request: Request, payload: &[u8]) -> Result<(), ReplyError<()>> {
-    respond(connection, &request, Status::Ok, payload)
-}
-
-#[cold]
-#[inline(never)]
-fn drop_request<U>(connection: &Rc<Connection<U>>, request: Request) {
-    // If the connection has ended, no caller waits for the answer.
-    let _unheard = respond(connection, &request, Status::Dropped, &[]);
 }
 
 impl<U> Drop for Reply<'_, U> {
     #[inline(always)]
     fn drop(&mut self) {
         if !self.is_done {
-            drop_request(self.connection, self.request.stand_in());
-        }
-    }
-}
-
-impl<U> Drop for RecvHandle<U> {
-    #[inline]
-    fn drop(&mut self) {
-        if self.number != IN_PLACE {
-            self.abandon();
+            drop_request(self.connection, self.request);
         }
     }
 }

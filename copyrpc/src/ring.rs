@@ -97,9 +97,8 @@ impl RingSize {
 }
 
 /// Memory of one ring, which a NIC or a peer reads and writes at any time. Never a slice: bytes go in and out by copy.
-#[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
-pub struct RingView {
+pub(crate) struct RingView {
     base: NonNull<u8>,
     size: RingSize,
 }
@@ -111,13 +110,13 @@ impl RingView {
     /// The memory must be valid for reads and writes for as long as this view or a copy of it is
     /// used, and no reference to a byte of it may be alive when a view writes that byte.
     #[must_use]
-    pub const unsafe fn new(base: NonNull<u8>, size: RingSize) -> Self {
+    pub(crate) const unsafe fn new(base: NonNull<u8>, size: RingSize) -> Self {
         Self { base, size }
     }
 
     /// Returns the size of the ring.
     #[must_use]
-    pub const fn size(&self) -> RingSize {
+    pub(crate) const fn size(&self) -> RingSize {
         self.size
     }
 
@@ -165,7 +164,7 @@ impl RingView {
     /// Returns the received bytes at `payload`, a place that this ring's core returned.
     #[must_use]
     #[inline]
-    pub fn bytes(&self, payload: Payload) -> RecvBytes<'_> {
+    pub(crate) fn bytes(&self, payload: Payload) -> RecvBytes<'_> {
         RecvBytes { base: self.range(payload.position, payload.len as usize), len: payload.len as usize, ring: PhantomData }
     }
 
@@ -195,7 +194,7 @@ impl RingView {
     }
 }
 
-/// One lap of a ring. It finds the byte at a position of the lap by an addition; a [`RingView`] finds that of any lap, and checks it.
+/// One lap of a ring. It finds the byte at a position by an addition. A [`RingView`] takes positions of any lap, and checks them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lap {
     /// Address of position 0, if this is the first lap; otherwise where it would be.
@@ -236,9 +235,8 @@ fn crosses_end(len: usize, offset: u64, ring: u64) -> ! {
 }
 
 /// The place of a validated payload in the receive ring.
-#[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Payload {
+pub(crate) struct Payload {
     position: u64,
     len: u32,
 }
@@ -259,14 +257,8 @@ impl Payload {
     /// Returns the length in bytes.
     #[must_use]
     #[inline]
-    pub const fn len(&self) -> usize {
+    pub(crate) const fn len(&self) -> usize {
         self.len as usize
-    }
-
-    /// Returns whether there are no bytes.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.len == 0
     }
 }
 

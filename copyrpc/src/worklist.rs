@@ -2,62 +2,35 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
 use mlx5::Device;
 
+use crate::connection::Connection;
 use crate::link::Request;
-use crate::timers::{Timed, Timers};
-
-/// The properties of a connection that its context's lists need.
-pub(crate) trait Listed: Timed + Sized {
-    /// Returns its places on the lists.
-    fn listing(&self) -> &Listing<Self>;
-
-    /// Returns a number that no other connection on the lists has.
-    fn qpn(&self) -> u32;
-
-    fn is_closed(&self) -> bool;
-
-    /// Returns whether either side waits for the other.
-    fn is_timed(&self) -> bool;
-
-    /// Takes its oldest request to be received; `None` once it has ended.
-    fn take_request(&self) -> Option<Request>;
-
-    /// Schedules the watch of a peer that should be heard, and tells the peer that this end lives (K1, K3). Returns whether either side
-    /// waits for the other.
-    fn sweep(self: &Rc<Self>) -> bool;
-}
+use crate::timers::Timers;
 
 /// Connections and requests that need the owner's attention, now or later. Shared by the context and its connections.
-pub(crate) struct Worklist<C> {
+pub(crate) struct Worklist<U> {
     /// The first of the connections that flushes serve, each once; the next is in its [`Listing`].
-    first: Cell<Option<Rc<C>>>,
+    first: Cell<Option<Rc<Connection<U>>>>,
     has_listed: Cell<bool>,
     /// A flush found that a connection counts polls until its next READ. Such a connection asks for the next flush, too.
     counts_polls: Cell<bool>,
     /// Shortest time until one of the connections that flushes left listed has to be served, unless something arrives, in ns.
     rest_ns: Cell<Option<u64>>,
     /// Connections that are closed, or whose callback panicked: the next drain continues them. Each once.
-    unfinished: RefCell<Vec<Rc<C>>>,
+    unfinished: RefCell<Vec<Rc<Connection<U>>>>,
     has_unfinished: Cell<bool>,
     /// Connections whose requests are next for the application, and the number of these: in the order of arrival, over all connections.
-    requests: RefCell<VecDeque<(Rc<C>, usize)>>,
+    requests: RefCell<VecDeque<(Rc<Connection<U>>, usize)>>,
     /// Connections that sweeps check, each once: those listed since the last sweep, and those on which a side waits for the other.
-    swept: RefCell<Vec<Rc<C>>>,
-    timers: Timers<C>,
+    swept: RefCell<Vec<Rc<Connection<U>>>>,
+    timers: Timers<U>,
 }
 
-impl<C> fmt::Debug for Worklist<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Worklist").finish_non_exhaustive()
-    }
-}
-
-impl<C: Listed> Worklist<C> {
+impl<U> Worklist<U> {
     pub(crate) fn new(device: Device) -> Self {
         Self {
             first: Cell::new(None),
@@ -72,13 +45,13 @@ impl<C: Listed> Worklist<C> {
         }
     }
 
-    pub(crate) const fn timers(&self) -> &Timers<C> {
+    pub(crate) const fn timers(&self) -> &Timers<U> {
         &self.timers
     }
 
     /// Takes the oldest request of a connection that has not ended.
     #[inline]
-    pub(crate) fn next_request(&self) -> Option<(Rc<C>, Request)> {
+    pub(crate) fn next_request(&self) -> Option<(Rc<Connection<U>>, Request)> {
         loop {
             let mut requests = self.requests.borrow_mut();
             let (connection, left) = requests.front_mut()?;
@@ -102,7 +75,7 @@ impl<C: Listed> Worklist<C> {
     }
 
     #[inline]
-    pub(crate) fn add_requests(&self, connection: &Rc<C>, count: usize) {
+    pub(crate) fn add_requests(&self, connection: &Rc<Connection<U>>, count: usize) {
         if count > 0 {
             self.requests.borrow_mut().push_back((Rc::clone(connection), count));
         }
@@ -117,7 +90,7 @@ impl<C: Listed> Worklist<C> {
     /// Returns whether there are requests to be received.
     pub(crate) fn has_requests(&self) -> bool {
         // A connection without further requests leaves its entry behind.
-        let is_request = |(connection, left): &(Rc<C>, usize)| *left > 0 && !connection.is_closed();
+        let is_request = |(connection, left): &(Rc<Connection<U>>, usize)| *left > 0 && !connection.is_closed();
         self.requests.borrow().iter().any(is_request)
     }
 
@@ -145,7 +118,7 @@ impl<C: Listed> Worklist<C> {
         self.rest_ns.set(Some(self.rest_ns.get().map_or(rest_ns, |other| other.min(rest_ns))));
     }
 
-    /// Returns the shortest time until a connection that was left listed since [`Worklist::forget_counts`] has to be served.
+    /// Returns the shortest time until one of the connections that flushes left listed since [`Worklist::forget_counts`] has to be served.
     pub(crate) fn rest(&self) -> Option<Duration> {
         self.rest_ns.get().map(Duration::from_nanos)
     }
@@ -156,13 +129,13 @@ impl<C: Listed> Worklist<C> {
     }
 
     #[inline(never)]
-    fn list_again(&self, connection: &Rc<C>) {
+    fn list_again(&self, connection: &Rc<Connection<U>>) {
         self.list(connection);
     }
 
     /// Lists a connection that is not listed.
     #[inline(always)]
-    fn list(&self, connection: &Rc<C>) {
+    fn list(&self, connection: &Rc<Connection<U>>) {
         let listing = connection.listing();
         debug_assert!(!listing.is_listed.get(), "each once");
         listing.is_listed.set(true);
@@ -177,7 +150,7 @@ impl<C: Listed> Worklist<C> {
 
     #[cold]
     #[inline(never)]
-    fn list_swept(&self, connection: &Rc<C>) {
+    fn list_swept(&self, connection: &Rc<Connection<U>>) {
         connection.listing().is_swept.set(true);
         self.swept.borrow_mut().push(Rc::clone(connection));
     }
@@ -201,7 +174,7 @@ impl<C: Listed> Worklist<C> {
     /// Takes all connections off the list. Gives those to `serve` that asked for it or on which something arrived before the last flush.
     /// The others stay. The common case is one connection; the code for it is without the loop.
     #[inline(always)]
-    pub(crate) fn flush(&self, mut serve: impl FnMut(&Rc<C>)) {
+    pub(crate) fn flush(&self, mut serve: impl FnMut(&Rc<Connection<U>>)) {
         self.has_listed.set(false);
         let Some(connection) = self.first.take() else { return };
         let next = connection.listing().next.take();
@@ -215,7 +188,7 @@ impl<C: Listed> Worklist<C> {
     }
 
     #[inline(never)]
-    fn flush_several(&self, first: Rc<C>, mut serve: impl FnMut(&Rc<C>)) {
+    fn flush_several(&self, first: Rc<Connection<U>>, mut serve: impl FnMut(&Rc<Connection<U>>)) {
         let mut next = Some(first);
         while let Some(connection) = next {
             next = connection.listing().next.take();
@@ -225,7 +198,7 @@ impl<C: Listed> Worklist<C> {
 
     /// Does [`flush`](Self::flush) for a connection that was taken off the list.
     #[inline(always)]
-    fn leave(&self, connection: &Rc<C>, serve: &mut impl FnMut(&Rc<C>)) {
+    fn leave(&self, connection: &Rc<Connection<U>>, serve: &mut impl FnMut(&Rc<Connection<U>>)) {
         let listing = connection.listing();
         listing.is_listed.set(false);
         if listing.is_dirty.replace(false) | listing.is_late.replace(false) {
@@ -238,7 +211,7 @@ impl<C: Listed> Worklist<C> {
 
     /// Lists the connection for the next flush.
     #[inline]
-    pub(crate) fn mark_dirty(&self, connection: &Rc<C>) {
+    pub(crate) fn mark_dirty(&self, connection: &Rc<Connection<U>>) {
         connection.listing().is_dirty.set(true);
         if !connection.listing().is_listed.get() {
             self.list_again(connection);
@@ -247,14 +220,14 @@ impl<C: Listed> Worklist<C> {
 
     /// Lists the connection: the flush after the next one serves it, unless the next one does.
     #[inline(always)]
-    pub(crate) fn note_arrival(&self, connection: &Rc<C>) {
+    pub(crate) fn note_arrival(&self, connection: &Rc<Connection<U>>) {
         if !connection.listing().is_listed.get() {
             self.list(connection);
         }
     }
 
     /// Lists the connection for the next drain, which continues it.
-    pub(crate) fn mark_unfinished(&self, connection: &Rc<C>) {
+    pub(crate) fn mark_unfinished(&self, connection: &Rc<Connection<U>>) {
         if !connection.listing().is_unfinished.replace(true) {
             self.unfinished.borrow_mut().push(Rc::clone(connection));
             self.has_unfinished.set(true);
@@ -262,20 +235,19 @@ impl<C: Listed> Worklist<C> {
     }
 
     /// Returns a connection that a drain has to continue. It stays listed until [`Worklist::finish`].
-    pub(crate) fn unfinished(&self) -> Option<Rc<C>> {
+    pub(crate) fn unfinished(&self) -> Option<Rc<Connection<U>>> {
         self.unfinished.borrow().last().cloned()
     }
 
-    pub(crate) fn finish(&self, connection: &C) {
+    pub(crate) fn finish(&self, connection: &Connection<U>) {
         let mut unfinished = self.unfinished.borrow_mut();
         unfinished.retain(|other| other.qpn() != connection.qpn());
         self.has_unfinished.set(!unfinished.is_empty());
         connection.listing().is_unfinished.set(false);
     }
 
-    /// Removes a retired connection, which has nothing to flush or to receive: its share of the queues must not wait for the next
-    /// request.
-    pub(crate) fn forget(&self, connection: &C) {
+    /// Unlinks a retired connection at once, so that its share of the queues is free without waiting for another request.
+    pub(crate) fn forget(&self, connection: &Connection<U>) {
         self.requests.borrow_mut().retain(|(other, _)| other.qpn() != connection.qpn());
         if connection.listing().is_swept.replace(false) {
             self.swept.borrow_mut().retain(|other| other.qpn() != connection.qpn());
@@ -301,8 +273,8 @@ impl<C: Listed> Worklist<C> {
 }
 
 /// A connection's places on the lists.
-pub(crate) struct Listing<C> {
-    next: Cell<Option<Rc<C>>>,
+pub(crate) struct Listing<U> {
+    next: Cell<Option<Rc<Connection<U>>>>,
     is_listed: Cell<bool>,
     /// The connection has something to post or to READ.
     is_dirty: Cell<bool>,
@@ -313,21 +285,8 @@ pub(crate) struct Listing<C> {
     is_swept: Cell<bool>,
 }
 
-impl<C> fmt::Debug for Listing<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { is_listed, is_dirty, is_late, is_unfinished, is_swept, .. } = self;
-        f.debug_struct("Listing")
-            .field("is_listed", is_listed)
-            .field("is_dirty", is_dirty)
-            .field("is_late", is_late)
-            .field("is_unfinished", is_unfinished)
-            .field("is_swept", is_swept)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<C> Default for Listing<C> {
-    fn default() -> Self {
+impl<U> Listing<U> {
+    pub(crate) const fn new() -> Self {
         Self {
             next: Cell::new(None),
             is_listed: Cell::new(false),

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use copyrpc::typed::Call;
 use copyrpc::{
-    Client, ClientError, ClientOptions, CloseReason, ConnectFailure, ContextBuilder, EXCHANGE_RECORD_SIZE, EndpointConfig, ExchangeError,
-    ExchangeRecord, Outcome, RecordError, Refusal, Server, ServerError, ServerOptions,
+    Client, ClientError, ClientOptions, CloseReason, ConnectError, ContextBuilder, EXCHANGE_RECORD_SIZE, EndpointConfig, ExchangeRecord,
+    Outcome, RecordError, Refusal, Server, ServerError, ServerOptions,
 };
 
 #[path = "support/local.rs"]
@@ -154,7 +154,7 @@ fn a_server_that_leaves_while_clients_wait_to_be_taken_is_waited_for() {
     let address = listener.local_addr().unwrap();
     thread::spawn(move || listener.incoming().for_each(drop));
     let options = ClientOptions { connect_timeout: Duration::from_millis(200), ..net.client_options() };
-    assert!(matches!(Client::with_options(address, &options), Err(ClientError::Connect(ConnectFailure::Channel(_)))));
+    assert!(matches!(Client::with_options(address, &options), Err(ClientError::Connect(ConnectError::Channel(_)))));
 }
 
 #[test]
@@ -395,7 +395,7 @@ fn clients_above_the_limit_are_told_so_and_find_room_when_others_leave() {
 const SHORT: Duration = Duration::from_millis(200);
 
 fn full() -> String {
-    ConnectFailure::Exchange(ExchangeError::Record(RecordError::Refused(Refusal::Full))).to_string()
+    ConnectError::Record(RecordError::Refused(Refusal::Full)).to_string()
 }
 
 /// No keep-alive finds the dead.
@@ -708,7 +708,7 @@ fn a_thousand_strangers_at_once_delay_nobody_and_leave_nothing() {
         stranger.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let mut answer = [0; EXCHANGE_RECORD_SIZE];
         stranger.read_exact(&mut answer).unwrap_or_else(|error| panic!("{error}: {:?} {}", start.elapsed(), answer[0]));
-        assert!(matches!(ExchangeRecord::decode(&answer), Err(ExchangeError::Record(RecordError::Refused(_)))));
+        assert!(matches!(ExchangeRecord::decode(&answer), Err(ConnectError::Record(RecordError::Refused(_)))));
     }
     // It was connected before the strangers are gone.
     drop(client);

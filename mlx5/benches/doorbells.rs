@@ -1,7 +1,8 @@
 //! How the device is told of new WQEs, and how it tells of what arrived: which is fastest? WRITEs with immediate of 28 bytes, each in one block of
 //! the send queue, go from a queue pair to another of the same device, in one thread: with a doorbell of 8 bytes, of the last WQE through
 //! BlueFlame, and of all of them through BlueFlame (`BlueflameBatch`, which is unproven on a NIC); one and four WQEs to a doorbell; into a
-//! completion queue with plain CQEs and into one with compressed ones, if the device has them. All in turn.
+//! completion queue with plain CQEs and into one with compressed ones, if the device has them. All in turn. Then one message at a time: the
+//! time that its doorbell takes, and the time until it has arrived; a WQE that is not announced, beside them, takes only its stores.
 //!
 //! `cargo bench -p mlx5 --bench doorbells -- [DEVICE] [ROUNDS]`: messages per second on DEVICE (`mlx5_0`, or `soft`, which is the default), medians
 //! of ROUNDS (11) rounds, each beside the first. What each costs the processor in instructions `scripts/instructions` counts. Without
@@ -107,6 +108,36 @@ impl Pair {
     }
 }
 
+impl Pair {
+    /// Sends one message after the other. Returns the medians, in ns: of the time to write a WQE, of its doorbell, and until the message has arrived.
+    fn times(&mut self, bell: Bell, messages: u32) -> [f64; 3] {
+        while self.received < self.sent {
+            self.receive();
+        }
+        let (addr, rkey) = (self.target.addr(), self.target.rkey());
+        let mut times = [Vec::new(), Vec::new(), Vec::new()];
+        for _ in 0..messages {
+            let operation = WriteImm { addr, rkey, imm: self.sent, payload: Inline(&PAYLOAD) };
+            let start = Instant::now();
+            self.sender.post(&operation, Signal::Reclaim, 0).unwrap();
+            let written = start.elapsed();
+            if bell == Bell::BlueFlame {
+                self.sender.ring_doorbell_bf()
+            } else {
+                self.sender.ring_doorbell()
+            }
+            let rung = start.elapsed();
+            self.sent += 1;
+            while self.received < self.sent {
+                self.receive();
+            }
+            let each = [written, rung - written, start.elapsed()];
+            times.iter_mut().zip(each).for_each(|(times, time)| times.push(time.as_nanos() as f64));
+        }
+        times.map(median)
+    }
+}
+
 fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures[figures.len() / 2]
@@ -136,6 +167,10 @@ fn main() -> Result<(), CreateError> {
             let rate = median(rates.iter().map(|round| round[way]).collect());
             let ratio = median(rates.iter().map(|round| round[way] / round[0]).collect());
             println!("{name} CQEs, {bell:?}, {per_doorbell} to a doorbell: {rate:.0} ({ratio:.2} of the first)");
+        }
+        for bell in [Bell::EightBytes, Bell::BlueFlame] {
+            let [written, rung, arrived] = pair.times(bell, if is_short { 100 } else { 100_000 });
+            println!("{name} CQEs, {bell:?}, one message: WQE {written:.0} ns, doorbell {rung:.0} ns, arrived after {arrived:.0} ns");
         }
     }
     Ok(())

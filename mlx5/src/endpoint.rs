@@ -248,13 +248,6 @@ impl Endpoint {
         &self.qp
     }
 
-    /// Returns the queue pair and its completion queue, for a program that drives them by itself. Operations stay in flight; the endpoint's
-    /// memory is deregistered.
-    #[must_use]
-    pub fn into_parts(self) -> (RcQp, Cq) {
-        (self.qp, self.cq)
-    }
-
     /// Sends a message. Returns once the peer's device has it. Blocks while the peer holds [`depth`](EndpointConfig::depth) messages that
     /// it has not received.
     ///

@@ -37,7 +37,7 @@ CRATES = ["mlx5", "copyrpc", "scalerpc", "ipc", "delegationrpc", "flux", "benchk
 # Their counts include the driver's copy to BlueFlame.
 ON_THE_DRIVER = {"mlx5", "copyrpc", "scalerpc"}
 # The software HCA's two entry points, with all functions they call.
-HCA = ["--toggle-collect=mlx5_hca::Hca::ring", "--toggle-collect=mlx5_hca::Hca::empty_poll"]
+HCA = ["--toggle-collect=mlx5_hca::hca::Hca::ring", "--toggle-collect=mlx5_hca::hca::Hca::empty_poll"]
 
 
 class Operation(NamedTuple):

@@ -46,7 +46,7 @@ const MAX_VERIFIED_SECONDS: f64 = 600.0;
 /// The options of a job, and the places of its result.
 #[derive(Debug, Clone, PartialEq, Args, Serialize, Deserialize)]
 pub struct JobArgs {
-    /// Path of requests to other ranks: meta, delegation, sharded, direct
+    /// Path of requests: meta, delegation, sharded, direct
     ///
     /// meta: by ipc to the key's daemon, by flux to the daemon with the connection. delegation: through the ring of daemon 0. sharded: through
     /// the ring of the key's daemon. direct: a connection for each client and remote daemon. rc-send and ucx-am are delegation by that
@@ -124,7 +124,7 @@ pub struct JobArgs {
     #[serde(skip)]
     pub client_threads: usize,
 
-    /// Operations that each client keeps outstanding, 1 to 4096
+    /// Outstanding operations of a client, 1 to 4096
     #[arg(short = 'd', long, value_name = "N", value_parser = whole(DEPTHS), default_value_t = 32)]
     #[serde(skip)]
     pub queue_depth: usize,

@@ -1,9 +1,11 @@
-//! The command line as typed. [`crate::options`] decides what it means, and whether it can be run.
+//! The command line as typed. [`crate::options`] checks it and computes every `auto`.
 
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+use copyrpc::{Context, PollError};
 use harness::affinity::PinPolicy;
 use harness::report::JsonSink;
 use harness::window::WindowChoice;
@@ -58,8 +60,8 @@ pub(crate) struct Cli {
     pub(crate) runs: usize,
 
     /// Behaviour of a process that finds no work: auto is busy if each process has a core of its own, else yield.
-    #[arg(long, value_enum, default_value_t = WaitChoice::Auto)]
-    pub(crate) wait: WaitChoice,
+    #[arg(long, value_enum, default_value_t = Wait::Auto)]
+    pub(crate) wait: Wait,
 
     /// Cores of the caller and the answerer: auto pins if each can have its own, none never pins, or a list such as 0,1.
     #[arg(long, value_name = "POLICY", default_value_t = PinPolicy::Auto)]
@@ -128,9 +130,10 @@ pub(crate) enum Mode {
     Rate,
 }
 
-/// The value of `--wait`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum WaitChoice {
+/// Behaviour of a process that finds no work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Wait {
     /// Busy if each process has a core of its own, else yield.
     Auto,
     /// Poll without pause.
@@ -139,6 +142,22 @@ pub(crate) enum WaitChoice {
     Yield,
     /// Sleep until there is something to do.
     Event,
+}
+
+/// Longest sleep, so that the end of a job is noticed.
+const LONGEST_SLEEP: Duration = Duration::from_millis(10);
+
+impl Wait {
+    /// Waits after a poll that found nothing.
+    #[inline(always)]
+    pub(crate) fn idle(self, context: &Context<u32>) -> Result<(), PollError> {
+        match self {
+            Self::Auto | Self::Busy => {}
+            Self::Yield => std::thread::yield_now(),
+            Self::Event => _ = context.wait(Some(LONGEST_SLEEP))?,
+        }
+        Ok(())
+    }
 }
 
 /// The value of `--fault`.

@@ -8,7 +8,7 @@ use harness::hist::LatencyHistogram;
 
 use crate::cli::{Fault, Mode};
 use crate::options::{Job, Length};
-use crate::setup::JobError;
+use crate::setup::Failure;
 
 /// Number of polls between two looks at the clock.
 const BLOCK_POLLS: u32 = 64;
@@ -50,7 +50,7 @@ pub(crate) struct Load<'a> {
     /// Whether round trips are timed now.
     is_recording: bool,
     bad_replies: u64,
-    failure: Option<JobError>,
+    failure: Option<Failure>,
 }
 
 impl<'a> Load<'a> {
@@ -87,7 +87,7 @@ impl<'a> Load<'a> {
     }
 
     /// Keeps the load up for `length`, then lets all calls end. The window does not include that.
-    pub(crate) fn run(&mut self, context: &Context<u32>, length: Length, record: bool) -> Result<Window, JobError> {
+    pub(crate) fn run(&mut self, context: &Context<u32>, length: Length, record: bool) -> Result<Window, Failure> {
         let (calls, limit_ns) = match length {
             Length::Calls(calls) => (calls, u64::MAX),
             Length::Seconds(seconds) => (u64::MAX, (seconds * 1e9) as u64),
@@ -123,7 +123,7 @@ impl<'a> Load<'a> {
         Ok(window)
     }
 
-    fn step(&mut self, context: &Context<u32>) -> Result<(), JobError> {
+    fn step(&mut self, context: &Context<u32>) -> Result<(), Failure> {
         if !self.refused.is_empty() {
             std::mem::swap(&mut self.refused, &mut self.retried);
             while let Some(slot) = self.retried.pop() {
@@ -148,7 +148,7 @@ impl<'a> Load<'a> {
                 self.bad_replies += u64::from(!is_right);
             }
             Ok(bytes) => pattern::touch(bytes),
-            Err(failure) => self.failure = Some(JobError::Failed(failure)),
+            Err(failure) => self.failure = Some(format!("a call failed: {failure}").into()),
         }
         self.ended += 1;
         if self.is_recording {
@@ -192,7 +192,7 @@ impl<'a> Load<'a> {
                 }
             }
             Err(error) if error.is_retryable() => self.refused.push(slot),
-            Err(error) => self.failure = Some(JobError::Refused(error)),
+            Err(error) => self.failure = Some(format!("a call was refused: {error}").into()),
         }
     }
 }

@@ -14,7 +14,6 @@ mod result;
 mod server;
 mod setup;
 
-use std::error::Error;
 use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
@@ -29,6 +28,7 @@ use launch::role::{Role, foreign_launcher, role};
 use cli::Cli;
 use options::{Options, RANKS};
 use result::JobResult;
+use setup::Failure;
 
 /// Exit status for options that cannot be honoured; clap uses the same for options that it refuses.
 const EXIT_OPTIONS: u8 = 2;
@@ -43,13 +43,12 @@ fn main() -> ExitCode {
     let ended = match role() {
         Ok(Role::Launcher) => return start(),
         Ok(Role::Rank(mut exchange)) => Options::resolve(Cli::parse())
-            .map_err(Into::into)
             .and_then(|options| rank_process(&options, &mut exchange))
             .map_err(|error| format!("rank {}: {error}", exchange.rank()).into()),
         Ok(Role::Baseline(peer)) => peer.serve().map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Err(error) => Err(error.into()),
     };
-    ended.unwrap_or_else(|error: Box<dyn Error>| fail(1, &error))
+    ended.unwrap_or_else(|error: Failure| fail(1, &error))
 }
 
 /// Reports an error on standard error. A closed standard error does not change the exit status.
@@ -90,7 +89,7 @@ fn launch(cli: Cli) -> ExitCode {
 }
 
 /// One of the two processes, however it was started.
-fn rank_process(options: &Options, exchange: &mut dyn Exchange) -> Result<ExitCode, Box<dyn Error>> {
+fn rank_process(options: &Options, exchange: &mut dyn Exchange) -> Result<ExitCode, Failure> {
     let report = rank::run(options, exchange)?;
     let parts = exchange.all_gather(&serde_json::to_vec(&report)?, REPORT_LIMIT, &|| false)?;
     if exchange.rank() != 0 {
@@ -100,7 +99,7 @@ fn rank_process(options: &Options, exchange: &mut dyn Exchange) -> Result<ExitCo
 }
 
 /// Table to standard output and the document where it was asked for; when that is standard output, the table makes room.
-fn show(options: &Options, result: &JobResult) -> Result<ExitCode, Box<dyn Error>> {
+fn show(options: &Options, result: &JobResult) -> Result<ExitCode, Failure> {
     match &options.json {
         Some(JsonSink::Stdout) => say(&result.to_string()),
         _ => writeln!(std::io::stdout(), "{result}")?,

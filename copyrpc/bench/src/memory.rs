@@ -85,7 +85,7 @@ fn endpoints(connections: usize, config: &EndpointConfig) -> Result<[Held; 2], B
     for _ in 0..connections {
         let (a, b) = (caller.create_endpoint(config)?, answerer.create_endpoint(config)?);
         let (of_a, of_b) = (a.local_info(), b.local_info());
-        ends.push([a.connect(&of_b).map_err(|error| error.reason)?, b.connect(&of_a).map_err(|error| error.reason)?]);
+        ends.push([a.connect(&of_b)?, b.connect(&of_a)?]);
     }
     let each = |now: Held| {
         let mut each = now.less(vector).each_since(before, 2 * connections);

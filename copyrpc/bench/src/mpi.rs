@@ -1,6 +1,5 @@
 //! The two processes as started by an MPI launcher, on one host or two. Rank 0 reports for both, except its peer's failures.
 
-use std::error::Error;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use launch::hosts::Hosts;
 
 use crate::cli::Cli;
 use crate::options::{Options, RANKS};
+use crate::setup::Failure;
 use crate::{EXIT_OPTIONS, fail, rank_process};
 
 /// Maximum time for the slower process to start.
@@ -30,7 +30,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         };
     }
     // Each process has one thread.
-    let hosts = Hosts::gather(&mut exchange, START_LIMIT).map_err(Box::<dyn Error>::from);
+    let hosts = Hosts::gather(&mut exchange, START_LIMIT).map_err(Failure::from);
     let options = match hosts.and_then(|hosts| Ok(Options::resolve_on(cli, hosts.cores_here(1, &[]))?)) {
         Ok(options) => options,
         Err(error) => {
@@ -47,7 +47,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
     }
 }
 
-fn job(options: &Options, exchange: &mut MpiExchange) -> Result<ExitCode, Box<dyn Error>> {
+fn job(options: &Options, exchange: &mut MpiExchange) -> Result<ExitCode, Failure> {
     if exchange.rank() == 0 {
         options.json.as_ref().map_or(Ok(()), JsonSink::check).map_err(|error| format!("--json: {error}"))?;
         say(&options.to_string());

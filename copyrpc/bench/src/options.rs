@@ -6,15 +6,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use copyrpc::ring::{DEFAULT_RING_SIZE, RingSize};
-use copyrpc::{Context, DEFAULT_CQ_SIZE, DEFAULT_SRQ_SIZE, EndpointConfig, PollError};
-use harness::affinity::{self, AffinityError, Plan, Threads};
+use copyrpc::{DEFAULT_CQ_SIZE, DEFAULT_SRQ_SIZE, EndpointConfig};
+use harness::affinity::{self, Plan, Threads};
+use harness::range::{RangeError, range};
 use harness::report::{self, JsonSink};
 use harness::window::WindowChoice;
-use launch::device::{AutoError, DeviceChoice};
+use launch::device::DeviceChoice;
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
-use crate::cli::{Choice, Cli, Fault, Mode, WaitChoice};
+use crate::cli::{Choice, Cli, Fault, Mode, Wait};
+use crate::setup::Failure;
 
 /// The two processes: rank 0 calls, rank 1 answers.
 pub(crate) const RANKS: usize = 2;
@@ -28,50 +29,6 @@ const MAX_SRQ_SIZE: u64 = (1 << 15) - 1;
 const MAX_CQ_SIZE: u64 = 1 << 22;
 /// Send completions an endpoint is charged with beside its batches in flight.
 const COMPLETIONS_BESIDE_BATCHES: u64 = 8;
-
-/// An option cannot be honoured.
-#[derive(Debug, Error)]
-pub(crate) enum OptionError {
-    /// A number is outside its range.
-    #[error("{flag} {given}: {why}; legal is {legal}")]
-    Range { flag: &'static str, given: String, why: &'static str, legal: String },
-    /// The cores cannot be used as asked.
-    #[error("--pin: {0}")]
-    Pin(#[from] AffinityError),
-    /// The environment does not name a device for `auto`.
-    #[error(transparent)]
-    Device(#[from] AutoError),
-}
-
-/// Behaviour of a process that finds no work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Wait {
-    /// It polls again at once.
-    Busy,
-    /// It yields its core first.
-    Yield,
-    /// It sleeps until there is something to do.
-    Event,
-}
-
-/// Longest sleep, so that the end of a job is noticed.
-const LONGEST_SLEEP: Duration = Duration::from_millis(10);
-
-impl Wait {
-    /// The last poll found nothing.
-    #[inline(always)]
-    pub(crate) fn idle(self, context: &Context<u32>) -> Result<(), PollError> {
-        match self {
-            Self::Busy => {}
-            Self::Yield => std::thread::yield_now(),
-            Self::Event => {
-                context.wait(Some(LONGEST_SLEEP))?;
-            }
-        }
-        Ok(())
-    }
-}
 
 /// Length of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -151,26 +108,25 @@ pub(crate) struct Options {
 
 impl Options {
     /// Checks and computes everything, for processes that share this one's affinity mask. Changes nothing.
-    pub(crate) fn resolve(cli: Cli) -> Result<Self, OptionError> {
-        Self::resolve_on(cli, affinity::usable_cores()?)
+    pub(crate) fn resolve(cli: Cli) -> Result<Self, Failure> {
+        Self::resolve_on(cli, affinity::usable_cores().map_err(|error| format!("--pin: {error}"))?)
     }
 
     /// The same, for processes that may use these cores.
-    pub(crate) fn resolve_on(cli: Cli, usable_cores: Vec<usize>) -> Result<Self, OptionError> {
+    pub(crate) fn resolve_on(cli: Cli, usable_cores: Vec<usize>) -> Result<Self, Failure> {
         check_counts(&cli)?;
         let length = check_length(&cli)?;
         let ring = ring_size(&cli)?;
         let (batches, srq_size, cq_size) = queue_sizes(&cli)?;
         if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
-            return Err(range("--fault", format!("{fault:?}"), "nothing would notice it", "only with --verify".to_owned()));
+            return Err(range("--fault", format!("{fault:?}"), "nothing would notice it", "only with --verify".to_owned()).into());
         }
-        let plan = Plan::new(&cli.pin, usable_cores, Threads { ranks: RANKS, daemons: 0, clients: 1 })?;
+        let plan = Plan::new(&cli.pin, usable_cores, Threads { ranks: RANKS, daemons: 0, clients: 1 });
+        let plan = plan.map_err(|error| format!("--pin: {error}"))?;
         let wait = match cli.wait {
-            WaitChoice::Busy => Wait::Busy,
-            WaitChoice::Yield => Wait::Yield,
-            WaitChoice::Event => Wait::Event,
-            WaitChoice::Auto if plan.usable_cores.len() >= RANKS => Wait::Busy,
-            WaitChoice::Auto => Wait::Yield,
+            Wait::Auto if plan.usable_cores.len() >= RANKS => Wait::Busy,
+            Wait::Auto => Wait::Yield,
+            wait => wait,
         };
         let job = Job {
             mode: cli.mode,
@@ -231,7 +187,7 @@ impl fmt::Display for Options {
     }
 }
 
-fn check_counts(cli: &Cli) -> Result<(), OptionError> {
+fn check_counts(cli: &Cli) -> Result<(), RangeError> {
     let counts = [
         ("--endpoints", cli.endpoints, 1, MAX_ENDPOINTS),
         ("--connected", cli.connected, 0, MAX_CONNECTED),
@@ -249,7 +205,7 @@ fn check_counts(cli: &Cli) -> Result<(), OptionError> {
     Ok(())
 }
 
-fn check_length(cli: &Cli) -> Result<Length, OptionError> {
+fn check_length(cli: &Cli) -> Result<Length, RangeError> {
     for (flag, given, least) in [("--duration", cli.duration, 0.01), ("--warmup", cli.warmup, 0.0)] {
         if !(least..=3600.0).contains(&given) {
             return Err(range(flag, given, "outside what is supported", format!("{least} to 3600 seconds")));
@@ -265,7 +221,7 @@ fn check_length(cli: &Cli) -> Result<Length, OptionError> {
 }
 
 /// Returns the ring size: as given, or by the rule of [`Job::ring_bytes`]. The messages must fit.
-fn ring_size(cli: &Cli) -> Result<RingSize, OptionError> {
+fn ring_size(cli: &Cli) -> Result<RingSize, RangeError> {
     let sizes = || (12..=28).filter_map(|power| RingSize::for_connection(1 << power));
     let fits = |ring: &RingSize| ring.max_payload() >= cli.payload as u64 && ring.max_response_allowance() >= cli.reply as u64;
     let ring = match cli.ring_size {
@@ -292,7 +248,7 @@ fn ring_size(cli: &Cli) -> Result<RingSize, OptionError> {
 }
 
 /// Batches in flight, SRQ and CQ, by the rules at [`Job`]. The context checks once more.
-fn queue_sizes(cli: &Cli) -> Result<(u32, u32, u32), OptionError> {
+fn queue_sizes(cli: &Cli) -> Result<(u32, u32, u32), RangeError> {
     let all = (cli.endpoints + cli.connected) as u64;
     let receives = match cli.srq_size {
         Choice::Number(given) if !(1..=MAX_SRQ_SIZE).contains(&given) => {
@@ -318,7 +274,7 @@ fn queue_sizes(cli: &Cli) -> Result<(u32, u32, u32), OptionError> {
     Ok((batches as u32, srq_size as u32, cq_size as u32))
 }
 
-fn send_wr(choice: Choice, batches: u32) -> Result<u32, OptionError> {
+fn send_wr(choice: Choice, batches: u32) -> Result<u32, RangeError> {
     match choice {
         Choice::Auto => {
             let config = EndpointConfig { batches_in_flight: batches, raw_operations: 0, ..EndpointConfig::default() };
@@ -329,17 +285,13 @@ fn send_wr(choice: Choice, batches: u32) -> Result<u32, OptionError> {
     }
 }
 
-fn range(flag: &'static str, given: impl ToString, why: &'static str, legal: String) -> OptionError {
-    OptionError::Range { flag, given: given.to_string(), why, legal }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
 
     use super::*;
 
-    fn resolve(args: &str) -> Result<Options, OptionError> {
+    fn resolve(args: &str) -> Result<Options, Failure> {
         Options::resolve(Cli::try_parse_from(std::iter::once("copyrpc_bench").chain(args.split_whitespace())).unwrap())
     }
 

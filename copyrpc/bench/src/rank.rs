@@ -9,14 +9,14 @@ use harness::affinity::pin_current_thread;
 use harness::clock::{Clock, ClockSource};
 use harness::environment::peak_rss_bytes;
 use harness::hist::LatencyHistogram;
-use launch::exchange::{Exchange, ExchangeError};
+use launch::exchange::Exchange;
 use launch::pingpong::{PingPong, PingPongResult};
 use serde::{Deserialize, Serialize};
 
 use crate::client::Load;
 use crate::options::{Length, Options};
 use crate::server::{Control, News, serve};
-use crate::setup::{Counts, JobError, Moment, Setup};
+use crate::setup::{Counts, Failure, Moment, Setup};
 
 /// Duration of the baseline's measurement.
 const BASELINE: Duration = Duration::from_millis(200);
@@ -24,6 +24,8 @@ const BASELINE: Duration = Duration::from_millis(200);
 const SETUP_LIMIT: Duration = Duration::from_secs(60);
 /// Maximum time for the two processes to meet when nothing is outstanding.
 const MEET_LIMIT: Duration = Duration::from_secs(15);
+
+const STUCK: &str = "the answering thread does not answer";
 
 /// The report of a process at the end.
 #[derive(Debug, Serialize, Deserialize)]
@@ -50,7 +52,7 @@ pub(crate) struct CallerReport {
 }
 
 /// Runs this process's part of the job.
-pub(crate) fn run(options: &Options, exchange: &mut dyn Exchange) -> Result<RankReport, JobError> {
+pub(crate) fn run(options: &Options, exchange: &mut dyn Exchange) -> Result<RankReport, Failure> {
     if exchange.rank() == 0 { call(options, exchange) } else { answer(options, exchange) }
 }
 
@@ -64,7 +66,7 @@ fn other_part(mut parts: Vec<Vec<u8>>, rank: usize) -> Vec<u8> {
 }
 
 /// Rank 0: calls.
-fn call(options: &Options, exchange: &mut dyn Exchange) -> Result<RankReport, JobError> {
+fn call(options: &Options, exchange: &mut dyn Exchange) -> Result<RankReport, Failure> {
     let cores = options.plan.client_core(0, 0).zip(options.plan.client_core(1, 0));
     if let Some((core, _)) = cores {
         pin_current_thread(core)?;
@@ -102,31 +104,28 @@ fn call(options: &Options, exchange: &mut dyn Exchange) -> Result<RankReport, Jo
 }
 
 /// The caller's side of the end of a phase: the other one counts between the two.
-fn meet(exchange: &mut dyn Exchange) -> Result<(), JobError> {
+fn meet(exchange: &mut dyn Exchange) -> Result<(), Failure> {
     exchange.barrier(MEET_LIMIT, &never)?;
     Ok(exchange.barrier(MEET_LIMIT, &never)?)
 }
 
-type Answerer<'scope> = ScopedJoinHandle<'scope, Result<(), JobError>>;
+type Answerer<'scope> = ScopedJoinHandle<'scope, Result<(), Failure>>;
 
 /// Rank 1: answers, in a thread of its own.
-fn answer(options: &Options, exchange: &mut dyn Exchange) -> Result<RankReport, JobError> {
+fn answer(options: &Options, exchange: &mut dyn Exchange) -> Result<RankReport, Failure> {
     let core = options.plan.client_core(1, 0);
     let control = &Control::default();
     std::thread::scope(|scope| {
         let (tell, news) = channel();
         let (mailbox, records) = channel();
         let work = move || serve(options, core, control, &tell, &records);
-        let thread = std::thread::Builder::new().name("answerer".to_owned()).spawn_scoped(scope, work).map_err(JobError::Thread)?;
+        let thread = std::thread::Builder::new().name("answerer".to_owned()).spawn_scoped(scope, work)?;
         let outcome = conduct(options, exchange, control, &thread, &news, &mailbox);
         control.stop();
         drop(mailbox);
-        let ended = thread.join().unwrap_or(Err(JobError::Panicked));
-        match outcome {
-            // Given up because of the thread, which reports the reason.
-            Err(JobError::Exchange(ExchangeError::GivenUp) | JobError::Stuck) => ended.and(outcome),
-            outcome => outcome,
-        }
+        let ended = thread.join().unwrap_or_else(|_| Err("the answering thread panicked: this is a defect, please report it".into()));
+        // A thread that failed has the reason of what failed here.
+        outcome.or_else(|error| ended.and(Err(error)))
     })
 }
 
@@ -138,20 +137,20 @@ fn conduct(
     thread: &Answerer<'_>,
     news: &Receiver<News>,
     mailbox: &Sender<Vec<u8>>,
-) -> Result<RankReport, JobError> {
+) -> Result<RankReport, Failure> {
     let has_ended = || thread.is_finished();
-    let News::Open { device, records } = next(news, thread, SETUP_LIMIT)? else { return Err(JobError::Stuck) };
+    let News::Open { device, records } = next(news, thread, SETUP_LIMIT)? else { return Err(STUCK.into()) };
     let parts = exchange.all_gather(&records, SETUP_LIMIT, &has_ended)?;
     // A thread that has ended is noticed by the next wait.
     let _ = mailbox.send(other_part(parts, 0));
-    let News::Connected = next(news, thread, SETUP_LIMIT)? else { return Err(JobError::Stuck) };
+    let News::Connected = next(news, thread, SETUP_LIMIT)? else { return Err(STUCK.into()) };
     exchange.barrier(SETUP_LIMIT, &has_ended)?;
 
     let mut report = RankReport { device, bad_payloads: 0, peak_rss_bytes: 0, counts: Vec::new(), caller: None };
     for phase in 0..=options.job.runs {
         exchange.barrier(options.time_limit(), &has_ended)?;
         control.end_phase(phase + 1);
-        let News::Phase { counts, bad_requests } = next(news, thread, MEET_LIMIT)? else { return Err(JobError::Stuck) };
+        let News::Phase { counts, bad_requests } = next(news, thread, MEET_LIMIT)? else { return Err(STUCK.into()) };
         report.bad_payloads = bad_requests;
         // The first phase is the warm-up.
         if phase > 0 {
@@ -164,7 +163,7 @@ fn conduct(
 }
 
 /// Waits for the next message of the thread. Fails if the thread ends, or takes too long.
-fn next(news: &Receiver<News>, thread: &Answerer<'_>, within: Duration) -> Result<News, JobError> {
+fn next(news: &Receiver<News>, thread: &Answerer<'_>, within: Duration) -> Result<News, Failure> {
     const INTERVAL: Duration = Duration::from_millis(10);
     for _ in 0..within.as_millis() / INTERVAL.as_millis() {
         match news.recv_timeout(INTERVAL) {
@@ -174,5 +173,5 @@ fn next(news: &Receiver<News>, thread: &Answerer<'_>, within: Duration) -> Resul
             Err(RecvTimeoutError::Timeout) => {}
         }
     }
-    Err(JobError::Stuck)
+    Err(STUCK.into())
 }

@@ -5,27 +5,17 @@ use std::fmt;
 use harness::affinity::Plan;
 use harness::clock::ClockSource;
 use harness::environment::Environment;
-use harness::hist::{HistogramError, LatencyHistogram, LatencySummary};
+use harness::hist::{LatencyHistogram, LatencySummary};
 use harness::report::{Spread, Table, nanos, rate};
 use launch::pingpong::PingPongResult;
 use serde::Serialize;
-use thiserror::Error;
 
 use crate::cli::Mode;
 use crate::options::{Job, Options};
 use crate::rank::RankReport;
-use crate::setup::Counts;
+use crate::setup::{Counts, Failure};
 
-/// The reports do not make a result.
-#[derive(Debug, Error)]
-pub(crate) enum ResultError {
-    #[error("a report cannot be read: {0}")]
-    Report(#[from] serde_json::Error),
-    #[error("a histogram of a report: {0}")]
-    Histogram(#[from] HistogramError),
-    #[error("the two processes report different things")]
-    Mismatch,
-}
+const MISMATCH: &str = "the two processes report different things";
 
 /// One run.
 #[derive(Debug, Clone, Serialize)]
@@ -70,10 +60,10 @@ pub(crate) struct JobResult {
 
 impl JobResult {
     /// Brings the processes' reports together.
-    pub(crate) fn reduce(options: &Options, parts: &[Vec<u8>]) -> Result<Self, ResultError> {
+    pub(crate) fn reduce(options: &Options, parts: &[Vec<u8>]) -> Result<Self, Failure> {
         let reports = parts.iter().map(|part| serde_json::from_slice(part)).collect::<Result<Vec<RankReport>, _>>()?;
-        let [caller, answerer] = &reports[..] else { return Err(ResultError::Mismatch) };
-        let measured = caller.caller.as_ref().ok_or(ResultError::Mismatch)?;
+        let [caller, answerer] = &reports[..] else { return Err(MISMATCH.into()) };
+        let measured = caller.caller.as_ref().ok_or(MISMATCH)?;
         let counts = caller.counts.iter().zip(&answerer.counts);
         let runs: Vec<Run> = measured
             .windows
@@ -92,7 +82,7 @@ impl JobResult {
             })
             .collect();
         if runs.len() != options.job.runs {
-            return Err(ResultError::Mismatch);
+            return Err(MISMATCH.into());
         }
         let mut all = LatencyHistogram::new();
         measured.latencies.iter().try_for_each(|latencies| all.merge(latencies))?;

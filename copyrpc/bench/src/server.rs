@@ -9,7 +9,7 @@ use harness::affinity::pin_current_thread;
 
 use crate::cli::Fault;
 use crate::options::{Job, Options};
-use crate::setup::{Counts, JobError, Moment, Setup};
+use crate::setup::{Counts, Failure, Moment, Setup};
 
 /// The main thread's message to the answering thread: the number of phases that are over, or [`STOP`].
 #[derive(Debug, Default)]
@@ -50,7 +50,7 @@ pub(crate) fn serve(
     control: &Control,
     tell: &Sender<News>,
     records: &Receiver<Vec<u8>>,
-) -> Result<(), JobError> {
+) -> Result<(), Failure> {
     if let Some(core) = core {
         pin_current_thread(core)?;
     }
@@ -97,7 +97,7 @@ impl<'a> Answers<'a> {
 
     /// Answers all requests that are there, and sends the answers at once. Returns whether there were any.
     #[inline]
-    fn step(&mut self, context: &Context<u32>) -> Result<bool, JobError> {
+    fn step(&mut self, context: &Context<u32>) -> Result<bool, Failure> {
         let mut outcome = Ok(());
         let on_request = |request: RecvBytes<'_>, reply: Reply<'_, u32>| {
             if let Err(error) = self.answer(request, reply) {
@@ -109,7 +109,7 @@ impl<'a> Answers<'a> {
     }
 
     #[inline]
-    fn answer(&mut self, bytes: RecvBytes<'_>, reply: Reply<'_, u32>) -> Result<(), JobError> {
+    fn answer(&mut self, bytes: RecvBytes<'_>, reply: Reply<'_, u32>) -> Result<(), Failure> {
         if self.job.verify {
             let tag = pattern::copied(bytes, &mut self.request).map(Tag::of_request);
             let is_right = tag.is_some_and(|tag| pattern::is_request(&self.request, tag) && self.is_next(tag));
@@ -123,7 +123,7 @@ impl<'a> Answers<'a> {
         } else {
             pattern::touch(bytes);
         }
-        reply.send(&self.reply).map_err(|error| JobError::Reply(error.to_string()))
+        reply.send(&self.reply).map_err(|error| format!("a reply was refused: {error}").into())
     }
 
     /// Returns whether this request is the next in turn. A request shorter than a tag cannot be told apart.

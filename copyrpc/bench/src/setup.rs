@@ -1,52 +1,14 @@
 //! A process's device and endpoints, and why a process can fail.
 
-use copyrpc::{
-    BuildError, CallError, CallFailure, ConnectFailure, Context, ContextBuilder, CreateEndpointError, EXCHANGE_RECORD_SIZE, Endpoint,
-    ExchangeError, ExchangeRecord, PendingEndpoint, PollError, Stats,
-};
-use harness::affinity::AffinityError;
-use launch::pingpong::PingPongError;
+use std::error::Error;
+
+use copyrpc::{Context, ContextBuilder, EXCHANGE_RECORD_SIZE, Endpoint, ExchangeRecord, PendingEndpoint, Stats};
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 use crate::options::Options;
 
-/// Why a process ended early.
-#[derive(Debug, Error)]
-pub(crate) enum JobError {
-    #[error(transparent)]
-    Exchange(#[from] launch::exchange::ExchangeError),
-    #[error(transparent)]
-    Affinity(#[from] AffinityError),
-    #[error(transparent)]
-    Baseline(#[from] PingPongError),
-    #[error("the context: {0}")]
-    Build(#[from] BuildError),
-    #[error("an endpoint: {0}")]
-    Endpoint(#[from] CreateEndpointError),
-    #[error("the other process's connection records: {0}")]
-    Record(#[from] ExchangeError),
-    #[error("the other process sent {given} bytes of connection records where {expected} were due")]
-    Records { given: usize, expected: usize },
-    #[error("connecting: {0}")]
-    Connect(#[from] ConnectFailure),
-    #[error("polling: {0}")]
-    Poll(#[from] PollError),
-    #[error("a call was refused: {0}")]
-    Refused(CallError<u32>),
-    #[error("a call failed: {0}")]
-    Failed(CallFailure),
-    #[error("a reply was refused: {0}")]
-    Reply(String),
-    #[error("the answering thread could not be started: {0}")]
-    Thread(std::io::Error),
-    #[error("the answering thread does not answer")]
-    Stuck,
-    #[error("the answering thread panicked: this is a defect, please report it")]
-    Panicked,
-    #[error("a report cannot be read: {0}")]
-    Report(#[from] serde_json::Error),
-}
+/// Why a process ended early. It is only printed.
+pub(crate) type Failure = Box<dyn Error + Send + Sync>;
 
 /// A context with endpoints that are not connected yet.
 pub(crate) struct Setup {
@@ -56,7 +18,7 @@ pub(crate) struct Setup {
 
 impl Setup {
     /// Opens the device in the calling thread, which keeps it.
-    pub(crate) fn open(options: &Options) -> Result<Self, JobError> {
+    pub(crate) fn open(options: &Options) -> Result<Self, Failure> {
         let job = &options.job;
         let builder = ContextBuilder::new(options.device.spec(options.shm_dir.as_deref()));
         let context = builder.srq_size(job.srq_size).cq_size(job.cq_size).build()?;
@@ -77,16 +39,12 @@ impl Setup {
     }
 
     /// Connects each endpoint with the one of the same place in the other process.
-    pub(crate) fn connect(self, records: &[u8]) -> Result<(Context<u32>, Vec<Endpoint<u32>>), JobError> {
-        let expected = self.pending.len() * EXCHANGE_RECORD_SIZE;
-        if records.len() != expected {
-            return Err(JobError::Records { given: records.len(), expected });
+    pub(crate) fn connect(self, records: &[u8]) -> Result<(Context<u32>, Vec<Endpoint<u32>>), Failure> {
+        if records.len() != self.pending.len() * EXCHANGE_RECORD_SIZE {
+            return Err(format!("the other process sent {} bytes of connection records", records.len()).into());
         }
-        let connect = |(endpoint, record): (PendingEndpoint<u32>, &[u8])| {
-            let mut bytes = [0; EXCHANGE_RECORD_SIZE];
-            bytes.copy_from_slice(record);
-            let record = ExchangeRecord::decode(&bytes)?;
-            endpoint.connect(&record).map_err(|error| JobError::Connect(error.reason))
+        let connect = |(endpoint, record): (PendingEndpoint<u32>, &[u8])| -> Result<_, Failure> {
+            Ok(endpoint.connect(&ExchangeRecord::decode(record.try_into()?)?)?)
         };
         let endpoints = self.pending.into_iter().zip(records.chunks_exact(EXCHANGE_RECORD_SIZE)).map(connect).collect::<Result<_, _>>()?;
         Ok((self.context, endpoints))

@@ -3,7 +3,7 @@
 use mlx5::{BlueflameBatch, Inline, Mr, Payload, PostError, RcOperation, RcQp, Signal, WriteImm};
 
 use crate::control::ControlMemory;
-use crate::link::{EasyBatch, Emit, Poster};
+use crate::link::{EasyBatch, EasyPoster, Emit, Poster};
 use crate::wire::{METADATA_SPAN, padded};
 
 /// Inline bytes of the largest WQE (four WQEBBs) that is inline alone.
@@ -75,7 +75,7 @@ pub(super) struct Batches<'a, Q> {
     pub(super) control: &'a ControlMemory,
 }
 
-impl Poster<PostError> for Batches<'_, RcQp> {
+impl EasyPoster for Batches<'_, RcQp> {
     #[inline(always)]
     fn post_easy(&mut self, batch: &EasyBatch<'_>) -> Result<(), PostError> {
         let Self { qp, send_ring, remote, to_peer, inline_limit, control } = self;
@@ -101,10 +101,9 @@ impl Poster<PostError> for Batches<'_, RcQp> {
     }
 }
 
-impl<Q: Posts> Batches<'_, Q> {
-    /// Posts a batch that is in the ring.
+impl<Q: Posts> Poster for Batches<'_, Q> {
     #[inline(never)]
-    pub(super) fn post(&mut self, emit: Emit) -> Result<(), PostError> {
+    fn post(&mut self, emit: Emit) -> Result<(), PostError> {
         let Self { qp, send_ring, remote, inline_limit, .. } = self;
         if emit.bytes <= *inline_limit {
             write(*qp, remote, emit, Inline(head(send_ring, emit, emit.bytes)))?;

@@ -7,7 +7,7 @@ const POLL_NS: u64 = 1_000_000;
 
 #[derive(Debug)]
 pub(super) struct Backoff {
-    /// Polls skipped after the last READ; 0 unless it was in vain.
+    /// Polls skipped after the last READ; 0 if it brought words.
     pause: u32,
     /// Number of these polls that are left.
     left: u32,
@@ -47,7 +47,7 @@ impl Backoff {
     }
 
     /// Notes that a READ completed and found nothing new.
-    pub(super) fn vain_read(&mut self) {
+    pub(super) fn idle_read(&mut self) {
         self.pause = (2 * self.pause).clamp(1, MAX_PAUSE);
         self.left = self.pause;
     }

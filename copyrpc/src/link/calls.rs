@@ -15,7 +15,7 @@ use super::deadlines::Deadlines;
 use crate::wire::{CallId, RESPONSE_OVERHEAD};
 
 /// Deadline of a call without a deadline.
-pub(super) const NEVER: u64 = u64::MAX;
+pub(crate) const NEVER: u64 = u64::MAX;
 
 /// The name of one call of one link, for [`Link::cancel`](super::Link::cancel).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

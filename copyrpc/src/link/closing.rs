@@ -1,7 +1,9 @@
 //! The graceful end of a connection (G1..G4): both ends say that they make no more calls, everything outstanding ends, then both ends
 //! leave.
 
-use super::{Emit, Limits, Link};
+use mlx5::PostError;
+
+use super::{Limits, Link, Poster};
 use crate::error::CloseReason;
 use crate::wire::{METADATA_SPAN, Status};
 
@@ -91,7 +93,7 @@ impl<U> Link<U> {
         self.rx.has_heard_closing() && self.calls.unanswered() == 0 && !self.rx.has_work() && !self.tx.has_unposted()
     }
 
-    /// Returns whether silence of the peer has a meaning (K1): it owes answers, or its mark, or has not taken messages for which somebody
+    /// Returns whether silence of the peer has a meaning (K1): it owes answers, or its mark, or has not taken messages for which a call
     /// waits there (K6).
     #[must_use]
     #[inline]
@@ -103,7 +105,7 @@ impl<U> Link<U> {
 
     /// Flushes an end that takes no more calls.
     #[inline(never)]
-    pub(super) fn flush_closing<E>(&mut self, post: &mut dyn FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
+    pub(super) fn flush_closing(&mut self, poster: &mut dyn Poster) -> Result<(), PostError> {
         if self.closed.is_some() {
             return Ok(());
         }
@@ -118,7 +120,7 @@ impl<U> Link<U> {
         }
         let words = self.grant();
         let sent = self.tx.batches_sent();
-        let outcome = self.post_waiting(words, post);
+        let outcome = self.post_waiting(words, poster);
         if self.tx.batches_sent() > sent && !self.tx.has_unposted() {
             self.closing.is_told = true;
             self.limits = Limits::NONE;

@@ -1,11 +1,10 @@
 //! The parameters of a link.
 
 use super::window::Window;
-use crate::error::LinkConfigError;
 use crate::ring::RingSize;
 use crate::wire::ALIGNMENT;
 
-/// The parameters that both ends agreed on; checked by [`Link::new`](super::Link::new).
+/// The parameters that both ends agreed on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinkConfig {
     /// Credit in bytes this side grants at the start: a multiple of 32, at most a quarter ring.
@@ -35,7 +34,6 @@ pub(crate) struct LinkConfig {
 
 /// The past of a connection when it begins, beside its positions. It is empty, except in tests of wrapping counters. All of it is
 /// settled: nothing is outstanding. The peer's past is the same with the directions exchanged.
-#[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Past {
     /// From this end to the peer.
@@ -51,7 +49,6 @@ pub(crate) struct Past {
 }
 
 /// The traffic in one direction: sent, taken and answered.
-#[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Traffic {
     /// Number of batches.
@@ -63,29 +60,16 @@ pub(crate) struct Traffic {
 }
 
 impl LinkConfig {
-    /// Refuses parameters that the invariants do not cover.
-    pub(super) fn check(&self, send: RingSize, recv: RingSize) -> Result<(), LinkConfigError> {
-        if send != recv {
-            return Err(LinkConfigError::UnequalRings { send: send.bytes(), recv: recv.bytes() });
-        }
-        let max = send.max_reservation();
-        for credit in [self.local_credit, self.peer_credit] {
-            if credit > max || credit % ALIGNMENT != 0 {
-                return Err(LinkConfigError::Credit { credit, max });
-            }
-        }
+    /// Returns whether the invariants cover these parameters, for rings of these sizes.
+    pub(crate) fn is_covered(&self, send: RingSize, recv: RingSize) -> bool {
+        let is_credit = |credit| credit <= send.max_reservation() && credit % ALIGNMENT == 0;
         let window_batches = match self.window {
             Window::Off => 1,
             Window::Completion { batches, .. } | Window::Consumption { batches, .. } => batches,
         };
-        if self.local_batches == 0 || self.peer_batches == 0 || window_batches == 0 {
-            return Err(LinkConfigError::NoBatches);
-        }
-        for start in [self.send_start, self.recv_start] {
-            if start % ALIGNMENT != 0 {
-                return Err(LinkConfigError::StartPosition(start));
-            }
-        }
-        Ok(())
+        send == recv
+            && [self.local_credit, self.peer_credit].into_iter().all(is_credit)
+            && self.local_batches.min(self.peer_batches).min(window_batches) > 0
+            && (self.send_start | self.recv_start) % ALIGNMENT == 0
     }
 }

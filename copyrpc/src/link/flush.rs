@@ -1,15 +1,22 @@
 //! The exit of the send ring, and the words for the peer: batches to post, and the words of the published record.
 
+use mlx5::PostError;
+
 use super::outgoing::CALL_SLACK;
 use super::tx::{Batch, EasyBatch, Emit};
-use super::window::Hold;
 use super::{Link, News};
 use crate::wire::{FlowWords, METADATA_SPAN};
 
-/// The destination of easy batches. A trait and not a closure: the code that posts them is inlined for sure.
-pub(crate) trait Poster<E> {
+/// The destination of easy batches.
+pub(crate) trait EasyPoster {
     /// Stores the words of a batch in the published record, and posts it.
-    fn post_easy(&mut self, batch: &EasyBatch<'_>) -> Result<(), E>;
+    fn post_easy(&mut self, batch: &EasyBatch<'_>) -> Result<(), PostError>;
+}
+
+/// The destination of batches.
+pub(crate) trait Poster {
+    /// Posts a batch that is in the ring.
+    fn post(&mut self, emit: Emit) -> Result<(), PostError>;
 }
 
 impl<U> Link<U> {
@@ -19,7 +26,7 @@ impl<U> Link<U> {
     /// # Errors
     /// The error of `poster`.
     #[inline(always)]
-    pub(crate) fn flush_easy<E>(&mut self, poster: &mut impl Poster<E>) -> Result<bool, E> {
+    pub(crate) fn flush_easy(&mut self, poster: &mut impl EasyPoster) -> Result<bool, PostError> {
         // An end that closes has no easy batch, nor has one with a window.
         if !self.tx.has_easy_batch() {
             return Ok(false);
@@ -50,28 +57,28 @@ impl<U> Link<U> {
         }
     }
 
-    /// Gives each batch that may be sent to `post`, oldest first: B1 and the window (W1) hold batches back. A batch counts as sent only
-    /// when `post` succeeds. After an error the next flush offers everything not posted again (F2).
+    /// Gives each batch that may be sent to `poster`, oldest first: B1 and the window (W1) hold batches back. A batch counts as sent only
+    /// when the post succeeds. After an error the next flush offers everything not posted again (F2).
     ///
     /// # Errors
-    /// The first error of `post`.
+    /// The first error of `poster`.
     #[inline(never)]
-    pub(crate) fn flush_any<E>(&mut self, post: &mut dyn FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
+    pub(crate) fn flush_any(&mut self, poster: &mut dyn Poster) -> Result<(), PostError> {
         if self.ending.is_some() {
-            return self.flush_closing(post);
+            return self.flush_closing(poster);
         }
         let words = self.grant();
         self.offer_metadata_only(words);
-        self.post_waiting(words, post)
+        self.post_waiting(words, poster)
     }
 
-    pub(super) fn post_waiting<E>(&mut self, words: FlowWords, post: &mut dyn FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
+    pub(super) fn post_waiting(&mut self, words: FlowWords, poster: &mut dyn Poster) -> Result<(), PostError> {
         // Posting changes none of the words here: the bytes were in flight before. The window holds nothing back at the end (W3).
         if self.window.begin(self.tx.unposted()) && self.ending.is_none() {
-            return self.flush_windowed(words, post);
+            return self.flush_windowed(words, poster);
         }
         while let Some(batch) = self.next_to_post() {
-            self.post_batch(&batch, words, false, post)?;
+            self.post_batch(&batch, words, false, poster)?;
             if !self.tx.has_unposted() {
                 break;
             }
@@ -88,16 +95,10 @@ impl<U> Link<U> {
         Some(batch)
     }
 
-    fn post_batch<E>(
-        &mut self,
-        batch: &Batch,
-        words: FlowWords,
-        signal: bool,
-        post: &mut dyn FnMut(Emit) -> Result<(), E>,
-    ) -> Result<(), E> {
+    fn post_batch(&mut self, batch: &Batch, words: FlowWords, signal: bool, poster: &mut dyn Poster) -> Result<(), PostError> {
         self.tell_by_batch(words);
         self.is_unpublished = true;
-        post(self.tx.fill(batch, words, signal))?;
+        poster.post(self.tx.fill(batch, words, signal))?;
         self.tx.commit(batch);
         self.note_posted(self.tx.free());
         if batch.is_marker() {
@@ -109,17 +110,17 @@ impl<U> Link<U> {
 
     /// Flushes a batch that the window applies to: it waits for a place, or takes one (W1).
     #[inline(never)]
-    fn flush_windowed<E>(&mut self, words: FlowWords, post: &mut dyn FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
-        if let Some(hold) = self.window.hold(self.tx.batches_received()) {
+    fn flush_windowed(&mut self, words: FlowWords, poster: &mut dyn Poster) -> Result<(), PostError> {
+        if self.window.is_full(self.tx.batches_received()) {
             // As after a refused call, the peer's words would help (L5).
-            self.starved |= hold == Hold::PeersWord;
+            self.starved |= !self.window.is_by_completion;
             self.stats.window_stalls += 1;
             return Ok(());
         }
         while let Some(batch) = self.next_to_post() {
             // A batch that a wrap divided takes one place, with its last part (W2).
             let takes_place = batch.span() == self.tx.unposted();
-            self.post_batch(&batch, words, takes_place && self.window.needs_completions(), post)?;
+            self.post_batch(&batch, words, takes_place && self.window.is_by_completion, poster)?;
             if takes_place {
                 self.window.posted(self.tx.batches_sent());
             }
@@ -207,18 +208,26 @@ impl<U> Link<U> {
 
 #[cfg(test)]
 impl<U> Link<U> {
-    /// Calls [`Link::flush_easy`], or [`Link::flush_any`].
+    /// Calls [`Link::flush_easy`], or [`Link::flush_any`]. An error of `post` is one of a full send queue.
     ///
     /// # Errors
     /// The first error of `post`.
-    pub(crate) fn flush<E>(&mut self, post: impl FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
-        let mut post = FromFn(post);
-        if self.flush_easy(&mut post)? {
+    pub(crate) fn flush<E>(&mut self, mut post: impl FnMut(Emit) -> Result<(), E>) -> Result<(), E> {
+        let mut first = None;
+        let full = PostError::QueueFull { needed: 1, free: 0, capacity: 1 };
+        let mut poster = FromFn(|emit| {
+            post(emit).map_err(|error| {
+                first.get_or_insert(error);
+                full
+            })
+        });
+        match self.flush_easy(&mut poster) {
             // The words are still to be stored.
-            self.is_unpublished = true;
-            return Ok(());
+            Ok(true) => self.is_unpublished = true,
+            Ok(false) => _ = self.flush_any(&mut poster),
+            Err(_) => {}
         }
-        self.flush_any(&mut post.0)
+        first.map_or(Ok(()), Err)
     }
 }
 
@@ -227,8 +236,15 @@ impl<U> Link<U> {
 struct FromFn<F>(F);
 
 #[cfg(test)]
-impl<E, F: FnMut(Emit) -> Result<(), E>> Poster<E> for FromFn<F> {
-    fn post_easy(&mut self, batch: &EasyBatch<'_>) -> Result<(), E> {
-        (self.0)(batch.write_out())
+impl<F: FnMut(Emit) -> Result<(), PostError>> EasyPoster for FromFn<F> {
+    fn post_easy(&mut self, batch: &EasyBatch<'_>) -> Result<(), PostError> {
+        self.post(batch.write_out())
+    }
+}
+
+#[cfg(test)]
+impl<F: FnMut(Emit) -> Result<(), PostError>> Poster for FromFn<F> {
+    fn post(&mut self, emit: Emit) -> Result<(), PostError> {
+        (self.0)(emit)
     }
 }

@@ -6,19 +6,11 @@
 #[path = "explore/held.rs"]
 mod explore;
 
-use slab::Slab;
-
-use super::IN_PLACE;
+use super::{Hold, Request};
+use crate::ring::Payload;
 
 /// Number of requests with room once one has arrived; doubled when it is used up.
 const FIRST_ROOM: usize = 4;
-/// The least number of a request without bytes. Their numbers go down from the one below [`IN_PLACE`]; no count of arrivals reaches them.
-const WITHOUT_BYTES: u64 = IN_PLACE - u32::MAX as u64;
-
-/// Returns the key of a request without bytes.
-const fn key_of(number: u64) -> usize {
-    (IN_PLACE - 1).wrapping_sub(number) as usize
-}
 
 /// A request that the application has not answered.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,12 +24,13 @@ pub(super) struct HeldRequest {
     pub(super) internal_allowance: u32,
 }
 
-/// A ring of requests, each at its number modulo the room; and requests that have no bytes any more.
+/// A ring of requests, each at its number modulo the room.
 #[derive(Debug)]
 pub(super) struct HeldRequests {
     /// Places for requests: a power of two, or none.
     room: Vec<HeldRequest>,
-    without_bytes: Slab<HeldRequest>,
+    /// Number of requests that the application has without their bytes.
+    without_bytes: usize,
     /// Number of the oldest request whose bytes are needed.
     oldest: u64,
     /// Number of the next request that the application gets. `oldest <= untaken <= next`.
@@ -49,7 +42,7 @@ pub(super) struct HeldRequests {
 impl HeldRequests {
     /// Makes a ring after `answered` requests, all answered.
     pub(super) const fn new(answered: u64) -> Self {
-        Self { room: Vec::new(), without_bytes: Slab::new(), oldest: answered, untaken: answered, next: answered }
+        Self { room: Vec::new(), without_bytes: 0, oldest: answered, untaken: answered, next: answered }
     }
 
     #[inline(always)]
@@ -59,7 +52,7 @@ impl HeldRequests {
 
     /// Returns whether every request is answered.
     pub(super) fn is_empty(&self) -> bool {
-        !self.needs_bytes() && self.without_bytes.is_empty()
+        !self.needs_bytes() && self.without_bytes == 0
     }
 
     /// Returns whether the bytes of a request are needed.
@@ -85,12 +78,15 @@ impl HeldRequests {
         self.next += 1;
     }
 
-    /// Adds a request that goes to the application at once, which has all others. Returns its number.
-    pub(super) fn push_taken(&mut self, request: HeldRequest) -> u64 {
-        debug_assert!(!self.has_untaken());
-        self.push(request);
-        self.untaken = self.next;
-        self.next - 1
+    /// Holds a request that the application has, and that was to be answered in place.
+    pub(super) fn hold(&mut self, request: &mut Request) {
+        if request.hold == Hold::InPlace {
+            debug_assert!(!self.has_untaken());
+            let Request { payload, internal_allowance, call_id, .. } = *request;
+            request.hold = Hold::Held(self.next as u32);
+            self.push(HeldRequest { position: payload.message(), call_id, len: payload.len() as u32, internal_allowance });
+            self.untaken = self.next;
+        }
     }
 
     /// Returns whether there are requests that the application has not got.
@@ -110,61 +106,49 @@ impl HeldRequests {
         self.room = room;
     }
 
-    /// Takes the next request for the application. Returns its number too.
+    /// Takes the next request for the application.
     #[inline(always)]
-    pub(super) fn take(&mut self) -> Option<(u64, &HeldRequest)> {
+    pub(super) fn take(&mut self) -> Option<Request> {
         if self.untaken == self.next {
             return None;
         }
         let number = self.untaken;
         self.untaken += 1;
-        self.room.get(self.place(number)).map(|request| (number, request))
+        let &HeldRequest { position, call_id, len, internal_allowance } = self.room.get(self.place(number))?;
+        Some(Request { hold: Hold::Held(number as u32), payload: Payload::of_message(position, len), internal_allowance, call_id })
     }
 
-    /// Returns the request with this number, if the application has it.
-    #[inline(always)]
-    pub(super) fn get(&self, number: u64) -> Option<&HeldRequest> {
-        if number.wrapping_sub(self.oldest) >= self.untaken - self.oldest {
-            return self.get_without_bytes(number);
-        }
-        self.room.get(self.place(number)).filter(|request| request.internal_allowance != 0)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn get_without_bytes(&self, number: u64) -> Option<&HeldRequest> {
-        self.without_bytes.get(key_of(number))
-    }
-
-    /// Returns whether the application has a request that is not answered, and whose bytes it did not give up.
+    /// Returns whether the application has a request that is not answered, and whose bytes it did not release.
     pub(super) const fn has_taken_bytes(&self) -> bool {
         // The oldest is not answered, unless there is none.
         self.oldest != self.untaken
     }
 
-    /// Gives up the bytes of the request with this number, if the application has it. Returns its new number.
-    pub(super) fn give_up_bytes(&mut self, number: u64) -> u64 {
-        let request = match self.get(number) {
-            Some(request) if number < WITHOUT_BYTES => *request,
-            _ => return number,
-        };
-        self.answer(number);
-        IN_PLACE - 1 - self.without_bytes.insert(HeldRequest { position: 0, len: 0, ..request }) as u64
+    /// Releases the bytes of a request that the application holds.
+    pub(super) fn release_bytes(&mut self, request: &mut Request) {
+        if let Hold::Held(_) = request.hold {
+            self.answer(request.hold);
+            (request.hold, request.payload) = (Hold::WithoutBytes, Payload::default());
+            self.without_bytes += 1;
+        }
     }
 
-    /// Notes that the request, which [`HeldRequests::get`] returned, is answered.
+    /// Notes that a request of the application is answered.
     #[inline(always)]
-    pub(super) fn answer(&mut self, number: u64) {
-        if number == self.oldest {
-            self.oldest += 1;
-            while self.oldest().is_some_and(|request| request.internal_allowance == 0) {
+    pub(super) fn answer(&mut self, hold: Hold) {
+        match hold {
+            Hold::InPlace => {}
+            Hold::WithoutBytes => self.without_bytes -= 1,
+            Hold::Held(number) if number == self.oldest as u32 => {
                 self.oldest += 1;
+                while self.oldest().is_some_and(|request| request.internal_allowance == 0) {
+                    self.oldest += 1;
+                }
             }
-        } else if number >= WITHOUT_BYTES {
-            let _answered = self.without_bytes.try_remove(key_of(number));
-        } else {
-            let place = self.place(number);
-            self.room[place].internal_allowance = 0;
+            Hold::Held(number) => {
+                let place = self.place(u64::from(number));
+                self.room[place].internal_allowance = 0;
+            }
         }
     }
 }
@@ -189,39 +173,30 @@ mod tests {
                     arrived += 1;
                 }
                 2 => match held.take() {
-                    Some((number, request)) => {
-                        assert_eq!((number, request.position), (taken, taken));
-                        open.push(number);
+                    Some(request) => {
+                        assert_eq!((request.hold, request.payload.message()), (Hold::Held(taken as u32), taken));
+                        open.push(request);
                         taken += 1;
                     }
                     None => assert_eq!(taken, arrived),
                 },
                 3 if !open.is_empty() => {
-                    let number = open.swap_remove(rng.usize(..open.len()));
-                    let request = *held.get(number).unwrap();
-                    assert_eq!(request.position, number);
+                    let mut request = open.swap_remove(rng.usize(..open.len()));
                     if rng.bool() {
-                        held.answer(number);
+                        held.answer(request.hold);
                     } else {
-                        let new = held.give_up_bytes(number);
-                        assert_eq!(held.give_up_bytes(new), new, "given up twice");
-                        copied.push((new, number as u32));
+                        held.release_bytes(&mut request);
+                        held.release_bytes(&mut request);
+                        assert_eq!((request.hold, request.payload), (Hold::WithoutBytes, Payload::default()));
+                        copied.push(request);
                     }
-                    assert!(held.get(number).is_none(), "answered twice");
                 }
-                4 if !copied.is_empty() => {
-                    let (number, call_id) = copied.swap_remove(rng.usize(..copied.len()));
-                    let request = *held.get(number).unwrap();
-                    assert_eq!((request.call_id, request.len), (call_id, 0));
-                    held.answer(number);
-                    assert!(held.get(number).is_none(), "answered twice");
-                }
+                4 if !copied.is_empty() => held.answer(copied.swap_remove(rng.usize(..copied.len())).hold),
                 _ => {}
             }
             assert_eq!(held.has_taken_bytes(), !open.is_empty());
             assert_eq!(held.is_empty(), arrived == taken && open.is_empty() && copied.is_empty());
-            assert!(held.get(taken).is_none(), "not with the application");
-            let oldest = open.iter().copied().min().unwrap_or(taken);
+            let oldest = open.iter().map(|request| request.payload.message()).min().unwrap_or(taken);
             assert_eq!(held.oldest().map(|request| request.position), (oldest < arrived).then_some(oldest));
         }
     }

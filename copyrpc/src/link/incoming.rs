@@ -3,14 +3,14 @@
 use super::held::HeldRequest;
 use super::rx::Received;
 use super::watch::Verdict;
-use super::{Event, IN_PLACE, Link, Message, Request};
+use super::{Event, Hold, Link, Message, Request};
 use crate::error::{CallFailure, CloseReason, ProtocolError};
 use crate::ring::Payload;
 use crate::wire::{ALIGNMENT, CallId, FLOW_METADATA_SIZE, FlowWords, Header, PublishedRecord, RESPONSE_FLAG, Status, response_capacity};
 
 impl<U> Link<U> {
     /// Returns whether to READ the peer's published record now (L5): a call was refused, space is low, the batch limit holds data back,
-    /// or requests wait in silence (K1). After READs in vain a wanted one comes at one of the next 65 calls. If the peer did nothing for
+    /// or requests wait in silence (K1). After READs without new words a wanted one comes at one of the next 65 calls. If the peer did nothing for
     /// too long (K2), the READ is of another word: see [`Link::asks_activity`]. After posting it, call [`Link::read_posted`].
     #[inline(always)]
     pub(crate) fn poll_read(&mut self, now_ns: u64) -> bool {
@@ -68,7 +68,7 @@ impl<U> Link<U> {
             self.watch.news();
         } else if !is_same {
             self.watch.doubt();
-        } else if self.watch.is_in_vain() {
+        } else if self.watch.is_silent() {
             self.close(CloseReason::PeerStalled);
         }
     }
@@ -93,13 +93,13 @@ impl<U> Link<U> {
         if is_news {
             self.watch.news();
         } else {
-            self.watch.vain_probe();
+            self.watch.idle_probe();
         }
         // A heartbeat makes no room.
         if has_words {
             self.backoff.news();
         } else if !self.read_is_probe {
-            self.backoff.vain_read();
+            self.backoff.idle_read();
         }
         if self.ending.is_some() {
             self.note_read_done();
@@ -160,7 +160,7 @@ impl<U> Link<U> {
         }
         self.rx.advance(message);
         let internal_allowance = header.piggyback * ALIGNMENT as u32;
-        let request = Request { number: IN_PLACE, payload, internal_allowance, call_id: header.call_id };
+        let request = Request { hold: Hold::InPlace, payload, internal_allowance, call_id: header.call_id };
         Message::Request { request, payload_at }
     }
 
@@ -278,8 +278,7 @@ impl<U> Link<U> {
 
     #[inline]
     pub(super) fn take_any_request(&mut self) -> Option<Request> {
-        let (number, _) = self.rx.requests.take()?;
-        self.held(number)
+        self.rx.requests.take()
     }
 
     /// Takes a response. Returns `None` if it matches no waiting call.

@@ -32,8 +32,8 @@ mod window;
 use std::ptr::NonNull;
 
 use backoff::Backoff;
-pub(crate) use calls::CallKey;
 use calls::Calls;
+pub(crate) use calls::{CallKey, NEVER};
 use closing::Closing;
 pub(crate) use config::LinkConfig;
 pub(crate) use config::Past;
@@ -41,7 +41,7 @@ pub(crate) use config::Past;
 pub(crate) use config::Traffic;
 use credit::{PeerCredit, Reservation};
 pub(crate) use deadlines::Deadlines;
-pub(crate) use flush::Poster;
+pub(crate) use flush::{EasyPoster, Poster};
 use idle::Idle;
 use rx::RecvRing;
 use tx::SendRing;
@@ -50,38 +50,33 @@ use watch::Watch;
 pub use window::Window;
 use window::WindowState;
 
-use crate::error::{CallFailure, CloseReason, LinkConfigError};
+use crate::error::{CallFailure, CloseReason};
 use crate::ring::{Payload, RingView};
 use crate::stats::Stats;
 use crate::wire::{ALIGNMENT, FlowWords, PublishedRecord, response_capacity};
 
-/// A request that the application has. Not `Clone`: it is answered once.
-#[derive(Debug, PartialEq, Eq)]
+/// A request that the application has. Its owner answers it once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// Number among the held requests, or [`IN_PLACE`].
-    number: u64,
+    hold: Hold,
     payload: Payload,
     /// Internal allowance in bytes.
     internal_allowance: u32,
     call_id: u32,
 }
 
-/// Number of a request that is answered, or held, before the next arrival is taken.
-pub(crate) const IN_PLACE: u64 = u64::MAX;
+/// The claim of a request to its bytes in the receive ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hold {
+    /// It is answered, or held, before the next arrival is taken.
+    InPlace,
+    /// The bytes stay until it is answered; its number among the held requests, modulo 2^32.
+    Held(u32),
+    /// The application has copied them, or does without.
+    WithoutBytes,
+}
 
 impl Request {
-    /// Returns the same request, for code that answers it in place of the owner.
-    #[inline(always)]
-    pub(crate) const fn stand_in(&self) -> Self {
-        let Self { number, payload, internal_allowance, call_id } = *self;
-        Self { number, payload, internal_allowance, call_id }
-    }
-
-    #[inline(always)]
-    pub(crate) const fn number(&self) -> u64 {
-        self.number
-    }
-
     /// Returns the place of its payload in the receive ring; intact until the request is answered.
     #[must_use]
     pub(crate) const fn payload(&self) -> Payload {
@@ -215,26 +210,19 @@ pub(crate) struct Link<U> {
 
 impl<U> Link<U> {
     /// Makes a connection whose messages leave through the `send` ring and arrive in the `recv` ring.
-    ///
-    /// # Errors
-    /// [`LinkConfigError`] if the rings differ or a number is out of its range.
-    pub(crate) fn new(send: RingView, recv: RingView, config: &LinkConfig) -> Result<Self, LinkConfigError> {
+    pub(crate) fn new(send: RingView, recv: RingView, config: &LinkConfig) -> Self {
         Self::with_past(send, recv, config, &Past::default())
     }
 
-    /// Like [`Link::new`], with a past. For tests.
-    ///
-    /// # Errors
-    /// See [`Link::new`].
-    #[doc(hidden)]
-    pub(crate) fn with_past(send: RingView, recv: RingView, config: &LinkConfig, past: &Past) -> Result<Self, LinkConfigError> {
-        config.check(send.size(), recv.size())?;
+    /// Like [`Link::new`], with a past.
+    pub(crate) fn with_past(send: RingView, recv: RingView, config: &LinkConfig, past: &Past) -> Self {
+        debug_assert!(config.is_covered(send.size(), recv.size()), "{config:?}");
         let Past { sent, received, slots, generation, heartbeat } = *past;
         let reservation = Reservation::new(recv.size(), received.credit, config.local_credit);
         let credit = PeerCredit::new(sent.credit, config.peer_credit);
         let told = FlowWords { consumer_pos: config.recv_start, credit: reservation.granted(), batches_received: received.batches };
         let heard = FlowWords { consumer_pos: config.send_start, credit: credit.granted(), batches_received: sent.batches };
-        Ok(Self {
+        Self {
             limits: Limits { message: send.size().max_message(), internal_allowance: send.size().max_internal_allowance() },
             tx: SendRing::new(send, config.send_start, sent.batches, config.peer_batches, config.window != Window::Off),
             rx: RecvRing::new(recv, told, received.requests, config.local_batches),
@@ -266,7 +254,7 @@ impl<U> Link<U> {
                 batches_received: received.batches.wrapping_neg(),
                 ..Stats::default()
             },
-        })
+        }
     }
 
     /// Returns whether flow control waits for words that a READ would bring (L5).
@@ -316,14 +304,14 @@ impl<U> Link<U> {
         self.window.suspend(is_suspended);
     }
 
-    /// Returns the heartbeat by which the peer learns that nobody waits for its replies, if this end gave up calls and no call waits (K6).
+    /// Returns the heartbeat that tells the peer that no call of this end waits, if this end gave up calls (K6).
     /// Asked for whenever a call has ended.
     #[inline(always)]
     pub(crate) const fn rest(&self) -> Option<u32> {
         if self.calls.unanswered() > 0 && self.calls.waiting() == 0 { Some(rest_after(self.credit.spent())) } else { None }
     }
 
-    /// Returns whether nobody waits for the replies to the requests that have arrived, as far as the peer told (K6).
+    /// Returns whether no call of the peer waits for the requests that have arrived, as far as the peer told (K6).
     pub(super) const fn peer_rests(&self) -> bool {
         self.heard_heartbeat == rest_after(self.reservation.claimed())
     }
@@ -361,21 +349,19 @@ impl<U> Link<U> {
         self.rx.batches_received() as u32
     }
 
-    /// Returns whether the application has requests that it has not answered, and whose bytes it did not give up.
-    pub(crate) fn has_taken_bytes(&self) -> bool {
+    /// Returns whether the application has requests that it has not answered, and whose bytes it did not release.
+    pub(crate) const fn has_taken_bytes(&self) -> bool {
         self.rx.requests.has_taken_bytes()
     }
 
-    /// Gives up the bytes of a request that the application has. Returns its new number.
-    pub(crate) fn give_up_bytes(&mut self, number: u64) -> u64 {
-        self.rx.requests.give_up_bytes(number)
+    /// Releases the bytes of a request that the application has.
+    pub(crate) fn release_bytes(&mut self, request: &mut Request) {
+        self.rx.requests.release_bytes(request);
     }
 
-    /// Releases a request of a connection that has ended, from the application.
-    pub(crate) fn let_go(&mut self, number: u64) {
-        if self.closed.is_some() && self.rx.requests.get(number).is_some() {
-            self.rx.requests.answer(number);
-        }
+    /// Releases a request that is not answered, since the connection has ended.
+    pub(crate) fn release(&mut self, request: &Request) {
+        self.rx.requests.answer(request.hold);
     }
 
     /// Returns whether either side waits for the other, so [`Link::beat`] and [`Link::poll_read`] must be called every few milliseconds.

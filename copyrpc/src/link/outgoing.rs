@@ -1,12 +1,11 @@
 //! The entry of the send ring: calls and replies.
 
+#[cfg(test)]
 use super::calls::NEVER;
 use super::credit::Reservation;
-use super::held::HeldRequest;
 use super::tx::Place;
-use super::{CallKey, IN_PLACE, Link, Request};
+use super::{CallKey, Hold, Link, Request};
 use crate::error::{CallError, CloseReason, ReplyError};
-use crate::ring::Payload;
 use crate::stats::Stats;
 use crate::wire::{ALIGNMENT, CallId, METADATA_SPAN, Status, internal_allowance, padded};
 
@@ -15,21 +14,12 @@ use crate::wire::{ALIGNMENT, CallId, METADATA_SPAN, Status, internal_allowance, 
 pub(super) const CALL_SLACK: u64 = 128;
 
 impl<U> Link<U> {
-    /// Sends a request with room for a response of `response_allowance` payload bytes. Nothing is posted before [`Link::flush`]. A
-    /// refused call changes nothing but the wish to READ.
+    /// Sends a request with room for a response of `response_allowance` payload bytes. Nothing is posted before [`Link::flush`]. The call
+    /// ends once `deadline_ns` has passed, in the clock of [`Link::expire`]; [`NEVER`](super::NEVER) is no deadline. A refused call changes
+    /// nothing but the wish to READ.
     ///
     /// # Errors
     /// [`CallError`], which returns `user_data`. `RingFull` and `InsufficientCredit` are temporary.
-    pub(crate) fn call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, CallError<U>> {
-        self.call_until(payload, user_data, response_allowance, NEVER)
-    }
-
-    /// Like [`Link::call`], with a deadline: the call ends once `deadline_ns` has passed, in the clock of [`Link::expire`]. `u64::MAX` is
-    /// no deadline.
-    ///
-    /// # Errors
-    /// See [`Link::call`].
-    #[inline(never)]
     pub(crate) fn call_until(
         &mut self,
         payload: &[u8],
@@ -37,22 +27,14 @@ impl<U> Link<U> {
         response_allowance: usize,
         deadline_ns: u64,
     ) -> Result<CallKey, CallError<U>> {
-        if let Err(refusal) = self.make_call_room(payload.len(), response_allowance) {
-            return Err(refusal.map_user_data(|()| user_data));
-        }
-        self.place_call(payload, user_data, response_allowance, deadline_ns).map_err(CallError::InsufficientCredit)
+        let user_data = self.make_call_room(payload.len(), user_data, response_allowance)?;
+        self.try_call(payload, user_data, response_allowance, deadline_ns).map_err(CallError::InsufficientCredit)
     }
 
-    /// Makes a call without a deadline, if room for it is known. Otherwise returns its user data and changes nothing: [`Link::call`]
-    /// decides.
+    /// Makes a call, if room for it is known (S4), and there is a slot for it. Otherwise returns its user data and changes nothing:
+    /// [`Link::call_until`] decides.
     #[inline(always)]
-    pub(crate) fn try_call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, U> {
-        self.place_call(payload, user_data, response_allowance, NEVER)
-    }
-
-    /// Appends a call, if the room for it is known (S4), and there is a slot for it. Otherwise changes nothing.
-    #[inline(always)]
-    fn place_call(&mut self, payload: &[u8], user_data: U, response_allowance: usize, deadline_ns: u64) -> Result<CallKey, U> {
+    pub(crate) fn try_call(&mut self, payload: &[u8], user_data: U, response_allowance: usize, deadline_ns: u64) -> Result<CallKey, U> {
         let allowance = internal_allowance(response_allowance as u64);
         let Self { tx, limits, credit, calls, .. } = self;
         let batches_before = tx.batches_sent();
@@ -73,11 +55,8 @@ impl<U> Link<U> {
         Ok(key)
     }
 
-    /// Decides whether a call is taken. Wraps if its message has to, and makes a slot.
-    #[cold]
-    #[inline(never)]
-    fn make_call_room(&mut self, len: usize, response_allowance: usize) -> Result<(), CallError<()>> {
-        let user_data = ();
+    /// Decides whether a call is taken. Wraps if its message has to, and makes a slot. Returns the user data.
+    fn make_call_room(&mut self, len: usize, user_data: U, response_allowance: usize) -> Result<U, CallError<U>> {
         if let Some(reason) = self.ending {
             return Err(CallError::Closed { user_data, reason });
         }
@@ -104,7 +83,7 @@ impl<U> Link<U> {
         }
         self.tx.make_place(message);
         self.tx.open_to_calls(reserved);
-        Ok(())
+        Ok(user_data)
     }
 
     /// Ends a call at once: returns its user data, which [`Link::next_event`] does not return. `None` if the call has ended already. The
@@ -136,32 +115,21 @@ impl<U> Link<U> {
         let Self { tx, reservation, stats, .. } = self;
         // A closed link has no place.
         let Some(place) = tx.place(payload) else { return false };
-        let is_easy = request.number == IN_PLACE && place.message() + METADATA_SPAN <= u64::from(request.internal_allowance);
+        let is_easy = request.hold == Hold::InPlace && place.message() + METADATA_SPAN <= u64::from(request.internal_allowance);
         if is_easy {
             fill_response(place, reservation, stats, request, Status::Ok);
         }
         is_easy
     }
 
-    /// Answers a request that its owner keeps, exactly once.
+    /// Answers a request.
     #[inline]
     pub(crate) fn respond(&mut self, request: &Request, status: Status, payload: &[u8]) -> Result<(), ReplyError<()>> {
         if let Some(reason) = self.closed {
             return Err(ReplyError::Closed(reason));
         }
-        let is_held = request.number != IN_PLACE;
-        if is_held && self.rx.requests.get(request.number).is_none_or(|held| held.position != request.payload.message()) {
-            return Err(ReplyError::Foreign(()));
-        }
-        self.give(request, is_held, status, payload)
-    }
-
-    /// Answers a request of an open link.
-    #[inline(always)]
-    fn give(&mut self, request: &Request, is_held: bool, status: Status, payload: &[u8]) -> Result<(), ReplyError<()>> {
         let message = padded(payload.len() as u64);
-        let allowance = u64::from(request.internal_allowance);
-        if message + METADATA_SPAN > allowance {
+        if message + METADATA_SPAN > u64::from(request.internal_allowance) {
             return Err(ReplyError::TooLarge { len: payload.len(), max: request.max_reply(), request: () });
         }
         let Self { tx, reservation, stats, .. } = self;
@@ -169,40 +137,13 @@ impl<U> Link<U> {
         // Every lap has room for the maximum reply (L2).
         let Some(place) = tx.place(payload) else { return Err(ReplyError::Closed(CloseReason::Disconnected)) };
         fill_response(place, reservation, stats, request, status);
-        if is_held {
-            self.rx.requests.answer(request.number);
-        }
+        self.rx.requests.answer(request.hold);
         Ok(())
     }
 
-    /// Does the same for the request of this number.
-    #[inline(always)]
-    pub(crate) fn respond_held(&mut self, number: u64, status: Status, payload: &[u8]) -> Result<(), ReplyError<()>> {
-        if let Some(reason) = self.closed {
-            return Err(ReplyError::Closed(reason));
-        }
-        match self.held(number) {
-            Some(request) => self.give(&request, true, status, payload),
-            None => Err(ReplyError::Foreign(())),
-        }
-    }
-
-    /// Returns the request of this number, if the application has it.
-    #[inline(always)]
-    pub(crate) fn held(&self, number: u64) -> Option<Request> {
-        let &HeldRequest { position, call_id, len, internal_allowance } = self.rx.requests.get(number)?;
-        Some(Request { number, payload: Payload::of_message(position, len), internal_allowance, call_id })
-    }
-
     /// Holds a request that is answered later.
-    #[must_use]
-    pub(crate) fn hold(&mut self, request: &Request) -> Request {
-        let Request { number, payload, internal_allowance, call_id } = *request;
-        if number != IN_PLACE {
-            return request.stand_in();
-        }
-        let held = HeldRequest { position: payload.message(), call_id, len: payload.len() as u32, internal_allowance };
-        Request { number: self.rx.requests.push_taken(held), payload, internal_allowance, call_id }
+    pub(crate) fn hold(&mut self, request: &mut Request) {
+        self.rx.requests.hold(request);
     }
 }
 
@@ -213,9 +154,14 @@ fn fill_response(place: Place<'_>, reservation: &mut Reservation, stats: &mut St
     stats.replies += 1;
 }
 
-/// The answers of tests.
+/// The calls and answers of tests.
 #[cfg(test)]
 impl<U> Link<U> {
+    /// Calls without a deadline.
+    pub(crate) fn call(&mut self, payload: &[u8], user_data: U, response_allowance: usize) -> Result<CallKey, CallError<U>> {
+        self.call_until(payload, user_data, response_allowance, NEVER)
+    }
+
     /// Answers a request; in any order, at any time. Never fails for lack of ring space (S2).
     ///
     /// # Errors
@@ -224,10 +170,10 @@ impl<U> Link<U> {
         self.respond(&request, Status::Ok, payload).map_err(|error| error.map_request(|()| request))
     }
 
-    /// Returns the same request, whose bytes are given up.
-    pub(crate) fn without_bytes(&mut self, request: Request) -> Request {
-        let number = self.give_up_bytes(request.number);
-        self.held(number).unwrap_or(request)
+    /// Returns the same request, whose bytes are released.
+    pub(crate) fn without_bytes(&mut self, mut request: Request) -> Request {
+        self.release_bytes(&mut request);
+        request
     }
 
     /// Answers a request with [`CallFailure::Refused`].

@@ -65,7 +65,7 @@ pub(super) struct RecvRing {
     heard_closing: bool,
     /// Batches that the peer may have sent without confirmation of their receipt (B1).
     batch_limit: u32,
-    /// The most recent words that the peer can know of this side; they bound what it may send.
+    /// The most recent words of this side that the peer can know. They bound the bytes that it may send.
     told: FlowWords,
 }
 
@@ -212,7 +212,7 @@ impl RecvRing {
     /// Begins the next announced batch, of that many bytes: its metadata comes before its messages. Everything before it is parsed.
     #[inline(always)]
     pub(super) fn begin(&mut self, span: u64) -> Result<FlowMetadata, ProtocolError> {
-        // The first message, or the end, comes next, and tells what is delivered.
+        // The first message, or the end, comes next, and moves `delivered`.
         let start = self.end;
         // The first two lines are being fetched, or are requested immediately below.
         if span > 2 * LINE {
@@ -227,7 +227,7 @@ impl RecvRing {
         let bytes = unsafe { self.lap.at(start).cast::<[u8; FLOW_METADATA_SIZE]>().read_unaligned() };
         let metadata = FlowMetadata::decode(&bytes).map_err(|ReservedNotZero| ProtocolError::ReservedNotZero)?;
         let count = metadata.message_count;
-        // The count of a marker is above that of any batch.
+        // A marker has a higher count than any batch.
         if u64::from(count) > (span - METADATA_SPAN) / padded(0) || span >= self.lap_end - start {
             self.begin_marker(count, span)?;
             return Ok(metadata);

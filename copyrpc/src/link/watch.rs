@@ -1,7 +1,7 @@
 //! Watches a peer that calls wait for: when to probe it (K1), and when to give it up although it answers (K2).
 
 /// Number of READs without news before a peer counts as stalled.
-const VAIN_PROBES: u32 = 3;
+const IDLE_PROBES: u32 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
@@ -24,7 +24,7 @@ pub(super) struct Watch {
     idle_since_ns: u64,
     last_look_ns: u64,
     /// Number of READs since then without news.
-    vain_probes: u32,
+    idle_probes: u32,
 }
 
 impl Watch {
@@ -38,7 +38,7 @@ impl Watch {
             idle_since_ns: 0,
             // An impossible time, so the first check has a new time.
             last_look_ns: u64::MAX,
-            vain_probes: 0,
+            idle_probes: 0,
         }
     }
 
@@ -48,21 +48,21 @@ impl Watch {
     }
 
     /// Notes that a READ completed without news.
-    pub(super) const fn vain_probe(&mut self) {
+    pub(super) const fn idle_probe(&mut self) {
         self.is_answering = true;
-        self.vain_probes = self.vain_probes.saturating_add(1);
+        self.idle_probes = self.idle_probes.saturating_add(1);
     }
 
     /// Notes that the peer has been active since the last time that it was stalled: it is given another quarter of the time (K7).
     pub(super) const fn doubt(&mut self) {
         self.is_answering = true;
-        self.vain_probes = 0;
+        self.idle_probes = 0;
         self.idle_since_ns = self.last_look_ns.saturating_sub(self.stall_ns / 4 * 3);
     }
 
     /// Returns whether the last READs brought no news, and nothing else did.
-    pub(super) const fn is_in_vain(&self) -> bool {
-        !self.has_news && self.vain_probes >= VAIN_PROBES
+    pub(super) const fn is_silent(&self) -> bool {
+        !self.has_news && self.idle_probes >= IDLE_PROBES
     }
 
     /// Returns whether a check at this time has a meaning: the first one has.
@@ -81,14 +81,14 @@ impl Watch {
         self.last_look_ns = now_ns;
         if self.has_news || was_away {
             self.idle_since_ns = now_ns;
-            self.vain_probes = 0;
+            self.idle_probes = 0;
         }
         if self.has_news || self.is_answering {
             self.silent_since_ns = now_ns;
         }
         self.has_news = false;
         self.is_answering = false;
-        if self.is_in_vain() && now_ns.saturating_sub(self.idle_since_ns) >= self.stall_ns {
+        if self.is_silent() && now_ns.saturating_sub(self.idle_since_ns) >= self.stall_ns {
             Verdict::Stalled
         } else if now_ns.saturating_sub(self.silent_since_ns) >= self.keepalive_ns {
             Verdict::Probe
@@ -109,7 +109,7 @@ mod tests {
             Verdict::Stalled => true,
             Verdict::Wait => false,
             Verdict::Probe => {
-                watch.vain_probe();
+                watch.idle_probe();
                 false
             }
         })

@@ -46,28 +46,14 @@ impl Window {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Clock {
-    Completion,
-    Consumption,
-}
-
-/// The event that a held flush waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Hold {
-    Completion,
-    /// Words that a READ would bring.
-    PeersWord,
-}
-
 #[derive(Debug)]
 pub(super) struct WindowState {
-    clock: Clock,
+    /// A batch is under way until its WRITE completes; otherwise, until the peer has taken it.
+    pub(super) is_by_completion: bool,
     limit: usize,
-    /// Bytes above which a batch is not held back; 0 without a window, and while it is suspended.
+    /// Bytes above which a batch is not held back; 0 without a window.
     exempt_bytes: u64,
-    /// The same, as configured.
-    configured_bytes: u64,
+    is_suspended: bool,
     /// Numbers of the batches under way, oldest first, counted from 1 like the sent ones.
     under_way: VecDeque<u64>,
     /// The last flush left messages that are sent when a completion arrives.
@@ -75,17 +61,17 @@ pub(super) struct WindowState {
 }
 
 impl WindowState {
-    pub(super) fn new(window: Window) -> Self {
-        let (clock, batches, exempt_bytes) = match window {
-            Window::Off => (Clock::Completion, 0, 0),
-            Window::Completion { batches, exempt_bytes } => (Clock::Completion, batches, exempt_bytes),
-            Window::Consumption { batches, exempt_bytes } => (Clock::Consumption, batches, exempt_bytes),
+    pub(super) const fn new(window: Window) -> Self {
+        let (is_by_completion, batches, exempt_bytes) = match window {
+            Window::Off => (false, 0, 0),
+            Window::Completion { batches, exempt_bytes } => (true, batches, exempt_bytes),
+            Window::Consumption { batches, exempt_bytes } => (false, batches, exempt_bytes),
         };
         Self {
-            clock,
+            is_by_completion,
             limit: batches as usize,
             exempt_bytes,
-            configured_bytes: exempt_bytes,
+            is_suspended: false,
             under_way: VecDeque::new(),
             awaits_completion: false,
         }
@@ -93,37 +79,24 @@ impl WindowState {
 
     /// Suspends the window, or ends that.
     pub(super) const fn suspend(&mut self, is_suspended: bool) {
-        self.exempt_bytes = if is_suspended { 0 } else { self.configured_bytes };
+        self.is_suspended = is_suspended;
     }
 
     /// Begins a flush of that many bytes. Returns whether the window applies to it (W2).
-    #[inline]
     pub(super) const fn begin(&mut self, waiting: u64) -> bool {
         self.awaits_completion = false;
         // It does not apply to 0 bytes either.
-        waiting.wrapping_sub(1) < self.exempt_bytes
+        !self.is_suspended && waiting.wrapping_sub(1) < self.exempt_bytes
     }
 
     /// Returns whether a flush that the window applies to has to wait (W1); the peer took `received` batches.
-    #[inline(never)]
-    pub(super) fn hold(&mut self, received: u64) -> Option<Hold> {
-        if self.clock == Clock::Consumption {
-            while self.under_way.front().is_some_and(|number| *number <= received) {
-                self.under_way.pop_front();
-            }
+    pub(super) fn is_full(&mut self, received: u64) -> bool {
+        while !self.is_by_completion && self.under_way.front().is_some_and(|number| *number <= received) {
+            self.under_way.pop_front();
         }
         let is_full = self.under_way.len() >= self.limit;
-        self.awaits_completion = is_full && self.clock == Clock::Completion;
-        match self.clock {
-            _ if !is_full => None,
-            Clock::Completion => Some(Hold::Completion),
-            Clock::Consumption => Some(Hold::PeersWord),
-        }
-    }
-
-    /// Returns whether the completions of batches that take a place have to be requested.
-    pub(super) fn needs_completions(&self) -> bool {
-        self.clock == Clock::Completion
+        self.awaits_completion = is_full && self.is_by_completion;
+        is_full
     }
 
     /// Notes that the batch of this number was posted and takes a place.
@@ -138,7 +111,6 @@ impl WindowState {
     }
 
     /// Returns whether waiting messages are sent when a completion arrives: there is nothing to do before (W3).
-    #[inline]
     pub(super) const fn awaits_completion(&self) -> bool {
         self.awaits_completion
     }

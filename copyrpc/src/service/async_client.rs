@@ -48,13 +48,9 @@ pub struct AsyncClient(pub(super) Arc<Handle>);
 /// The shared part of a connection's clients. Its drop ends the thread.
 pub(super) struct Handle {
     poster: Poster<Job>,
-    limits: Limits,
-}
-
-/// Properties of the device and the connection, which are the same after connecting again, and the counters.
-struct Limits {
-    /// Of the time before the thread's last sleep, or of one in 1,024 turns.
+    /// Counters as of the time before the thread's last sleep, or of one in 1,024 turns.
     stats: Arc<Mutex<Stats>>,
+    // The properties of the device and the connection, which are the same after connecting again.
     device: DeviceInfo,
     max_request: usize,
     max_reply: usize,
@@ -83,7 +79,7 @@ impl posting::Job for Job {
 
 impl fmt::Debug for AsyncClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AsyncClient").field("device", &self.0.limits.device.name).finish_non_exhaustive()
+        f.debug_struct("AsyncClient").field("device", &self.0.device.name).finish_non_exhaustive()
     }
 }
 
@@ -126,7 +122,7 @@ impl AsyncClient {
     /// # Errors
     /// [`ClientError`].
     pub fn call(&self, request: impl Into<Vec<u8>>) -> AsyncCall {
-        self.call_for(request.into(), self.0.limits.timeout)
+        self.call_for(request.into(), self.0.timeout)
     }
 
     /// Like [`call`](Self::call), with a timeout of its own. The timeout counts from the first poll, and includes a new connection.
@@ -160,25 +156,25 @@ impl AsyncClient {
     /// Returns the maximum bytes of a request.
     #[must_use]
     pub fn max_request(&self) -> usize {
-        self.0.limits.max_request
+        self.0.max_request
     }
 
     /// Returns the maximum bytes of a reply.
     #[must_use]
     pub fn max_reply(&self) -> usize {
-        self.0.limits.max_reply
+        self.0.max_reply
     }
 
     /// Returns the counters of all connections ever made, as they were when the thread last slept, or at most 1,024 polls ago.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        *lock(&self.0.limits.stats)
+        *lock(&self.0.stats)
     }
 
     /// Returns name, transport and capabilities of the device in use.
     #[must_use]
     pub fn device_info(&self) -> &DeviceInfo {
-        &self.0.limits.device
+        &self.0.device
     }
 }
 
@@ -216,7 +212,7 @@ impl Future for AsyncCall {
     fn poll(mut self: Pin<&mut Self>, task: &mut TaskContext<'_>) -> Poll<Reply> {
         if let Stage::New(request, timeout) = &mut self.stage {
             let (request, timeout) = (std::mem::take(request), *timeout);
-            let max = self.handle.limits.max_request;
+            let max = self.handle.max_request;
             if request.len() > max {
                 self.stage = Stage::Over;
                 return Poll::Ready(Err(ClientError::TooLarge { len: request.len(), max }));
@@ -266,34 +262,33 @@ impl Wake for Forward {
 impl Worker {
     pub(super) fn new(caller: Caller<Job>) -> (Self, Handle) {
         let stats = Arc::new(Mutex::new(caller.stats()));
-        let limits = Limits {
+        let waker = Arc::new(Forward(Mutex::new(caller.context.waker())));
+        let (poster, posted) = posting(Arc::clone(&waker).into());
+        let handle = Handle {
+            poster,
             stats: Arc::clone(&stats),
             device: caller.context.device_info(),
             max_request: caller.endpoint.max_payload(),
             max_reply: caller.max_reply,
             timeout: caller.options.timeout,
         };
-        let waker = Arc::new(Forward(Mutex::new(caller.context.waker())));
-        let (poster, posted) = posting(Arc::clone(&waker).into());
-        (Self { caller, posted, under_way: HashMap::new(), waker, stats }, Handle { poster, limits })
+        (Self { caller, posted, under_way: HashMap::new(), waker, stats }, handle)
     }
 
-    /// Serves the calls until no client is left. The drop then tells every caller that still waits.
+    /// Runs until every [`AsyncClient`] is dropped. The drop of the worker ends the calls that are left.
     fn serve(mut self) {
-        let (mut in_vain, mut turns) = (0, 0);
+        let (mut idle_turns, mut turns) = (0, 0);
         while self.posted.take() {
             turns += 1;
-            if turns == TURNS_PER_STATS || in_vain > SPINS {
+            if turns == TURNS_PER_STATS || idle_turns > SPINS {
                 turns = 0;
                 *lock(&self.stats) = self.caller.stats();
             }
             self.cancel_given_up();
-            let Ok(moved) = self.step() else { return };
-            in_vain = if moved { 0 } else { in_vain + 1 };
+            idle_turns = if self.step() { 0 } else { idle_turns + 1 };
             // The context knows the deadlines of the calls that the endpoint has taken.
-            let longest = || self.posted.left().into_iter().chain(self.caller.starves_for()).min();
-            if in_vain > SPINS && self.caller.context.wait(longest()).is_err() {
-                return;
+            if idle_turns > SPINS {
+                self.caller.sleep(self.posted.left().into_iter().chain(self.caller.starves_for()).min());
             }
         }
     }
@@ -308,16 +303,16 @@ impl Worker {
 
     /// Sends waiting calls as far as there is room, and takes replies. Connects again for waiting calls if the connection has ended and the
     /// calls that it had are told. Returns whether anything happened.
-    pub(super) fn step(&mut self) -> Result<bool, ClientError> {
+    pub(super) fn step(&mut self) -> bool {
         let has_ended = self.caller.endpoint.closed().is_some();
         if has_ended && self.caller.endpoint.outstanding_calls() == 0 && !self.posted.is_empty() {
             self.reconnect();
-            return Ok(true);
+            return true;
         }
         let moved = !has_ended && self.send();
         let Self { caller, posted, under_way, .. } = self;
         let (max_reply, mut has_more) = (caller.max_reply, false);
-        let replies = caller.context.poll(|job, outcome| {
+        let replies = caller.poll(|job, outcome| {
             under_way.remove(&job.number);
             match ended(outcome, max_reply) {
                 // The server was leaving, and no handler got the call. There may be another server by now.
@@ -327,9 +322,8 @@ impl Worker {
                 }
                 end => job.reply.send(end),
             }
-        })?;
-        caller.refuse_requests();
-        Ok(moved || has_more || replies > 0)
+        });
+        moved || has_more || replies > 0
     }
 
     fn send(&mut self) -> bool {
@@ -401,14 +395,14 @@ mod tests {
         let options = ClientOptions { device, connect_timeout: Duration::from_secs(3600), ..ClientOptions::default() };
         let (mut worker, handle) = Worker::new(Caller::connect(server.local_addr(), &options, || true).unwrap());
         let (_, first) = handle.post(vec![1], None);
-        assert!(worker.posted.take() && worker.step().unwrap());
+        assert!(worker.posted.take() && worker.step());
         drop(server);
         // As if a flush had seen the end.
         worker.caller.endpoint.abort();
         let (_, mut second) = handle.post(vec![2], None);
         while !worker.under_way.is_empty() {
             worker.posted.take();
-            worker.step().unwrap();
+            worker.step();
         }
         assert!(matches!(block_on(first), Some(Err(ClientError::Closed(_)))));
         assert!(

@@ -13,7 +13,6 @@ use mlx5::DeviceInfo;
 use rendezvous::oneshot::{Sender, lock, oneshot};
 
 use super::server::{Server, ServerError, ServerOptions, StopHandle};
-use crate::error::ReplyError;
 use crate::recv::RecvHandle;
 use crate::stats::Stats;
 use crate::wire::Status;
@@ -65,7 +64,7 @@ struct Queues {
     /// There are no more requests. The reason is `error`, until a receiver takes it.
     is_over: bool,
     error: Option<ServerError>,
-    /// The counters, and the number of clients, at the thread's last look at its sockets.
+    /// The counters, and the number of clients, when the thread last polled its sockets.
     stats: Stats,
     clients: usize,
     /// The thread answers no more requests.
@@ -255,20 +254,23 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
         return;
     }
     tell.send(Ok(AsyncServer { shared: Arc::clone(&shared), address, device, stop, thread: None }));
-    let (mut held, mut last) = (HashMap::new(), 0);
-    let send_back = |request: RecvHandle<()>| drop(request.end(Status::Closing));
+    let (mut held, mut last) = (HashMap::<u64, RecvHandle<()>>::new(), 0);
+    let send_back = |request: RecvHandle<()>| drop(request.respond(Status::Closing, &[]));
     let mut is_leaving = false;
     loop {
         let (answers, is_closed, mut is_full) = {
             let mut queues = lock(&shared.queues);
-            if server.is_to_look() {
+            if server.polls_sockets_next() {
                 (queues.stats, queues.clients) = (server.stats(), server.clients());
             }
             (std::mem::take(&mut queues.answers), queues.is_closed, queues.buffered > shared.max_buffered)
         };
         for (number, answer) in answers {
-            if let Some(request) = held.remove(&number) {
-                give(request, answer);
+            let Some(request) = held.remove(&number) else { continue };
+            match answer {
+                Answer::Reply(reply) => request.answer(&reply),
+                Answer::Refusal => drop(request.refuse()),
+                Answer::Nothing => drop(request),
             }
         }
         if (is_closed || server.is_stopped()) && !is_leaving {
@@ -328,18 +330,5 @@ struct Over<'a>(&'a Shared);
 impl Drop for Over<'_> {
     fn drop(&mut self) {
         self.0.end(None);
-    }
-}
-
-/// Sends the answer to a request. A client that has left gets nothing.
-fn give(request: RecvHandle<()>, answer: Answer) {
-    match answer {
-        Answer::Reply(reply) => {
-            if let Err(ReplyError::TooLarge { request, len, .. }) = request.reply(&reply) {
-                let _gone = request.end(Status::too_long(len));
-            }
-        }
-        Answer::Refusal => drop(request.refuse()),
-        Answer::Nothing => drop(request),
     }
 }

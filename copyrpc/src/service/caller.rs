@@ -1,7 +1,7 @@
 //! The client's end of a connection to a server. The connection is made again when it has ended.
 
 use std::fmt;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,11 @@ use zerocopy::FromBytes;
 
 use super::default_device;
 use crate::config::EndpointConfig;
-use crate::context::{BuildError, Context, ContextBuilder, PollError};
+use crate::connect::{ConnectError, Handshake};
+use crate::connection::Outcome;
+use crate::context::{BuildError, Context, ContextBuilder};
 use crate::endpoint::{CallToken, Endpoint};
 use crate::error::{CallError, CallFailure, CloseReason};
-use crate::handshake::Handshake;
-use crate::pending::ConnectFailure;
-use crate::ring::RecvBytes;
 use crate::stats::Stats;
 use crate::typed::SizeError;
 
@@ -87,7 +86,7 @@ pub enum ClientError {
     Thread(#[source] io::Error),
     /// The server and this client could not be connected.
     #[error(transparent)]
-    Connect(#[from] ConnectFailure),
+    Connect(#[from] ConnectError),
     /// The request is longer than the ring permits. It was not sent.
     #[error("request of {len} bytes, the limit is {max}: larger rings take more (EndpointConfig::ring_size)")]
     TooLarge {
@@ -134,9 +133,6 @@ pub enum ClientError {
     /// The reply does not have the size of the requested type. The handler ran.
     #[error("the reply: {0}")]
     Reply(#[from] SizeError),
-    /// A poll inside a callback of a poll. The calls of a client do not nest, so this does not happen.
-    #[error(transparent)]
-    Poll(#[from] PollError),
 }
 
 impl ClientError {
@@ -200,7 +196,7 @@ impl<U> Caller<U> {
     }
 
     /// Makes a new connection in place of one that takes no calls. Tries for the time `patience`, and as long as it `is_wanted`. Calls that
-    /// are under way end over the connection before, until there is a third one; those of a device that broke down have to have ended.
+    /// are under way end over the connection before, until there is a third one. Calls of a device that broke down must have ended before.
     pub(super) fn reconnect(&mut self, patience: Duration, is_wanted: impl FnMut() -> bool) -> Result<(), ClientError> {
         self.starving_since = None;
         if self.endpoint.outstanding_calls() == 0 {
@@ -249,16 +245,26 @@ impl<U> Caller<U> {
         Some(self.options.connect_timeout.saturating_sub(self.starving_since?.elapsed()))
     }
 
-    /// Cancels a call.
-    pub(super) fn cancel(&self, call: CallToken) -> Option<U> {
-        self.endpoint.cancel(call).or_else(|| self.leaving.as_ref()?.cancel(call))
-    }
-
-    /// Refuses the requests of the server: a client has no handler. They may not stay in the ring, where they would be in the way of replies.
-    pub(super) fn refuse_requests(&self) {
+    /// Polls the context: gives the ends of calls to `on_response`, and refuses the requests of the server. A client has no handler, and
+    /// requests that stay in the ring are in the way of replies. Returns what [`Context::poll`] does.
+    pub(super) fn poll(&self, on_response: impl FnMut(U, Outcome<'_>)) -> usize {
+        // The polls of a client do not nest.
+        let moved = self.context.poll(on_response).unwrap_or(0);
         while let Some(request) = self.context.recv() {
             let _gone = request.refuse();
         }
+        moved
+    }
+
+    /// Sleeps until there is something to poll for, at most for `longest`.
+    pub(super) fn sleep(&self, longest: Option<Duration>) {
+        // Not inside a poll.
+        let _woken = self.context.wait(longest);
+    }
+
+    /// Cancels a call.
+    pub(super) fn cancel(&self, call: CallToken) -> Option<U> {
+        self.endpoint.cancel(call).or_else(|| self.leaving.as_ref()?.cancel(call))
     }
 
     /// Returns the counters of all connections ever made.
@@ -283,7 +289,7 @@ fn reach<U>(
     is_wanted: impl FnMut() -> bool,
 ) -> Result<(Endpoint<U>, TcpStream), ClientError> {
     let unreachable = |source| ClientError::Unreachable { address: name.to_owned(), source };
-    let meet = |stream| Ok(meet(context, stream, options)?);
+    let meet = |mut stream| Ok((Handshake::of(context, &options.endpoint).complete(&mut stream)?, stream));
     rendezvous::reach(addresses, patience, is_wanted, meet, may_pass, unreachable)
 }
 
@@ -292,19 +298,14 @@ fn reach<U>(
 fn may_pass(error: &ClientError) -> bool {
     match error {
         ClientError::Connect(error) if error.is_for_lack_of_room() => true,
-        ClientError::Connect(ConnectFailure::Channel(error)) => rendezvous::stream_has_ended(error),
-        ClientError::Connect(ConnectFailure::Qp(mlx5::ConnectError::Soft(_))) => true,
+        ClientError::Connect(ConnectError::Channel(error)) => rendezvous::stream_has_ended(error),
+        ClientError::Connect(ConnectError::Qp(mlx5::ConnectError::Soft(_))) => true,
         _ => false,
     }
 }
 
-fn meet<U>(context: &Context<U>, mut stream: TcpStream, options: &ClientOptions) -> Result<(Endpoint<U>, TcpStream), ConnectFailure> {
-    let met = Handshake::of(context, &options.endpoint).advance(&mut stream)?;
-    met.map(|endpoint| (endpoint, stream)).ok_or_else(|| ConnectFailure::Channel(ErrorKind::TimedOut.into()))
-}
-
 /// Returns the end of a call as its caller hears it. Credit has blocks, so a reply with a few bytes too many can arrive.
-pub(super) fn ended(outcome: Result<RecvBytes<'_>, CallFailure>, max_reply: usize) -> Result<Vec<u8>, ClientError> {
+pub(super) fn ended(outcome: Outcome<'_>, max_reply: usize) -> Result<Vec<u8>, ClientError> {
     match outcome {
         Ok(reply) if reply.len() <= max_reply => Ok(reply.to_vec()),
         Ok(reply) => Err(ClientError::ReplyTooLong { len: reply.len(), max: max_reply }),

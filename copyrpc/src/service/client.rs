@@ -116,7 +116,7 @@ impl Client {
     fn call_for(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, ClientError> {
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         // Learn of an end of the connection since the last call.
-        self.caller.context.poll(|_, _| ())?;
+        self.caller.poll(|_, _| ());
         if self.caller.endpoint.closed().is_some() {
             self.reconnect(end)?;
         }
@@ -133,7 +133,7 @@ impl Client {
     fn reconnect(&mut self, end: Option<Instant>) -> Result<(), ClientError> {
         self.caller.endpoint.abort();
         // Frees the resources of the ended connection.
-        self.caller.context.poll(|_, _| ())?;
+        self.caller.poll(|_, _| ());
         let patience = self.caller.options.connect_timeout;
         let left = end.map_or(patience, |end| end.saturating_duration_since(Instant::now()));
         self.caller.reconnect(left.min(patience), || true).map_err(|error| if is_over(end) { ClientError::NotSent } else { error })
@@ -142,7 +142,7 @@ impl Client {
     fn attempt(&mut self, request: &[u8], end: Option<Instant>) -> Result<Vec<u8>, ClientError> {
         self.calls += 1;
         let number = self.calls;
-        let (mut is_made, mut in_vain) = (false, 0);
+        let (mut is_made, mut idle_polls) = (false, 0);
         loop {
             // The time also bounds a call that is not taken yet.
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
@@ -164,21 +164,20 @@ impl Client {
                 };
             }
             let mut end_of_call = None;
-            let Caller { context, max_reply, .. } = &self.caller;
-            let moved = context.poll(|of, outcome| {
+            let max_reply = self.caller.max_reply;
+            let moved = self.caller.poll(|of, outcome| {
                 if of == number {
-                    end_of_call = Some(ended(outcome, *max_reply));
+                    end_of_call = Some(ended(outcome, max_reply));
                 }
-            })?;
-            self.caller.refuse_requests();
+            });
             if let Some(outcome) = end_of_call {
                 return outcome;
             }
-            in_vain = if moved > 0 { 0 } else { in_vain + 1 };
-            if in_vain > SPINS {
+            idle_polls = if moved > 0 { 0 } else { idle_polls + 1 };
+            if idle_polls > SPINS {
                 // The context knows the deadline of a call that was made.
                 let longest = left.into_iter().chain(self.caller.starves_for()).min();
-                self.caller.context.wait(longest.filter(|_| !is_made))?;
+                self.caller.sleep(longest.filter(|_| !is_made));
             }
         }
     }

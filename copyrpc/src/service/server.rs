@@ -16,24 +16,20 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{SPINS, default_device};
 use crate::config::EndpointConfig;
-use crate::context::{BuildError, Context, ContextBuilder, DEFAULT_ENDPOINTS, Patience, PollError};
+use crate::connect::{ConnectError, EXCHANGE_RECORD_SIZE, ExchangeRecord, Handshake, Refusal};
+use crate::context::{BuildError, Context, ContextBuilder, DEFAULT_ENDPOINTS, GracePeriod, PollError};
 use crate::endpoint::Endpoint;
-use crate::error::ReplyError;
-use crate::exchange::{EXCHANGE_RECORD_SIZE, ExchangeRecord, Refusal};
-use crate::handshake::Handshake;
-use crate::pending::ConnectFailure;
 use crate::recv::{RecvHandle, Reply};
 use crate::ring::RecvBytes;
 use crate::stats::Stats;
 use crate::typed::Call;
-use crate::wire::Status;
 
 /// Maximum sleep of a server, in which no event of a socket wakes it.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 /// Maximum sleep while clients connect.
 const SHORT_SLEEP: Duration = Duration::from_millis(1);
-/// Number of polls between two looks at the socket, for a server that always has something to do.
-const POLLS_PER_LOOK: u32 = 1024;
+/// Number of turns between two polls of the sockets, for a server that always has something to do.
+const TURNS_PER_SOCKETS: u32 = 1024;
 /// Maximum time for a client to connect. Other clients do not wait meanwhile. The client has no endpoint until its record has arrived.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 
@@ -54,8 +50,7 @@ pub struct ServerOptions {
     pub clients: u32,
     /// Options of the connections. Clients need the same ring size.
     pub endpoint: EndpointConfig,
-    /// Of an [`AsyncServer`](crate::AsyncServer): the bytes of requests that wait for [`recv`](crate::AsyncServer::recv) above which it takes no
-    /// further ones. Those stay in the rings of their clients, whose calls then wait for room. Default: 64 MiB.
+    /// Bytes of requests that wait for [`AsyncServer::recv`](crate::AsyncServer::recv), above which an `AsyncServer` takes no further ones. Those stay in the rings of their clients, whose calls then wait for room. Default: 64 MiB.
     pub max_buffered: usize,
 }
 
@@ -87,9 +82,6 @@ pub enum ServerError {
     /// The device broke down: all clients are lost. A new server opens the device again.
     #[error("the device of the server broke down ({0}): make a new server")]
     Broken(AsyncEvent),
-    /// A poll inside a callback of a poll. The calls of a server do not nest, so this does not happen.
-    #[error(transparent)]
-    Poll(#[from] PollError),
 }
 
 /// Ends [`Server::serve`], from any thread.
@@ -101,7 +93,7 @@ pub struct StopHandle {
 
 impl StopHandle {
     /// Makes [`Server::serve`] return as soon as its handler has returned. Requests that have arrived by then are answered, for 20 ms at most;
-    /// later ones are for another server. For what it does to an [`AsyncServer`](crate::AsyncServer), see
+    /// later ones are for another server. For its effect on an [`AsyncServer`](crate::AsyncServer), see
     /// [`AsyncServer::stop_handle`](crate::AsyncServer::stop_handle).
     pub fn stop(&self) {
         self.is_stopped.store(true, Ordering::Release);
@@ -153,11 +145,11 @@ pub struct Server {
     pub(super) context: Context<()>,
     endpoint: EndpointConfig,
     /// Maximum number of clients at once.
-    most: u32,
+    max_clients: u32,
     stop: StopHandle,
-    polls_to_look: u32,
+    turns_to_sockets: u32,
     /// Number of polls in a row that found nothing.
-    in_vain: u32,
+    idle_turns: u32,
     /// Requests that were not received do not end a sleep.
     pub(super) holds_back: bool,
 }
@@ -183,18 +175,18 @@ impl Arriving {
         stream: &mut TcpStream,
         context: &Context<()>,
         config: &EndpointConfig,
-        most: u32,
-    ) -> Result<Option<Endpoint<()>>, ConnectFailure> {
+        max_clients: u32,
+    ) -> Result<Option<Endpoint<()>>, ConnectError> {
         if let Self::Record(incoming) = self {
             let Some(record) = incoming.advance(stream)? else { return Ok(None) };
             if let Err(error) = ExchangeRecord::decode(record) {
                 // A client of another version reads there the version of this server. A client that cannot take the record at once does
                 // not learn of it.
                 let _ = stream.write(&ExchangeRecord::refuse(Refusal::Failed));
-                return Err(error.into());
+                return Err(error);
             }
             // The queues may have room for more, as devices round up.
-            let handshake = if context.shares() < most { Handshake::of(context, config) } else { Handshake::full() };
+            let handshake = if context.shares() < max_clients { Handshake::of(context, config) } else { Handshake::full() };
             *self = Self::Meeting(Box::new(handshake.after(record)));
         }
         match self {
@@ -230,9 +222,9 @@ impl Server {
         let (gate, lifelines) = listening.map_err(|source| ServerError::Listen { address: rendezvous::name_of(&address), source })?;
         let context = ContextBuilder::new(options.device.clone()).endpoints_with(options.clients, &options.endpoint).build()?;
         let stop = StopHandle { is_stopped: Arc::default(), waker: context.waker() };
-        let (gate, endpoint, most) = (Some(gate), options.endpoint.clone(), options.clients);
-        let (polls_to_look, in_vain, holds_back) = (0, 0, false);
-        Ok(Self { clients: Vec::new(), gate, lifelines, context, endpoint, most, stop, polls_to_look, in_vain, holds_back })
+        let (gate, endpoint, max_clients) = (Some(gate), options.endpoint.clone(), options.clients);
+        let (turns_to_sockets, idle_turns, holds_back) = (0, 0, false);
+        Ok(Self { clients: Vec::new(), gate, lifelines, context, endpoint, max_clients, stop, turns_to_sockets, idle_turns, holds_back })
     }
 
     /// Returns the address at which it listens.
@@ -271,31 +263,25 @@ impl Server {
     /// becomes a [`ClientError::ReplyTooLong`](crate::ClientError::ReplyTooLong). For handlers that answer later, or answer only some
     /// requests, see [`step`](Self::step) and [`recv`](Self::recv).
     ///
-    /// The thread that runs the handler also tells the clients that the server lives. A handler that takes longer than their
-    /// [`stall_timeout`](EndpointConfig::stall_timeout), 5 s, looks dead to all of them: each that waits for a reply ends its connection. Such
-    /// work belongs into other threads: [`recv`](Self::recv), or an [`AsyncServer`](crate::AsyncServer).
+    /// A handler may take any time, and all clients wait for it. Long work belongs into other threads: [`recv`](Self::recv), or an
+    /// [`AsyncServer`](crate::AsyncServer).
     ///
     /// # Errors
     /// [`ServerError::Broken`].
     pub fn serve<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(RecvBytes<'_>) -> R) -> Result<(), ServerError> {
-        self.answer(|request, reply| {
-            // A client that has left gets no reply.
-            if let Err(ReplyError::TooLarge { request: reply, len, .. }) = reply.send(handler(request).as_ref()) {
-                let _told = reply.end(Status::too_long(len));
-            }
-        })
+        self.answer(|request, reply| reply.answer(handler(request).as_ref()))
     }
 
     fn answer(&mut self, mut answer: impl FnMut(RecvBytes<'_>, Reply<'_, ()>)) -> Result<(), ServerError> {
-        let mut patience = None;
+        let mut grace = None;
         loop {
             if self.is_stopped() {
-                patience.get_or_insert_with(|| Patience::from(Instant::now()));
+                grace.get_or_insert_with(|| GracePeriod::from(Instant::now()));
             }
             let moved = self.turn(|context| context.serve(&mut answer, |(), _| ()))?;
             // A turn is bounded, so there may be more.
-            if patience.as_mut().is_some_and(|patience| moved == 0 || patience.is_over(Instant::now())) {
-                self.context.flush_endpoints()?;
+            if grace.as_mut().is_some_and(|grace| moved == 0 || grace.is_over(Instant::now())) {
+                self.context.inner.flush();
                 return Ok(());
             }
         }
@@ -306,14 +292,9 @@ impl Server {
     /// # Errors
     /// [`ServerError::Broken`].
     pub fn serve_typed<C: Call + FromBytes>(&mut self, mut handler: impl FnMut(C) -> C::Reply) -> Result<(), ServerError> {
-        self.answer(|request, reply| {
-            let outcome = match request.read_as() {
-                Ok(request) => reply.send(handler(request).as_bytes()),
-                Err(_) => reply.refuse(),
-            };
-            if let Err(ReplyError::TooLarge { request: reply, len, .. }) = outcome {
-                let _told = reply.end(Status::too_long(len));
-            }
+        self.answer(|request, reply| match request.read_as() {
+            Ok(request) => reply.answer(handler(request).as_bytes()),
+            Err(_) => drop(reply.refuse()),
         })
     }
 
@@ -338,21 +319,22 @@ impl Server {
 
     /// Returns the number of completions and of requests that `take` moved.
     fn turn(&mut self, take: impl FnOnce(&Context<()>) -> Result<usize, PollError>) -> Result<usize, ServerError> {
-        let moved = take(&self.context)?;
-        self.in_vain = if moved > 0 { 0 } else { self.in_vain.saturating_add(1) };
-        if self.polls_to_look == 0 {
-            self.look_at_sockets();
-            self.polls_to_look = POLLS_PER_LOOK;
+        // The polls of a server do not nest.
+        let moved = take(&self.context).unwrap_or(0);
+        self.idle_turns = if moved > 0 { 0 } else { self.idle_turns.saturating_add(1) };
+        if self.turns_to_sockets == 0 {
+            self.poll_sockets();
+            self.turns_to_sockets = TURNS_PER_SOCKETS;
         }
-        self.polls_to_look -= 1;
-        if self.in_vain > SPINS {
+        self.turns_to_sockets -= 1;
+        if self.idle_turns > SPINS {
             if let Some(event) = self.context.inner.breakdown() {
                 return Err(ServerError::Broken(event));
             }
             let is_quiet = self.gate.iter().flat_map(Gate::arriving).next().is_none();
             let longest = if is_quiet { LONGEST_SLEEP } else { SHORT_SLEEP };
-            self.context.inner.wait(Some(longest), || !self.holds_back && self.context.inner.has_requests())?;
-            self.polls_to_look = 0;
+            let _woken = self.context.inner.wait(Some(longest), || !self.holds_back && self.context.inner.has_requests());
+            self.turns_to_sockets = 0;
         }
         Ok(moved)
     }
@@ -364,9 +346,9 @@ impl Server {
         self.clients.iter().for_each(|client| client.endpoint.close());
     }
 
-    /// Returns whether the next step looks at the sockets.
-    pub(super) const fn is_to_look(&self) -> bool {
-        self.polls_to_look == 0
+    /// Returns whether the next step polls the sockets.
+    pub(super) const fn polls_sockets_next(&self) -> bool {
+        self.turns_to_sockets == 0
     }
 
     /// Returns the oldest request that arrived. Its answer is sent with the next [`step`](Self::step).
@@ -376,15 +358,15 @@ impl Server {
     }
 
     /// Admits new clients, continues with clients that connect, and drops those that have left.
-    fn look_at_sockets(&mut self) {
+    fn poll_sockets(&mut self) {
         self.clients.retain(|client| client.endpoint.closed().is_none());
-        let Self { clients, gate, lifelines, context, endpoint, most, .. } = self;
+        let Self { clients, gate, lifelines, context, endpoint, max_clients, .. } = self;
         let mut is_full = false;
         let Some(gate) = gate else { return };
         gate.poll(
             || Arriving::Record(Incoming::default()),
             |arriving, stream| {
-                let outcome = arriving.advance(stream, context, endpoint, *most);
+                let outcome = arriving.advance(stream, context, endpoint, *max_clients);
                 is_full |= matches!(&outcome, Err(error) if error.is_for_lack_of_room());
                 outcome
             },

@@ -96,7 +96,7 @@ fn an_async_client_whose_device_breaks_down_opens_it_again_and_is_woken_there() 
                 break reply;
             }
             worker.posted.take();
-            worker.step().unwrap();
+            worker.step();
         }
     };
     for _ in 0..3 {

@@ -3,14 +3,14 @@
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use copyrpc::{CloseReason, ConnectFailure, CreateEndpointError, Outcome, PollError};
+use copyrpc::{CloseReason, ConnectError, CreateEndpointError, Outcome, PollError};
 
 use crate::support::{Net, Pair, join, small, step_until};
 
 #[test]
 fn a_callback_may_call_reply_and_receive_but_not_poll() {
     let pair = Pair::small();
-    let mut pending = Some(pair.client.create_endpoint(&small()).unwrap());
+    let mut pending: Vec<_> = (0..10).map(|_| pair.client.create_endpoint(&small()).unwrap()).collect();
     let record = pair.server.create_endpoint(&small()).unwrap().local_info();
     pair.to_server.call(b"first", 0, 100).unwrap();
     let ended = Cell::new(0);
@@ -23,9 +23,8 @@ fn a_callback_may_call_reply_and_receive_but_not_poll() {
             assert_eq!(pair.client.flush_endpoints(), Err(PollError::Reentrant));
             assert!(matches!(pair.client.create_endpoint(&small()), Err(CreateEndpointError::Reentrant)));
             assert!(pair.client.has_work() && pair.client.idle_for().is_none());
-            let error = pending.take().unwrap().connect(&record).unwrap_err();
-            assert!(matches!(error.reason, ConnectFailure::Reentrant));
-            pending = Some(error.endpoint);
+            let error = pending.pop().unwrap().connect(&record).unwrap_err();
+            assert!(matches!(error, ConnectError::Reentrant));
             assert!(pair.client.stats().calls > 0 && pair.client.recv().is_none());
             if serial < 9 {
                 pair.to_server.call(b"next", serial + 1, 100).unwrap();
@@ -37,7 +36,7 @@ fn a_callback_may_call_reply_and_receive_but_not_poll() {
     };
     step_until(|| ended.get() == 10, step);
     assert_eq!(pair.to_server.outstanding_calls(), 0);
-    let texts = [PollError::Reentrant.to_string(), CreateEndpointError::Reentrant.to_string(), ConnectFailure::Reentrant.to_string()];
+    let texts = [PollError::Reentrant.to_string(), CreateEndpointError::Reentrant.to_string(), ConnectError::Reentrant.to_string()];
     assert!(texts.iter().all(|text| text.contains("inside a poll's callback")), "{texts:?}");
 }
 

@@ -5,8 +5,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 
 use copyrpc::{
-    ConnectFailure, Context, CreateEndpointError, EXCHANGE_RECORD_SIZE, Endpoint, ExchangeError, ExchangeRecord, PendingEndpoint,
-    RecordError, Refusal,
+    ConnectError, Context, CreateEndpointError, EXCHANGE_RECORD_SIZE, Endpoint, ExchangeRecord, PendingEndpoint, RecordError, Refusal,
 };
 use mlx5::LocalFabric;
 
@@ -43,11 +42,11 @@ fn a_stream_connects_two_endpoints_and_what_is_wrong_with_it_is_said() {
 
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.write_all(&[0; EXCHANGE_RECORD_SIZE]).unwrap();
-    assert!(matches!(pending().connect_over(&ours), Err(ConnectFailure::Exchange(ExchangeError::Record(RecordError::Magic { .. })))));
+    assert!(matches!(pending().connect_over(&ours), Err(ConnectError::Record(RecordError::Magic { .. }))));
     let cut = b"copyrpc\0".iter().chain(&[0; EXCHANGE_RECORD_SIZE]).copied().take(EXCHANGE_RECORD_SIZE - 1);
     theirs.write_all(&cut.collect::<Vec<u8>>()).unwrap();
     theirs.shutdown(Shutdown::Write).unwrap();
-    assert!(matches!(pending().connect_over(&ours), Err(ConnectFailure::Channel(_))));
+    assert!(matches!(pending().connect_over(&ours), Err(ConnectError::Channel(_))));
 }
 
 /// A peer that connects when it is asked for the last byte of the exchange and not before.
@@ -99,7 +98,7 @@ fn an_end_is_connected_over_a_stream_when_both_ends_are() {
                 assert_eq!(next_request(&far).data().to_vec(), b"at once");
                 assert_eq!(verdict, 1);
             }
-            Err(error) => assert!(matches!(error, ConnectFailure::NotConnectedThere) && verdict == 0, "{error}"),
+            Err(error) => assert!(matches!(error, ConnectError::NotConnectedThere) && verdict == 0, "{error}"),
         }
     }
 }
@@ -116,7 +115,7 @@ fn attempts_to_connect_that_failed_take_no_share_of_the_queues() {
     };
     for _ in 0..3 {
         let refused = attempt(0);
-        assert!(matches!(refused, Err(ConnectFailure::NotConnectedThere)), "{refused:?}");
+        assert!(matches!(refused, Err(ConnectError::NotConnectedThere)), "{refused:?}");
     }
     let connected = attempt(1).unwrap();
     assert_eq!((near.endpoints(), connected.closed()), (1, None));
@@ -135,9 +134,9 @@ fn a_client_that_there_is_no_room_for_hears_so() {
         client.connect_over(&small(), TcpStream::connect(address).unwrap()).unwrap_err()
     });
     let refused = server.connect_over(&small(), listener.accept().unwrap().0).unwrap_err();
-    assert!(matches!(refused, ConnectFailure::Create(CreateEndpointError::SrqTooSmall { .. })), "{refused}");
+    assert!(matches!(refused, ConnectError::Create(CreateEndpointError::SrqTooSmall { .. })), "{refused}");
     let heard = client.join().unwrap();
-    assert!(matches!(heard, ConnectFailure::Exchange(ExchangeError::Record(RecordError::Refused(Refusal::Full)))), "{heard}");
+    assert!(matches!(heard, ConnectError::Record(RecordError::Refused(Refusal::Full))), "{heard}");
 }
 
 /// It hears that the other end is none, and is not left waiting for it.

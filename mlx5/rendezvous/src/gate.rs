@@ -107,6 +107,20 @@ impl<A> Gate<A> {
     }
 }
 
+/// Moves bytes by `step`, from `done` to `all`, until the stream would block. Returns whether all are moved. `end` is the error of its end.
+fn advance(done: &mut usize, all: usize, end: ErrorKind, mut step: impl FnMut(usize) -> io::Result<usize>) -> io::Result<bool> {
+    while *done < all {
+        match step(*done) {
+            Ok(0) => return Err(end.into()),
+            Ok(bytes) => *done += bytes,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}
+
 /// `N` bytes being received.
 #[derive(Clone, Debug)]
 pub struct Incoming<const N: usize> {
@@ -126,16 +140,8 @@ impl<const N: usize> Incoming<N> {
     /// # Errors
     /// The errors of the stream; its end is [`ErrorKind::UnexpectedEof`].
     pub fn advance(&mut self, stream: &mut impl Read) -> io::Result<Option<&[u8; N]>> {
-        while self.count < N {
-            match stream.read(&mut self.bytes[self.count..]) {
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(bytes) => self.count += bytes,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(Some(&self.bytes))
+        let is_whole = advance(&mut self.count, N, ErrorKind::UnexpectedEof, |count| stream.read(&mut self.bytes[count..]))?;
+        Ok(is_whole.then_some(&self.bytes))
     }
 }
 
@@ -158,16 +164,7 @@ impl<const N: usize> Outgoing<N> {
     /// # Errors
     /// The errors of the stream; its end is [`ErrorKind::WriteZero`].
     pub fn advance(&mut self, stream: &mut impl Write) -> io::Result<bool> {
-        while self.sent < N {
-            match stream.write(&self.bytes[self.sent..]) {
-                Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(bytes) => self.sent += bytes,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(true)
+        advance(&mut self.sent, N, ErrorKind::WriteZero, |sent| stream.write(&self.bytes[sent..]))
     }
 }
 

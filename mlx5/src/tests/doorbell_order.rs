@@ -208,7 +208,7 @@ fn a_batch_is_flushed_once_and_is_what_the_send_queue_holds() {
 }
 
 #[test]
-fn a_batch_that_passes_the_end_of_the_ring_takes_its_nops_along() {
+fn a_batch_that_passes_the_end_of_the_ring_is_announced_with_8_bytes() {
     let mut b = bench();
     for _ in 0..31 {
         b.post(1);
@@ -219,7 +219,7 @@ fn a_batch_that_passes_the_end_of_the_ring_takes_its_nops_along() {
     let mut batch = b.qp.blueflame_batch();
     batch.post(&write(2), Signal::Reclaim, 0).unwrap();
     batch.finish();
-    assert_eq!(steps(), doorbell(34, Copy(256, b.sq(31, 3))), "a NOP, then two WQEBBs at the ring's start");
+    assert_eq!(steps(), doorbell(34, Eight(256, b.head(32))), "a NOP, then two WQEBBs at the ring's start");
     assert_eq!(b.qp.sq.complete(32), Some(0));
     // And the automatic doorbell copies the first WQE behind the end as any other.
     for _ in 0..30 {

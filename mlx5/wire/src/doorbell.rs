@@ -95,11 +95,4 @@ impl CqArm {
         let word = u32::from_be(word);
         Self { sequence: (word >> 28) as u8 & 3, solicited_only: word >> 24 & 1 != 0, consumed: word & 0xff_ffff }
     }
-
-    /// Decodes the command and the CQN in a doorbell's bytes.
-    #[must_use]
-    pub const fn from_doorbell(bytes: [u8; 8]) -> (Self, u32) {
-        let both = u64::from_be_bytes(bytes);
-        (Self::from_record(((both >> 32) as u32).to_be()), both as u32)
-    }
 }

@@ -148,3 +148,18 @@ fn what_cannot_be_measured_is_refused_with_the_range() {
         assert!(ended.stdout.is_empty(), "{args}");
     }
 }
+
+/// Operations on files, and transactions, which are checked as they run: past the cache grouping doubles the rate of both.
+#[test]
+fn files_and_accounts_are_kept_and_grouping_helps_them_past_the_cache() {
+    for workload in ["metadata", "smallbank"] {
+        let gain = |args: &str| {
+            let shape = "--clients 24 --group-size 4 --slice-us 200 --depth 2 --server-ns 500 --miss-ns 4000 --window-us 2000 --max-rotation-us 2500";
+            let document = value(&format!("{shape} --curve-only --workload {workload} {args}"));
+            let last = document["curve"].as_array().unwrap().last().unwrap().clone();
+            last["on"]["responses_per_s"].as_f64().unwrap() / last["off"]["responses_per_s"].as_f64().unwrap()
+        };
+        let (missing, cached) = (gain("--cache 12"), gain("--cache 64"));
+        assert!(missing > 1.9 && cached < 1.0, "{workload}: {missing} and {cached}");
+    }
+}

@@ -302,6 +302,13 @@ impl<'h> Handlers<'h> {
         self.run(server, request, false, now_ns, &mut clock, out)
     }
 
+    #[cold]
+    #[inline(never)]
+    fn put_aside<M: Memory>(&mut self, server: &mut Server<M>, mut request: Request, len: usize) {
+        server.put_aside(&mut request);
+        self.long.push_back((request, self.request[..len].to_vec()));
+    }
+
     /// Answers one request, or puts it into the legacy lane if it `may_wait`. `now_ns` is a time before its run. Returns `false` if the
     /// request went to the lane.
     #[inline(always)]
@@ -321,8 +328,7 @@ impl<'h> Handlers<'h> {
             return true;
         };
         if may_wait && entry.is_long {
-            server.put_aside(&mut request);
-            self.long.push_back((request, self.request[..len].to_vec()));
+            self.put_aside(server, request, len);
             return false;
         }
         let handler = match &mut entry.action {

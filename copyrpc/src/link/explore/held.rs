@@ -4,7 +4,8 @@ impl HeldRequests {
     /// Returns the requests that are not answered, with their numbers. The application has taken all requests.
     pub(in crate::link) fn unanswered(&self) -> impl Iterator<Item = (u64, HeldRequest)> {
         assert_eq!(self.untaken, self.next, "requests are taken when they arrive");
-        (self.oldest..self.next).filter_map(|number| self.get(number).map(|request| (number, *request)))
+        let held = (self.oldest..self.next).map(|number| (number, self.room[self.place(number)]));
+        held.filter(|(_, request)| request.internal_allowance != 0)
     }
 
     /// Restores these requests as held and taken.

@@ -7,7 +7,7 @@ use super::Coder;
 use super::names::{Kind, Names};
 use crate::error::CallError;
 use crate::link::held::HeldRequest;
-use crate::link::{CallKey, Event, Link, LinkConfig, Request, Window};
+use crate::link::{CallKey, Event, Hold, Link, LinkConfig, Request, Window};
 use crate::ring::{Payload, RingSize, RingView};
 use crate::wire::{ALIGNMENT, FlowWords, PublishedRecord, decode_imm, encode_imm, padded, response_capacity};
 
@@ -147,7 +147,7 @@ impl World {
                 idle_timeout_ns: u64::MAX,
                 window: Window::Off,
             };
-            Link::new(leak_ring(setup.ring), leak_ring(setup.ring), &config).unwrap()
+            Link::new(leak_ring(setup.ring), leak_ring(setup.ring), &config)
         });
         let (arrived, reads) = (Default::default(), [Read::None; 2]);
         Self { setup, links, arrived, reads, turn: Turn::Nobody, made: [0; 2], coder: Coder::default(), names: Names::new(setup.kinds) }
@@ -224,7 +224,7 @@ impl World {
             return Step::Disabled;
         }
         let HeldRequest { position, len, internal_allowance, call_id } = held;
-        let request = Request { number, payload: Payload::of_message(position, len), internal_allowance, call_id };
+        let request = Request { hold: Hold::Held(number as u32), payload: Payload::of_message(position, len), internal_allowance, call_id };
         let payload = if is_short { &[][..] } else { &vec![0; max_reply] };
         assert!(link.reply(request, payload).is_ok(), "a reply never fails for lack of space");
         Step::Done

@@ -123,7 +123,7 @@ impl Liar {
         let words = FlowWords { consumer_pos: 0, credit: RING / 4, batches_received: 0 };
         let mut liar = Self {
             qp,
-            link: Link::new(view(&home.send), view(&home.recv), &config).unwrap(),
+            link: Link::new(view(&home.send), view(&home.recv), &config),
             peer: *peer,
             held: Vec::new(),
             record: PublishedRecord { words, heartbeat: 0, batches_taken: 0 },

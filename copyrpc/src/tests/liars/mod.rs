@@ -91,10 +91,7 @@ fn run(server: &Server, home: &mut Home, time: &Time, seed: u64) -> End {
     if rng.u8(..4) == 0 {
         liar::damage_record(&mut record, &mut rng);
     }
-    let connected = match ExchangeRecord::decode(&record) {
-        Err(error) => Err(error.into()),
-        Ok(record) => pending.connect(&record).map_err(|refused| refused.reason),
-    };
+    let connected = ExchangeRecord::decode(&record).and_then(|record| pending.connect(&record));
     let mut victim = match connected {
         Err(reason) => return End::Refused(reason),
         Ok(endpoint) => server.victim(endpoint),

@@ -5,8 +5,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::{
-    CallFailure, CloseReason, ConnectFailure, Context, ContextBuilder, Endpoint, EndpointConfig, Outcome, PendingEndpoint, RecvHandle,
-    Window,
+    CallFailure, CloseReason, ConnectError, Context, ContextBuilder, Endpoint, EndpointConfig, Outcome, PendingEndpoint, RecvHandle, Window,
 };
 use mlx5::DeviceSpec;
 
@@ -23,7 +22,7 @@ const MOST_POLLS: usize = 1_000;
 
 /// The end of a connection to a liar.
 pub(crate) enum End {
-    Refused(ConnectFailure),
+    Refused(ConnectError),
     Closed(CloseReason),
 }
 
@@ -61,7 +60,6 @@ impl Server {
         let (batches, exempt_bytes) = (rng.u32(1..3), 256);
         let config = EndpointConfig {
             ring_size: RING,
-            initial_credit: [None, Some(0)][rng.usize(..2)],
             batches_in_flight: rng.u32(1..=BATCHES),
             raw_operations: 0,
             keepalive: Duration::from_millis(1),

@@ -109,7 +109,7 @@ fn side(rings: &Rings, side: usize, starts: [u64; 2], batches: u32, window: Wind
         window,
     };
     Side {
-        link: Link::new(rings.send[side].view(), rings.recv[side].view(), &config).unwrap(),
+        link: Link::new(rings.send[side].view(), rings.recv[side].view(), &config),
         open: HashSet::new(),
         cancellable: Vec::new(),
         held: Vec::new(),

@@ -130,7 +130,7 @@ impl End {
         };
         let srq_depth = (config.local_batches * 3).div_ceil(2);
         Self {
-            link: Link::with_past(send.view(size), recv_view, config, past).unwrap(),
+            link: Link::with_past(send.view(size), recv_view, config, past),
             inbox: VecDeque::new(),
             is_receiving: true,
             received: 0,
@@ -230,8 +230,9 @@ impl End {
                 // As a driver: what mostly comes, and what else there is.
                 let event = match self.link.next_message(self.is_receiving) {
                     Message::Reply { user_data, payload, .. } => Event::Ended { user_data, outcome: Ok(payload) },
-                    Message::Request { request, .. } => {
-                        self.inbox.push_back(self.link.hold(&request));
+                    Message::Request { mut request, .. } => {
+                        self.link.hold(&mut request);
+                        self.inbox.push_back(request);
                         self.received += 1;
                         continue;
                     }

@@ -45,7 +45,7 @@ impl Victim {
             idle_timeout_ns: u64::MAX,
             window: Window::Off,
         };
-        let mut link = Link::new(send.view(size), recv_view, &config).unwrap();
+        let mut link = Link::new(send.view(size), recv_view, &config);
         let first = link.call(&[1; 20], 0, 20).unwrap();
         link.call(&[2; 50], 1, 200).unwrap();
         let mut sent = 0;

@@ -60,11 +60,19 @@ impl SoftQp {
         self.fail(hca);
     }
 
-    /// Takes the result of writing one of its CQEs to `cqn`: without room for the CQE it goes to the error state.
+    /// Takes the result of writing a CQE of a send: without room for it, the queue pair goes to the error state.
     #[inline(always)]
-    pub(crate) fn wrote(&mut self, hca: &Hca, cqn: u32, written: Result<(), Overrun>) {
+    pub(crate) fn wrote_send(&mut self, hca: &Hca, written: Result<(), Overrun>) {
         if let Err(overrun) = written {
-            self.overran(hca, cqn, overrun);
+            self.overran(hca, self.send_cq, overrun);
+        }
+    }
+
+    /// Takes the result of writing a CQE of a receive, in the same way.
+    #[inline(always)]
+    pub(crate) fn wrote_receive(&mut self, hca: &Hca, written: Result<(), Overrun>) {
+        if let Err(overrun) = written {
+            self.overran(hca, self.recv_cq, overrun);
         }
     }
 

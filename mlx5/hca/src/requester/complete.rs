@@ -21,7 +21,7 @@ fn success(user_index: u32, ctrl: CtrlWords, byte_count: u32) -> [u8; CQE_BYTES]
 /// Writes the CQE of a signaled WQE that succeeded, in immediate time and without a trace.
 #[inline(always)]
 pub(crate) fn succeed(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], ctrl: CtrlWords, byte_count: u32) {
-    qp.wrote(hca, qp.send_cq, write_success(cqs, qp.send_cq, qp.user_index, ctrl, byte_count));
+    qp.wrote_send(hca, write_success(cqs, qp.send_cq, qp.user_index, ctrl, byte_count));
 }
 
 /// Writes the CQE of [`succeed`].
@@ -128,6 +128,6 @@ pub(crate) fn show(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>], viola
         buffers::release(hca, qp, wqe_counter, opcode == CqeOpcode::Requester, violations);
     }
     if let Some(Some(cq)) = cqs.get_mut(qp.send_cq as usize) {
-        qp.wrote(hca, qp.send_cq, cq.write(cqe, opcode));
+        qp.wrote_send(hca, cq.write(cqe, opcode));
     }
 }

@@ -108,7 +108,7 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
         qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl.ds()));
         if ctrl.signaled() {
             if let Err(overrun) = complete_signaled(cqs, qp.send_cq, qp.user_index, wqe) {
-                qp.overran(hca, qp.send_cq, overrun);
+                qp.wrote_send(hca, Err(overrun));
                 return Err(qp.index);
             }
         }

@@ -103,5 +103,5 @@ fn scattered(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
             place.as_ptr().write_bytes(UNWRITTEN, length);
         }
     }
-    qp.wrote(hca, qp.recv_cq, cq.write_scattered(cqe(qp, message), opcode, &data[..length]));
+    qp.wrote_receive(hca, cq.write_scattered(cqe(qp, message), opcode, &data[..length]));
 }

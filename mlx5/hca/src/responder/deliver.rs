@@ -54,7 +54,7 @@ pub(crate) fn deliver(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: Mess
         source_qpn,
         grh,
     };
-    qp.wrote(hca, qp.recv_cq, cq.write_receive(&cqe, op_own));
+    qp.wrote_receive(hca, cq.write_receive(&cqe, op_own));
 }
 
 /// Returns op_own of a message that arrived well.
@@ -94,5 +94,5 @@ fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message)
 pub(crate) fn fail_receive(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, taking: Taking, (raw_syndrome, vendor_syndrome): (u8, u8)) {
     let wqe_counter = qp.receives.wqe_counter(taking);
     let cqe = ErrorCqe { raw_syndrome, vendor_syndrome, wqe_opcode: 0, qpn: qp.qpn, wqe_counter, user_index: qp.user_index };
-    qp.wrote(hca, qp.recv_cq, cq.write(cqe.emit(), CqeOpcode::ResponderError));
+    qp.wrote_receive(hca, cq.write(cqe.emit(), CqeOpcode::ResponderError));
 }

@@ -40,7 +40,7 @@ fn context<U>(device: &Device, config: &EndpointConfig, endpoints: usize) -> Res
 
 fn connect<U>(endpoint: PendingEndpoint<U>, said: &[u8]) -> Result<Endpoint<U>, Failure> {
     let peer = ExchangeRecord::decode(record::<EXCHANGE_RECORD_SIZE>(said)?)?;
-    endpoint.connect(&peer).map_err(|error| error.reason.into())
+    Ok(endpoint.connect(&peer)?)
 }
 
 pub(crate) struct CopyServer {

@@ -1,6 +1,6 @@
 //! Throughput against the number of clients, grouping off and on, in virtual time with the NIC model of the software HCA.
 //!
-//! [`calibration`]: the cost of a missing context; [`point`]: a server and its clients in one thread; [`curve`]: the points and their
+//! [`calibration`]: the cost of a missing context; [`workload`]: files and accounts; [`point`]: a server and its clients in one thread; [`curve`]: the points and their
 //! summary; [`memory`]: the memory of a server; [`result`]: tables, JSON document and plot.
 
 mod calibration;
@@ -8,6 +8,7 @@ mod curve;
 mod memory;
 mod point;
 mod result;
+mod workload;
 
 use std::error::Error;
 use std::io::Write;
@@ -24,6 +25,7 @@ use curve::{Pair, Setting, Variation, Verdict, variations};
 use memory::ServerBytes;
 use point::Load;
 use result::Document;
+use workload::Workload;
 
 /// Maximum number of clients of a point: each is a device of its own in this process.
 const MOST_CLIENTS: i64 = 4096;
@@ -46,11 +48,15 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     depth: u32,
 
-    /// Payload bytes of a request, 8 to 65496.
+    /// The requests of clients. Rates of smallbank are transactions.
+    #[arg(long, value_enum, default_value_t = Workload::Echo)]
+    workload: Workload,
+
+    /// Payload bytes of a request of echo, 8 to 65496.
     #[arg(long, value_name = "BYTES", default_value_t = 32, value_parser = clap::value_parser!(u32).range(8..=65_496))]
     request_bytes: u32,
 
-    /// Payload bytes of a response, 8 to 65496.
+    /// Payload bytes of a response of echo, 8 to 65496.
     #[arg(long, value_name = "BYTES", default_value_t = 32, value_parser = clap::value_parser!(u32).range(8..=65_496))]
     response_bytes: u32,
 
@@ -125,6 +131,8 @@ impl Options {
             Some(most) if self.clients.windows(2).all(|pair| pair[0] < pair[1]) => *most,
             _ => return Err(OptionsError::NotRising(self.clients.clone())),
         };
+        let echo = (self.request_bytes as usize, self.response_bytes as usize);
+        let (request_bytes, response_bytes) = self.workload.bytes(self.depth).unwrap_or(echo);
         let setting = Setting {
             context_entries: self.cache as usize,
             context_miss_ns: self.miss_ns.unwrap_or_else(|| PUBLISHED.miss_ns()),
@@ -135,8 +143,9 @@ impl Options {
             slice_ns: self.slice_us * 1000,
             max_rotation_ns: self.max_rotation_us * 1000,
             load: Load {
-                request_bytes: self.request_bytes as usize,
-                response_bytes: self.response_bytes as usize,
+                workload: self.workload,
+                request_bytes,
+                response_bytes,
                 server_request_ns: self.server_ns,
                 server_step_ns: 100,
                 client_call_ns: 100,

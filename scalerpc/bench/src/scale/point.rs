@@ -11,8 +11,10 @@ use scalerpc::{CallError, CallFailure, CallHandle, HandlerError, Handlers, RdmaC
 use serde::Serialize;
 use thiserror::Error;
 
+use super::workload::{Lane, Store, Workload};
+
 /// The only type of requests.
-const ECHO: u16 = 1;
+const REQUEST: u16 = 1;
 /// Maximum number of requests that a step of the server answers.
 const BUDGET: usize = 32;
 /// Address space of a client's device, whose memory is a few slots; and of the server's, which has the pools. In bytes.
@@ -27,7 +29,8 @@ const OPERATION_DIVISOR: u64 = 10;
 /// The requests of clients, and the CPU times. Each client keeps all its slots in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Load {
-    /// Payload bytes.
+    pub(crate) workload: Workload,
+    /// Maximum payload bytes.
     pub(crate) request_bytes: usize,
     pub(crate) response_bytes: usize,
     /// CPU time of the server for a request, in ns: of one thread, or of n threads each of which takes n times as long.
@@ -92,6 +95,8 @@ pub(crate) enum PointError {
     Lost { lost: u64 },
     #[error("the server found {0} malformed requests or entries")]
     Garbage(u64),
+    #[error("the accounts hold {held} more than at first, and transactions brought {brought}")]
+    Money { held: u64, brought: u64 },
 }
 
 impl Point {
@@ -157,12 +162,12 @@ impl World {
             let client =
                 connect(simulation, &mut server).map_err(|error| PointError::Client { client: number, clients: point.clients, error })?;
             let device = client.device().clone();
-            let caller = Rc::new(RefCell::new(Caller::new(client, number, point.load)));
+            let caller = Rc::new(RefCell::new(Caller::new(client, number, point)));
             callers.push(Rc::clone(&caller));
             let is_over = Rc::clone(&is_over);
             simulation.spawn(&[&device], move |_| caller.borrow_mut().step(is_over.get()))?;
         }
-        let server = Rc::new(RefCell::new(Serving::new(server, point.load)));
+        let server = Rc::new(RefCell::new(Serving::new(server, point)));
         let serving = Rc::clone(&server);
         simulation.spawn(&[&device], move |_| serving.borrow_mut().step())?;
         Ok(Self { server, device, callers, is_over })
@@ -191,11 +196,19 @@ impl World {
         loop {
             self.check()?;
             match self.callers.iter().map(|caller| caller.borrow().outstanding.len() as u64).sum() {
-                0 => return Ok(()),
+                0 => return self.check_money(),
                 lost if simulation.now_ns() >= end_ns => return Err(PointError::Lost { lost }),
                 _ => simulation.run(simulation.now_ns() + DRAIN_STEP_NS),
             };
         }
+    }
+
+    /// Compares the money of the accounts with that of the transactions, all of which have ended.
+    fn check_money(&self) -> Result<(), PointError> {
+        let lanes_of = |caller: &Rc<RefCell<Caller>>| caller.borrow().idle.iter().fold(0, |sum: u64, lane| sum.wrapping_add(lane.brought));
+        let brought = self.callers.iter().map(lanes_of).fold(0, u64::wrapping_add);
+        let held = self.server.borrow().store.borrow().gained();
+        if held == brought { Ok(()) } else { Err(PointError::Money { held, brought }) }
     }
 }
 
@@ -217,22 +230,28 @@ struct Serving {
     server: RdmaServer,
     handlers: Handlers<'static>,
     load: Load,
+    store: Rc<RefCell<Store>>,
     /// Number of requests answered.
     answered: Rc<Cell<u64>>,
 }
 
 impl Serving {
-    fn new(server: RdmaServer, load: Load) -> Self {
+    fn new(server: RdmaServer, point: &Point) -> Self {
+        let load = point.load;
+        let store = Rc::new(RefCell::new(Store::new(load.workload, point.clients)));
         let answered = Rc::<Cell<u64>>::default();
         let mut handlers = Handlers::new(server.max_payload());
-        let count = Rc::clone(&answered);
-        handlers.insert(ECHO, move |request: &[u8], response: &mut [u8]| {
+        let (count, files_and_accounts) = (Rc::clone(&answered), Rc::clone(&store));
+        handlers.insert(REQUEST, move |request: &[u8], response: &mut [u8]| {
             count.set(count.get() + 1);
+            if load.workload != Workload::Echo {
+                return files_and_accounts.borrow_mut().execute(request, response).ok_or(HandlerError);
+            }
             let response = response.get_mut(..load.response_bytes).ok_or(HandlerError)?;
             pattern::fill_reply(response, Tag::of_request(request));
             Ok(response.len())
         });
-        Self { server, handlers, load, answered }
+        Self { server, handlers, load, store, answered }
     }
 
     fn step(&mut self) -> Did {
@@ -247,24 +266,28 @@ impl Serving {
     }
 }
 
-/// A client as an actor: calls whenever it has a free slot, and checks every response.
+/// A client as an actor: calls in every lane that has no call outstanding, and checks every response.
 struct Caller {
     client: RdmaClient,
     number: u32,
     load: Load,
-    /// Numbers of calls made and ended.
+    /// Calls made, and operations ended.
     made: u64,
     ended: u64,
-    outstanding: Vec<(CallHandle, u64)>,
+    /// Each with its number, and its lane.
+    outstanding: Vec<(CallHandle, u64, Lane)>,
+    idle: Vec<Lane>,
     request: Vec<u8>,
     response: Vec<u8>,
     error: Option<PointError>,
 }
 
 impl Caller {
-    fn new(client: RdmaClient, number: u32, load: Load) -> Self {
+    fn new(client: RdmaClient, number: u32, point: &Point) -> Self {
+        let load = point.load;
         let (request, response) = (vec![0; load.request_bytes], vec![0; load.response_bytes]);
-        Self { client, number, load, made: 0, ended: 0, outstanding: Vec::new(), request, response, error: None }
+        let idle = (0..point.server.depth.into()).map(|lane| Lane::new(load.workload, number, lane, point.clients)).collect();
+        Self { client, number, load, made: 0, ended: 0, outstanding: Vec::new(), idle, request, response, error: None }
     }
 
     fn step(&mut self, is_over: bool) -> Did {
@@ -281,14 +304,15 @@ impl Caller {
     /// Takes the calls that have ended and makes new ones. Returns the number of calls ended or made, whichever is larger.
     fn work(&mut self, is_over: bool) -> Result<u64, PointError> {
         self.client.poll();
-        let (ended, made) = (self.ended, self.made);
+        let (mut ended, made) = (0, self.made);
         while let Some(completion) = self.client.poll_completion(&mut self.response) {
-            let at = self.outstanding.iter().position(|(handle, _)| *handle == completion.handle);
-            let Some((_, call)) = at.map(|at| self.outstanding.swap_remove(at)) else {
+            let at = self.outstanding.iter().position(|(handle, ..)| *handle == completion.handle);
+            let Some((_, call, mut lane)) = at.map(|at| self.outstanding.swap_remove(at)) else {
                 return Err(PointError::Unknown { client: self.number });
             };
-            self.check(call, completion.outcome)?;
-            self.ended += 1;
+            self.ended += self.check(&mut lane, call, completion.outcome)?;
+            self.idle.push(lane);
+            ended += 1;
         }
         if !is_over {
             self.call_anew()?;
@@ -296,26 +320,31 @@ impl Caller {
         if self.made > made {
             self.client.poll();
         }
-        Ok((self.ended - ended).max(self.made - made))
+        Ok((self.made - made).max(ended))
     }
 
-    /// Makes a call for each free slot.
+    /// Makes a call in each idle lane.
     fn call_anew(&mut self) -> Result<(), PointError> {
-        loop {
-            pattern::fill_request(&mut self.request, Tag::new(self.number as usize, self.made));
-            match self.client.call(ECHO, &self.request) {
-                Ok(handle) => self.outstanding.push((handle, self.made)),
-                Err(error) if error.is_retryable() => return Ok(()),
+        while let Some(lane) = self.idle.pop() {
+            lane.request(Tag::new(self.number as usize, self.made), &mut self.request);
+            match self.client.call(REQUEST, &self.request) {
+                Ok(handle) => self.outstanding.push((handle, self.made, lane)),
+                Err(error) if error.is_retryable() => {
+                    self.idle.push(lane);
+                    return Ok(());
+                }
                 Err(error) => return Err(PointError::Refused { client: self.number, error }),
             }
             self.made += 1;
         }
+        Ok(())
     }
 
-    fn check(&self, call: u64, outcome: Result<usize, CallFailure>) -> Result<(), PointError> {
+    /// Returns the number of operations that end with the call.
+    fn check(&self, lane: &mut Lane, call: u64, outcome: Result<usize, CallFailure>) -> Result<u64, PointError> {
         let client = self.number;
         let bytes = outcome.map_err(|error| PointError::Failed { client, call, error })?;
-        let is_right = bytes == self.response.len() && pattern::is_reply(&self.response, Tag::new(client as usize, call));
-        if is_right { Ok(()) } else { Err(PointError::Wrong { client, call, bytes }) }
+        let ended = self.response.get(..bytes).and_then(|response| lane.response(Tag::new(client as usize, call), response));
+        ended.ok_or(PointError::Wrong { client, call, bytes })
     }
 }

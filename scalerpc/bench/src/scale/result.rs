@@ -187,9 +187,10 @@ impl fmt::Display for Document {
         )?;
         writeln!(
             f,
-            "load: {depth} calls outstanding by each client, {} B there and {} B back; groups of {group_size}, slices of {} us and \
+            "load: {:?}, {depth} calls outstanding by each client, {} B there and {} B back; groups of {group_size}, slices of {} us and \
              longer up to a rotation of {} us; CPU {} ns a request and {} ns a step of the server, {} ns a call of a client; \
              {} ms measured\n",
+            load.workload,
             load.request_bytes,
             load.response_bytes,
             slice_ns / 1000,

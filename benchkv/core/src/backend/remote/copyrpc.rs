@@ -106,7 +106,7 @@ impl<C> LinkSet<C> for Links<C> {
         let End::Pending(pending) = std::mem::replace(&mut link.end, End::Broken) else {
             return Err("it is connected already".into());
         };
-        link.end = End::Connected(pending.connect(&record).map_err(|e| e.reason)?);
+        link.end = End::Connected(pending.connect(&record)?);
         Ok(())
     }
 

@@ -10,6 +10,7 @@ mod errno;
 mod faults;
 mod library;
 #[path = "../../options/names.rs"]
+#[allow(dead_code, reason = "the library uses the rest")]
 mod names;
 mod private_dir;
 mod sysfs;
@@ -41,8 +42,8 @@ struct Arguments {
     /// A fault: devices=none, gid=none, port=down, atomics=none, open=ERRNO; a number of ms after the device was opened: port=down@MS
     /// (port=down@MS+MS: and up again after the second time), device=fatal@MS; or for a uverbs command (reg_mr, create_qp, modify_qp, ...)
     /// COMMAND=ERRNO, or COMMAND=ERRNO@N after N that succeed. May be repeated.
-    #[arg(long = "fault", value_name = "KEY=VALUE", value_parser = Fault::parse)]
-    faults: Vec<Fault>,
+    #[arg(long = "fault", value_name = "KEY=VALUE", value_parser = fault)]
+    faults: Vec<String>,
     /// Write refused commands to a file, by name; `-`: to standard error.
     #[arg(long, value_name = "FILE|-")]
     log: Option<PathBuf>,
@@ -63,6 +64,11 @@ fn link(text: &str) -> Result<OsString, String> {
     Link::parse(text).map(|_| text.into())
 }
 
+/// The same for a fault.
+fn fault(text: &str) -> Result<String, String> {
+    Fault::parse(text).map(|_| text.to_owned())
+}
+
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {
         Ok(code) => code,
@@ -75,7 +81,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let fabric = fabric(arguments)?;
-    let is_there = |fault| arguments.faults.contains(&fault);
+    let is_there = |fault| arguments.faults.iter().any(|text| Fault::parse(text) == Ok(fault));
     let options = TreeOptions {
         link: Link::parse(&arguments.link.to_string_lossy())?,
         has_device: !is_there(Fault::NoDevices),
@@ -87,7 +93,6 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     library::check_driver()?;
     let [program, rest @ ..] = &arguments.command[..] else { return Err("no command".to_owned()) };
     let mut command = Command::new(program);
-    let faults: Vec<_> = arguments.faults.iter().map(Fault::to_string).collect();
     command
         .args(rest)
         .env("SYSFS_PATH", tree.path())
@@ -95,18 +100,19 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         .env(config::DEVICE, sysfs::DEVICE)
         .env(config::LINK, &arguments.link)
         .env(config::FABRIC, fabric)
-        .env(config::FAULTS, faults.join(","))
-        .env_remove(config::LOG)
-        .env_remove(config::LOG_COMMANDS)
-        .env_remove(config::CHECK_DOORBELLS);
-    if let Some(log) = &arguments.log {
-        command.env(config::LOG, absolute(log)?);
-    }
-    if arguments.log_commands {
-        command.env(config::LOG_COMMANDS, "1");
-    }
-    if arguments.check_doorbells {
-        command.env(config::CHECK_DOORBELLS, "1");
+        .env(config::FAULTS, arguments.faults.join(","));
+    let log = arguments.log.as_ref().map(absolute).transpose()?;
+    let flag = |is_set: bool| is_set.then(PathBuf::new);
+    let optional = [
+        (config::LOG, log),
+        (config::LOG_COMMANDS, flag(arguments.log_commands)),
+        (config::CHECK_DOORBELLS, flag(arguments.check_doorbells)),
+    ];
+    for (name, value) in optional {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
     }
     let status = child::run(&mut command);
     drop(tree);

@@ -4,11 +4,11 @@
 //! [`ExchangeRecord::decode`] refuses every number that the protocol cannot work with, and [`ExchangeRecord::check_peer`] every pair of
 //! endpoints that cannot connect.
 
-use mlx5::{DeviceKind, QpAddress};
+use mlx5::QpAddress;
 use rendezvous::record::{Kind, field, put, require};
 pub use rendezvous::record::{RecordError, Refusal};
-use thiserror::Error;
 
+use super::ConnectError;
 use crate::ring::RingSize;
 use crate::wire::ALIGNMENT;
 
@@ -62,34 +62,6 @@ pub struct ExchangeRecord {
     pub initial_credit: u64,
 }
 
-/// Why a record is refused, or why two endpoints cannot connect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum ExchangeError {
-    /// The bytes are not a record, the peer refuses, or a number is outside its range.
-    #[error(transparent)]
-    Record(#[from] RecordError),
-    /// The queue pair's address is malformed: a kind, MTU, QPN or PSN that does not exist, or reserved bytes that are not 0.
-    #[error("bytes {ADDRESS_AT}..56 of the exchange record are not the address of a queue pair")]
-    Address,
-    /// One end is software, the other hardware.
-    #[error("this end is {local:?}, the peer {remote:?}: both must use the same kind of device")]
-    Device {
-        /// Kind of this end.
-        local: DeviceKind,
-        /// Kind of the peer.
-        remote: DeviceKind,
-    },
-    /// The ring sizes differ.
-    #[error("ring size {local} here, {remote} at the peer: they must be equal")]
-    RingSize {
-        /// Ring bytes of this end.
-        local: u64,
-        /// Ring bytes of the peer.
-        remote: u64,
-    },
-}
-
 impl ExchangeRecord {
     /// Returns the record's bytes.
     #[must_use]
@@ -114,12 +86,12 @@ impl ExchangeRecord {
     /// Reads and checks a peer's record.
     ///
     /// # Errors
-    /// [`ExchangeError`] naming the first field that cannot be used.
-    pub fn decode(bytes: &[u8; EXCHANGE_RECORD_SIZE]) -> Result<Self, ExchangeError> {
+    /// [`ConnectError`] naming the first field that cannot be used.
+    pub fn decode(bytes: &[u8; EXCHANGE_RECORD_SIZE]) -> Result<Self, ConnectError> {
         KIND.check(bytes)?;
         let u32_at = |at| u32::from_le_bytes(field(bytes, at));
         let u64_at = |at| u64::from_le_bytes(field(bytes, at));
-        let address = QpAddress::from_bytes(&field(bytes, ADDRESS_AT)).ok_or(ExchangeError::Address)?;
+        let address = QpAddress::from_bytes(&field(bytes, ADDRESS_AT)).ok_or(ConnectError::Address)?;
         let illegal = RecordError::Field { field: "ring size", value: u64_at(72), legal: "a power of two, 4096..=268435456" };
         let ring_size = RingSize::for_connection(u64_at(72)).ok_or(illegal)?;
         let record = Self {
@@ -146,10 +118,10 @@ impl ExchangeRecord {
         KIND.refuse(refusal)
     }
 
-    fn check_numbers(&self) -> Result<(), ExchangeError> {
+    fn check_numbers(&self) -> Result<(), ConnectError> {
         let ring_bytes = self.ring_size.bytes();
         if QpAddress::from_bytes(&self.address.to_bytes()) != Some(self.address) {
-            return Err(ExchangeError::Address);
+            return Err(ConnectError::Address);
         }
         require("receive ring address", self.recv_ring_addr, "an address with a whole ring above it", |addr| {
             addr != 0 && addr.checked_add(ring_bytes).is_some()
@@ -164,19 +136,19 @@ impl ExchangeRecord {
         Ok(())
     }
 
-    /// Checks whether this endpoint and that of `remote` can be connected.
+    /// Checks whether this endpoint can be connected with the endpoint of `remote`.
     ///
     /// # Errors
-    /// [`ExchangeError`] naming the difference, or the number of `remote` that is out of its range: `remote` need not come from
+    /// [`ConnectError`] naming the difference, or the number of `remote` that is out of its range: `remote` need not come from
     /// [`ExchangeRecord::decode`]. Nothing is adjusted.
-    pub fn check_peer(&self, remote: &Self) -> Result<(), ExchangeError> {
+    pub fn check_peer(&self, remote: &Self) -> Result<(), ConnectError> {
         remote.check_numbers()?;
         let (local, remote_kind) = (self.address.kind, remote.address.kind);
         if local != remote_kind {
-            return Err(ExchangeError::Device { local, remote: remote_kind });
+            return Err(ConnectError::Device { local, remote: remote_kind });
         }
         if self.ring_size != remote.ring_size {
-            return Err(ExchangeError::RingSize { local: self.ring_size.bytes(), remote: remote.ring_size.bytes() });
+            return Err(ConnectError::RingSize { local: self.ring_size.bytes(), remote: remote.ring_size.bytes() });
         }
         Ok(())
     }
@@ -184,6 +156,8 @@ impl ExchangeRecord {
 
 #[cfg(test)]
 mod tests {
+    use mlx5::DeviceKind;
+
     use super::*;
 
     fn record() -> ExchangeRecord {
@@ -232,7 +206,7 @@ mod tests {
     #[test]
     fn record_has_the_documented_bytes() {
         assert_eq!(record().encode(), GOLDEN);
-        assert_eq!(ExchangeRecord::decode(&GOLDEN), Ok(record()));
+        assert_eq!(ExchangeRecord::decode(&GOLDEN).unwrap(), record());
     }
 
     #[test]
@@ -251,7 +225,7 @@ mod tests {
             let mut bytes = GOLDEN;
             bytes[at..at + patch.len()].copy_from_slice(patch);
             match ExchangeRecord::decode(&bytes) {
-                Err(ExchangeError::Record(RecordError::Field { field, .. })) => assert_eq!(field, name),
+                Err(ConnectError::Record(RecordError::Field { field, .. })) => assert_eq!(field, name),
                 other => panic!("{name} at {at}: {other:?}"),
             }
         }
@@ -259,7 +233,7 @@ mod tests {
         for (at, value) in [(16, 3), (19, 0x20), (27, 1), (31, 1)] {
             let mut bytes = GOLDEN;
             bytes[at] = value;
-            assert_eq!(ExchangeRecord::decode(&bytes), Err(ExchangeError::Address), "byte {at}");
+            assert!(matches!(ExchangeRecord::decode(&bytes), Err(ConnectError::Address)), "byte {at}");
         }
         for limit in [104, 112] {
             let mut bytes = GOLDEN;
@@ -276,15 +250,21 @@ mod tests {
         assert!(ExchangeRecord::decode(&small.encode()).is_err());
     }
 
+    fn refused(bytes: &[u8; EXCHANGE_RECORD_SIZE]) -> RecordError {
+        match ExchangeRecord::decode(bytes) {
+            Err(ConnectError::Record(error)) => error,
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[test]
     fn other_bytes_and_other_versions_are_refused() {
         let mut bytes = GOLDEN;
         bytes[0] = b'C';
-        assert_eq!(ExchangeRecord::decode(&bytes), Err(RecordError::Magic { name: "copyrpc exchange", found: field(&bytes, 0) }.into()));
+        assert_eq!(refused(&bytes), RecordError::Magic { name: "copyrpc exchange", found: field(&bytes, 0) });
         let mut bytes = GOLDEN;
         bytes[8] = 1;
-        let error = RecordError::Version { name: "copyrpc exchange", version: 1, known: EXCHANGE_VERSION };
-        assert_eq!(ExchangeRecord::decode(&bytes), Err(error.into()));
+        assert_eq!(refused(&bytes), RecordError::Version { name: "copyrpc exchange", version: 1, known: EXCHANGE_VERSION });
     }
 
     #[test]
@@ -294,28 +274,28 @@ mod tests {
             golden[..12].copy_from_slice(&GOLDEN[..12]);
             golden[12] = code;
             assert_eq!(ExchangeRecord::refuse(refusal), golden);
-            assert_eq!(ExchangeRecord::decode(&golden), Err(RecordError::Refused(refusal).into()));
+            assert_eq!(refused(&golden), RecordError::Refused(refusal));
         }
     }
 
     #[test]
     fn unequal_endpoints_refuse_each_other() {
         let local = record();
-        assert_eq!(local.check_peer(&record()), Ok(()));
+        local.check_peer(&record()).unwrap();
         let mut other = record();
         other.recv_ring_addr = u64::MAX - 4095;
-        assert!(matches!(local.check_peer(&other), Err(ExchangeError::Record(RecordError::Field { field: "receive ring address", .. }))));
+        assert!(matches!(local.check_peer(&other), Err(ConnectError::Record(RecordError::Field { field: "receive ring address", .. }))));
         let mut other = record();
         other.address.kind = DeviceKind::Hardware;
-        assert!(matches!(local.check_peer(&other), Err(ExchangeError::Device { .. })));
+        assert!(matches!(local.check_peer(&other), Err(ConnectError::Device { .. })));
         let mut other = record();
         other.address.qpn = 1 << 24;
-        assert_eq!(local.check_peer(&other), Err(ExchangeError::Address));
+        assert!(matches!(local.check_peer(&other), Err(ConnectError::Address)));
         let mut other = record();
         other.address.mtu = 1024;
-        assert_eq!(local.check_peer(&other), Ok(()), "the path takes the smaller MTU");
+        local.check_peer(&other).expect("the path takes the smaller MTU");
         let mut other = record();
         other.ring_size = RingSize::new(2 << 20).unwrap();
-        assert!(matches!(local.check_peer(&other), Err(ExchangeError::RingSize { .. })));
+        assert!(matches!(local.check_peer(&other), Err(ConnectError::RingSize { .. })));
     }
 }

@@ -1,91 +1,89 @@
-//! Endpoints before they are connected: created, and exchanging records.
+//! Endpoints before they are connected, and how they connect: by hand with exchanged records, or over a byte stream.
+
+mod handshake;
+mod record;
 
 use std::fmt;
+use std::io::{self, Read, Write};
 use std::rc::{Rc, Weak};
 
-use mlx5::{Access, QpConfig};
+use mlx5::{Access, DeviceKind, QpConfig};
 use thiserror::Error;
 
+pub(crate) use self::handshake::Handshake;
+pub use self::record::{EXCHANGE_RECORD_SIZE, EXCHANGE_VERSION, ExchangeRecord, RecordError, Refusal};
 use crate::config::{CreateEndpointError, EndpointConfig};
 use crate::connection::{Connection, Remote, Resources};
 use crate::context::{Context, Inner};
 use crate::control::ControlMemory;
 use crate::endpoint::Endpoint;
-use crate::error::LinkConfigError;
-use crate::exchange::{ExchangeError, ExchangeRecord, RecordError, Refusal};
-use crate::link::{Link, LinkConfig};
+use crate::link::{Link, LinkConfig, Window};
 use crate::queue_share::Outstanding;
 use crate::ring::{RingSize, RingView};
 use crate::timers::nanoseconds;
-use crate::wire::{ALIGNMENT, FlowWords};
+use crate::wire::FlowWords;
 
 /// Inline bytes of the queue pair: the maximum of a WQE of four WQEBBs.
 const MAX_INLINE_DATA: usize = 220;
+
 /// Why two endpoints were not connected.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum ConnectFailure {
+pub enum ConnectError {
     /// Called from inside a callback of a poll of the same context.
     #[error("an endpoint cannot be connected from inside a poll's callback")]
     Reentrant,
     /// The context was dropped.
     #[error("the context of this endpoint is gone")]
     ContextGone,
-    /// The endpoint of [`Context::connect_over`](crate::Context::connect_over) could not be created.
+    /// The endpoint of [`Context::connect_over`] could not be created.
     #[error(transparent)]
     Create(#[from] CreateEndpointError),
     /// The channel of [`PendingEndpoint::connect_over`] failed.
     #[error("exchanging records: {0}")]
-    Channel(#[from] std::io::Error),
+    Channel(#[from] io::Error),
     /// The peer of [`PendingEndpoint::connect_over`] could not connect; it has the reason.
     #[error("the peer could not connect its end")]
     NotConnectedThere,
-    /// The two endpoints are incompatible.
+    /// The peer's bytes are not a record, the peer refuses, or a number of its record is outside its range.
     #[error(transparent)]
-    Exchange(#[from] ExchangeError),
-    /// The numbers of the records contradict each other.
-    #[error(transparent)]
-    Link(#[from] LinkConfigError),
+    Record(#[from] RecordError),
+    /// The address of the peer's queue pair is malformed: a kind, MTU, QPN or PSN that does not exist, or reserved bytes that are not 0.
+    #[error("bytes 16..56 of the exchange record are not the address of a queue pair")]
+    Address,
+    /// One end is software, the other hardware.
+    #[error("this end is {local:?}, the peer {remote:?}: both must use the same kind of device")]
+    Device {
+        /// Kind of this end.
+        local: DeviceKind,
+        /// Kind of the peer.
+        remote: DeviceKind,
+    },
+    /// The ring sizes differ.
+    #[error("ring size {local} here, {remote} at the peer: they must be equal")]
+    RingSize {
+        /// Ring bytes of this end.
+        local: u64,
+        /// Ring bytes of the peer.
+        remote: u64,
+    },
     /// The queue pair could not be connected.
     #[error(transparent)]
     Qp(#[from] mlx5::ConnectError),
 }
 
-impl ConnectFailure {
+impl ConnectError {
     /// Returns whether an end has no room for another peer now.
     pub(crate) const fn is_for_lack_of_room(&self) -> bool {
-        matches!(self, Self::Exchange(ExchangeError::Record(RecordError::Refused(Refusal::Full))))
-    }
-}
-
-/// A refused connection; the endpoint comes back unchanged.
-#[derive(Error)]
-#[error("cannot connect: {reason}")]
-pub struct ConnectError<U> {
-    /// The endpoint.
-    pub endpoint: PendingEndpoint<U>,
-    /// The reason.
-    #[source]
-    pub reason: ConnectFailure,
-}
-
-impl<U> fmt::Debug for ConnectError<U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConnectError").field("endpoint", &self.endpoint).field("reason", &self.reason).finish()
+        matches!(self, Self::Record(RecordError::Refused(Refusal::Full)))
     }
 }
 
 /// An endpoint that is not connected. Give [`local_info`](Self::local_info) to the peer, and its record to
 /// [`connect`](Self::connect).
 pub struct PendingEndpoint<U> {
-    parts: Box<Parts>,
     context: Weak<Inner<U>>,
-}
-
-impl<U> fmt::Debug for PendingEndpoint<U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PendingEndpoint").field("record", &self.parts.record).finish_non_exhaustive()
-    }
+    parts: Box<Parts>,
 }
 
 struct Parts {
@@ -95,6 +93,12 @@ struct Parts {
     config: EndpointConfig,
 }
 
+impl<U> fmt::Debug for PendingEndpoint<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingEndpoint").field("record", &self.parts.record).finish_non_exhaustive()
+    }
+}
+
 impl<U> Context<U> {
     /// Makes one end of a connection. Memory: two rings of `ring_size`, and 64 bytes of a region that 64 endpoints share, registered; the
     /// send queue ([`EndpointConfig::send_queue_wqebbs`]), and about 2 KiB.
@@ -102,24 +106,18 @@ impl<U> Context<U> {
     /// # Errors
     /// [`CreateEndpointError`] with the legal range.
     pub fn create_endpoint(&self, config: &EndpointConfig) -> Result<PendingEndpoint<U>, CreateEndpointError> {
-        if self.inner.is_polling() {
+        let context = &self.inner;
+        if context.is_polling() {
             return Err(CreateEndpointError::Reentrant);
         }
-        if let Some(event) = self.inner.breakdown() {
+        if let Some(event) = context.breakdown() {
             return Err(CreateEndpointError::Device(event));
         }
-        PendingEndpoint::create(&self.inner, config)
-    }
-}
-
-impl<U> PendingEndpoint<U> {
-    fn create(context: &Rc<Inner<U>>, config: &EndpointConfig) -> Result<Self, CreateEndpointError> {
         let ring_size = RingSize::for_connection(config.ring_size).ok_or(CreateEndpointError::RingSize(config.ring_size))?;
-        let max = ring_size.max_reservation();
-        let credit = config.initial_credit.unwrap_or(max);
-        if credit > max || credit % ALIGNMENT != 0 {
-            return Err(CreateEndpointError::InitialCredit { credit, max });
+        if let Window::Completion { batches: 0, .. } | Window::Consumption { batches: 0, .. } = config.window {
+            return Err(CreateEndpointError::EmptyWindow);
         }
+        let credit = ring_size.max_reservation();
         let qp = context.create_qp(&QpConfig {
             max_send_wr: config.send_queue_wqebbs(),
             max_inline_data: MAX_INLINE_DATA,
@@ -127,8 +125,7 @@ impl<U> PendingEndpoint<U> {
             ..QpConfig::default()
         })?;
         let share = context.share_queues(Outstanding::of(config), qp.send_capacity())?;
-        let pd = context.pd();
-        let bytes = ring_size.bytes() as usize;
+        let (pd, bytes) = (context.pd(), ring_size.bytes() as usize);
         let resources = Resources {
             qp,
             send_ring: pd.alloc(bytes, Access::empty())?,
@@ -149,18 +146,36 @@ impl<U> PendingEndpoint<U> {
             batches: config.batches_in_flight,
             initial_credit: credit,
         };
-        let parts = Parts { resources, control, record, config: config.clone() };
-        Ok(Self { parts: Box::new(parts), context: Rc::downgrade(context) })
+        let parts = Box::new(Parts { resources, control, record, config: config.clone() });
+        Ok(PendingEndpoint { context: Rc::downgrade(context), parts })
     }
 
-    pub(crate) const fn context(&self) -> &Weak<Inner<U>> {
-        &self.context
+    /// Makes an endpoint and connects it as [`PendingEndpoint::connect_over`] does. If there is no room for it, the peer is told:
+    /// [`RecordError::Refused`].
+    ///
+    /// # Errors
+    /// [`ConnectError`]; nothing is left behind.
+    pub fn connect_over(&self, config: &EndpointConfig, mut channel: impl Read + Write) -> Result<Endpoint<U>, ConnectError> {
+        Handshake::of(self, config).complete(&mut channel)
     }
+}
 
+impl<U> PendingEndpoint<U> {
     /// Returns the record for the peer; [`ExchangeRecord::encode`] makes 128 bytes of it.
     #[must_use]
-    pub fn local_info(&self) -> ExchangeRecord {
+    pub const fn local_info(&self) -> ExchangeRecord {
         self.parts.record
+    }
+
+    /// Exchanges records with the peer over a byte stream, such as a socket, and connects. The peer does the same: both send 128 bytes
+    /// and take 128, then send one byte and take one. That byte says that an end is connected, so either end may call at once.
+    ///
+    /// Blocks as `channel` does, and has no timeout of its own: it waits for a silent peer as long as the stream's timeouts allow.
+    ///
+    /// # Errors
+    /// [`ConnectError`]; nothing is left behind.
+    pub fn connect_over(self, mut channel: impl Read + Write) -> Result<Endpoint<U>, ConnectError> {
+        Handshake::new(self).complete(&mut channel)
     }
 
     /// Connects to the endpoint that gave `remote`. The peer does the same with this endpoint's record, before or after.
@@ -171,23 +186,17 @@ impl<U> PendingEndpoint<U> {
     /// that exchange records by other means need a barrier in between, such as an `MPI_Barrier`.
     ///
     /// # Errors
-    /// [`ConnectError`], which returns this endpoint.
+    /// [`ConnectError`]; nothing is left behind.
     #[doc(alias = "connect_ex")]
-    pub fn connect(mut self, remote: &ExchangeRecord) -> Result<Endpoint<U>, ConnectError<U>> {
-        match self.make_link(remote) {
-            Ok((context, link)) => Ok(self.into_endpoint(&context, link, remote)),
-            Err(reason) => Err(ConnectError { endpoint: self, reason }),
-        }
-    }
-
-    /// Connects the queue pair. Everything that can fail comes before that.
-    fn make_link(&mut self, remote: &ExchangeRecord) -> Result<(Rc<Inner<U>>, Link<U>), ConnectFailure> {
-        let context = self.context.upgrade().ok_or(ConnectFailure::ContextGone)?;
+    pub fn connect(self, remote: &ExchangeRecord) -> Result<Endpoint<U>, ConnectError> {
+        let context = self.context.upgrade().ok_or(ConnectError::ContextGone)?;
         if context.is_polling() {
-            return Err(ConnectFailure::Reentrant);
+            return Err(ConnectError::Reentrant);
         }
-        let Parts { resources, record, config, .. } = &mut *self.parts;
+        let Parts { mut resources, control, record, config } = *self.parts;
         record.check_peer(remote)?;
+        resources.qp.connect(&remote.address, &config.connect)?;
+        let rings = [&resources.send_ring, &resources.recv_ring].map(|ring| view(ring, record.ring_size));
         let link_config = LinkConfig {
             local_credit: record.initial_credit,
             peer_credit: remote.initial_credit,
@@ -202,15 +211,6 @@ impl<U> PendingEndpoint<U> {
             idle_timeout_ns: config.idle_timeout.map_or(u64::MAX, nanoseconds),
             window: config.window,
         };
-        let rings = [&resources.send_ring, &resources.recv_ring].map(|ring| view(ring, record.ring_size));
-        let link = Link::new(rings[0], rings[1], &link_config)?;
-        resources.qp.connect(&remote.address, &config.connect)?;
-        Ok((context, link))
-    }
-
-    fn into_endpoint(self, context: &Rc<Inner<U>>, link: Link<U>, remote: &ExchangeRecord) -> Endpoint<U> {
-        let Parts { resources, control, record, .. } = *self.parts;
-        let recv_view = view(&resources.recv_ring, record.ring_size);
         let remote = Remote {
             ring_addr: remote.recv_ring_addr,
             ring_rkey: remote.recv_ring_rkey,
@@ -220,10 +220,11 @@ impl<U> PendingEndpoint<U> {
             activity_rkey: remote.activity_rkey,
             path_mtu: record.address.mtu.min(remote.address.mtu),
         };
-        let connection =
-            Rc::new(Connection::new(resources, link, control, recv_view, remote, context.worklist(), context.blueflame_batch()));
+        let link = Link::new(rings[0], rings[1], &link_config);
+        let (worklist, has_blueflame_batch) = (context.worklist(), context.blueflame_batch());
+        let connection = Rc::new(Connection::new(resources, link, control, rings[1], remote, worklist, has_blueflame_batch));
         context.register(Rc::clone(&connection));
-        Endpoint::new(connection)
+        Ok(Endpoint::new(connection))
     }
 }
 

@@ -1,0 +1,233 @@
+//! The requests of clients: an echo, the metadata of a file system, and the transactions of SmallBank. Server and clients keep real files and accounts,
+//! and check each other by them.
+
+use std::collections::HashMap;
+
+use harness::pattern::{self, Tag};
+use serde::Serialize;
+
+/// Files that each directory has beside those of the load.
+const OTHER_FILES: u64 = 16;
+/// Bytes of the attributes of a file, as in `struct stat`.
+const STAT_BYTES: usize = 144;
+/// Accounts of SmallBank for each client, and what each holds at first.
+const ACCOUNTS: u64 = 1_000;
+const FIRST_BALANCE: u64 = 10_000;
+/// The account that a transaction of one account pays from.
+const CASH: u64 = u64::MAX;
+
+/// The kinds of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Workload {
+    /// Each request is answered with a pattern of it.
+    Echo,
+    /// Operations on files: each client makes a file in its directory, reads its attributes, lists the directory and removes the file, again and again.
+    Metadata,
+    /// Transactions on accounts of all clients, in SmallBank's mix: one to three calls, of which the first ones lock and read an account each, and the
+    /// last one commits.
+    Smallbank,
+}
+
+impl Workload {
+    /// Returns the maximum payload bytes of a request and of a response, if the workload determines them.
+    pub(crate) const fn bytes(self, depth: u32) -> Option<(usize, usize)> {
+        match self {
+            Self::Echo => None,
+            Self::Metadata => {
+                let listed = 16 + 8 * (OTHER_FILES as usize + depth as usize);
+                Some((64, if listed > STAT_BYTES { listed } else { STAT_BYTES }))
+            }
+            Self::Smallbank => Some((40, 24)),
+        }
+    }
+}
+
+/// A request of files or accounts, after its tag.
+#[derive(Clone, Copy)]
+enum Verb {
+    Make = 1,
+    Stat,
+    List,
+    Remove,
+    Read,
+    Lock,
+    Commit,
+}
+
+/// Reads word `at` of a message; 0 beyond its end.
+fn word(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(8 * at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word))
+}
+
+/// Returns the word of a tag.
+const fn name(tag: Tag) -> u64 {
+    (tag.endpoint() as u64) << 48 | tag.number()
+}
+
+/// Writes words from the start of a message.
+fn put(bytes: &mut [u8], words: impl IntoIterator<Item = u64>) {
+    bytes.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
+}
+
+/// The state of the server.
+#[derive(Default)]
+pub(crate) struct Store {
+    /// The files of each directory.
+    files: HashMap<u64, Vec<u64>>,
+    /// Balances, and whether they are locked.
+    accounts: Vec<(u64, bool)>,
+}
+
+impl Store {
+    pub(crate) fn new(workload: Workload, clients: u32) -> Self {
+        let accounts = if workload == Workload::Smallbank { u64::from(clients) * ACCOUNTS } else { 0 };
+        Self { files: HashMap::new(), accounts: vec![(FIRST_BALANCE, false); accounts as usize] }
+    }
+
+    /// Returns how much more money there is than at first.
+    pub(crate) fn gained(&self) -> u64 {
+        self.accounts.iter().fold(0, |sum: u64, (balance, _)| sum.wrapping_add(*balance).wrapping_sub(FIRST_BALANCE))
+    }
+
+    /// Executes a request. Returns the bytes of its response; `None` if it is none.
+    pub(crate) fn execute(&mut self, request: &[u8], response: &mut [u8]) -> Option<usize> {
+        let [tag, verb, a, b, amount] = [0, 1, 2, 3, 4].map(|at| word(request, at));
+        let directory = || (0..OTHER_FILES).map(|file| u64::MAX - file).collect();
+        let files = self.files.entry(a);
+        let (result, bytes) = match verb {
+            verb if verb == Verb::Make as u64 => {
+                files.or_insert_with(directory).push(b);
+                (1, 24)
+            }
+            verb if verb == Verb::Stat as u64 => (files.or_default().iter().find(|file| **file == b).copied().unwrap_or(0), STAT_BYTES),
+            verb if verb == Verb::List as u64 => {
+                let files = files.or_default();
+                put(response.get_mut(16..)?, files.iter().copied());
+                (files.len() as u64, 16 + 8 * files.len())
+            }
+            verb if verb == Verb::Remove as u64 => {
+                let files = files.or_default();
+                let at = files.iter().position(|file| *file == b)?;
+                files.swap_remove(at);
+                (1, 24)
+            }
+            verb if verb == Verb::Read as u64 => (self.accounts.get(a as usize)?.0, 24),
+            verb if verb == Verb::Lock as u64 => {
+                let (_, is_locked) = self.accounts.get_mut(a as usize)?;
+                (u64::from(!std::mem::replace(is_locked, true)), 24)
+            }
+            verb if verb == Verb::Commit as u64 => {
+                for (account, change) in [(a, amount), (b, amount.wrapping_neg())] {
+                    if account != CASH {
+                        let (balance, is_locked) = self.accounts.get_mut(account as usize).filter(|(_, is_locked)| *is_locked)?;
+                        (*balance, *is_locked) = (balance.wrapping_add(change), false);
+                    }
+                }
+                (1, 24)
+            }
+            _ => return None,
+        };
+        put(response, [!tag, result]);
+        Some(bytes)
+    }
+}
+
+/// One sequence of calls of a client, each of which begins when the one before has ended.
+pub(crate) struct Lane {
+    workload: Workload,
+    client: u64,
+    /// Distinguishes the lanes of a client.
+    number: u64,
+    /// Sequences finished: cycles of a file, transactions.
+    finished: u64,
+    /// Calls of the sequence that have ended.
+    step: usize,
+    /// Accounts of the transaction, in the order of their locks, and the money that goes from the second to the first.
+    accounts: [u64; 2],
+    amount: u64,
+    is_read_only: bool,
+    /// Money that its transactions brought.
+    pub(crate) brought: u64,
+    random: u64,
+    all_accounts: u64,
+}
+
+impl Lane {
+    pub(crate) fn new(workload: Workload, client: u32, number: u64, clients: u32) -> Self {
+        let (client, all_accounts) = (u64::from(client), u64::from(clients) * ACCOUNTS);
+        let random = (client << 8 | number).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let (accounts, is_read_only) = ([0, CASH], true);
+        let mut lane =
+            Self { workload, client, number, finished: 0, step: 0, accounts, amount: 0, is_read_only, brought: 0, random, all_accounts };
+        lane.begin();
+        lane
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        // Xorshift64.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random % limit
+    }
+
+    /// Begins the next transaction: 15 % read a balance, 45 % change one account, 40 % change two (amalgamate, send payment).
+    fn begin(&mut self) {
+        let (kind, a, b) = (self.below(100), self.below(self.all_accounts), self.below(self.all_accounts));
+        (self.is_read_only, self.amount, self.step) = (kind < 15, 1 + kind, 0);
+        // Two transactions that lock in the same order do not wait for each other.
+        self.accounts = if kind < 60 || a == b { [a, CASH] } else { [a.min(b), a.max(b)] };
+    }
+
+    fn file(&self) -> u64 {
+        self.number << 32 | self.finished
+    }
+
+    /// Writes the next request, with this tag.
+    pub(crate) fn request(&self, tag: Tag, request: &mut [u8]) {
+        let [a, b] = self.accounts;
+        let locks = 1 + usize::from(b != CASH);
+        let (verb, a, b) = match self.workload {
+            Workload::Echo => return pattern::fill_request(request, tag),
+            Workload::Metadata => ([Verb::Make, Verb::Stat, Verb::List, Verb::Remove][self.step], self.client, self.file()),
+            Workload::Smallbank if self.is_read_only => (Verb::Read, a, 0),
+            Workload::Smallbank if self.step < locks => (Verb::Lock, self.accounts[self.step], 0),
+            Workload::Smallbank => (Verb::Commit, a, b),
+        };
+        put(request, [name(tag), verb as u64, a, b, self.amount]);
+    }
+
+    /// Takes the response. Returns the operations that end with it, 0 or 1; `None` if it is wrong.
+    pub(crate) fn response(&mut self, tag: Tag, response: &[u8]) -> Option<u64> {
+        if self.workload == Workload::Echo {
+            return pattern::is_reply(response, tag).then_some(1);
+        }
+        let result = word(response, 1);
+        if word(response, 0) != !name(tag) {
+            return None;
+        }
+        if self.workload == Workload::Metadata {
+            let is_right = match self.step {
+                1 => result == self.file() && response.len() == STAT_BYTES,
+                2 => response.chunks_exact(8).skip(2).any(|file| word(file, 0) == self.file()),
+                _ => result == 1,
+            };
+            self.step = (self.step + 1) % 4;
+            self.finished += u64::from(self.step == 0);
+            return is_right.then_some(1);
+        }
+        let locks = 1 + usize::from(self.accounts[1] != CASH);
+        if self.is_read_only || self.step == locks {
+            let was_read = self.is_read_only;
+            if !was_read && self.accounts[1] == CASH {
+                self.brought = self.brought.wrapping_add(self.amount);
+            }
+            self.begin();
+            return (was_read || result == 1).then_some(1);
+        }
+        // An account that another transaction has locked is asked for again.
+        self.step += usize::from(result == 1);
+        Some(0)
+    }
+}
