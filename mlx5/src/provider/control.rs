@@ -21,12 +21,12 @@ pub(crate) enum Hook {
 }
 
 impl Hook {
-    /// A store to the register at `offset` of the device's UAR pages just happened.
+    /// A store to the device's register `index` just happened.
     #[inline(always)]
-    pub(crate) fn ring(&self, offset: usize) {
+    pub(crate) fn ring(&self, index: usize) {
         match self {
-            Self::Soft(hca) => hca.ring(offset),
-            Self::Relay(relay) => relay.ring(offset),
+            Self::Soft(hca) => hca.ring(index),
+            Self::Relay(relay) => relay.ring(index),
         }
     }
 

@@ -18,7 +18,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::task::Waker;
 
-use mlx5_hca::{CqMemory, DeviceInfo, REGISTER_BYTES, Region, RqMemory, check};
+use mlx5_hca::{CqMemory, DeviceInfo, Region, RqMemory, check};
 
 use self::completions::CompletionRing;
 use self::receives::{ReceiveRing, Target};
@@ -163,10 +163,10 @@ impl Relay {
         self.last_number.get()
     }
 
-    /// Posts the new WQEs of the queue pair whose doorbell `offset` names.
-    pub(crate) fn ring(&self, offset: usize) {
+    /// Posts the new WQEs of the queue pair whose register is the `index`th.
+    pub(crate) fn ring(&self, index: usize) {
         let Rings { sends, chain, .. } = &mut *self.rings.borrow_mut();
-        let Some(ring) = sends.get_mut((offset / REGISTER_BYTES) as u16) else { return };
+        let Some(ring) = sends.get_mut(index as u16) else { return };
         let pdn = ring.pdn;
         if ring.relay(&self.calls, chain, |path| self.handle(pdn, path)).is_err() {
             self.base.fail_qp(ring.qpn);
@@ -444,7 +444,7 @@ impl Relay {
         let place = sends.free_place().ok_or_else(|| full("queue pairs"))?;
         *generations = generations.wrapping_add(1);
         let (own_receives, rq) = (own.map(|(place, _)| place), own.map(|(_, memory)| memory));
-        let parts = sq.parts(made.qpn, rq, request.config, RegisterKind::Unread, usize::from(place) * REGISTER_BYTES);
+        let parts = sq.parts(made.qpn, rq, request.config, RegisterKind::Unread, usize::from(place));
         sends.set(place, SendRing::new(made, place, *generations, sq, key, own_receives, request));
         self.base.objects.borrow_mut().qps.insert(made.qpn, QpObject::new(made.qp));
         Ok(QpParts { has_atomics: self.base.has_atomics(), ..parts })
