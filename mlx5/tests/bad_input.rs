@@ -204,8 +204,8 @@ fn regions_that_cannot_be_are_refused() {
     let at = std::ptr::NonNull::from(Box::leak(Box::new([0u64; 8]))).cast();
     for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::REMOTE_WRITE | Access::REMOTE_READ] {
         assert!(matches!(a.pd.alloc(64, access), Err(RegisterError::Refused(hca::RegisterError::RemoteWithoutLocalWrite))));
-        // SAFETY: refused; and leaked.
         assert!(matches!(
+            // SAFETY: refused; and leaked.
             unsafe { a.pd.register(at, 64, access) },
             Err(RegisterError::Refused(hca::RegisterError::RemoteWithoutLocalWrite))
         ));

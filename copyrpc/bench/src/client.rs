@@ -6,9 +6,9 @@ use copyrpc::{Context, Endpoint, Outcome};
 use harness::clock::Clock;
 use harness::hist::LatencyHistogram;
 
+use crate::Failure;
 use crate::cli::{Fault, Mode};
 use crate::options::{Job, Length};
-use crate::setup::Failure;
 
 /// Number of polls between two looks at the clock.
 const BLOCK_POLLS: u32 = 64;

@@ -14,6 +14,7 @@ mod result;
 mod server;
 mod setup;
 
+use std::error::Error;
 use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
@@ -28,7 +29,9 @@ use launch::role::{Role, foreign_launcher, role};
 use cli::Cli;
 use options::{Options, RANKS};
 use result::JobResult;
-use setup::Failure;
+
+/// The reason why a process ended early. It is only printed.
+type Failure = Box<dyn Error + Send + Sync>;
 
 /// Exit status for options that cannot be honoured; clap uses the same for options that it refuses.
 const EXIT_OPTIONS: u8 = 2;

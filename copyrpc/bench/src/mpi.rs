@@ -7,9 +7,9 @@ use harness::report::{JsonSink, say};
 use launch::exchange::{Exchange, MpiExchange};
 use launch::hosts::Hosts;
 
+use crate::Failure;
 use crate::cli::Cli;
 use crate::options::{Options, RANKS};
-use crate::setup::Failure;
 use crate::{EXIT_OPTIONS, fail, rank_process};
 
 /// Maximum time for the slower process to start.
@@ -31,7 +31,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
     }
     // Each process has one thread.
     let hosts = Hosts::gather(&mut exchange, START_LIMIT).map_err(Failure::from);
-    let options = match hosts.and_then(|hosts| Ok(Options::resolve_on(cli, hosts.cores_here(1, &[]))?)) {
+    let options = match hosts.and_then(|hosts| Options::resolve_on(cli, hosts.cores_here(1, &[]))) {
         Ok(options) => options,
         Err(error) => {
             fail(EXIT_OPTIONS, &format!("rank {rank}: {error}"));

@@ -14,8 +14,8 @@ use harness::window::WindowChoice;
 use launch::device::DeviceChoice;
 use serde::{Deserialize, Serialize};
 
+use crate::Failure;
 use crate::cli::{Choice, Cli, Fault, Mode, Wait};
-use crate::setup::Failure;
 
 /// The two processes: rank 0 calls, rank 1 answers.
 pub(crate) const RANKS: usize = 2;

@@ -13,10 +13,11 @@ use launch::exchange::Exchange;
 use launch::pingpong::{PingPong, PingPongResult};
 use serde::{Deserialize, Serialize};
 
+use crate::Failure;
 use crate::client::Load;
 use crate::options::{Length, Options};
 use crate::server::{Control, News, serve};
-use crate::setup::{Counts, Failure, Moment, Setup};
+use crate::setup::{Counts, Moment, Setup};
 
 /// Duration of the baseline's measurement.
 const BASELINE: Duration = Duration::from_millis(200);

@@ -10,10 +10,11 @@ use harness::report::{Spread, Table, nanos, rate};
 use launch::pingpong::PingPongResult;
 use serde::Serialize;
 
+use crate::Failure;
 use crate::cli::Mode;
 use crate::options::{Job, Options};
 use crate::rank::RankReport;
-use crate::setup::{Counts, Failure};
+use crate::setup::Counts;
 
 const MISMATCH: &str = "the two processes report different things";
 

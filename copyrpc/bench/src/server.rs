@@ -7,9 +7,10 @@ use bench::pattern::{self, Tag};
 use copyrpc::{Context, RecvBytes, Reply};
 use harness::affinity::pin_current_thread;
 
+use crate::Failure;
 use crate::cli::Fault;
 use crate::options::{Job, Options};
-use crate::setup::{Counts, Failure, Moment, Setup};
+use crate::setup::{Counts, Moment, Setup};
 
 /// The main thread's message to the answering thread: the number of phases that are over, or [`STOP`].
 #[derive(Debug, Default)]

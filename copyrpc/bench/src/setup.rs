@@ -1,14 +1,10 @@
-//! A process's device and endpoints, and why a process can fail.
-
-use std::error::Error;
+//! A process's device and endpoints.
 
 use copyrpc::{Context, ContextBuilder, EXCHANGE_RECORD_SIZE, Endpoint, ExchangeRecord, PendingEndpoint, Stats};
 use serde::{Deserialize, Serialize};
 
+use crate::Failure;
 use crate::options::Options;
-
-/// Why a process ended early. It is only printed.
-pub(crate) type Failure = Box<dyn Error + Send + Sync>;
 
 /// A context with endpoints that are not connected yet.
 pub(crate) struct Setup {

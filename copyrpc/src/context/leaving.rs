@@ -11,7 +11,7 @@ const LINGER: Duration = Duration::from_millis(20);
 /// Maximum time that one poll is charged, so that a thread which the system suspended during [`LINGER`] does not give up after one poll.
 const PER_POLL: Duration = Duration::from_millis(1);
 
-/// What is left of [`LINGER`].
+/// The rest of [`LINGER`].
 pub(crate) struct GracePeriod {
     left: Duration,
     last: Instant,

@@ -1,8 +1,8 @@
 //! One end of a connection as a pure state machine: no queue, clock, thread or system call.
 //!
-//! Inputs: [`call`](Link::call), [`cancel`](Link::cancel), [`reply`](Link::reply), [`on_imm`](Link::on_imm),
+//! Inputs: [`try_call`](Link::try_call), [`cancel`](Link::cancel), [`respond`](Link::respond), [`on_imm`](Link::on_imm),
 //! [`on_write_done`](Link::on_write_done), [`on_read_done`](Link::on_read_done), [`shut_down`](Link::shut_down), [`close`](Link::close),
-//! and the time. Outputs are values that a driver executes: WRITEs ([`flush`](Link::flush)), a READ ([`poll_read`](Link::poll_read)), the
+//! and the time. Outputs are values that a driver executes: WRITEs ([`flush_any`](Link::flush_any)), a READ ([`poll_read`](Link::poll_read)), the
 //! published record ([`publish`](Link::publish), [`beat`](Link::beat)), requests and ended calls ([`next_event`](Link::next_event),
 //! [`expire`](Link::expire)). No output borrows the link, so a callback of the driver may call and reply.
 //!
@@ -97,7 +97,7 @@ pub(crate) enum Event<U> {
     Requests(usize),
     /// A call ended.
     Ended {
-        /// User data of [`Link::call`].
+        /// User data of [`Link::try_call`].
         user_data: U,
         /// The reply's payload, in the receive ring until the next [`Link::next_event`]; or the reason why there is none.
         outcome: Result<Payload, CallFailure>,
@@ -109,7 +109,7 @@ pub(crate) enum Event<U> {
 pub(crate) enum Message<U> {
     /// The reply that a call waits for.
     Reply {
-        /// User data of [`Link::call`].
+        /// User data of [`Link::try_call`].
         user_data: U,
         /// The payload, in the receive ring until the next message is taken.
         payload: Payload,

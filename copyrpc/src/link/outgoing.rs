@@ -14,7 +14,7 @@ use crate::wire::{ALIGNMENT, CallId, METADATA_SPAN, Status, internal_allowance, 
 pub(super) const CALL_SLACK: u64 = 128;
 
 impl<U> Link<U> {
-    /// Sends a request with room for a response of `response_allowance` payload bytes. Nothing is posted before [`Link::flush`]. The call
+    /// Sends a request with room for a response of `response_allowance` payload bytes. Nothing is posted before [`Link::flush_any`]. The call
     /// ends once `deadline_ns` has passed, in the clock of [`Link::expire`]; [`NEVER`](super::NEVER) is no deadline. A refused call changes
     /// nothing but the wish to READ.
     ///
@@ -94,7 +94,7 @@ impl<U> Link<U> {
         Some(user_data)
     }
 
-    /// Ends one call whose deadline is before `now_ns`, with [`CallFailure::DeadlineExceeded`] (C4). Repeat it until `None`.
+    /// Ends one call whose deadline is before `now_ns`, with [`DeadlineExceeded`](crate::CallFailure::DeadlineExceeded) (C4). Repeat it until `None`.
     pub(crate) fn expire(&mut self, now_ns: u64) -> Option<U> {
         if self.closed.is_some() {
             return None;

@@ -30,7 +30,7 @@ const RTT_ALPHA: f64 = 0.125;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Args)]
 pub struct HoldArgs {
     /// Collect answers from other ranks and deliver them together: when one per rank has arrived, or after TIME, 0.5us to 100us. Pauses
-    /// while batches are full anyway. adaptive[:TIME] follows the rate of answers and begins with TIME [default: 10us]; rtt:FACTOR holds
+    /// while batches are full anyway. adaptive, or adaptive:TIME, follows the rate of answers and begins with TIME (10us); rtt:FACTOR holds
     /// for 0.1 to 100 round trips. Simulated (docs/study.md): none lifts the low state; 10us gains a third at depth 1 and 8 ranks, and a
     /// tenth beyond; adaptive gains as much, and costs a fifth in the high state; rtt:2 gains a tenth at most.
     #[arg(long, hide_short_help = true, value_name = "off|TIME|adaptive[:TIME]|rtt:FACTOR", default_value_t = HoldChoice::Off)]

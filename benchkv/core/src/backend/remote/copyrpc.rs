@@ -305,7 +305,7 @@ impl<C> Links<C> {
         for Link { peer, end } in &self.links {
             let End::Connected(endpoint) = end else { continue };
             let Some(reason) = endpoint.closed() else { continue };
-            let gone = BackendError::gone(peer, &reason);
+            let gone = BackendError::gone(peer, reason);
             if reason != CloseReason::ClosedByPeer {
                 return Err(gone);
             }

@@ -302,7 +302,7 @@ impl<C> Remote<C> {
         (self.sent - self.answered) as usize
     }
 
-    /// Returns the number of these through each endpoint with a daemon, as [`Topology::asks`] has them.
+    /// Returns the number of these through each endpoint with a daemon, as [`asks`](crate::topology::Topology::asks) has them.
     pub(super) fn by_endpoint(&self) -> impl Iterator<Item = usize> {
         let to_daemons = self.peers.iter().enumerate().filter(|(_, peer)| peer.is_daemon());
         to_daemons.map(|(link, _)| each!(&self.links, links => links.missing(link)))
