@@ -98,13 +98,11 @@ impl VerbsOptions {
     }
 }
 
-/// An RDMA device of this machine.
+/// An mlx5 device of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceEntry {
     /// Name of the device.
     pub name: String,
-    /// Whether this crate drives the device's queues itself: an mlx5 device. A relay through libibverbs reaches the others.
-    pub is_direct: bool,
     /// EUI-64.
     pub node_guid: u64,
     /// NUMA node that the device is attached to, if the system tells.
@@ -114,7 +112,7 @@ pub struct DeviceEntry {
 }
 
 impl DeviceEntry {
-    /// Returns the devices of this machine: mlx5 devices, then those that are reached through a relay.
+    /// Returns the mlx5 devices of this machine, in libibverbs's order.
     ///
     /// # Errors
     /// The libraries are not installed, or there is no RDMA device of any kind. A device that cannot be opened is in the list.
@@ -122,12 +120,11 @@ impl DeviceEntry {
         let list = device::List::get(library::Api::get()?)?;
         let entry = |found: &device::Found<'_>| Self {
             name: found.name(),
-            is_direct: found.is_mlx5(),
             node_guid: found.node_guid(),
             numa_node: found.numa_node(),
             ports: found.open().and_then(|opened| opened.ports()),
         };
-        Ok(list.candidates(&VerbsOptions::default())?.iter().map(entry).collect())
+        Ok(list.all().filter(device::Found::is_mlx5).map(|found| entry(&found)).collect())
     }
 }
 

@@ -29,7 +29,7 @@ impl CompletionRing {
     }
 
     /// Returns the number of CQEs that the ring has room for. A work completion for which it has none stays with the device.
-    pub(super) fn room(&self) -> usize {
+    fn room(&self) -> usize {
         self.ring.room() as usize
     }
 
@@ -86,7 +86,7 @@ impl CompletionRing {
 
     /// Writes the CQE of a send that the device never got. Returns whether there was room.
     pub(super) fn fail_send(&mut self, cqe: &ErrorCqe) -> bool {
-        self.ring.write(cqe.emit(), CqeOpcode::RequesterError).is_ok()
+        self.room() > 0 && self.ring.write(cqe.emit(), CqeOpcode::RequesterError).is_ok()
     }
 }
 

@@ -189,7 +189,7 @@ impl Relay {
         }
         for ring in sends.iter_mut().filter(|ring| ring.has_refused()) {
             if let Some(cq) = cqs.get_mut(ring.send_cq) {
-                has_new |= ring.complete_refused(cq);
+                has_new |= ring.complete_refused(|cqe| cq.fail_send(cqe));
             }
         }
         has_new

@@ -6,7 +6,6 @@ use core::sync::atomic::Ordering;
 
 use super::super::abi::*;
 use super::super::numbers::*;
-use super::completions::CompletionRing;
 use super::{Id, MadeQp, SEND_SGES};
 use crate::provider::parts::QpRequest;
 use crate::provider::private::SqPlace;
@@ -260,20 +259,22 @@ impl SendRing {
         self.is_refused && self.last_posted == self.last_completed
     }
 
-    /// Completes the refused WQE and those after it, once all before them are complete. Returns whether there was one.
+    /// Completes the refused WQE and those after it, once all before them are complete, as long as `fail` writes their CQEs. Returns whether there was one.
     #[cold]
-    pub(super) fn complete_refused(&mut self, cq: &mut CompletionRing) -> bool {
+    pub(super) fn complete_refused(&mut self, mut fail: impl FnMut(&ErrorCqe) -> bool) -> bool {
         // SAFETY: as in `relay`.
         let producer = queue_record_index(unsafe { self.sq.sq.record.as_ref() }.load(Ordering::Acquire));
         let (qpn, mut syndrome, mut any) = (self.qpn, Syndrome::LocalQpOperation, false);
-        while self.next != producer && cq.room() > 0 {
+        while self.next != producer {
             let index = usize::from(self.next) & (self.sq.sq.wqe_cnt as usize - 1);
             // SAFETY: inside the queue.
             let ctrl = CtrlWords::parse(&unsafe { self.sq.sq.buffer.add(index * WQEBB).cast().read() });
             if ctrl.opcode() != Opcode::Nop as u8 {
                 let (raw_syndrome, wqe_opcode, wqe_counter) = (syndrome as u8, ctrl.opcode(), self.next);
-                any |= cq.fail_send(&ErrorCqe { raw_syndrome, vendor_syndrome: 0, wqe_opcode, qpn, wqe_counter, user_index: 0 });
-                syndrome = Syndrome::WorkRequestFlushed;
+                if !fail(&ErrorCqe { raw_syndrome, vendor_syndrome: 0, wqe_opcode, qpn, wqe_counter, user_index: 0 }) {
+                    break;
+                }
+                (syndrome, any) = (Syndrome::WorkRequestFlushed, true);
             }
             self.next = self.next.wrapping_add(u16::from(ctrl.ds()).div_ceil((WQEBB / SEGMENT) as u16).max(1));
         }
