@@ -30,7 +30,7 @@ use mlx5::{Clock as DeviceClock, DeviceSpec, FabricSpec, SoftOptions};
 const COUNTS: (u64, u64) = (4096, 20_480);
 
 const LOCAL: &str = "--empty --device soft --ranks 1 --server-threads 1 --client-threads 1";
-const REMOTE: &str = "--device soft --ranks 2 --server-threads 2 --client-threads 1 --remote-ratio 1 --queue-depth 32";
+const REMOTE: &str = "--empty --device soft --ranks 2 --server-threads 2 --client-threads 1 --remote-ratio 1 --queue-depth 32";
 
 const fn operation(name: &'static str, bound: Option<u32>, collect: &'static str, what: &'static str, run: fn(u64)) -> Operation {
     Operation { name, bound, counts: COUNTS, collect, what, run }

@@ -113,7 +113,7 @@ fn check(code: &Code) {
 fn every_write_combining_doorbell_has_its_fences_in_release_code() {
     let args = ["-d", "--no-show-raw-insn", "-M", "intel", "-C"];
     let disassembly = output(Command::new("objdump").args(args).arg(release_library()));
-    let functions = functions(&disassembly, "mlx5::doorbell::announce");
+    let functions = functions(&disassembly, "mlx5::queues::doorbell::announce");
     // Which register a copy goes through tells the routine; the one for ordinary memory has none.
     let with = |register: &str| -> Vec<&Code> {
         let stores = |text: &String| text.contains("movntdq") && text.contains(register);

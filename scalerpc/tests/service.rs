@@ -647,7 +647,8 @@ fn a_client_whose_socket_is_cut_stays_connected_and_is_looked_for_when_another_o
     let hasty = ClientOptions { connect_timeout: SHORT, ..ClientOptions::default() };
     for call in 0..3 {
         assert_eq!(client.call_sync(DEFAULT_TYPE, &[call], &mut [0; 8], thread::yield_now).unwrap(), 1);
-        assert!(is_full(&Client::with_options(server.address, &hasty).unwrap_err()));
+        // An attempt that the system delays ends for another reason.
+        assert!((0..50).any(|_| is_full(&Client::with_options(server.address, &hasty).unwrap_err())));
     }
     // Its end closes no socket.
     drop(client);

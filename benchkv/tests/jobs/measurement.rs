@@ -163,7 +163,7 @@ fn clients_of_a_rank_work_side_by_side() {
 #[test]
 fn zipfian_keys_are_hit_again_where_uniform_ones_are_not() {
     let hits = |distribution: &str| {
-        let result = measure(&["--distribution", distribution, "--key-range", "4000000", "--read-ratio", "0.9"]);
+        let result = measure(&["--distribution", distribution, "--key-range", "4000000", "--read-ratio", "0.9", "--empty"]);
         1.0 - count(&result, "not_found") as f64 / count(&result, "completed") as f64
     };
     let (uniform, zipfian) = (hits("uniform"), hits("zipfian:2"));
@@ -272,7 +272,7 @@ fn what_daemons_and_connections_do_is_told_for_each_run_and_rank() {
 fn writes_only_and_reads_only_work() {
     for (ratio, has_reads) in [("0", false), ("1", true)] {
         // Private keys are read back with any ratio.
-        let result = measure(&["--read-ratio", ratio, "--no-verify"]);
+        let result = measure(&["--read-ratio", ratio, "--no-verify", "--empty"]);
         assert_eq!(count(&result, "not_found"), if has_reads { count(&result, "completed") } else { 0 }, "{result}");
         assert!(result["verify_failures"].is_null(), "{result}");
     }

@@ -313,8 +313,6 @@ mod tests {
             ("--payload 99999999", "0 to 33554420"),
             ("--batches 0", "1 to"),
             ("--batches 683 --srq-size 1024", "1 to 682"),
-            ("--window completion:0", "1 to 256"),
-            ("--window consumption:257", "1 to 256"),
             ("--srq-size 40000", "1 to 32767"),
             ("--cq-size 5000000", "1 to 4194304"),
             ("--send-wr 1", "16 to 32768"),
@@ -323,6 +321,14 @@ mod tests {
         ] {
             let message = resolve(args).unwrap_err().to_string();
             assert!(message.contains(legal), "{args}: {message}");
+        }
+    }
+
+    #[test]
+    fn a_window_of_no_batch_or_of_too_many_is_no_window() {
+        for args in ["--window completion:0", "--window consumption:257"] {
+            let refused = Cli::try_parse_from(format!("copyrpc_bench {args}").split(' ')).unwrap_err().to_string();
+            assert!(refused.contains("from 1 to 256"), "{refused}");
         }
     }
 
