@@ -15,7 +15,7 @@ use crate::config::{CqConfig, NullOptions, QpConfig};
 use crate::error::{CreateError, OpenError, RegisterError};
 use crate::mr::Mr;
 use crate::pd::PdObject;
-use crate::provider::control::{Control, Hook};
+use crate::provider::control::Control;
 use crate::provider::null::{Null, NullDevice};
 use crate::provider::soft::Soft;
 use crate::queues::qp::{Connected, Datagram, Qp, QpParents, ReceiveSource};
@@ -124,7 +124,7 @@ impl Device {
         match &spec.into() {
             DeviceSpec::Soft(options) => {
                 let soft = Soft::open(options)?;
-                let hook = Hook::Soft(Rc::clone(soft.hca()));
+                let hook = Rc::clone(soft.hca());
                 Ok(Self { control: Control::new(Rc::new(soft), Some(hook)), null: None })
             }
             DeviceSpec::Null(options) => {
@@ -136,8 +136,7 @@ impl Device {
                 if context.is_direct {
                     return Ok(Self { control: Control::new(Rc::new(context), None), null: None });
                 }
-                let relay = Rc::new(Relay::new(context)?);
-                Ok(Self { control: Control::new(Rc::clone(&relay) as _, Some(Hook::Relay(relay))), null: None })
+                Ok(Self { control: Control::of_relay(Rc::new(Relay::new(context)?)), null: None })
             }
         }
     }
@@ -163,7 +162,7 @@ impl Device {
     /// can: the rules broken, the hash of its trace, the time of its next event.
     #[must_use]
     pub fn soft(&self) -> Option<&Rc<Hca>> {
-        self.control.soft()
+        self.control.hook()
     }
 
     /// Returns name, transport and capabilities.

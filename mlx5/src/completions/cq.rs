@@ -14,6 +14,7 @@ use crate::config::CqConfig;
 use crate::error::CreateError;
 use crate::mmio::udma_from_device_barrier;
 use crate::provider::control::{Control, Hook};
+use crate::verbs::Relay;
 use crate::wire::{
     CQ_DBREC_ARM, CQE_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MINI_CQES_PER_ARRAY, MiniCqe, NO_QPN, OP_OWN_OFFSET,
     OP_OWN_UNTOUCHED, ResponderCqe, TitleCqe, cq_consumer_record, is_solicited, mini_array_offset,
@@ -42,6 +43,7 @@ pub struct Cq {
     kind: DeviceKind,
     /// The soft device, which makes progress in empty polls.
     hook: Option<Hook>,
+    relay: Option<Rc<Relay>>,
     object: Rc<CqObject>,
 }
 
@@ -68,6 +70,7 @@ impl Cq {
             polls_without_hook: 0,
             kind: control.kind(),
             hook: control.hook().cloned(),
+            relay: control.relay().cloned(),
             object,
         })
     }
@@ -236,17 +239,26 @@ impl Cq {
     pub fn progress(&mut self) -> bool {
         if !self.has_completion() {
             // The call returns whether there may be new CQEs. Hardware makes progress by itself.
-            return self.hook.as_ref().is_some_and(|device| device.empty_poll()) && self.has_completion();
+            let Some(device) = &self.hook else { return self.relay_progress() };
+            return device.empty_poll() && self.has_completion();
         }
         // A queue that is never found empty must not starve the rest of the device.
         self.polls_without_hook += 1;
         if self.polls_without_hook == POLLS_PER_HOOK {
             self.polls_without_hook = 0;
-            if let Some(device) = &self.hook {
-                device.empty_poll();
+            match &self.hook {
+                Some(device) => _ = device.empty_poll(),
+                None => _ = self.relay_progress(),
             }
         }
         true
+    }
+
+    /// Lets a relay take work completions, if the device is one. Returns whether there is a CQE.
+    #[cold]
+    #[inline(never)]
+    fn relay_progress(&self) -> bool {
+        self.relay.as_ref().is_some_and(|relay| relay.empty_poll()) && self.has_completion()
     }
 
     /// Returns the bytes of the entry at `place`, and the rest of its CQE.
@@ -367,7 +379,7 @@ impl Cq {
         word.store(command.record(), Ordering::Release);
         control.armed(*cqn, &command);
         // A device gives no second event for a CQE that is already in the queue. After the command: every later CQE gives an event.
-        if !matches!(self.hook, Some(Hook::Soft(_))) && self.holds(solicited_only) {
+        if self.hook.is_none() && self.holds(solicited_only) {
             control.holds_what_was_armed_for();
         }
     }

@@ -21,6 +21,7 @@ use std::rc::Rc;
 use crate::mmio::{self, Mmio, Ordinary, RegisterKind, Streaming};
 use crate::provider::control::Hook;
 use crate::provider::parts::UarParts;
+use crate::verbs::Relay;
 use crate::wire::{BLUEFLAME_BYTES, queue_record};
 
 /// Performs steps 2 to 6. Copies `bytes` bytes from `from` to the register; or 8, if `bytes` is 0 or larger than `HALF`. `HALF` is the size
@@ -56,6 +57,18 @@ unsafe fn announce_by_record(bell: &Bell, value: u32, _from: *const u8, _bytes: 
     Ordinary::store_record(unsafe { bell.record.as_ref() }, value);
 }
 
+/// Like [`announce_by_record`], and calls the relay.
+///
+/// # Safety
+/// The same as for an [`Announce`].
+unsafe fn announce_by_relay(bell: &Bell, value: u32, from: *const u8, bytes: usize) {
+    // SAFETY: guaranteed by the caller.
+    unsafe { announce_by_record(bell, value, from, bytes) };
+    if let Some((relay, index)) = &bell.relay {
+        relay.ring(*index);
+    }
+}
+
 type Announce = unsafe fn(&Bell, u32, *const u8, usize);
 
 /// The record and register of a QP's doorbells.
@@ -63,6 +76,8 @@ struct Bell {
     record: NonNull<AtomicU32>,
     /// The half of the register that the next store goes to ([`UarParts::half`]). The whole register is aligned to its size.
     half: Rc<Cell<*mut u8>>,
+    /// The relay to call, and the queue pair's index there.
+    relay: Option<(Rc<Relay>, usize)>,
 }
 
 /// Returns [`announce`] for a write-combining register on this processor.
@@ -100,7 +115,16 @@ impl Doorbell {
         };
         let half = Rc::clone(&parts.half);
         debug_assert!(half.get().addr() % if parts.kind == RegisterKind::DoorbellOnly { 8 } else { BLUEFLAME_BYTES } == 0);
-        Self { bell: Bell { record, half }, register_index: parts.register_index, announce, hook }
+        Self { bell: Bell { record, half, relay: None }, register_index: parts.register_index, announce, hook }
+    }
+
+    /// Makes it call a relay, which reads no register.
+    pub(crate) fn through(mut self, relay: Option<&Rc<Relay>>) -> Self {
+        if let Some(relay) = relay {
+            self.announce = announce_by_relay;
+            self.bell.relay = Some((Rc::clone(relay), self.register_index));
+        }
+        self
     }
 
     /// Makes `M` perform steps 2 to 6 from now on.

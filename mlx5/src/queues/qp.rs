@@ -149,7 +149,7 @@ impl<T: Transport> Qp<T> {
             _srq: srq,
             pd: Rc::clone(pd),
         };
-        let doorbell = Doorbell::new(&parts.uar, parts.sq.record, control.hook().cloned());
+        let doorbell = Doorbell::new(&parts.uar, parts.sq.record, control.hook().cloned()).through(control.relay());
         let rq = parts.rq.map(|memory| ReceiveQueue::new(&memory, max_sge));
         let mut qp = Self { sq: SendQueue::new(&parts, doorbell), rq, state: QpState::Reset, transport, object };
         qp.set_state(QpState::Reset);

@@ -180,6 +180,8 @@ impl Relay {
     }
 
     /// Posts receives that the device had no room for, and takes work completions. Returns whether there are new CQEs.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn empty_poll(&self) -> bool {
         let Rings { cqs, receives, sends, .. } = &mut *self.rings.borrow_mut();
         receives.iter_mut().for_each(|ring| ring.relay(&self.calls));
