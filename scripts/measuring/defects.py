@@ -64,8 +64,8 @@ DEFECTS = {
         [
             (
                 f"{CORE}/backend/remote/mod.rs",
-                "        let whom = if backlog.is_empty() && link < self.open_links {\n            match each!(&mut self.carrier, links => links.send(link, &request, whom)) {",
-                "        let mut whom = whom;\n        let whom = if backlog.is_empty() && link < self.open_links {\n            loop {\n            match each!(&mut self.carrier, links => links.send(link, &request, whom)) {",
+                "        let whom = if backlog.is_empty() && link < self.open_links {\n            match each!(&mut self.links, links => links.send(link, &request, whom)) {",
+                "        let mut whom = whom;\n        let whom = if backlog.is_empty() && link < self.open_links {\n            loop {\n            match each!(&mut self.links, links => links.send(link, &request, whom)) {",
             ),
             (
                 f"{CORE}/backend/remote/mod.rs",
