@@ -68,7 +68,7 @@ fn a_sleep_beside_other_things_ends_with_a_completion_and_is_no_poll() {
             });
             wait([&mut &b.device as &mut dyn Sleeper, &mut has_something], timeout)
         };
-        // What the device does after earlier messages may end a sleep too.
+        // A sleep may end, too, with the progress that earlier messages need.
         let end = Instant::now() + Duration::from_millis(300);
         while Instant::now() < end {
             sleep(Some(end - Instant::now()));

@@ -189,7 +189,8 @@ impl Relay {
         for ring in cqs.iter_mut() {
             has_new |= ring.relay(&self.calls, sends);
         }
-        for ring in sends.iter_mut().filter(|ring| ring.has_refused()) {
+        let is_quiet = !has_new;
+        for ring in sends.iter_mut().filter(|ring| ring.has_refused(is_quiet)) {
             if let Some(cq) = cqs.get_mut(ring.send_cq) {
                 has_new |= ring.complete_refused(|cqe| cq.fail_send(cqe));
             }

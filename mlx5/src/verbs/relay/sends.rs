@@ -52,8 +52,10 @@ pub(super) struct SendRing {
     next: u16,
     last_posted: Option<u16>,
     last_completed: Option<u16>,
-    /// The device refused the WQE at `next`: no more are posted.
+    /// The device refused a WQE: no more are posted.
     is_refused: bool,
+    /// Status of the WQE at `next` then: that of the refused one is its own, and those behind it are flushed.
+    refusal: Syndrome,
 }
 
 impl SendRing {
@@ -86,6 +88,7 @@ impl SendRing {
             last_posted,
             last_completed,
             is_refused,
+            refusal: Syndrome::LocalQpOperation,
         }
     }
 }
@@ -254,9 +257,10 @@ impl SendRing {
         is_own
     }
 
-    /// Returns whether WQEs wait for the completions of those before them, to fail in their order.
-    pub(super) fn has_refused(&self) -> bool {
-        self.is_refused && self.last_posted == self.last_completed
+    /// Returns whether refused WQEs can complete: every work request before them has, or gives no completion, which is so if the device had none
+    /// left (`is_quiet`): a success that was not signaled gives none.
+    pub(super) fn has_refused(&self, is_quiet: bool) -> bool {
+        self.is_refused && (is_quiet || self.last_posted == self.last_completed)
     }
 
     /// Completes the refused WQE and those after it, once all before them are complete, as long as `fail` writes their CQEs. Returns whether there was one.
@@ -264,17 +268,17 @@ impl SendRing {
     pub(super) fn complete_refused(&mut self, mut fail: impl FnMut(&ErrorCqe) -> bool) -> bool {
         // SAFETY: as in `relay`.
         let producer = queue_record_index(unsafe { self.sq.sq.record.as_ref() }.load(Ordering::Acquire));
-        let (qpn, mut syndrome, mut any) = (self.qpn, Syndrome::LocalQpOperation, false);
+        let (qpn, mut any) = (self.qpn, false);
         while self.next != producer {
             let index = usize::from(self.next) & (self.sq.sq.wqe_cnt as usize - 1);
             // SAFETY: inside the queue.
             let ctrl = CtrlWords::parse(&unsafe { self.sq.sq.buffer.add(index * WQEBB).cast().read() });
             if ctrl.opcode() != Opcode::Nop as u8 {
-                let (raw_syndrome, wqe_opcode, wqe_counter) = (syndrome as u8, ctrl.opcode(), self.next);
+                let (raw_syndrome, wqe_opcode, wqe_counter) = (self.refusal as u8, ctrl.opcode(), self.next);
                 if !fail(&ErrorCqe { raw_syndrome, vendor_syndrome: 0, wqe_opcode, qpn, wqe_counter, user_index: 0 }) {
                     break;
                 }
-                (syndrome, any) = (Syndrome::WorkRequestFlushed, true);
+                (self.refusal, any) = (Syndrome::WorkRequestFlushed, true);
             }
             self.next = self.next.wrapping_add(u16::from(ctrl.ds()).div_ceil((WQEBB / SEGMENT) as u16).max(1));
         }
