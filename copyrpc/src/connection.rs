@@ -16,13 +16,13 @@ pub(crate) use batches::Remote;
 
 use crate::control::ControlMemory;
 use crate::error::{CallFailure, CloseReason};
-use crate::link::{Event, Link, Message, Request};
+use crate::link::{Event, Held, Link, Message, Request};
 use crate::queue_share::QueueShare;
 use crate::raw::{RawOperations, RdmaError};
 use crate::ring::{RecvBytes, RingView};
-use crate::timers::{Timer, Timers};
+use crate::timers::{Timed, Timer, Timers};
 use crate::wire::{ACTIVITY_SIZE, decode_activity};
-use crate::worklist::{Listing, Worklist};
+use crate::worklist::{Listed, Listing, Worklist};
 
 /// The outcome of a call: the reply's bytes, or why there are none.
 pub type Outcome<'a> = Result<RecvBytes<'a>, CallFailure>;
@@ -78,9 +78,9 @@ pub(crate) struct Connection<U> {
     to_peer: u64,
     inline_limit: u64,
     raw: RawOperations<U>,
-    listing: Listing<U>,
+    listing: Listing<Self>,
     timer: Cell<Timer>,
-    worklist: Rc<Worklist<U>>,
+    worklist: Rc<Worklist<Self>>,
     blueflame_batch: bool,
     /// Number of [`Endpoint`](crate::Endpoint)s that name it.
     handles: Cell<usize>,
@@ -140,6 +140,48 @@ impl<U> Drop for Rearm<'_, U> {
     }
 }
 
+impl<U> Timed for Connection<U> {
+    fn timer(&self) -> &Cell<Timer> {
+        &self.timer
+    }
+}
+
+impl<U> Listed for Connection<U> {
+    #[inline(always)]
+    fn listing(&self) -> &Listing<Self> {
+        &self.listing
+    }
+
+    fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_closed()
+    }
+
+    fn is_timed(&self) -> bool {
+        self.with_link(|link| link.is_timed())
+    }
+
+    #[inline]
+    fn take_request(&self) -> Option<Held> {
+        let mut link = self.link();
+        if link.closed().is_some() { None } else { link.take_request() }
+    }
+
+    fn sweep(self: &Rc<Self>) -> bool {
+        let (heartbeat, is_watching, is_timed) = self.with_link(|link| (link.beat(), link.is_watching(), link.is_timed()));
+        if let Some(heartbeat) = heartbeat {
+            self.control.beat(heartbeat);
+        }
+        if is_watching {
+            self.mark_dirty();
+        }
+        is_timed
+    }
+}
+
 impl<U> Connection<U> {
     pub(crate) fn new(
         resources: Resources,
@@ -147,7 +189,7 @@ impl<U> Connection<U> {
         control: ControlMemory,
         recv_view: RingView,
         remote: Remote,
-        worklist: Rc<Worklist<U>>,
+        worklist: Rc<Worklist<Self>>,
         blueflame_batch: bool,
     ) -> Self {
         Self {
@@ -170,18 +212,6 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Returns its places on the context's lists.
-    #[inline(always)]
-    pub(crate) const fn listing(&self) -> &Listing<U> {
-        &self.listing
-    }
-
-    /// Returns its timer in the context's heap.
-    pub(crate) const fn timer(&self) -> &Cell<Timer> {
-        &self.timer
-    }
-
-    /// Returns a number that no other connection of the context has.
     pub(crate) const fn qpn(&self) -> u32 {
         self.qpn
     }
@@ -226,31 +256,6 @@ impl<U> Connection<U> {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.with_link(|link| link.closed().is_some())
-    }
-
-    /// Returns whether either side waits for the other.
-    pub(crate) fn is_timed(&self) -> bool {
-        self.with_link(|link| link.is_timed())
-    }
-
-    /// Takes its oldest request to be received; `None` once it has ended.
-    #[inline]
-    pub(crate) fn take_request(&self) -> Option<Request> {
-        let mut link = self.link();
-        if link.closed().is_some() { None } else { link.take_request() }
-    }
-
-    /// Schedules the watch of a peer that should be heard, and tells the peer that this end lives (K1, K3). Returns whether either side
-    /// waits for the other.
-    pub(crate) fn sweep(self: &Rc<Self>) -> bool {
-        let (heartbeat, is_watching, is_timed) = self.with_link(|link| (link.beat(), link.is_watching(), link.is_timed()));
-        if let Some(heartbeat) = heartbeat {
-            self.control.beat(heartbeat);
-        }
-        if is_watching {
-            self.mark_dirty();
-        }
-        is_timed
     }
 
     /// Delivers the events of the core after a batch arrived with this immediate: responses to the receiver, requests to it or to the
@@ -352,7 +357,7 @@ impl<U> Connection<U> {
         self.worklist.timers().arm(self, at_ns);
     }
 
-    pub(crate) fn timers(&self) -> &Timers<U> {
+    pub(crate) fn timers(&self) -> &Timers<Self> {
         self.worklist.timers()
     }
 

@@ -255,7 +255,7 @@ impl<U> fmt::Debug for Context<U> {
 /// The part of a context that pending endpoints refer to. Nothing in it is borrowed mutably while user code runs, except the queues being
 /// polled; `is_polling` keeps user code from them.
 pub(crate) struct Inner<U> {
-    worklist: Rc<Worklist<U>>,
+    worklist: Rc<Worklist<Connection<U>>>,
     connections: RefCell<Vec<Rc<Connection<U>>>>,
     used: Rc<Used>,
     queues: RefCell<Queues<U>>,
@@ -443,7 +443,7 @@ impl<U> Context<U> {
     #[must_use]
     #[inline]
     pub fn recv(&self) -> Option<RecvHandle<U>> {
-        self.inner.worklist.next_request().map(|(connection, request)| RecvHandle::new(connection, request))
+        self.inner.worklist.next_request().map(|(connection, name)| RecvHandle::new(connection, name))
     }
 
     /// Returns the number of endpoints that have a share of the queues.
@@ -507,7 +507,7 @@ impl<U> Inner<U> {
         self.worklist.has_requests()
     }
 
-    pub(crate) fn worklist(&self) -> Rc<Worklist<U>> {
+    pub(crate) fn worklist(&self) -> Rc<Worklist<Connection<U>>> {
         Rc::clone(&self.worklist)
     }
 
@@ -555,7 +555,8 @@ impl<U> Inner<U> {
     #[inline(never)]
     fn serve_queued(&self, receiver: &mut impl Receiver<U>) -> usize {
         let mut taken = 0;
-        while let Some((connection, request)) = self.worklist.next_request() {
+        while let Some((connection, name)) = self.worklist.next_request() {
+            let request = connection.with_link(|link| link.held(name));
             let bytes = connection.recv_view().bytes(request.payload());
             receiver.on_request(&connection, request, bytes);
             taken += 1;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use crate::connection::Connection;
 use crate::endpoint::Endpoint;
 use crate::error::ReplyError;
-use crate::link::Request;
+use crate::link::{Held, Request};
 use crate::ring::RecvBytes;
 use crate::wire::Status;
 
@@ -17,27 +17,33 @@ use crate::wire::Status;
 #[must_use = "dropping a request answers it with an error"]
 pub struct RecvHandle<U> {
     connection: Rc<Connection<U>>,
-    request: Request,
-    is_answered: bool,
+    name: Held,
 }
 
 impl<U> RecvHandle<U> {
     #[inline]
-    pub(crate) const fn new(connection: Rc<Connection<U>>, request: Request) -> Self {
-        Self { connection, request, is_answered: false }
+    pub(crate) const fn new(connection: Rc<Connection<U>>, name: Held) -> Self {
+        Self { connection, name }
+    }
+
+    #[inline]
+    fn request(&self) -> Request {
+        self.connection.with_link(|link| link.held(self.name))
     }
 
     /// Returns the request's bytes, in place.
     #[must_use]
     #[inline]
     pub fn data(&self) -> RecvBytes<'_> {
-        self.connection.recv_view().bytes(self.request.payload())
+        self.connection.recv_view().bytes(self.request().payload())
     }
 
     /// Releases the bytes' place in the ring: [`data`](Self::data) is empty from now on. A request without bytes stops no other request of
     /// its connection, however long it is held; until it is answered it only keeps its caller's allowance for the reply from the credit.
     pub fn give_up_data(&mut self) {
-        self.connection.link().release_bytes(&mut self.request);
+        let mut request = self.request();
+        self.connection.link().release_bytes(&mut request);
+        self.name = request.name();
         // Nothing serves a connection that has ended, and the list of a context that is gone would keep it without limit.
         if !self.connection.is_closed() {
             self.connection.mark_dirty();
@@ -46,8 +52,8 @@ impl<U> RecvHandle<U> {
 
     /// Returns the maximum bytes of a reply: the caller's allowance, rounded up.
     #[must_use]
-    pub const fn max_reply(&self) -> usize {
-        self.request.max_reply()
+    pub fn max_reply(&self) -> usize {
+        self.request().max_reply()
     }
 
     /// Returns the endpoint it came from.
@@ -79,11 +85,16 @@ impl<U> RecvHandle<U> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn respond(mut self, status: Status, payload: &[u8]) -> Result<(), ReplyError<Self>> {
-        match respond(&self.connection, &self.request, status, payload) {
+        let mut link = self.connection.link();
+        let request = link.held(self.name);
+        let outcome = link.respond(&request, status, payload);
+        drop(link);
+        match outcome {
             Ok(()) => {
-                self.is_answered = true;
+                self.connection.mark_dirty();
+                self.name = Held::Answered;
                 Ok(())
             }
             Err(error) => Err(error.map_request(|()| self)),
@@ -94,8 +105,8 @@ impl<U> RecvHandle<U> {
 impl<U> Drop for RecvHandle<U> {
     #[inline]
     fn drop(&mut self) {
-        if !self.is_answered {
-            drop_request(&self.connection, self.request);
+        if self.name != Held::Answered {
+            drop_request(&self.connection, self.request());
         }
     }
 }
@@ -197,10 +208,11 @@ impl<'a, U> Reply<'a, U> {
     }
 
     /// Keeps the request, to be answered later: its bytes stay where they are until then.
+    #[inline(always)]
     pub fn hold(mut self) -> RecvHandle<U> {
         self.is_done = true;
-        self.connection.link().hold(&mut self.request);
-        RecvHandle::new(Rc::clone(self.connection), self.request)
+        let name = self.connection.link().hold(&self.request);
+        RecvHandle::new(Rc::clone(self.connection), name)
     }
 }
 

@@ -242,6 +242,9 @@ pub(crate) struct Payload {
 }
 
 impl Payload {
+    /// No bytes.
+    pub(crate) const EMPTY: Self = Self { position: 0, len: 0 };
+
     /// Returns the payload of a message whose header is at `message`. The caller has checked that it ends before the ring does.
     #[inline]
     pub(crate) const fn of_message(message: u64, len: u32) -> Self {

@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use mlx5::Device;
 
-use crate::connection::Connection;
 use crate::link::Deadlines;
 
 /// Maximum number of drains between two readings of the clock.
@@ -43,19 +42,25 @@ impl Timer {
     pub(crate) const NONE: Self = Self { at_ns: NEVER, serial: 0 };
 }
 
-struct Armed<U> {
-    serial: u64,
-    connection: Weak<Connection<U>>,
+/// The property of a connection that timers need.
+pub(crate) trait Timed {
+    /// Returns its timer in the context's heap.
+    fn timer(&self) -> &Cell<Timer>;
 }
 
-impl<U> Armed<U> {
-    fn live(&self) -> Option<Rc<Connection<U>>> {
+struct Armed<C> {
+    serial: u64,
+    connection: Weak<C>,
+}
+
+impl<C: Timed> Armed<C> {
+    fn live(&self) -> Option<Rc<C>> {
         self.connection.upgrade().filter(|connection| connection.timer().get().serial == self.serial)
     }
 }
 
 /// Timers in nanoseconds of the device's clock.
-pub(crate) struct Timers<U> {
+pub(crate) struct Timers<C> {
     device: Device,
     now_ns: Cell<u64>,
     /// Drains until the next reading, or until [`Timers::tick_slowly`] decides, which is at once while there are deadlines.
@@ -67,15 +72,15 @@ pub(crate) struct Timers<U> {
     /// Time of the last reading that found that [`PACE_NS`] had passed, in ns.
     moved_ns: Cell<u64>,
     last_sweep_ns: Cell<u64>,
-    deadlines: RefCell<Deadlines<Armed<U>>>,
+    deadlines: RefCell<Deadlines<Armed<C>>>,
     /// Whether `deadlines` has entries.
     has_deadlines: Cell<bool>,
     /// Times of each connection's next check for idleness.
-    idle: RefCell<Deadlines<Weak<Connection<U>>>>,
+    idle: RefCell<Deadlines<Weak<C>>>,
     last_serial: Cell<u64>,
 }
 
-impl<U> Timers<U> {
+impl<C: Timed> Timers<C> {
     pub(crate) fn start(device: Device) -> Self {
         let now_ns = device.coarse_now_ns();
         Self {
@@ -180,7 +185,7 @@ impl<U> Timers<U> {
     }
 
     /// Makes [`Timers::take_due`] return this connection after `at_ns`, or earlier if it is armed for an earlier time.
-    pub(crate) fn arm(&self, connection: &Rc<Connection<U>>, at_ns: u64) {
+    pub(crate) fn arm(&self, connection: &Rc<C>, at_ns: u64) {
         let timer = connection.timer();
         if timer.get().at_ns <= at_ns {
             return;
@@ -196,19 +201,19 @@ impl<U> Timers<U> {
     }
 
     /// Makes [`Timers::take_idle`] return this connection after `at_ns`.
-    pub(crate) fn arm_idle(&self, connection: &Rc<Connection<U>>, at_ns: u64) {
+    pub(crate) fn arm_idle(&self, connection: &Rc<C>, at_ns: u64) {
         let at_ns = at_ns.checked_next_multiple_of(IDLE_GRID_NS).unwrap_or(NEVER);
         self.idle.borrow_mut().push(at_ns, Rc::downgrade(connection), |connection| connection.strong_count() > 0);
     }
 
     /// Takes a connection whose check for idleness is due.
-    pub(crate) fn take_idle(&self) -> Option<Rc<Connection<U>>> {
+    pub(crate) fn take_idle(&self) -> Option<Rc<C>> {
         let mut idle = self.idle.borrow_mut();
         std::iter::from_fn(|| idle.pop_before(self.now_ns.get())).find_map(|connection| connection.upgrade())
     }
 
     /// Takes a connection whose time has passed. It has no timer then.
-    pub(crate) fn take_due(&self) -> Option<Rc<Connection<U>>> {
+    pub(crate) fn take_due(&self) -> Option<Rc<C>> {
         let mut deadlines = self.deadlines.borrow_mut();
         while let Some(armed) = deadlines.pop_before(self.now_ns.get()) {
             if let Some(connection) = armed.live() {
@@ -235,8 +240,16 @@ mod tests {
 
     use super::*;
 
+    struct NoConnection;
+
+    impl Timed for NoConnection {
+        fn timer(&self) -> &Cell<Timer> {
+            unreachable!("no timer is armed")
+        }
+    }
+
     /// Returns the number of drains that found nothing and did not read the clock before one did.
-    fn drains_without_look(timers: &Timers<()>) -> usize {
+    fn drains_without_look(timers: &Timers<NoConnection>) -> usize {
         let drains = std::iter::repeat_with(|| timers.tick(true)).take_while(|is_time| !is_time).count();
         timers.look();
         drains

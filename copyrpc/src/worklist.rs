@@ -7,30 +7,50 @@ use std::time::Duration;
 
 use mlx5::Device;
 
-use crate::connection::Connection;
-use crate::link::Request;
-use crate::timers::Timers;
+use crate::link::Held;
+use crate::timers::{Timed, Timers};
+
+/// The properties of a connection that its context's lists need.
+pub(crate) trait Listed: Timed + Sized {
+    /// Returns its places on the context's lists.
+    fn listing(&self) -> &Listing<Self>;
+
+    /// Returns a number that no other connection of the context has.
+    fn qpn(&self) -> u32;
+
+    fn is_closed(&self) -> bool;
+
+    /// Returns whether either side waits for the other.
+    fn is_timed(&self) -> bool;
+
+    /// Takes its oldest request to be received; `None` once it has ended.
+    fn take_request(&self) -> Option<Held>;
+
+    /// Schedules the watch of a peer that should be heard, and tells the peer that this end lives (K1, K3). Returns whether either side
+    /// waits for the other.
+    fn sweep(self: &Rc<Self>) -> bool;
+}
 
 /// Connections and requests that need the owner's attention, now or later. Shared by the context and its connections.
-pub(crate) struct Worklist<U> {
+pub(crate) struct Worklist<C> {
     /// The first of the connections that flushes serve, each once; the next is in its [`Listing`].
-    first: Cell<Option<Rc<Connection<U>>>>,
+    first: Cell<Option<Rc<C>>>,
     has_listed: Cell<bool>,
     /// A flush found that a connection counts polls until its next READ. Such a connection asks for the next flush, too.
     counts_polls: Cell<bool>,
     /// Shortest time until one of the connections that flushes left listed has to be served, unless something arrives, in ns.
     rest_ns: Cell<Option<u64>>,
     /// Connections that are closed, or whose callback panicked: the next drain continues them. Each once.
-    unfinished: RefCell<Vec<Rc<Connection<U>>>>,
+    unfinished: RefCell<Vec<Rc<C>>>,
     has_unfinished: Cell<bool>,
     /// Connections whose requests are next for the application, and the number of these: in the order of arrival, over all connections.
-    requests: RefCell<VecDeque<(Rc<Connection<U>>, usize)>>,
+    requests: RefCell<VecDeque<(Rc<C>, usize)>>,
     /// Connections that sweeps check, each once: those listed since the last sweep, and those on which a side waits for the other.
-    swept: RefCell<Vec<Rc<Connection<U>>>>,
-    timers: Timers<U>,
+    swept: RefCell<Vec<Rc<C>>>,
+    timers: Timers<C>,
 }
 
-impl<U> Worklist<U> {
+impl<C: Listed> Worklist<C> {
     pub(crate) fn new(device: Device) -> Self {
         Self {
             first: Cell::new(None),
@@ -45,20 +65,20 @@ impl<U> Worklist<U> {
         }
     }
 
-    pub(crate) const fn timers(&self) -> &Timers<U> {
+    pub(crate) const fn timers(&self) -> &Timers<C> {
         &self.timers
     }
 
     /// Takes the oldest request of a connection that has not ended.
     #[inline]
-    pub(crate) fn next_request(&self) -> Option<(Rc<Connection<U>>, Request)> {
+    pub(crate) fn next_request(&self) -> Option<(Rc<C>, Held)> {
         loop {
             let mut requests = self.requests.borrow_mut();
             let (connection, left) = requests.front_mut()?;
             if *left > 0 {
-                if let Some(request) = connection.take_request() {
+                if let Some(name) = connection.take_request() {
                     *left -= 1;
-                    return Some((Rc::clone(connection), request));
+                    return Some((Rc::clone(connection), name));
                 }
             }
             drop(requests);
@@ -75,7 +95,7 @@ impl<U> Worklist<U> {
     }
 
     #[inline]
-    pub(crate) fn add_requests(&self, connection: &Rc<Connection<U>>, count: usize) {
+    pub(crate) fn add_requests(&self, connection: &Rc<C>, count: usize) {
         if count > 0 {
             self.requests.borrow_mut().push_back((Rc::clone(connection), count));
         }
@@ -90,7 +110,7 @@ impl<U> Worklist<U> {
     /// Returns whether there are requests to be received.
     pub(crate) fn has_requests(&self) -> bool {
         // A connection without further requests leaves its entry behind.
-        let is_request = |(connection, left): &(Rc<Connection<U>>, usize)| *left > 0 && !connection.is_closed();
+        let is_request = |(connection, left): &(Rc<C>, usize)| *left > 0 && !connection.is_closed();
         self.requests.borrow().iter().any(is_request)
     }
 
@@ -129,13 +149,13 @@ impl<U> Worklist<U> {
     }
 
     #[inline(never)]
-    fn list_again(&self, connection: &Rc<Connection<U>>) {
+    fn list_again(&self, connection: &Rc<C>) {
         self.list(connection);
     }
 
     /// Lists a connection that is not listed.
     #[inline(always)]
-    fn list(&self, connection: &Rc<Connection<U>>) {
+    fn list(&self, connection: &Rc<C>) {
         let listing = connection.listing();
         debug_assert!(!listing.is_listed.get(), "each once");
         listing.is_listed.set(true);
@@ -150,7 +170,7 @@ impl<U> Worklist<U> {
 
     #[cold]
     #[inline(never)]
-    fn list_swept(&self, connection: &Rc<Connection<U>>) {
+    fn list_swept(&self, connection: &Rc<C>) {
         connection.listing().is_swept.set(true);
         self.swept.borrow_mut().push(Rc::clone(connection));
     }
@@ -174,7 +194,7 @@ impl<U> Worklist<U> {
     /// Takes all connections off the list. Gives those to `serve` that asked for it or on which something arrived before the last flush.
     /// The others stay. The common case is one connection; the code for it is without the loop.
     #[inline(always)]
-    pub(crate) fn flush(&self, mut serve: impl FnMut(&Rc<Connection<U>>)) {
+    pub(crate) fn flush(&self, mut serve: impl FnMut(&Rc<C>)) {
         self.has_listed.set(false);
         let Some(connection) = self.first.take() else { return };
         let next = connection.listing().next.take();
@@ -188,7 +208,7 @@ impl<U> Worklist<U> {
     }
 
     #[inline(never)]
-    fn flush_several(&self, first: Rc<Connection<U>>, mut serve: impl FnMut(&Rc<Connection<U>>)) {
+    fn flush_several(&self, first: Rc<C>, mut serve: impl FnMut(&Rc<C>)) {
         let mut next = Some(first);
         while let Some(connection) = next {
             next = connection.listing().next.take();
@@ -198,7 +218,7 @@ impl<U> Worklist<U> {
 
     /// Does [`flush`](Self::flush) for a connection that was taken off the list.
     #[inline(always)]
-    fn leave(&self, connection: &Rc<Connection<U>>, serve: &mut impl FnMut(&Rc<Connection<U>>)) {
+    fn leave(&self, connection: &Rc<C>, serve: &mut impl FnMut(&Rc<C>)) {
         let listing = connection.listing();
         listing.is_listed.set(false);
         if listing.is_dirty.replace(false) | listing.is_late.replace(false) {
@@ -211,23 +231,24 @@ impl<U> Worklist<U> {
 
     /// Lists the connection for the next flush.
     #[inline]
-    pub(crate) fn mark_dirty(&self, connection: &Rc<Connection<U>>) {
-        connection.listing().is_dirty.set(true);
-        if !connection.listing().is_listed.get() {
+    pub(crate) fn mark_dirty(&self, connection: &Rc<C>) {
+        let listing = connection.listing();
+        listing.is_dirty.set(true);
+        if !listing.is_listed.get() {
             self.list_again(connection);
         }
     }
 
     /// Lists the connection: the flush after the next one serves it, unless the next one does.
     #[inline(always)]
-    pub(crate) fn note_arrival(&self, connection: &Rc<Connection<U>>) {
+    pub(crate) fn note_arrival(&self, connection: &Rc<C>) {
         if !connection.listing().is_listed.get() {
             self.list(connection);
         }
     }
 
     /// Lists the connection for the next drain, which continues it.
-    pub(crate) fn mark_unfinished(&self, connection: &Rc<Connection<U>>) {
+    pub(crate) fn mark_unfinished(&self, connection: &Rc<C>) {
         if !connection.listing().is_unfinished.replace(true) {
             self.unfinished.borrow_mut().push(Rc::clone(connection));
             self.has_unfinished.set(true);
@@ -235,11 +256,11 @@ impl<U> Worklist<U> {
     }
 
     /// Returns a connection that a drain has to continue. It stays listed until [`Worklist::finish`].
-    pub(crate) fn unfinished(&self) -> Option<Rc<Connection<U>>> {
+    pub(crate) fn unfinished(&self) -> Option<Rc<C>> {
         self.unfinished.borrow().last().cloned()
     }
 
-    pub(crate) fn finish(&self, connection: &Connection<U>) {
+    pub(crate) fn finish(&self, connection: &C) {
         let mut unfinished = self.unfinished.borrow_mut();
         unfinished.retain(|other| other.qpn() != connection.qpn());
         self.has_unfinished.set(!unfinished.is_empty());
@@ -247,7 +268,7 @@ impl<U> Worklist<U> {
     }
 
     /// Unlinks a retired connection at once, so that its share of the queues is free without waiting for another request.
-    pub(crate) fn forget(&self, connection: &Connection<U>) {
+    pub(crate) fn forget(&self, connection: &C) {
         self.requests.borrow_mut().retain(|(other, _)| other.qpn() != connection.qpn());
         if connection.listing().is_swept.replace(false) {
             self.swept.borrow_mut().retain(|other| other.qpn() != connection.qpn());
@@ -273,8 +294,8 @@ impl<U> Worklist<U> {
 }
 
 /// A connection's places on the lists.
-pub(crate) struct Listing<U> {
-    next: Cell<Option<Rc<Connection<U>>>>,
+pub(crate) struct Listing<C> {
+    next: Cell<Option<Rc<C>>>,
     is_listed: Cell<bool>,
     /// The connection has something to post or to READ.
     is_dirty: Cell<bool>,
@@ -285,7 +306,7 @@ pub(crate) struct Listing<U> {
     is_swept: Cell<bool>,
 }
 
-impl<U> Listing<U> {
+impl<C> Listing<C> {
     pub(crate) const fn new() -> Self {
         Self {
             next: Cell::new(None),

@@ -110,8 +110,8 @@ impl<U> Link<U> {
             return Ok(());
         }
         // G2. A correct peer sends at most the requests that its credit pays for, so this ends.
-        while let Some(request) = self.take_any_request() {
-            if self.respond(&request, Status::Closing, &[]).is_err() {
+        while let Some(name) = self.take_any_request() {
+            if self.respond(&self.held(name), Status::Closing, &[]).is_err() {
                 break;
             }
         }

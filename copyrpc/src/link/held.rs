@@ -78,15 +78,12 @@ impl HeldRequests {
         self.next += 1;
     }
 
-    /// Holds a request that the application has, and that was to be answered in place.
-    pub(super) fn hold(&mut self, request: &mut Request) {
-        if request.hold == Hold::InPlace {
-            debug_assert!(!self.has_untaken());
-            let Request { payload, internal_allowance, call_id, .. } = *request;
-            request.hold = Hold::Held(self.next as u32);
-            self.push(HeldRequest { position: payload.message(), call_id, len: payload.len() as u32, internal_allowance });
-            self.untaken = self.next;
-        }
+    /// Holds a request that the application has, and that was to be answered in place. Returns its number.
+    pub(super) fn hold(&mut self, payload: Payload, internal_allowance: u32, call_id: u32) -> u32 {
+        debug_assert!(!self.has_untaken());
+        self.push(HeldRequest { position: payload.message(), call_id, len: payload.len() as u32, internal_allowance });
+        self.untaken = self.next;
+        (self.next - 1) as u32
     }
 
     /// Returns whether there are requests that the application has not got.
@@ -106,16 +103,22 @@ impl HeldRequests {
         self.room = room;
     }
 
-    /// Takes the next request for the application.
+    /// Takes the next request for the application. Returns its number.
     #[inline(always)]
-    pub(super) fn take(&mut self) -> Option<Request> {
+    pub(super) fn take(&mut self) -> Option<u32> {
         if self.untaken == self.next {
             return None;
         }
-        let number = self.untaken;
         self.untaken += 1;
-        let &HeldRequest { position, call_id, len, internal_allowance } = self.room.get(self.place(number))?;
-        Some(Request { hold: Hold::Held(number as u32), payload: Payload::of_message(position, len), internal_allowance, call_id })
+        Some((self.untaken - 1) as u32)
+    }
+
+    /// Returns the request with this number, which the application has.
+    #[inline(always)]
+    pub(super) fn get(&self, number: u32) -> Request {
+        let place = self.place(u64::from(number));
+        let HeldRequest { position, call_id, len, internal_allowance } = self.room.get(place).copied().unwrap_or_default();
+        Request { hold: Hold::Held(number), payload: Payload::of_message(position, len), internal_allowance, call_id }
     }
 
     /// Returns whether the application has a request that is not answered, and whose bytes it did not release.
@@ -172,7 +175,7 @@ mod tests {
                     held.push(request(arrived));
                     arrived += 1;
                 }
-                2 => match held.take() {
+                2 => match held.take().map(|number| held.get(number)) {
                     Some(request) => {
                         assert_eq!((request.hold, request.payload.message()), (Hold::Held(taken as u32), taken));
                         open.push(request);

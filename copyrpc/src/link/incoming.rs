@@ -3,7 +3,7 @@
 use super::held::HeldRequest;
 use super::rx::Received;
 use super::watch::Verdict;
-use super::{Event, Hold, Link, Message, Request};
+use super::{Event, Held, Hold, Link, Message, Request};
 use crate::error::{CallFailure, CloseReason, ProtocolError};
 use crate::ring::Payload;
 use crate::wire::{ALIGNMENT, CallId, FLOW_METADATA_SIZE, FlowWords, Header, PublishedRecord, RESPONSE_FLAG, Status, response_capacity};
@@ -272,13 +272,13 @@ impl<U> Link<U> {
     /// Takes the next request that arrived, in the order of the calls. There are as many as [`Event::Requests`] said, and none once the
     /// mark is posted (G5).
     #[inline]
-    pub(crate) fn take_request(&mut self) -> Option<Request> {
+    pub(crate) fn take_request(&mut self) -> Option<Held> {
         if self.has_marked() { None } else { self.take_any_request() }
     }
 
     #[inline]
-    pub(super) fn take_any_request(&mut self) -> Option<Request> {
-        self.rx.requests.take()
+    pub(super) fn take_any_request(&mut self) -> Option<Held> {
+        self.rx.requests.take().map(Held::WithBytes)
     }
 
     /// Takes a response. Returns `None` if it matches no waiting call.

@@ -76,7 +76,32 @@ enum Hold {
     WithoutBytes,
 }
 
+/// The name of a request that the application holds: the part of a [`Request`] that the link does not keep. Small, because applications keep many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// Its number among the held requests, modulo 2^32.
+    WithBytes(u32),
+    WithoutBytes {
+        internal_allowance: u32,
+        call_id: u32,
+    },
+    /// It names no request.
+    Answered,
+}
+
 impl Request {
+    /// A request that allows no reply.
+    const NONE: Self = Self { hold: Hold::WithoutBytes, payload: Payload::EMPTY, internal_allowance: 0, call_id: 0 };
+
+    /// Returns the name of a request that is held.
+    pub(crate) const fn name(&self) -> Held {
+        let Self { hold, internal_allowance, call_id, .. } = *self;
+        match hold {
+            Hold::Held(number) => Held::WithBytes(number),
+            Hold::InPlace | Hold::WithoutBytes => Held::WithoutBytes { internal_allowance, call_id },
+        }
+    }
+
     /// Returns the place of its payload in the receive ring; intact until the request is answered.
     #[must_use]
     pub(crate) const fn payload(&self) -> Payload {
@@ -352,6 +377,16 @@ impl<U> Link<U> {
     /// Returns whether the application has requests that it has not answered, and whose bytes it did not release.
     pub(crate) const fn has_taken_bytes(&self) -> bool {
         self.rx.requests.has_taken_bytes()
+    }
+
+    /// Returns the request of this name.
+    #[inline(always)]
+    pub(crate) fn held(&self, name: Held) -> Request {
+        match name {
+            Held::WithBytes(number) => self.rx.requests.get(number),
+            Held::WithoutBytes { internal_allowance, call_id } => Request { internal_allowance, call_id, ..Request::NONE },
+            Held::Answered => Request::NONE,
+        }
     }
 
     /// Releases the bytes of a request that the application has.

@@ -4,7 +4,7 @@
 use super::calls::NEVER;
 use super::credit::Reservation;
 use super::tx::Place;
-use super::{CallKey, Hold, Link, Request};
+use super::{CallKey, Held, Hold, Link, Request};
 use crate::error::{CallError, CloseReason, ReplyError};
 use crate::stats::Stats;
 use crate::wire::{ALIGNMENT, CallId, METADATA_SPAN, Status, internal_allowance, padded};
@@ -123,7 +123,7 @@ impl<U> Link<U> {
     }
 
     /// Answers a request.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn respond(&mut self, request: &Request, status: Status, payload: &[u8]) -> Result<(), ReplyError<()>> {
         if let Some(reason) = self.closed {
             return Err(ReplyError::Closed(reason));
@@ -141,9 +141,11 @@ impl<U> Link<U> {
         Ok(())
     }
 
-    /// Holds a request that is answered later.
-    pub(crate) fn hold(&mut self, request: &mut Request) {
-        self.rx.requests.hold(request);
+    /// Holds a request that is answered later. Returns its name.
+    #[inline(always)]
+    pub(crate) fn hold(&mut self, request: &Request) -> Held {
+        let Request { hold, payload, internal_allowance, call_id } = *request;
+        if hold == Hold::InPlace { Held::WithBytes(self.rx.requests.hold(payload, internal_allowance, call_id)) } else { request.name() }
     }
 }
 
@@ -168,6 +170,12 @@ impl<U> Link<U> {
     /// [`ReplyError`]; for a payload above [`Request::max_reply`] it returns the request.
     pub(crate) fn reply(&mut self, request: Request, payload: &[u8]) -> Result<(), ReplyError<Request>> {
         self.respond(&request, Status::Ok, payload).map_err(|error| error.map_request(|()| request))
+    }
+
+    /// Takes the next request that arrived.
+    pub(crate) fn next_request(&mut self) -> Option<Request> {
+        let name = self.take_request()?;
+        Some(self.held(name))
     }
 
     /// Returns the same request, whose bytes are released.

@@ -250,7 +250,7 @@ impl Liar {
                 link.on_imm(cqe.imm());
                 while let Some(event) = link.next_event() {
                     if let Event::Requests(count) = event {
-                        held.extend((0..count).filter_map(|_| link.take_request()));
+                        held.extend((0..count).filter_map(|_| link.next_request()));
                     }
                 }
             }

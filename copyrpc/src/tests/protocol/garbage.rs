@@ -291,7 +291,7 @@ impl<'a> Pair<'a> {
         let side = &mut self.sides[index];
         while let Some(event) = side.link.next_event() {
             match event {
-                Event::Requests(count) => side.held.extend((0..count).map_while(|_| side.link.take_request())),
+                Event::Requests(count) => side.held.extend((0..count).map_while(|_| side.link.next_request())),
                 Event::Ended { user_data, outcome } => {
                     assert!(side.open.remove(&user_data), "a call ended that was not outstanding");
                     if let Ok(payload) = outcome {

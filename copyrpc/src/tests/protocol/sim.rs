@@ -230,8 +230,9 @@ impl End {
                 // As a driver: what mostly comes, and what else there is.
                 let event = match self.link.next_message(self.is_receiving) {
                     Message::Reply { user_data, payload, .. } => Event::Ended { user_data, outcome: Ok(payload) },
-                    Message::Request { mut request, .. } => {
-                        self.link.hold(&mut request);
+                    Message::Request { request, .. } => {
+                        let name = self.link.hold(&request);
+                        let request = self.link.held(name);
                         self.inbox.push_back(request);
                         self.received += 1;
                         continue;
@@ -246,7 +247,7 @@ impl End {
                     Event::Requests(count) if self.is_receiving => {
                         // None once this end marked (G5).
                         let before = self.inbox.len();
-                        self.inbox.extend((0..count).map_while(|_| self.link.take_request()));
+                        self.inbox.extend((0..count).map_while(|_| self.link.next_request()));
                         self.received += self.inbox.len() - before;
                     }
                     Event::Requests(_) => {}

@@ -70,7 +70,7 @@ impl Victim {
         let mut ended = Vec::new();
         while let Some(event) = self.link.next_event() {
             match event {
-                Event::Requests(count) => self.inbox.extend((0..count).map(|_| self.link.take_request().unwrap())),
+                Event::Requests(count) => self.inbox.extend((0..count).map(|_| self.link.next_request().unwrap())),
                 Event::Ended { user_data, outcome } => {
                     assert!(ended.len() < 2, "more calls ended than were made");
                     ended.push((user_data, outcome.map(|payload| self.recv_view.bytes(payload).to_vec())));
