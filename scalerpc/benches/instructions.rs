@@ -55,7 +55,7 @@ const fn part(name: &'static str, depth: usize, collect: &'static str, what: &'s
 
 const KINDS: &[Kind] = &[
     kind("scale_rpc", 1784, 1, 1, Work::Calls(1), "scalerpc: a call in PROCESS and its response, both sides, without the software HCA"),
-    kind("scale_rpc_depth8", 1010, 1, 1, Work::Calls(8), "scalerpc: the same, 8 at a time"),
+    kind("scale_rpc_depth8", 1000, 1, 1, Work::Calls(8), "scalerpc: the same, 8 at a time"),
     kind("scale_rpc_of_40", 3468, 40, 40, Work::Calls(1), "scalerpc: as scale_rpc, with 39 clients in PROCESS that do not call"),
     kind("scale_rpc_of_100", 3112, 100, 1, Work::Calls(1), "scalerpc: as scale_rpc, with 99 IDLE clients"),
     kind("scale_client_poll", 137, 1, 1, Work::ClientPolls, "scalerpc: a client's poll that finds nothing"),

@@ -21,7 +21,7 @@ impl<M: Memory> Server<M> {
 
     /// Ends a request, which the caller then drops. The payload must fit into a slot. Returns `false` if the client has left. `clock`
     /// returns the time, in ns, which is needed only if clients are owed an event.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn answer(
         &mut self,
         request: &Request,
