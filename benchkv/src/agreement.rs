@@ -59,8 +59,10 @@ fn settle(exchange: &mut dyn Exchange, mine: &Statement) -> Result<(), Agreement
 /// Returns the reasons not to start: refusals if there are any, else differences.
 fn compare(statements: &[Statement]) -> Vec<String> {
     let refusals = by_value(statements.iter().map(|statement| statement.as_ref().err().map(String::as_str)));
-    if !refusals.is_empty() {
-        return refusals.iter().map(|(refusal, ranks)| format!("{}: {refusal}", rank_list(ranks))).collect();
+    match refusals.as_slice() {
+        [] => {}
+        [(refusal, ranks)] if ranks.len() == statements.len() => return vec![(*refusal).to_owned()],
+        _ => return refusals.iter().map(|(refusal, ranks)| format!("{}: {refusal}", rank_list(ranks))).collect(),
     }
     let facts: Vec<&Facts> = statements.iter().flatten().collect();
     let names: std::collections::BTreeSet<&String> = facts.iter().flat_map(|facts| facts.keys()).collect();

@@ -51,21 +51,20 @@ impl From<Cli> for JobArgs {
 }
 
 impl Cli {
-    /// Parses the command line of this process. An illegal one ends the process with clap's message, and a question for help with the
-    /// answer.
-    #[must_use]
-    pub fn of_process() -> Self {
-        Self::try_of(std::env::args_os()).unwrap_or_else(|error| {
-            let printed = error.print().and_then(|()| std::io::stdout().flush());
-            // A reader that has gone is not a failure.
-            match printed.err().filter(|why| !error.use_stderr() && why.kind() != std::io::ErrorKind::BrokenPipe) {
-                None => std::process::exit(error.exit_code()),
-                Some(why) => {
-                    say(&format!("benchkv: the help cannot be written to standard output: {why}"));
-                    std::process::exit(1)
-                }
-            }
-        })
+    /// Parses the command line of this process. A question for help ends the process with the answer.
+    ///
+    /// # Errors
+    /// clap's message.
+    pub fn of_process() -> Result<Self, clap::Error> {
+        let parsed = Self::try_of(std::env::args_os());
+        let Some(answer) = parsed.as_ref().err().filter(|error| !error.use_stderr()) else { return parsed };
+        let printed = answer.print().and_then(|()| std::io::stdout().flush());
+        // A reader that has gone is not a failure.
+        if let Some(why) = printed.err().filter(|why| why.kind() != std::io::ErrorKind::BrokenPipe) {
+            say(&format!("benchkv: the help cannot be written to standard output: {why}"));
+            std::process::exit(1)
+        }
+        std::process::exit(answer.exit_code())
     }
 
     /// Parses these words.

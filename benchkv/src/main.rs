@@ -82,19 +82,26 @@ fn fail(code: u8, error: &dyn Display) -> ExitCode {
     ExitCode::from(code)
 }
 
+/// Prints what is wrong with a command line.
+fn refuse(error: &clap::Error) -> ExitCode {
+    // A closed standard error does not change the exit status.
+    let _printed = error.print();
+    ExitCode::from(EXIT_OPTIONS)
+}
+
 /// Starts the job of a user, or one of several processes of another launcher.
 fn start() -> ExitCode {
-    let cli = Cli::of_process();
-    match &cli.command {
+    let parsed = Cli::of_process();
+    match parsed.as_ref().ok().and_then(|cli| cli.command.as_ref()) {
         Some(Command::Doctor(args)) => return doctor(args),
         Some(Command::Report(args)) => return report(args),
         Some(Command::Sim(args)) => return simulate(args),
         None => {}
     }
     match foreign_launcher() {
-        None => launch(cli),
+        None => parsed.map_or_else(|error| refuse(&error), launch),
         #[cfg(feature = "mpi")]
-        Some(_) => mpi::run(cli),
+        Some(_) => mpi::run(parsed),
         #[cfg(not(feature = "mpi"))]
         Some(launcher) => {
             let ranks = if let Foreign::Sized { size, .. } = launcher { format!(", with --ranks {size}") } else { String::new() };
@@ -227,10 +234,15 @@ fn sweep(options: &Options) -> Result<(), String> {
 
 /// Runs one rank of any launcher; `library` is that of MPI. Rank 0 prints the common refusal, measures the baselines first, and shows the
 /// result at the end.
-fn rank_process(cli: Cli, exchange: &mut dyn Exchange, library: Option<String>) -> Result<ExitCode, Box<dyn Error>> {
+fn rank_process(
+    parsed: Result<Cli, clap::Error>,
+    exchange: &mut dyn Exchange,
+    library: Option<String>,
+) -> Result<ExitCode, Box<dyn Error>> {
     let rank = exchange.rank();
     let hosts = Hosts::gather(exchange, START_LIMIT)?;
-    let resolved = Options::resolve_on(cli, &hosts, library).map_err(|error| error.to_string());
+    let legal = parsed.map_err(|error| error.to_string().trim_start_matches("error: ").trim_end().to_owned());
+    let resolved = legal.and_then(|cli| Options::resolve_on(cli, &hosts, library).map_err(|error| error.to_string()));
     let options = match agree(exchange, resolved.and_then(|options| prepare(options, rank))) {
         Ok(options) => options,
         Err(AgreementError::Refused(why)) => {

@@ -12,7 +12,7 @@ use launch::role::{Foreign, foreign_launchers};
 use crate::{EXIT_OPTIONS, fail, rank_process};
 
 /// Runs the part of this process.
-pub(crate) fn run(cli: Cli) -> ExitCode {
+pub(crate) fn run(parsed: Result<Cli, clap::Error>) -> ExitCode {
     let mut exchange = match MpiExchange::start() {
         Ok(exchange) => exchange,
         Err(error) => return fail(EXIT_OPTIONS, &error),
@@ -21,7 +21,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         return fail(EXIT_OPTIONS, &why);
     }
     let rank = exchange.rank();
-    match rank_process(cli, &mut exchange, Some(mpi_library())) {
+    match rank_process(parsed, &mut exchange, Some(mpi_library())) {
         Ok(code) => code,
         Err(error) => {
             fail(1, &format!("rank {rank}: {error}"));

@@ -190,25 +190,13 @@ fn refused(jobs: &[(&[Part<'_>], &[&str])]) {
 #[test]
 fn what_cannot_be_run_is_refused_once() {
     refused(&[
-        (&[(2, &["--ranks", "4"])], &["--ranks 4: 2 were started", "mpirun -n 4"]),
+        (&[(2, &["--ranks", "4"])], &["benchkv: --ranks 4: 2 were started", "mpirun -n 4"]),
+        (&[(4, &["--queue-depth", "0"])], &["--queue-depth", "from 1 to 4096"]),
         (&[(2, &["--json", "/nonexistent/result"])], &["benchkv: rank 0: --json: ", "No such file"]),
         (&[(2, &["--shm-dir", "/nonexistent"])], &["benchkv: rank 0: --shm-dir: ", "does not exist"]),
+        // One rank of two differs.
+        (&[(1, &[]), (1, &["--runs", "0"])], &["benchkv: rank 1: invalid value '0' for '--runs", "from 1 to 32"]),
     ]);
-}
-
-/// The parser refuses it, in every rank that has it, before the ranks know of each other.
-#[test]
-fn a_number_out_of_range_is_refused_by_the_ranks_that_have_it() {
-    let _turn = turn();
-    // One rank of two differs.
-    let jobs: [(&[Part<'_>], &str); 2] =
-        [(&[(4, &["--queue-depth", "0"])], "from 1 to 4096"), (&[(1, &[]), (1, &["--runs", "0"])], "from 1 to 32")];
-    for (parts, legal) in jobs {
-        let dirs = Dirs::new();
-        let ended = dirs.end(parts);
-        ended.assert_failed(2, &["error: invalid value '0' for", legal]);
-        dirs.shm.assert_empty();
-    }
 }
 
 #[test]
