@@ -46,7 +46,7 @@ const MAX_VERIFIED_SECONDS: f64 = 600.0;
 /// The options of a job, and the places of its result.
 #[derive(Debug, Clone, PartialEq, Args, Serialize, Deserialize)]
 pub struct JobArgs {
-    /// Path of requests: meta, delegation, sharded, direct
+    /// Route: meta, delegation, sharded, direct
     ///
     /// meta: by ipc to the key's daemon, by flux to the daemon with the connection. delegation: through the ring of daemon 0. sharded: through
     /// the ring of the key's daemon. direct: a connection for each client and remote daemon. rc-send and ucx-am are delegation by that
