@@ -37,6 +37,11 @@ const PROBE: u32 = 8;
 #[derive(Debug)]
 pub struct BudgetController {
     step: Identification,
+    /// Polls after the identification.
+    then: u32,
+    /// Number of rounds from one identification to the next; 0: there is only one.
+    again: u32,
+    since: u32,
     batch: Ewma,
     empty: Ewma,
     round_ns: Ewma,
@@ -88,6 +93,25 @@ pub struct Observed {
 }
 
 impl BudgetController {
+    /// Makes a controller without observations that identifies again each `again` rounds, or once if that is 0.
+    #[must_use]
+    pub fn new(again: u32) -> Self {
+        Self {
+            step: Identification::Unaided { rounds: 0, cqes: 0 },
+            then: PROBE,
+            again,
+            since: 0,
+            batch: Ewma::new(ROUND_ALPHA),
+            empty: Ewma::new(ROUND_ALPHA),
+            round_ns: Ewma::new(ROUND_ALPHA),
+            gains: Gains::new(0.0, 0.0),
+            polls: 0,
+            low: 0,
+            high: 0,
+            hold: 0,
+        }
+    }
+
     /// Returns the number of polls to add while a round finds nothing.
     #[must_use]
     pub const fn polls(&self) -> u32 {
@@ -116,7 +140,7 @@ impl BudgetController {
             Identification::Unaided { cqes, .. } => {
                 // The limit comes from the round trip without added polls.
                 self.gains.max = Gains::max_polls(rtt_ns);
-                self.polls = PROBE;
+                self.polls += PROBE;
                 Identification::Probed { rounds: 0, cqes: 0, unaided: mean(cqes + found) }
             }
             Identification::Probed { rounds, cqes, unaided } if rounds + 1 < IDENTIFY_ROUNDS => {
@@ -125,6 +149,7 @@ impl BudgetController {
             Identification::Probed { cqes, unaided, .. } => {
                 let effect = (mean(cqes + found) - unaided) / f64::from(PROBE);
                 self.gains = Gains { max: self.gains.max, ..Gains::new(effect, rtt_ns) };
+                (self.polls, self.since) = (self.then, 0);
                 Identification::Done
             }
             Identification::Done => Identification::Done,
@@ -136,6 +161,12 @@ impl BudgetController {
         // Checked before the pause after a change: a collapse feeds itself, and would be complete when the pause is over.
         if batch < COLLAPSED_BATCH && empty > COLLAPSED_EMPTY {
             self.raise(2 * self.gains.step_up);
+            return;
+        }
+        self.since = self.since.saturating_add(1);
+        if self.again > 0 && self.since >= self.again {
+            // The current polls stay during both steps: a daemon without them could collapse.
+            (self.step, self.then) = (Identification::Unaided { rounds: 0, cqes: 0 }, self.polls);
             return;
         }
         if self.hold > 0 {
@@ -168,23 +199,6 @@ impl BudgetController {
     }
 }
 
-/// A controller without observations.
-impl Default for BudgetController {
-    fn default() -> Self {
-        Self {
-            step: Identification::Unaided { rounds: 0, cqes: 0 },
-            batch: Ewma::new(ROUND_ALPHA),
-            empty: Ewma::new(ROUND_ALPHA),
-            round_ns: Ewma::new(ROUND_ALPHA),
-            gains: Gains::new(0.0, 0.0),
-            polls: 0,
-            low: 0,
-            high: 0,
-            hold: 0,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,7 +211,7 @@ mod tests {
 
     /// Makes a controller whose two steps had `unaided` and `probed` completions in each round.
     fn identified(unaided: usize, probed: usize) -> BudgetController {
-        let mut controller = BudgetController::default();
+        let mut controller = BudgetController::new(0);
         for (cqes, polls) in [(unaided, 0), (probed, PROBE)] {
             for _ in 0..IDENTIFY_ROUNDS {
                 assert_eq!(controller.polls(), polls);
@@ -232,7 +246,7 @@ mod tests {
 
     #[test]
     fn the_limit_comes_from_the_round_trip_of_the_unaided_daemon() {
-        let mut controller = BudgetController::default();
+        let mut controller = BudgetController::new(0);
         for (rtt_ns, cqes) in [(Some(4_000.0), 1), (Some(40_000.0), 5)] {
             (0..IDENTIFY_ROUNDS).for_each(|_| controller.note(Observed { cqes, round_ns: 1, rtt_ns }));
         }
@@ -318,11 +332,28 @@ mod tests {
 
     #[test]
     fn times_of_nothing_and_beyond_measure_leave_it_within_its_limits() {
-        let mut controller = BudgetController::default();
+        let mut controller = BudgetController::new(0);
         for (at, rtt_ns) in [None, Some(0.0), Some(f64::INFINITY), Some(f64::NAN)].into_iter().cycle().take(4000).enumerate() {
             controller.note(Observed { cqes: at % 3, round_ns: if at % 2 == 0 { 0 } else { u64::MAX }, rtt_ns });
             assert!(controller.polls() <= 64);
         }
         assert!(controller.batch.mean().is_some_and(f64::is_finite));
+    }
+
+    /// The load changes so that a poll brings more: the gains follow, and the budget stays where it was.
+    #[test]
+    fn it_identifies_again_from_where_it_stands() {
+        let mut controller = BudgetController::new(500);
+        let mut rounds = |count: u32, cqes| {
+            (0..count).for_each(|_| controller.note(round(cqes, RTT_NS as u64)));
+            (controller.polls(), controller.gains)
+        };
+        let gains = Gains { step_up: 8, step_down: 16, max: 15 };
+        assert_eq!(rounds(2 * IDENTIFY_ROUNDS, 1), (PROBE, gains));
+        assert_eq!(rounds(500 + IDENTIFY_ROUNDS, 1), (2 * PROBE, gains), "the second step");
+        let gains = Gains { step_up: 1, step_down: 2, max: 15 };
+        assert_eq!(rounds(IDENTIFY_ROUNDS, 33), (PROBE, gains));
+        assert_eq!(rounds(499, 33), (PROBE, gains), "not yet again");
+        assert_eq!(rounds(1 + IDENTIFY_ROUNDS, 33), (2 * PROBE, gains));
     }
 }

@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn the_budget_learns_only_from_rounds_that_wait_for_something() {
-        let mut policy = policy(|options| options.polls.poll_budget = PollChoice::Adaptive);
+        let mut policy = policy(|options| options.polls.poll_budget = PollChoice::Adaptive(0));
         for round in 0..2_000 {
             policy.begin(|| round * 100, 0);
             policy.releases(1, 0, 0);

@@ -20,9 +20,10 @@ const MAX_FIXED_POLLS: u32 = 4096;
 /// The flags of the poll budget.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, Args)]
 pub struct PollArgs {
-    /// Extra polls per round while nothing arrives: 0 to 4096, or adaptive (at most 64). Simulated: neither lifts the low state; 16 gain a
-    /// tenth at most, the controller nothing.
-    #[arg(long, hide_short_help = true, value_name = "N|adaptive", default_value_t)]
+    /// Extra polls per round while nothing arrives: 0 to 4096, or adaptive (at most 72). The controller measures the effect of a
+    /// poll once, or with adaptive:ROUNDS again after so many rounds. Simulated: neither lifts the low state; 16 gain a tenth at most, the
+    /// controller nothing.
+    #[arg(long, hide_short_help = true, value_name = "N|adaptive[:ROUNDS]", default_value_t)]
     #[serde(with = "harness::as_text")]
     #[doc(alias = "adaptive_budget")]
     pub poll_budget: PollChoice,
@@ -33,8 +34,8 @@ pub struct PollArgs {
 pub enum PollChoice {
     /// This number.
     Fixed(u32),
-    /// The number of the controller.
-    Adaptive,
+    /// The number of the controller, which identifies again each so many rounds, or once if that is 0.
+    Adaptive(u32),
 }
 
 impl Default for PollChoice {
@@ -47,7 +48,8 @@ impl fmt::Display for PollChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Fixed(polls) => polls.fmt(f),
-            Self::Adaptive => f.write_str("adaptive"),
+            Self::Adaptive(0) => f.write_str("adaptive"),
+            Self::Adaptive(again) => write!(f, "adaptive:{again}"),
         }
     }
 }
@@ -56,11 +58,12 @@ impl FromStr for PollChoice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let number = |text: &str| text.parse().ok().filter(|polls| *polls <= MAX_FIXED_POLLS).map(Self::Fixed);
-        match text {
-            "adaptive" => Ok(Self::Adaptive),
-            count => number(count).ok_or_else(|| "use a number of polls from 0 to 4096, or adaptive".to_owned()),
-        }
+        let parsed = match text.strip_prefix("adaptive") {
+            Some("") => Some(Self::Adaptive(0)),
+            Some(again) => again.strip_prefix(':').and_then(|rounds| rounds.parse().ok()).filter(|rounds| *rounds > 0).map(Self::Adaptive),
+            None => text.parse().ok().filter(|polls| *polls <= MAX_FIXED_POLLS).map(Self::Fixed),
+        };
+        parsed.ok_or_else(|| "use a number of polls from 0 to 4096, adaptive, or adaptive:ROUNDS with 1 to 4294967295".to_owned())
     }
 }
 
@@ -75,7 +78,7 @@ impl Asked for PollArgs {
 
     fn rule(&self, _ranks: usize) -> Option<Box<dyn Rule>> {
         let budget = match self.poll_budget {
-            PollChoice::Adaptive => Budget::Adaptive(BudgetController::default()),
+            PollChoice::Adaptive(again) => Budget::Adaptive(BudgetController::new(again)),
             PollChoice::Fixed(polls) => Budget::Fixed(polls),
         };
         Some(Box::new(ExtraPolls { budget, last_ns: None, added: 0, peak: 0 }))

@@ -35,7 +35,7 @@ fn ranges_end_where_they_say() {
         ("hold", ["rtt:0.1", "rtt:100"], ["rtt:0", "rtt:NaN"], "0.1 to 100"),
         ("coalesce-rtt-us", ["0.1", "1000000"], ["0", "1000001"], "0.1 to 1000000"),
         ("initial-stagger-us", ["0.1", "1000000"], ["inf", "1000001"], "0.1 to 1000000"),
-        ("poll-budget", ["0", "4096"], ["4097", "5000"], "0 to 4096"),
+        ("poll-budget", ["0", "4096"], ["4097", "adaptive:0"], "0 to 4096"),
         ("flush-every", ["1", "4096"], ["0", "4097"], "1 to 4096"),
         ("ipc-skip-idle", ["0", "4096"], ["4097", "5000"], "0 to 4096"),
         ("batch-window", ["completion:1", "consumption:256"], ["completion:0", "consumption:257"], "1 to 256"),

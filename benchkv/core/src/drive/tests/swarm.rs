@@ -110,7 +110,7 @@ fn policies(rng: &mut Rng, topology: &Topology) -> PolicyOptions {
             (false, hold_us) => us(rng).map(|us| HoldChoice::Rtt(us / 10.0)).or(hold_us.map(HoldChoice::Fixed)).unwrap_or_default(),
         };
         policies.coalesce.coalesce_rtt_us = us(rng);
-        policies.polls.poll_budget = if rng.bool() { PollChoice::Adaptive } else { PollChoice::Fixed(rng.u32(0..20)) };
+        policies.polls.poll_budget = if rng.bool() { PollChoice::Adaptive(0) } else { PollChoice::Fixed(rng.u32(0..20)) };
         policies.flush.flush_every = rng.u32(1..6);
         policies.stagger.initial_stagger_us = us(rng);
     }
