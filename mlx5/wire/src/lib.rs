@@ -1,8 +1,10 @@
 //! The device's byte formats, pure: no queue, no pointer, no `unsafe`.
 //!
-//! One file per format. Every format is a plain struct with `LEN`, `emit(&self) -> [u8; LEN]` and `parse(&[u8; LEN]) -> Self`; reserved
-//! bytes are emitted as zero. Control and data segments are read in words, [`CtrlWords`] and [`DataWords`], whose fields are decoded one by one. The driver emits WQEs and parses CQEs, the software HCA does the reverse, and both use these definitions. The
-//! golden bytes in the tests have other sources (`infiniband/mlx5dv.h`, and the bytes that NVIDIA's libmlx5 was seen to write).
+//! One file per format, those of packets in [`roce`]. Every format is a plain struct with `LEN`, `emit(&self) -> [u8; LEN]` and
+//! `parse(&[u8; LEN]) -> Self`; reserved bytes are emitted as zero. Control and data segments are read in words, [`CtrlWords`] and
+//! [`DataWords`], whose fields are decoded one by one. The driver emits WQEs and parses CQEs, the software HCA does the reverse, and both use
+//! these definitions. The golden bytes in the tests have other sources (`infiniband/mlx5dv.h`, and the bytes that NVIDIA's libmlx5 was seen to
+//! write).
 //!
 //! All fields are big-endian. "PRM" is NVIDIA's *Adapters Programmer's Reference Manual*.
 //!
@@ -28,6 +30,7 @@ mod event;
 mod limits;
 mod mini_cqe;
 mod raddr;
+pub mod roce;
 mod srq;
 
 pub use atomic::AtomicSegment;

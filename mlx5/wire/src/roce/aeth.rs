@@ -1,0 +1,94 @@
+//! ACK extended transport header, 4 bytes: syndrome at 0, 24-bit message sequence number (MSN) at 1.
+
+use crate::be32;
+
+/// Credit count of a receiver that does not count credits (a responder with an SRQ, or of software).
+const NO_CREDITS: u8 = 31;
+
+/// ACK extended transport header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aeth {
+    /// The answer.
+    pub syndrome: Syndrome,
+    /// Number of messages that the responder has completed, modulo 2^24.
+    pub msn: u32,
+}
+
+/// The answer of a responder: the upper 3 bits of the byte are its kind, the lower 5 its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Syndrome {
+    /// Everything up to the PSN has arrived.
+    Ack {
+        /// Code of the number of messages for which there are receives; 31: not counted.
+        credits: u8,
+    },
+    /// There is no receive for the message with the PSN: it is sent again after a time.
+    RnrNak {
+        /// Code of the time, 0 to 31 ([`rnr_timer_ns`](crate::rnr_timer_ns)).
+        timer: u8,
+    },
+    /// The request with the PSN is refused.
+    Nak(Nak),
+    /// A byte that is reserved.
+    Reserved(u8),
+}
+
+/// Why a request is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Nak {
+    /// Packets before it are missing: the requester goes back to the PSN.
+    Sequence = 0,
+    /// The responder cannot execute it, for example as its message is longer than the receive.
+    InvalidRequest = 1,
+    /// The rkey is wrong, or does not permit the access.
+    RemoteAccess = 2,
+    /// The responder failed.
+    RemoteOperational = 3,
+}
+
+impl Syndrome {
+    const fn to_byte(self) -> u8 {
+        match self {
+            Self::Ack { credits } => credits & 31,
+            Self::RnrNak { timer } => 1 << 5 | timer & 31,
+            Self::Nak(nak) => 3 << 5 | nak as u8,
+            Self::Reserved(byte) => byte,
+        }
+    }
+
+    const fn from_byte(byte: u8) -> Self {
+        match (byte >> 5, byte & 31) {
+            (0, credits) => Self::Ack { credits },
+            (1, timer) => Self::RnrNak { timer },
+            (3, 0) => Self::Nak(Nak::Sequence),
+            (3, 1) => Self::Nak(Nak::InvalidRequest),
+            (3, 2) => Self::Nak(Nak::RemoteAccess),
+            (3, 3) => Self::Nak(Nak::RemoteOperational),
+            _ => Self::Reserved(byte),
+        }
+    }
+}
+
+impl Aeth {
+    /// Bytes of the header.
+    pub const LEN: usize = 4;
+
+    /// Makes an ACK without a credit count.
+    #[must_use]
+    pub const fn ack(msn: u32) -> Self {
+        Self { syndrome: Syndrome::Ack { credits: NO_CREDITS }, msn }
+    }
+
+    /// Encodes the header.
+    #[must_use]
+    pub const fn emit(&self) -> [u8; Self::LEN] {
+        ((self.syndrome.to_byte() as u32) << 24 | self.msn & 0xff_ffff).to_be_bytes()
+    }
+
+    /// Decodes the header; any bytes are accepted.
+    #[must_use]
+    pub fn parse(b: &[u8; Self::LEN]) -> Self {
+        Self { syndrome: Syndrome::from_byte(b[0]), msn: be32(b, 0) & 0xff_ffff }
+    }
+}

@@ -1,0 +1,156 @@
+//! Invariant CRC: a CRC-32 (the one of Ethernet), least significant byte first, of everything in a packet that routers do not change
+//! (InfiniBand Architecture Specification, annex A17, "ICRC").
+//!
+//! It covers 8 bytes of ones, the IP header, the UDP header, and the packet. In the IP header, type of service, time to live and header
+//! checksum (IPv6: traffic class, flow label and hop limit) count as ones, in the UDP header the checksum, and in the BTH the byte of FECN.
+
+use crc32fast::Hasher;
+
+use super::UDP_PORT;
+use crate::bytes;
+
+/// Bytes of the ICRC.
+pub const ICRC_BYTES: usize = 4;
+const IPV4_BYTES: usize = 20;
+const IPV6_BYTES: usize = 40;
+const UDP_BYTES: usize = 8;
+/// Protocol number of UDP.
+const UDP: u8 = 17;
+/// Offset of FECN, BECN and reserved bits in the BTH.
+const CONGESTION: usize = 4;
+/// Offset behind the identification in the IPv4 header.
+const IDENTIFICATION_END: usize = 6;
+/// The polynomial, reflected.
+const POLYNOMIAL: u32 = 0xedb8_8320;
+
+/// The addresses of a packet, of which the ICRC is a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// Over IPv4 without options, with the bit "do not fragment".
+    V4 {
+        /// Address of the sender.
+        source: [u8; 4],
+        /// Address of the receiver.
+        destination: [u8; 4],
+        /// UDP port of the sender.
+        source_port: u16,
+        /// Identification. Linux sends 0 from a socket that is not connected and has `IP_PMTUDISC_DO`.
+        identification: u16,
+    },
+    /// Over IPv6 without extension headers.
+    V6 {
+        /// Address of the sender.
+        source: [u8; 16],
+        /// Address of the receiver.
+        destination: [u8; 16],
+        /// UDP port of the sender.
+        source_port: u16,
+    },
+}
+
+impl Flow {
+    /// Returns the ICRC of a packet: its headers, from the BTH on, and its payload with pad bytes. The two may be divided anywhere behind
+    /// the BTH.
+    #[must_use]
+    pub fn icrc(&self, headers: &[u8], payload: &[u8]) -> [u8; ICRC_BYTES] {
+        let udp_len = (UDP_BYTES + headers.len() + payload.len() + ICRC_BYTES) as u16;
+        let mut crc = Hasher::new();
+        crc.update(&[0xff; 8]);
+        let source_port = match *self {
+            Self::V4 { source, destination, source_port, identification } => {
+                let mut ip = [0xff; IPV4_BYTES];
+                ip[0] = 0x45;
+                ip[2..4].copy_from_slice(&(IPV4_BYTES as u16 + udp_len).to_be_bytes());
+                ip[4..6].copy_from_slice(&identification.to_be_bytes());
+                ip[6..8].copy_from_slice(&0x4000_u16.to_be_bytes());
+                ip[9] = UDP;
+                ip[12..16].copy_from_slice(&source);
+                ip[16..20].copy_from_slice(&destination);
+                crc.update(&ip);
+                source_port
+            }
+            Self::V6 { source, destination, source_port } => {
+                let mut ip = [0xff; IPV6_BYTES];
+                ip[0] = 0x6f;
+                ip[4..6].copy_from_slice(&udp_len.to_be_bytes());
+                ip[6] = UDP;
+                ip[8..24].copy_from_slice(&source);
+                ip[24..40].copy_from_slice(&destination);
+                crc.update(&ip);
+                source_port
+            }
+        };
+        let mut udp = [0xff; UDP_BYTES];
+        udp[0..2].copy_from_slice(&source_port.to_be_bytes());
+        udp[2..4].copy_from_slice(&UDP_PORT.to_be_bytes());
+        udp[4..6].copy_from_slice(&udp_len.to_be_bytes());
+        crc.update(&udp);
+        let (before, after) = headers.split_at(CONGESTION.min(headers.len()));
+        crc.update(before);
+        if let Some((_, rest)) = after.split_first() {
+            crc.update(&[0xff]);
+            crc.update(rest);
+        }
+        crc.update(payload);
+        crc.finalize().to_le_bytes()
+    }
+
+    /// Checks the ICRC of a received UDP payload. Returns the IPv4 identification with which the ICRC is right (0 over IPv6), or `None` if
+    /// it is wrong.
+    ///
+    /// A receiver on a socket does not learn the identification. A CRC is linear, so a wrong identification changes the ICRC by a value from
+    /// which the right one follows, and 16 of the 32 bits still check the rest: a damaged packet passes with probability 2^-16. A sender
+    /// that is known to send `identification` should be checked for this value first.
+    #[must_use]
+    pub fn check(&self, packet: &[u8]) -> Option<u16> {
+        let covered = packet.len().checked_sub(ICRC_BYTES)?;
+        let difference = u32::from_le_bytes(self.icrc(&packet[..covered], &[])) ^ u32::from_le_bytes(bytes(packet, covered));
+        match *self {
+            Self::V4 { identification, .. } => {
+                let behind = IPV4_BYTES - IDENTIFICATION_END + UDP_BYTES + covered;
+                // The register before the bytes of the identification is the change of these bytes, if the rest is right.
+                let change = divided(difference, behind + size_of::<u16>());
+                let change = u16::try_from(change).ok()?;
+                Some(identification ^ change.swap_bytes())
+            }
+            Self::V6 { .. } => (difference == 0).then_some(0),
+        }
+    }
+}
+
+/// Returns the CRC register before `bytes` zero bytes that made it `register`: the quotient by x^(8 * bytes).
+fn divided(register: u32, bytes: usize) -> u32 {
+    let (mut quotient, mut power, mut left) = (register, UNSHIFT_BYTE, bytes);
+    while left > 0 {
+        if left & 1 != 0 {
+            quotient = product(quotient, power);
+        }
+        power = product(power, power);
+        left >>= 1;
+    }
+    quotient
+}
+
+/// x^-8, reflected: bit 31 is the coefficient of x^0.
+const UNSHIFT_BYTE: u32 = {
+    // The register 1 (x^0), with one byte of zeros taken back.
+    let (mut register, mut bit) = (1_u32 << 31, 0);
+    while bit < 8 {
+        register = if register & 1 << 31 != 0 { (register ^ POLYNOMIAL) << 1 | 1 } else { register << 1 };
+        bit += 1;
+    }
+    register
+};
+
+/// Returns the product of two polynomials modulo that of the CRC, all reflected.
+const fn product(a: u32, b: u32) -> u32 {
+    let (mut sum, mut shifted, mut bit) = (0, b, 32);
+    while bit > 0 {
+        bit -= 1;
+        if a & 1 << bit != 0 {
+            sum ^= shifted;
+        }
+        shifted = if shifted & 1 != 0 { shifted >> 1 ^ POLYNOMIAL } else { shifted >> 1 };
+    }
+    sum
+}
