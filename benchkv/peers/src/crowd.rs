@@ -12,7 +12,7 @@ use harness::clock::Clock;
 use launch::exchange::Exchange;
 
 use crate::Job;
-use crate::measures::{CHECKED, DEPTH, MEET_LIMIT, Names, meet};
+use crate::meeting::{CHECKED, DEPTH, MEET_LIMIT, Names, meet};
 use crate::ours::{DelegationClient, DelegationServer, IpcClient, IpcServer};
 use crate::result::Crowds;
 

@@ -1,11 +1,12 @@
 //! `shm-peers`: ipc, delegationrpc and flux beside their rivals, in turn in one run on one pair of cores. `scripts/peers shm` runs it.
 //!
-//! In the order a run uses the files: [`measures`] (the rounds: the measurements, their order, and their process), [`crowd`] (ipc beside
-//! delegationrpc with several clients), [`ours`] and [`rivals`] (the ends under the one load, `bench::load`), [`result`] (tables and
-//! document).
+//! In the order a run uses the files: [`meeting`] (the terms of both ranks), [`measures`] (the rounds: the measurements, their order, and
+//! their process), [`crowd`] (ipc beside delegationrpc with several clients), [`ours`] and [`rivals`] (the ends under the one load,
+//! `bench::load`), [`result`] (tables and document).
 
 mod crowd;
 mod measures;
+mod meeting;
 mod ours;
 mod result;
 mod rivals;

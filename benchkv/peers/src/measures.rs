@@ -6,13 +6,13 @@ use bench::load::{Answerer, Caller, Failure, Load, Payload, Rate, Wait, between_
 use flux::Config;
 use harness::affinity::pin_current_thread;
 use harness::clock::Clock;
-use ipc::Dir;
 use launch::echo::Echo;
 use launch::exchange::Exchange;
 use launch::pingpong::PingPong;
 
 use crate::Job;
 use crate::crowd;
+use crate::meeting::{CHECKED, DEPTH, Names, meet};
 use crate::ours::flux::Network;
 use crate::ours::{DelegationClient, DelegationServer, IpcClient, IpcServer};
 use crate::result::{Comparison, Figures};
@@ -20,18 +20,12 @@ use crate::rivals::array_queue::{QueueAnswerer, QueueCaller, Queues};
 use crate::rivals::iceoryx::{IceoryxClient, IceoryxServer};
 use crate::rivals::{channel, rings};
 
-/// Maximum unanswered calls of a client of ipc and delegationrpc, and their number while it streams.
-pub(crate) const DEPTH: u32 = 32;
 /// Unanswered calls of the streaming node of flux.
 const FLUX_DEPTH: u32 = 64;
 /// The smallest lanes of flux that carry [`FLUX_DEPTH`].
 const FLUX: Config = Config { capacity: 256, in_flight: FLUX_DEPTH as usize };
 /// Number of clients of the server with many.
 const MANY: usize = 1024;
-/// Number of calls that are verified before a measurement.
-pub(crate) const CHECKED: u64 = 10_000;
-/// Maximum time that the ranks wait for each other.
-pub(crate) const MEET_LIMIT: Duration = Duration::from_secs(60);
 
 /// The answering ends of rank 1.
 #[derive(Debug, Clone, Copy)]
@@ -52,30 +46,6 @@ const ROUND: [(Ends, u32, &str); 5] = [
     (Ends::Alone, 1, "ipc_1_of_1"),
     (Ends::Among, 1, "ipc_1_of_1024"),
 ];
-
-pub(crate) fn meet(exchange: &mut dyn Exchange) -> Result<(), Failure> {
-    Ok(exchange.barrier(MEET_LIMIT, &|| false)?)
-}
-
-/// Names of this run, which contain rank 1's process.
-pub(crate) struct Names {
-    pub(crate) dir: Dir,
-    run: String,
-}
-
-impl Names {
-    fn agree(exchange: &mut dyn Exchange) -> Result<Self, Failure> {
-        let parts = exchange.all_gather(std::process::id().to_string().as_bytes(), MEET_LIMIT, &|| false)?;
-        let run = parts.get(1).map(|part| String::from_utf8_lossy(part).into_owned()).unwrap_or_default();
-        let dir = Dir::open(None)?;
-        dir.sweep()?;
-        Ok(Self { dir, run })
-    }
-
-    pub(crate) fn of(&self, what: &str) -> String {
-        format!("peers-{}-{what}", self.run)
-    }
-}
 
 /// Answers, in rank 1.
 pub(crate) fn answer(job: &Job, exchange: &mut dyn Exchange) -> Result<(), Failure> {
