@@ -33,7 +33,7 @@ mod table;
 pub use open_loop::OpenLoop;
 pub use read::ReadError;
 pub use reduce::{Conditions, Course, RankReport, ReduceError};
-pub use rows::{Cell, Value, csv, rows};
+pub use rows::csv;
 
 /// The value of [`JobResult::schema`].
 pub const SCHEMA: &str = "benchkv-result";

@@ -9,29 +9,12 @@ use engine::client::Counts;
 
 use super::{JobResult, Measured, OpenLoop, RankResult, RunResult};
 
-/// A cell of a row.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Cell {
-    /// Name of the column, with the unit: the same in all rows.
-    pub column: Cow<'static, str>,
-    /// The value.
-    pub value: Value,
-}
-
-/// A value of the column's type. A row may have none, which is not zero.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Value {
-    /// A word or a text.
-    Text(Option<String>),
-    /// A whole number.
-    Count(Option<u64>),
-    /// Any other number.
-    Number(Option<f64>),
-}
+/// A cell of a row: the name of its column, with the unit, which is the same in all rows; and the value. A row may have none, which is
+/// not zero.
+type Cell = (Cow<'static, str>, Option<String>);
 
 /// Returns the rows of a job: the job, its runs, its ranks. All have the same columns; each counter is one.
-#[must_use]
-pub fn rows(job: &JobResult) -> Vec<Vec<Cell>> {
+fn rows(job: &JobResult) -> Vec<Vec<Cell>> {
     let of = |scope, measured| Row { job, scope, measured, whole: None, run: None, rank: None, cells: Vec::new() };
     let whole = Row { whole: Some(job), ..of("job", &job.measured) };
     let runs = (0..).zip(&job.runs).map(|(number, run)| Row { run: Some((number, run)), ..of("run", &run.measured) });
@@ -53,9 +36,9 @@ struct Row<'a> {
 
 impl Row<'_> {
     fn cells(mut self) -> Vec<Cell> {
-        self.text("scope", self.scope.to_owned());
-        self.count("run", self.run.map(|(number, _)| number));
-        self.count("rank", self.rank.map(|rank| rank.rank as u64));
+        self.put("scope", self.scope);
+        self.put_any("run", self.run.map(|(number, _)| number));
+        self.put_any("rank", self.rank.map(|rank| rank.rank));
         self.options();
         self.course();
         self.measurements();
@@ -64,73 +47,70 @@ impl Row<'_> {
         self.cells
     }
 
-    fn text(&mut self, column: impl Into<Cow<'static, str>>, text: impl Into<Option<String>>) {
-        self.cells.push(Cell { column: column.into(), value: Value::Text(text.into()) });
+    fn put(&mut self, column: impl Into<Cow<'static, str>>, value: impl ToString) {
+        self.put_any(column, Some(value));
     }
 
-    fn count(&mut self, column: impl Into<Cow<'static, str>>, count: impl Into<Option<u64>>) {
-        self.cells.push(Cell { column: column.into(), value: Value::Count(count.into()) });
-    }
-
-    fn number(&mut self, column: impl Into<Cow<'static, str>>, number: impl Into<Option<f64>>) {
-        self.cells.push(Cell { column: column.into(), value: Value::Number(number.into()) });
+    /// Puts a value that this row may not have.
+    fn put_any(&mut self, column: impl Into<Cow<'static, str>>, value: Option<impl ToString>) {
+        self.cells.push((column.into(), value.map(|value| value.to_string())));
     }
 
     fn options(&mut self) {
         let (job, options, workload) = (self.job, &self.job.options, &self.job.options.workload);
-        self.text("backend", job.backend.to_string());
-        self.text("carrier", job.carrier.to_string());
-        self.text("device", job.device.clone());
-        self.count("ranks", job.ranks as u64);
-        self.count("server_threads", job.server_threads as u64);
-        self.count("client_threads", job.client_threads as u64);
-        self.count("queue_depth", job.queue_depth as u64);
-        self.count("seed", job.seed);
-        self.number("duration_s", options.duration);
-        self.number("warmup_s", options.warmup);
-        self.count("key_range", workload.key_range);
-        self.count("value_size", workload.value_bytes as u64);
-        self.text("empty", workload.empty.to_string());
-        self.number("read_ratio", workload.read_ratio);
-        self.number("remote_ratio", workload.remote_ratio);
-        self.text("distribution", workload.distribution.to_string());
-        self.count("ring_bytes", job.sizes.ring_bytes);
-        self.text("verify", workload.verify.to_string());
-        self.text("wait", options.wait.to_string());
-        self.text("policies", options.policies.to_string());
-        self.text("options_json", serde_json::to_string(options).unwrap_or_default());
-        self.text("hosts", job.launcher.hosts.join(" "));
-        self.count("threads", job.placement.threads as u64);
-        self.count("usable_cores", job.placement.usable_cores.len() as u64);
-        self.text("cpu_model", job.environment.cpu_model.clone());
-        self.text("kernel", job.environment.kernel.clone());
-        self.text("git_commit", job.environment.git_commit.clone());
-        self.text("build_profile", job.environment.build_profile.clone());
+        self.put("backend", job.backend);
+        self.put("carrier", job.carrier);
+        self.put("device", &job.device);
+        self.put("ranks", job.ranks);
+        self.put("server_threads", job.server_threads);
+        self.put("client_threads", job.client_threads);
+        self.put("queue_depth", job.queue_depth);
+        self.put("seed", job.seed);
+        self.put("duration_s", options.duration);
+        self.put("warmup_s", options.warmup);
+        self.put("key_range", workload.key_range);
+        self.put("value_size", workload.value_bytes);
+        self.put("empty", workload.empty);
+        self.put("read_ratio", workload.read_ratio);
+        self.put("remote_ratio", workload.remote_ratio);
+        self.put("distribution", workload.distribution);
+        self.put("ring_bytes", job.sizes.ring_bytes);
+        self.put("verify", workload.verify);
+        self.put("wait", options.wait);
+        self.put("policies", &options.policies);
+        self.put("options_json", serde_json::to_string(options).unwrap_or_default());
+        self.put("hosts", job.launcher.hosts.join(" "));
+        self.put("threads", job.placement.threads);
+        self.put("usable_cores", job.placement.usable_cores.len());
+        self.put("cpu_model", &job.environment.cpu_model);
+        self.put("kernel", &job.environment.kernel);
+        self.put("git_commit", &job.environment.git_commit);
+        self.put("build_profile", &job.environment.build_profile);
     }
 
     fn course(&mut self) {
         let (job, options) = (self.job, &self.job.options);
         let open_loop: Option<OpenLoop> = self.whole.map(|job| job.open_loop).or(self.run.map(|(_, run)| run.open_loop)).flatten();
-        self.text("interrupted", job.interrupted.to_string());
-        self.number("window_s", self.run.map(|(_, run)| run.duration_s));
-        self.text("label", options.label.clone());
-        self.count("ops", options.ops);
-        self.number("rate_rps", options.pace.rate);
-        self.text("arrivals", options.pace.arrivals.map(|arrivals| arrivals.to_string()));
-        self.number("offered_rps", open_loop.map(|open| open.offered_rps));
-        self.count("due_backlog", open_loop.map(|open| open.backlog));
-        self.text("kept_up", open_loop.map(|open| open.kept_up.to_string()));
-        self.number("issue_delay_ns", open_loop.map(|open| open.issue_delay_ns));
+        self.put("interrupted", job.interrupted);
+        self.put_any("window_s", self.run.map(|(_, run)| run.duration_s));
+        self.put_any("label", options.label.as_ref());
+        self.put_any("ops", options.ops);
+        self.put_any("rate_rps", options.pace.rate);
+        self.put_any("arrivals", options.pace.arrivals);
+        self.put_any("offered_rps", open_loop.map(|open| open.offered_rps));
+        self.put_any("due_backlog", open_loop.map(|open| open.backlog));
+        self.put_any("kept_up", open_loop.map(|open| open.kept_up));
+        self.put_any("issue_delay_ns", open_loop.map(|open| open.issue_delay_ns));
     }
 
     fn measurements(&mut self) {
         let of = self.measured;
-        self.number("total_rps", of.total_rps);
-        self.number("local_rps", of.local_rps);
-        self.number("remote_rps", of.remote_rps);
-        self.count("local_ops", of.local_ops);
-        self.count("remote_ops", of.remote_ops);
-        self.count("not_found_ops", of.not_found_ops);
+        self.put("total_rps", of.total_rps);
+        self.put("local_rps", of.local_rps);
+        self.put("remote_rps", of.remote_rps);
+        self.put("local_ops", of.local_ops);
+        self.put("remote_ops", of.remote_ops);
+        self.put("not_found_ops", of.not_found_ops);
         for (kind, summary) in [
             ("latency", of.latency_ns),
             ("local", of.local_latency_ns),
@@ -140,18 +120,18 @@ impl Row<'_> {
         ] {
             let figures = [("min", summary.min), ("p50", summary.p50), ("p99", summary.p99), ("p999", summary.p999), ("max", summary.max)];
             for (figure, ns) in [("mean", summary.mean)].into_iter().chain(figures.map(|(figure, ns)| (figure, ns as f64))) {
-                self.number(format!("{kind}_{figure}_ns"), (summary.count > 0).then_some(ns));
+                self.put_any(format!("{kind}_{figure}_ns"), (summary.count > 0).then_some(ns));
             }
         }
         for (figure, get) in FIGURES {
-            self.number(*figure, get(&of.activity));
+            self.put(*figure, get(&of.activity));
         }
         for counter in counter_names().filter(|name| *name != "messages") {
             let rate = format!("{counter}_per_s");
-            self.number(rate.clone(), of.activity.per_s.get(&rate));
+            self.put_any(rate.clone(), of.activity.per_s.get(&rate));
         }
-        self.count("outstanding_peak", of.activity.outstanding_peak.outstanding);
-        self.count("backlog_peak", of.activity.backlog_peak);
+        self.put("outstanding_peak", of.activity.outstanding_peak.outstanding);
+        self.put("backlog_peak", of.activity.backlog_peak);
     }
 
     /// Counters of the whole job, drain included. They have no value in a run, except for errors.
@@ -159,24 +139,24 @@ impl Row<'_> {
         let fate = self.whole.map(|job| job.fate).or(self.rank.map(|rank| rank.fate));
         for (counter, get) in Counts::LIST {
             let of_run = self.run.filter(|_| *counter == "errors").map(|(_, run)| run.errors);
-            self.count(*counter, fate.as_ref().map(get).or(of_run));
+            self.put_any(*counter, fate.as_ref().map(get).or(of_run));
         }
     }
 
     fn rest(&mut self) {
         let (whole, rank) = (self.whole, self.rank);
-        self.count("verify_failures", whole.map(|job| job.verify_failures).or(rank.map(|rank| rank.verify_failures)).flatten());
-        self.text("pattern_hash", rank.map(|rank| rank.pattern_hash.clone()));
-        self.count("peak_rss_bytes", rank.and_then(|rank| rank.peak_rss_bytes));
-        self.number("total_rps_std_dev", whole.and_then(|job| job.over_runs.total_rps.std_dev));
-        self.number("total_rps_min", whole.map(|job| job.over_runs.total_rps.min));
-        self.number("total_rps_max", whole.map(|job| job.over_runs.total_rps.max));
-        self.number("cpu_ns_per_op", whole.and_then(|job| job.cpu_ns_per_op));
-        self.number("littles_law_deviation_ratio", whole.map(|job| job.littles_law.deviation));
+        self.put_any("verify_failures", whole.map(|job| job.verify_failures).or(rank.map(|rank| rank.verify_failures)).flatten());
+        self.put_any("pattern_hash", rank.map(|rank| &rank.pattern_hash));
+        self.put_any("peak_rss_bytes", rank.and_then(|rank| rank.peak_rss_bytes));
+        self.put_any("total_rps_std_dev", whole.and_then(|job| job.over_runs.total_rps.std_dev));
+        self.put_any("total_rps_min", whole.map(|job| job.over_runs.total_rps.min));
+        self.put_any("total_rps_max", whole.map(|job| job.over_runs.total_rps.max));
+        self.put_any("cpu_ns_per_op", whole.and_then(|job| job.cpu_ns_per_op));
+        self.put_any("littles_law_deviation_ratio", whole.map(|job| job.littles_law.deviation));
         for counter in ["rnr_nak_retry_err", "out_of_buffer", "local_ack_timeout_err"] {
             // Of all NICs together.
             let ports = whole.and_then(|job| job.hardware_counters.as_ref()).into_iter().flatten();
-            self.count(counter, ports.filter_map(|port| port.counted(counter)).reduce(|sum, more| sum + more));
+            self.put_any(counter, ports.filter_map(|port| port.counted(counter)).reduce(|sum, more| sum + more));
         }
     }
 }
@@ -188,14 +168,9 @@ impl Row<'_> {
 pub fn csv(result: &JobResult) -> Result<Vec<u8>, csv::Error> {
     let mut writer = csv::Writer::from_writer(Vec::new());
     let rows = rows(result);
-    writer.write_record(rows.first().into_iter().flatten().map(|cell| cell.column.as_bytes()))?;
+    writer.write_record(rows.first().into_iter().flatten().map(|(column, _)| column.as_bytes()))?;
     for row in rows {
-        let texts = row.into_iter().map(|cell| match cell.value {
-            Value::Text(text) => text,
-            Value::Count(count) => count.map(|count| count.to_string()),
-            Value::Number(number) => number.map(|number| number.to_string()),
-        });
-        writer.write_record(texts.map(Option::unwrap_or_default))?;
+        writer.write_record(row.into_iter().map(|(_, value)| value.unwrap_or_default()))?;
     }
     writer.into_inner().map_err(|error| error.into_error().into())
 }
@@ -211,7 +186,7 @@ mod tests {
     fn every_column_has_a_name_of_its_own_and_is_documented() {
         let guide = include_str!("../../../docs/benchmarking/reference.md");
         let result = reduced([verdict(0, 50, [9, 8]), verdict(0, 60, [50, 60])]);
-        let names: Vec<String> = rows(&result).remove(0).into_iter().map(|cell| cell.column.into_owned()).collect();
+        let names: Vec<String> = rows(&result).remove(0).into_iter().map(|(column, _)| column.into_owned()).collect();
         assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len(), "{names:?}");
         for name in names {
             assert!(guide.contains(&format!("`{name}`")), "docs/benchmarking/reference.md does not explain the column {name}");
