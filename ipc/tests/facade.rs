@@ -2,9 +2,16 @@
 #![cfg(not(loom))]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says what failed by panicking")]
 
-use ipc::{AskError, CallFailed, Client, ConnectError, Server, SessionEnd};
+use std::sync::mpsc;
+use std::time::Duration;
 
-shm_testing::facade!(Server<u64, u64>, Client<u64, u64, ()>);
+use ipc::{AskError, CallFailed, Client, ConnectError, Server};
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn name(test: &str) -> String {
+    format!("facade-{test}-{}", std::process::id())
+}
 
 #[test]
 fn requests_that_were_received_before_a_step_are_answered_after_it() {

@@ -74,12 +74,11 @@ PARTS = {
         "target/release/mlx5-run -- scripts/hw-qualify --quick --device mlx5_0 -o target/hw-qualify.txt",
     ]),
     "shm-steps": ("ipc and delegationrpc: clients and servers stopped and killed at single instructions and system calls, all of them in 16 rounds", [
-        test(package, "--test", "single_step", *ONE, SHM_TEST_SCALE=20, STEP_SHARE="{round}") for package in ("copyrpc-ipc", "delegationrpc")
+        test("shm-testing", "--test", "rpcs", *ONE, "single_step", SHM_TEST_SCALE=20, STEP_SHARE="{round}"),
     ]),
     "shm-storm": ("ipc and delegationrpc: clients and servers killed and stopped at random, entries used again; flux: nodes dropped at random", [
-        *(test(package, *what, SHM_TEST_SCALE=3)
-          for package in ("copyrpc-ipc", "delegationrpc")
-          for what in (("--test", "storm", *ONE), ("--test", "conformance", "--", "entries_are_reused"))),
+        test("shm-testing", "--test", "rpcs", *ONE, "storm", SHM_TEST_SCALE=3),
+        test("shm-testing", "--test", "rpcs", "--", "entries_are_reused", SHM_TEST_SCALE=3),
         test("copyrpc-flux", "--test", "storm", *ONE, SHM_TEST_SCALE=20),
     ]),
     "copyrpc-core": ("copyrpc's core against its oracle, arbitrary bytes, peers that lie", [

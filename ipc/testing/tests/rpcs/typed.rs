@@ -1,48 +1,76 @@
 //! Servers and clients of values as the suites see them, whatever announces clients.
 
-use std::marker::PhantomData;
 use std::time::Duration;
 
-use ipc::{Announce, CallError, CallToken, Client, ConnectError, CreateError, Dir, JoinError, ReplyError, Server, SessionEnd, Token};
+use delegationrpc::Ring;
+use ipc::{
+    Announce, CallError, CallToken, Client, ConnectError, CreateError, Dir, JoinError, ReadyWords, ReplyError, Server, SessionEnd, Token,
+};
 use shm::region::{self, OpenError, Region};
 
-use crate::conformance::{Outcome, Refused, Rpc};
+use crate::rpc::{Outcome, Refused, Rpc};
 
 /// A payload of more than one word, which shows whether it is whole: a number, and words that follow from it.
-pub type Block = [u64; 7];
+type Block = [u64; 7];
 
 /// The block of a number.
-pub fn seal(number: u64) -> Block {
+fn seal(number: u64) -> Block {
     std::array::from_fn(|i| number.rotate_left(9 * i as u32) ^ i as u64)
 }
 
 /// The number of a block, which must be whole.
-pub fn unseal(block: &Block) -> u64 {
+fn unseal(block: &Block) -> u64 {
     assert_eq!(*block, seal(block[0]), "a torn payload");
     block[0]
 }
 
-/// The announcements of a suite's clients to their server.
-pub trait Sizes {
-    type Announced: Announce;
+/// An RPC of values, by the announcements of its clients to their server.
+pub(crate) trait Typed {
+    type Announced: Announce + 'static;
+
+    const NAME: &str;
 
     /// Words of a server for so many clients with so many calls together.
     fn words(clients: usize, calls: usize) -> usize;
 }
 
+pub(crate) struct Ipc;
+
+impl Typed for Ipc {
+    type Announced = ReadyWords;
+
+    const NAME: &str = "ipc";
+
+    fn words(clients: usize, _: usize) -> usize {
+        ReadyWords::words(clients)
+    }
+}
+
+/// With the smallest ring that is never full, so that it laps often.
+pub(crate) struct Delegation;
+
+impl Typed for Delegation {
+    type Announced = Ring;
+
+    const NAME: &str = "delegation";
+
+    fn words(_: usize, calls: usize) -> usize {
+        calls.next_power_of_two()
+    }
+}
+
 /// Clients of a server whose entries a test looks at, at most.
 const ENTRIES_MAX: usize = 448;
 
-/// The RPC of values with these announcements.
-pub struct Typed<S>(PhantomData<S>);
-
-impl<S: Sizes> Rpc for Typed<S> {
-    type Server = Server<Block, Block, S::Announced>;
-    type Client = Client<Block, Block, u64, S::Announced>;
+impl<T: Typed> Rpc for T {
+    type Server = Server<Block, Block, T::Announced>;
+    type Client = Client<Block, Block, u64, T::Announced>;
     type Held = Token;
 
+    const NAME: &str = <T as Typed>::NAME;
+
     fn try_create(dir: &Dir, clients: usize, depth: usize) -> Option<Self::Server> {
-        match Server::bind_with(dir, "s", S::words(clients, clients * depth), clients, depth, 1) {
+        match Server::bind_with(dir, "s", T::words(clients, clients * depth), clients, depth, 1) {
             Err(CreateError::Region(region::CreateError::Exists { .. } | region::CreateError::Busy { .. })) => None,
             created => Some(created.unwrap()),
         }
@@ -108,7 +136,7 @@ impl<S: Sizes> Rpc for Typed<S> {
     const WAKES: usize = 128;
 
     fn create_refused(dir: &Dir, clients: usize, depth: usize) -> region::CreateError {
-        match Self::Server::bind_with(dir, "s", S::words(clients, clients * depth), clients, depth, 1) {
+        match Self::Server::bind_with(dir, "s", T::words(clients, clients * depth), clients, depth, 1) {
             Err(CreateError::Region(error)) => error,
             other => panic!("{other:?}"),
         }
@@ -122,9 +150,9 @@ impl<S: Sizes> Rpc for Typed<S> {
     }
 
     fn entries(dir: &Dir, calls: usize) -> (Region, usize) {
-        let words = S::words(ENTRIES_MAX, calls);
-        let announced = 128 + S::Announced::bytes(ENTRIES_MAX, words).unwrap();
-        (Region::open(dir, "s", S::Announced::KIND, 128).unwrap(), announced)
+        let words = T::words(ENTRIES_MAX, calls);
+        let announced = 128 + T::Announced::bytes(ENTRIES_MAX, words).unwrap();
+        (Region::open(dir, "s", T::Announced::KIND, 128).unwrap(), announced)
     }
 }
 

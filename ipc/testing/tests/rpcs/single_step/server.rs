@@ -8,16 +8,16 @@ use shm::dir::Dir;
 
 use super::{DEPTH, ENTRIES, Words, orders, points, start};
 use crate::caller::{Caller, answer};
-use crate::conformance::Rpc;
-use crate::helpers::{Scratch, wait_for};
-use crate::tracee::{Tracee, Unit, hello, stepped};
+use crate::rpc::Rpc;
+use shm_testing::helpers::{Scratch, wait_for};
+use shm_testing::tracee::{Tracee, Unit, hello, stepped};
 
 /// The request after which the server serves no more for now. Its low bits are free.
 const LAST: u64 = 1 << 40;
 
 /// The operation that is stepped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verb {
+pub(crate) enum Verb {
     Poll,
     /// A poll after a client left.
     Reap,
@@ -53,7 +53,7 @@ impl Verb {
 }
 
 /// The stepped process.
-pub fn process<R: Rpc>(dir: &Dir) {
+pub(crate) fn process<R: Rpc>(dir: &Dir) {
     let mut server: Option<R::Server> = None;
     let mut held = VecDeque::new();
     let mut executed = HashSet::new();
@@ -240,9 +240,9 @@ fn steps<R: Rpc>(verb: Verb, guests: &mut Guests<R>, stepped: &mut Tracee, scrat
 }
 
 /// Stopped at an instruction while clients go on, and continued.
-pub fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
+pub(crate) fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
-    let mut stepped = start("server", &scratch, unit);
+    let mut stepped = start::<R>("server", &scratch, unit);
     create(&mut stepped);
     let mut guests = Guests::<R>::new(&scratch);
     let mut points = points(steps(verb, &mut guests, &mut stepped, &scratch), unit, verb.is_rare());
@@ -263,9 +263,9 @@ pub fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
 }
 
 /// Killed at an instruction; then a server of that name starts.
-pub fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
+pub(crate) fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
-    let mut stepped = start("server", &scratch, unit);
+    let mut stepped = start::<R>("server", &scratch, unit);
     create(&mut stepped);
     let steps = if verb == Verb::Close {
         stepped.stand("close 0");
@@ -326,9 +326,9 @@ fn create_steps(stepped: &mut Tracee, scratch: &Scratch) -> usize {
 }
 
 /// Killed at an instruction of a start in the place of a dead server.
-pub fn kill_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
+pub(crate) fn kill_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
-    let mut stepped = start("server", &scratch, unit);
+    let mut stepped = start::<R>("server", &scratch, unit);
     let mut points = points(create_steps(&mut stepped, &scratch), unit, true);
     for point in points.by_ref() {
         leave_a_dead_one(&mut stepped, &scratch);
@@ -346,9 +346,9 @@ pub fn kill_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
 }
 
 /// Stopped at an instruction of a start in the place of a dead server, while another one starts: one of them gets the name.
-pub fn stop_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
+pub(crate) fn stop_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
-    let mut stepped = start("server", &scratch, unit);
+    let mut stepped = start::<R>("server", &scratch, unit);
     let mut points = points(create_steps(&mut stepped, &scratch), unit, true);
     let mut won = 0;
     for point in points.by_ref() {
@@ -372,9 +372,9 @@ pub fn stop_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
 }
 
 /// Stopped at an instruction of its end, while clients look and another server starts.
-pub fn stop_close<R: Rpc>(_: Verb, unit: Unit, name: &str) {
+pub(crate) fn stop_close<R: Rpc>(_: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
-    let mut stepped = start("server", &scratch, unit);
+    let mut stepped = start::<R>("server", &scratch, unit);
     create(&mut stepped);
     stepped.stand("close 0");
     let mut points = points(stepped.count(), unit, true);

@@ -6,13 +6,13 @@ use shm::dir::Dir;
 
 use super::{DEPTH, ENTRIES, STEPPED, Words, orders, points, start, words};
 use crate::caller::{Caller, answer};
-use crate::conformance::{Outcome, Rpc};
-use crate::helpers::{Scratch, wait_for};
-use crate::tracee::{Tracee, Unit, hello, stepped};
+use crate::rpc::{Outcome, Rpc};
+use shm_testing::helpers::{Scratch, wait_for};
+use shm_testing::tracee::{Tracee, Unit, hello, stepped};
 
 /// The operation that is stepped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verb {
+pub(crate) enum Verb {
     /// While the server polls the client's lane.
     Call,
     /// While it does not, and sleeps.
@@ -44,7 +44,7 @@ impl Verb {
 }
 
 /// The stepped process.
-pub fn process<R: Rpc>(dir: &Dir) {
+pub(crate) fn process<R: Rpc>(dir: &Dir) {
     let mut connected: Option<R::Client> = None;
     let mut ended: Vec<(u64, Outcome)> = Vec::with_capacity(2 * DEPTH);
     hello("ready");
@@ -300,9 +300,9 @@ impl<R: Rpc> House<R> {
 }
 
 /// Stopped at an instruction while others go on, and continued.
-pub fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
+pub(crate) fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let mut house = House::<R>::new(name);
-    let mut stepped = start("client", &house.scratch, unit);
+    let mut stepped = start::<R>("client", &house.scratch, unit);
     House::<R>::connect(verb, &mut stepped);
     // The first time it does what need not be done again.
     house.steps(verb, &mut stepped, STEPPED);
@@ -330,9 +330,9 @@ pub fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
 }
 
 /// Stopped at an instruction of a poll, while the server answers and then ends: the answer counts.
-pub fn stop_at_the_end<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
+pub(crate) fn stop_at_the_end<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
-    let mut stepped = start("client", &scratch, unit);
+    let mut stepped = start::<R>("client", &scratch, unit);
     let mut round = |point: Option<usize>| {
         let mut server = R::create(&scratch.dir(), ENTRIES, DEPTH);
         stepped.through("connect 0");
@@ -358,9 +358,9 @@ pub fn stop_at_the_end<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
 }
 
 /// Killed at an instruction while others go on.
-pub fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
+pub(crate) fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let mut house = House::<R>::new(name);
-    let mut stepped = start("client", &house.scratch, unit);
+    let mut stepped = start::<R>("client", &house.scratch, unit);
     House::<R>::connect(verb, &mut stepped);
     let steps = house.steps(verb, &mut stepped, STEPPED);
     stepped.replace();

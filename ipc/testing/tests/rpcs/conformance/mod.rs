@@ -1,70 +1,20 @@
-//! Promises of every shared-memory RPC of the workspace, whatever its rings look like: one suite, run by `ipc` and by `delegationrpc`.
-//! A test file implements [`Rpc`] and calls `conformance!` with its type.
+//! Promises of every shared-memory RPC of the workspace, whatever its rings look like.
 
 mod deadlines;
 mod processes;
 mod waiting;
 
 use std::os::fd::AsRawFd;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use calls::Tag as CallToken;
 use calls::{CallFailed, SessionEnd};
-use shm::dir::Dir;
-use shm::region::{self, Region};
-use shm::sleep::Sleeper;
+use shm_testing::helpers::{self, PATIENCE, Scratch, wait_for_some};
 
-use crate::helpers::{self, PATIENCE, Scratch, wait_for_some};
+use crate::rpc::{Outcome, Refused, Rpc};
 
-pub use deadlines::*;
-pub use processes::*;
-pub use waiting::*;
-
-/// Why a call was not made, with what came back: request and user data.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Refused {
-    Full(u64, u64),
-    Ended(u64, u64, SessionEnd),
-}
-
-/// The end of a call, as a client sees it.
-pub type Outcome = Result<u64, CallFailed>;
-
-/// An RPC from `u64` to `u64`, with `u64` as user data.
-pub trait Rpc {
-    type Server: Sleeper;
-    type Client: Send + Sleeper;
-    /// A received request.
-    type Held;
-
-    /// `None` if there is a server already, or somebody is about to remove a dead one.
-    fn try_create(dir: &Dir, clients: usize, depth: usize) -> Option<Self::Server>;
-    fn create(dir: &Dir, clients: usize, depth: usize) -> Self::Server {
-        Self::try_create(dir, clients, depth).expect("there is no server yet")
-    }
-    /// `None` if all entries are taken, or there is no living server.
-    fn connect(dir: &Dir) -> Option<Self::Client>;
-    fn serve_poll(server: &mut Self::Server) -> usize;
-    fn serve_wait(server: &mut Self::Server, timeout: Option<Duration>) -> bool;
-    fn recv(server: &mut Self::Server) -> Option<(Self::Held, u64)>;
-    /// Returns whether the client was still there.
-    fn reply(server: &mut Self::Server, held: Self::Held, response: u64) -> bool;
-    fn reject(server: &mut Self::Server, held: Self::Held);
-    fn call(client: &mut Self::Client, request: u64, user_data: u64) -> Result<CallToken, Refused>;
-    fn call_within(client: &mut Self::Client, request: u64, user_data: u64, timeout: Duration) -> Result<CallToken, Refused>;
-    fn cancel(client: &mut Self::Client, call: CallToken) -> Option<u64>;
-    fn poll(client: &mut Self::Client, f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd>;
-    fn wait(client: &mut Self::Client, timeout: Option<Duration>) -> bool;
-    fn id(client: &Self::Client) -> usize;
-    /// The region of a server for at most 448 clients with so many calls together, and where its entries begin.
-    fn entries(dir: &Dir, calls: usize) -> (Region, usize);
-    /// Where the words begin by which clients tell that server that they call. They reach to the entries.
-    const WAKES: usize;
-    /// Why there is no server `s`.
-    fn create_refused(dir: &Dir, clients: usize, depth: usize) -> region::CreateError;
-    /// Why there is no client of `s`.
-    fn connect_refused(dir: &Dir) -> region::OpenError;
-}
+pub(crate) use deadlines::*;
+pub(crate) use processes::*;
+pub(crate) use waiting::*;
 
 fn pair<R: Rpc>(scratch: &Scratch, clients: usize, depth: usize) -> (R::Server, R::Client) {
     (R::create(&scratch.dir(), clients, depth), connect::<R>(scratch))
@@ -95,7 +45,7 @@ fn ends<R: Rpc>(client: &mut R::Client) -> Vec<(u64, Outcome)> {
     ended
 }
 
-pub fn full_queue_gives_everything_back_and_a_reply_makes_room<R: Rpc>(name: &str) {
+pub(crate) fn full_queue_gives_everything_back_and_a_reply_makes_room<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
     for n in 0..4 {
@@ -113,7 +63,7 @@ pub fn full_queue_gives_everything_back_and_a_reply_makes_room<R: Rpc>(name: &st
     assert!(R::call(&mut client, 5, 5).is_err());
 }
 
-pub fn rejected_request_ends_its_call<R: Rpc>(name: &str) {
+pub(crate) fn rejected_request_ends_its_call<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
     R::call(&mut client, 1, 10).unwrap();
@@ -124,7 +74,7 @@ pub fn rejected_request_ends_its_call<R: Rpc>(name: &str) {
     assert_eq!(ends::<R>(&mut client), [(10, Err(CallFailed::Rejected)), (20, Ok(5))]);
 }
 
-pub fn requests_that_are_dropped_end_their_calls_and_make_room<R: Rpc>(name: &str) {
+pub(crate) fn requests_that_are_dropped_end_their_calls_and_make_room<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
     // More than one lap of both lanes.
@@ -148,7 +98,7 @@ pub fn requests_that_are_dropped_end_their_calls_and_make_room<R: Rpc>(name: &st
     }
 }
 
-pub fn replies_in_any_order_at_full_depth_bring_every_token_back_once<R: Rpc>(name: &str) {
+pub(crate) fn replies_in_any_order_at_full_depth_bring_every_token_back_once<R: Rpc>(name: &str) {
     const CALLS: u64 = 10_000_000;
     let seed = 0x5eed_0002;
     let mut random = fastrand::Rng::with_seed(seed);
@@ -182,7 +132,7 @@ pub fn replies_in_any_order_at_full_depth_bring_every_token_back_once<R: Rpc>(na
     println!("{received} calls answered in any order, 0 lost, 0 repeated");
 }
 
-pub fn calls_of_a_server_that_ends_end_once_after_what_it_answered<R: Rpc>(name: &str) {
+pub(crate) fn calls_of_a_server_that_ends_end_once_after_what_it_answered<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 1, 8);
     for n in 0..5 {
@@ -210,7 +160,7 @@ pub fn calls_of_a_server_that_ends_end_once_after_what_it_answered<R: Rpc>(name:
     assert_eq!(R::call(&mut client, 7, 8), Err(Refused::Ended(7, 8, SessionEnd::PeerGone)));
 }
 
-pub fn late_answer_to_a_former_client_reaches_nobody<R: Rpc>(name: &str) {
+pub(crate) fn late_answer_to_a_former_client_reaches_nobody<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
     R::call(&mut client, 1, 1).unwrap();
@@ -233,7 +183,7 @@ pub fn late_answer_to_a_former_client_reaches_nobody<R: Rpc>(name: &str) {
     assert_eq!(ends::<R>(&mut next), [(4, Ok(40))]);
 }
 
-pub fn answer_that_a_former_client_did_not_take_reaches_nobody<R: Rpc>(name: &str) {
+pub(crate) fn answer_that_a_former_client_did_not_take_reaches_nobody<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
     for n in 0..4 {
@@ -250,7 +200,7 @@ pub fn answer_that_a_former_client_did_not_take_reaches_nobody<R: Rpc>(name: &st
     assert_eq!(take_all::<R>(&mut server).iter().map(|(_, number)| *number).collect::<Vec<_>>(), [10, 11, 12, 13]);
 }
 
-pub fn entries_are_reused_without_end<R: Rpc>(name: &str) {
+pub(crate) fn entries_are_reused_without_end<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let mut server = R::create(&scratch.dir(), 2, 2);
     let cycles = 50_000 * u64::from(helpers::scale()).min(20);
@@ -281,7 +231,7 @@ fn no_descriptors_are_left() {
     assert!(next < 1000, "descriptors are left open");
 }
 
-pub fn servers_come_and_go_under_living_clients<R: Rpc>(name: &str) {
+pub(crate) fn servers_come_and_go_under_living_clients<R: Rpc>(name: &str) {
     const SERVERS: u64 = 3000;
     let scratch = Scratch::new(name);
     // Clients of former servers, some of which never look.
@@ -306,7 +256,7 @@ pub fn servers_come_and_go_under_living_clients<R: Rpc>(name: &str) {
     no_descriptors_are_left();
 }
 
-pub fn threads_lose_and_repeat_nothing<R: Rpc>(name: &str) {
+pub(crate) fn threads_lose_and_repeat_nothing<R: Rpc>(name: &str) {
     const CLIENTS: usize = 4;
     const CALLS: u64 = 30_000;
     let scratch = Scratch::new(name);
@@ -330,7 +280,7 @@ pub fn threads_lose_and_repeat_nothing<R: Rpc>(name: &str) {
     });
 }
 
-pub fn threads_come_and_go_without_disturbing_each_other<R: Rpc>(name: &str) {
+pub(crate) fn threads_come_and_go_without_disturbing_each_other<R: Rpc>(name: &str) {
     const CLIENTS: usize = 4;
     const CYCLES: u64 = 1000;
     let scratch = Scratch::new(name);
@@ -376,50 +326,36 @@ fn call_until_done<R: Rpc>(mut client: R::Client, calls: u64) {
     assert!(returned.iter().all(|&n| n == 1));
 }
 
-/// Makes the suite's tests for an implementation of [`Rpc`].
-#[macro_export]
-macro_rules! conformance {
-    ($rpc:ty, $($test:ident)*) => {
-        $(
-            #[test]
-            fn $test() {
-                $crate::conformance::$test::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-", stringify!($test)));
-            }
-        )*
-    };
-    ($rpc:ty) => {
-        $crate::conformance! {
-            $rpc,
-            helper_process
-            full_queue_gives_everything_back_and_a_reply_makes_room
-            rejected_request_ends_its_call
-            requests_that_are_dropped_end_their_calls_and_make_room
-            replies_in_any_order_at_full_depth_bring_every_token_back_once
-            calls_of_a_server_that_ends_end_once_after_what_it_answered
-            late_answer_to_a_former_client_reaches_nobody
-            answer_that_a_former_client_did_not_take_reaches_nobody
-            entries_are_reused_without_end
-            servers_come_and_go_under_living_clients
-            threads_lose_and_repeat_nothing
-            threads_come_and_go_without_disturbing_each_other
-            calls_of_a_killed_server_end_once_and_its_successor_serves
-            entry_of_a_killed_client_is_free_again
-            stopped_or_killed_client_stalls_nobody
-            calls_without_an_answer_end_in_time_and_late_answers_reach_no_call
-            cancelled_calls_keep_their_places_until_they_are_answered
-            every_call_ends_once_whatever_is_cancelled_and_whatever_comes_too_late
-            sleeping_client_wakes_for_a_deadline
-            wait_ends_with_something_to_poll_for_or_with_its_time
-            sleepers_are_woken_by_every_request_and_every_reply
-            idle_sleepers_hardly_run
-            sleeping_client_learns_of_its_servers_end
-            sleeping_server_frees_the_entry_of_a_killed_client
-            sleeping_server_frees_the_entry_of_a_client_that_leaves
-            flag_that_is_down_over_an_empty_lane_ends_no_wait
-            garbage_in_the_words_of_sleepers_stalls_nobody
-            forked_child_may_drop_a_client
-            forked_child_may_drop_a_server_and_its_requests
-            forked_child_of_a_killed_server_can_be_the_next
-        }
-    };
+suite! {
+    ipc bytes delegation: {
+        full_queue_gives_everything_back_and_a_reply_makes_room
+        rejected_request_ends_its_call
+        requests_that_are_dropped_end_their_calls_and_make_room
+        replies_in_any_order_at_full_depth_bring_every_token_back_once
+        calls_of_a_server_that_ends_end_once_after_what_it_answered
+        late_answer_to_a_former_client_reaches_nobody
+        answer_that_a_former_client_did_not_take_reaches_nobody
+        entries_are_reused_without_end
+        servers_come_and_go_under_living_clients
+        threads_lose_and_repeat_nothing
+        threads_come_and_go_without_disturbing_each_other
+        calls_of_a_killed_server_end_once_and_its_successor_serves
+        entry_of_a_killed_client_is_free_again
+        stopped_or_killed_client_stalls_nobody
+        calls_without_an_answer_end_in_time_and_late_answers_reach_no_call
+        cancelled_calls_keep_their_places_until_they_are_answered
+        every_call_ends_once_whatever_is_cancelled_and_whatever_comes_too_late
+        sleeping_client_wakes_for_a_deadline
+        wait_ends_with_something_to_poll_for_or_with_its_time
+        sleepers_are_woken_by_every_request_and_every_reply
+        idle_sleepers_hardly_run
+        sleeping_client_learns_of_its_servers_end
+        sleeping_server_frees_the_entry_of_a_killed_client
+        sleeping_server_frees_the_entry_of_a_client_that_leaves
+        flag_that_is_down_over_an_empty_lane_ends_no_wait
+        garbage_in_the_words_of_sleepers_stalls_nobody
+        forked_child_may_drop_a_client
+        forked_child_may_drop_a_server_and_its_requests
+        forked_child_of_a_killed_server_can_be_the_next
+    }
 }

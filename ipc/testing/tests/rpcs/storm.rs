@@ -1,8 +1,6 @@
 //! Processes that poll and sleep in turn, killed at random moments, and stopped and continued: clients of a server that lives, and servers
 //! with clients that live. The survivors neither hang nor lose an answer nor get one twice, whatever they give up or do not wait for;
 //! entries can be taken again; the next server starts; nothing is left.
-//!
-//! A test file calls `storm!` with its implementation of [`Rpc`].
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,8 +10,9 @@ use calls::SessionEnd;
 use shm::dir::Dir;
 
 use crate::caller::{Caller, answer};
-use crate::conformance::Rpc;
-use crate::helpers::{self, Helper, PATIENCE, Scratch, is_over, next_word, say, scale, wait_for, wait_for_some};
+use crate::rpc::Rpc;
+use crate::start;
+use shm_testing::helpers::{Helper, PATIENCE, Scratch, is_over, next_word, say, scale, wait_for, wait_for_some};
 
 const DEPTH: usize = 8;
 const CLIENTS: usize = 6;
@@ -29,12 +28,11 @@ const SHELF: usize = 8;
 /// A request's number: which client, and which of its calls.
 const CALL_BITS: u32 = 40;
 
-/// The other side of the tests. Run as a test, without a role, it has nothing to check.
-pub fn helper_process<R: Rpc>() {
-    let Some((role, dir)) = helpers::role() else { return };
-    match role.as_str() {
-        "client" => client::<R>(&dir),
-        "server" => server::<R>(&dir),
+/// The other side of the tests.
+pub(crate) fn helper<R: Rpc>(role: &str, dir: &Dir) {
+    match role {
+        "client" => client::<R>(dir),
+        "server" => server::<R>(dir),
         other => panic!("unknown role {other}"),
     }
 }
@@ -190,21 +188,21 @@ struct Crowd {
 }
 
 impl Crowd {
-    fn new(scratch: &Scratch) -> Self {
+    fn new<R: Rpc>(scratch: &Scratch) -> Self {
         let mut crowd = Self { clients: vec![], next: 0, kills: 0, stops: 0, random: fastrand::Rng::new() };
-        (0..CLIENTS).for_each(|_| crowd.start(scratch));
+        (0..CLIENTS).for_each(|_| crowd.start::<R>(scratch));
         crowd
     }
 
-    fn start(&mut self, scratch: &Scratch) {
-        let mut client = Helper::start("client", scratch);
+    fn start<R: Rpc>(&mut self, scratch: &Scratch) {
+        let mut client = start::<R>("storm: client", scratch);
         client.tell(&self.next.to_string());
         self.clients.push((self.next, client, false));
         self.next += 1;
     }
 
     /// Something happens to one of the clients for which `who` holds.
-    fn strike(&mut self, scratch: &Scratch, who: impl Fn(u64) -> bool) {
+    fn strike<R: Rpc>(&mut self, scratch: &Scratch, who: impl Fn(u64) -> bool) {
         let index = self.random.usize(..self.clients.len());
         let (number, client, is_stopped) = &mut self.clients[index];
         if !who(*number) {
@@ -224,7 +222,7 @@ impl Crowd {
                 client.kill();
                 self.clients.swap_remove(index);
                 self.kills += 1;
-                self.start(scratch);
+                self.start::<R>(scratch);
             }
         }
     }
@@ -249,10 +247,10 @@ impl Crowd {
     }
 }
 
-pub fn clients_killed_at_random_moments_disturb_nobody<R: Rpc>(name: &str) {
+pub(crate) fn clients_killed_at_random_moments_disturb_nobody<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let mut serving = Serving::<R>::new(R::create(&scratch.dir(), ENTRIES, DEPTH));
-    let mut crowd = Crowd::new(&scratch);
+    let mut crowd = Crowd::new::<R>(&scratch);
     let mut random = fastrand::Rng::new();
     let mut progress = Instant::now();
     while crowd.kills < CLIENT_KILLS * scale() {
@@ -262,7 +260,7 @@ pub fn clients_killed_at_random_moments_disturb_nobody<R: Rpc>(name: &str) {
         let kills = crowd.kills;
         // Nearly always one that has called; sometimes one that is starting.
         let any = random.u8(..16) == 0;
-        crowd.strike(&scratch, |client| any || serving.last.contains_key(&client));
+        crowd.strike::<R>(&scratch, |client| any || serving.last.contains_key(&client));
         if crowd.kills > kills {
             progress = Instant::now();
         }
@@ -286,14 +284,14 @@ pub fn clients_killed_at_random_moments_disturb_nobody<R: Rpc>(name: &str) {
     assert!(scratch.names().is_empty());
 }
 
-pub fn servers_killed_at_random_moments_are_replaced<R: Rpc>(name: &str) {
+pub(crate) fn servers_killed_at_random_moments_are_replaced<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
-    let mut crowd = Crowd::new(&scratch);
+    let mut crowd = Crowd::new::<R>(&scratch);
     let mut random = fastrand::Rng::new();
     let kills = SERVER_KILLS * scale();
     let mut ready = 0;
     for _ in 0..kills {
-        let mut server = Helper::start("server", &scratch);
+        let mut server = start::<R>("storm: server", &scratch);
         // Sometimes it is killed while it starts.
         if random.u8(..4) > 0 {
             assert_eq!(server.hear(), "ready");
@@ -301,7 +299,7 @@ pub fn servers_killed_at_random_moments_are_replaced<R: Rpc>(name: &str) {
         }
         for _ in 0..random.u8(..6) {
             std::thread::sleep(Duration::from_micros(random.u64(..5000)));
-            crowd.strike(&scratch, |_| true);
+            crowd.strike::<R>(&scratch, |_| true);
             if random.u8(..4) == 0 {
                 server.signal(libc::SIGSTOP);
                 std::thread::sleep(Duration::from_micros(random.u64(..2000)));
@@ -311,7 +309,7 @@ pub fn servers_killed_at_random_moments_are_replaced<R: Rpc>(name: &str) {
         server.kill();
         assert!(scratch.names().len() <= 1);
     }
-    let mut server = Helper::start("server", &scratch);
+    let mut server = start::<R>("storm: server", &scratch);
     assert_eq!(server.hear(), "ready");
     let (client_kills, stops) = (crowd.kills, crowd.stops);
     let tally = crowd.end(std::thread::yield_now);
@@ -323,27 +321,9 @@ pub fn servers_killed_at_random_moments_are_replaced<R: Rpc>(name: &str) {
     assert!(scratch.names().is_empty());
 }
 
-/// Makes the tests.
-#[macro_export]
-macro_rules! storm {
-    ($rpc:ty) => {
-        #[test]
-        fn helper_process() {
-            $crate::storm::helper_process::<$rpc>();
-        }
-
-        #[test]
-        fn clients_killed_at_random_moments_disturb_nobody() {
-            $crate::helpers::limited(|| {
-                $crate::storm::clients_killed_at_random_moments_disturb_nobody::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-clients"))
-            });
-        }
-
-        #[test]
-        fn servers_killed_at_random_moments_are_replaced() {
-            $crate::helpers::limited(|| {
-                $crate::storm::servers_killed_at_random_moments_are_replaced::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-servers"))
-            });
-        }
-    };
+suite! {
+    ipc delegation: {
+        clients_killed_at_random_moments_disturb_nobody
+        servers_killed_at_random_moments_are_replaced
+    }
 }

@@ -1,5 +1,4 @@
 //! Refusals of every shared-memory RPC of the workspace, and bad input that it survives: invalid files, directories and memory.
-//! A test file implements [`Rpc`] and calls `bad_input!` with its type.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -11,8 +10,9 @@ use shm::dir::Dir;
 use shm::region::{CreateError, OpenError, Region};
 use shm::sync::{AtomicU32, AtomicU64, Ordering};
 
-use crate::conformance::Rpc;
-use crate::helpers::{self, Helper, Scratch, next_word, say, wait_for, wait_for_some};
+use crate::rpc::{Refused, Rpc};
+use crate::start_with;
+use shm_testing::helpers::{Scratch, next_word, say, wait_for, wait_for_some};
 
 /// As many calls as [`Rpc::entries`] knows the place of.
 const CLIENTS: usize = 8;
@@ -28,7 +28,7 @@ fn serve<R: Rpc>(server: &mut R::Server) {
 /// Makes a call; the server answers it, and whatever else comes.
 fn round_trip<R: Rpc>(server: &mut R::Server, client: &mut R::Client, number: u64) -> Result<(), SessionEnd> {
     if let Err(refused) = R::call(client, number, number) {
-        let crate::conformance::Refused::Ended(_, _, end) = refused else { panic!("{refused:?}") };
+        let Refused::Ended(_, _, end) = refused else { panic!("{refused:?}") };
         return Err(end);
     }
     finish::<R>(server, client, number)
@@ -54,7 +54,7 @@ fn word(region: &Region, offset: usize) -> &AtomicU64 {
     unsafe { region.view().at::<AtomicU64>(offset).unwrap().as_ref() }
 }
 
-pub fn files_that_are_no_server_are_refused_and_left_alone<R: Rpc>(name: &str) {
+pub(crate) fn files_that_are_no_server_are_refused_and_left_alone<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let (dir, path) = (scratch.dir(), scratch.path().join("s"));
     let server = R::create(&dir, 2, 4);
@@ -87,7 +87,7 @@ pub fn files_that_are_no_server_are_refused_and_left_alone<R: Rpc>(name: &str) {
     assert_eq!(scratch.names(), ["s"]);
 }
 
-pub fn path_of_a_living_server_is_refused_and_one_client_too_many<R: Rpc>(name: &str) {
+pub(crate) fn path_of_a_living_server_is_refused_and_one_client_too_many<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let dir = scratch.dir();
     let mut server = R::create(&dir, 2, 4);
@@ -102,7 +102,7 @@ pub fn path_of_a_living_server_is_refused_and_one_client_too_many<R: Rpc>(name: 
     round_trip::<R>(&mut server, &mut R::connect(&dir).unwrap(), 6).unwrap();
 }
 
-pub fn directory_that_is_gone_is_an_error<R: Rpc>(name: &str) {
+pub(crate) fn directory_that_is_gone_is_an_error<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let path = scratch.path().join("gone");
     std::fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
@@ -112,22 +112,21 @@ pub fn directory_that_is_gone_is_an_error<R: Rpc>(name: &str) {
     assert!(matches!(R::connect_refused(&dir), OpenError::NotFound { .. }));
 }
 
-/// The other side of the tests below. Run as a test, without a role, it has nothing to check.
-pub fn helper_process<R: Rpc>(_: &str) {
-    let Some((role, dir)) = helpers::role() else { return };
-    match role.as_str() {
+/// The other side of the tests below.
+pub(crate) fn helper<R: Rpc>(role: &str, dir: &Dir) {
+    match role {
         "limited" => {
             let limit = libc::rlimit { rlim_cur: 100_000, rlim_max: 100_000 };
             // SAFETY: a valid limit.
             assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
-            say(matches!(R::create_refused(&dir, 8, 512), CreateError::FileLimit { limit: 100_000, need: 100_001.., .. }));
-            serve_one::<R>(&dir);
+            say(matches!(R::create_refused(dir, 8, 512), CreateError::FileLimit { limit: 100_000, need: 100_001.., .. }));
+            serve_one::<R>(dir);
         }
         "full" => {
-            let error = R::create_refused(&dir, 8, 512);
+            let error = R::create_refused(dir, 8, 512);
             say(matches!(error, CreateError::NoSpace { need: SMALL.., have: 1..=SMALL, .. }));
             assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "the failed creation left something");
-            serve_one::<R>(&dir);
+            serve_one::<R>(dir);
         }
         other => panic!("unknown role {other}"),
     }
@@ -158,12 +157,12 @@ fn mount_small(path: &CStr) -> io::Result<()> {
     done(unsafe { libc::mount(tmpfs, path.as_ptr(), tmpfs, 0, options) })
 }
 
-fn create_in_a_helper(role: &str, name: &str) {
+fn create_in_a_helper<R: Rpc>(role: &str, name: &str) {
     let scratch = Scratch::new(name);
     let path = CString::new(scratch.path().to_str().unwrap()).unwrap();
     let is_full = role == "full";
     let mount = move || if is_full { mount_small(&path) } else { Ok(()) };
-    let mut helper = Helper::start_with(role, &scratch, |command| {
+    let mut helper = start_with::<R>(&format!("bad input: {role}"), &scratch, |command| {
         // SAFETY: it makes system calls, of a child that has the parent's memory to itself and one thread.
         unsafe { command.pre_exec(mount) };
     });
@@ -174,16 +173,16 @@ fn create_in_a_helper(role: &str, name: &str) {
     assert!(scratch.names().is_empty());
 }
 
-pub fn limit_of_file_sizes_is_named_and_leaves_nothing<R: Rpc>(name: &str) {
-    create_in_a_helper("limited", name);
+pub(crate) fn limit_of_file_sizes_is_named_and_leaves_nothing<R: Rpc>(name: &str) {
+    create_in_a_helper::<R>("limited", name);
 }
 
-pub fn full_directory_is_named_and_leaves_nothing<R: Rpc>(name: &str) {
-    create_in_a_helper("full", name);
+pub(crate) fn full_directory_is_named_and_leaves_nothing<R: Rpc>(name: &str) {
+    create_in_a_helper::<R>("full", name);
 }
 
 /// R4, I4: whatever a broken client makes of the words by which others tell the server that they call.
-pub fn garbled_announcements_cost_a_delay_and_no_call<R: Rpc>(name: &str) {
+pub(crate) fn garbled_announcements_cost_a_delay_and_no_call<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let dir = scratch.dir();
     let mut server = R::create(&dir, CLIENTS, 1);
@@ -224,7 +223,7 @@ pub fn garbled_announcements_cost_a_delay_and_no_call<R: Rpc>(name: &str) {
 }
 
 /// C5: the client whose entry is overwritten loses its session, and nobody else anything; the entry is there for the next.
-pub fn overwritten_entry_costs_its_own_session_only<R: Rpc>(name: &str) {
+pub(crate) fn overwritten_entry_costs_its_own_session_only<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let dir = scratch.dir();
     let mut server = R::create(&dir, CLIENTS, 1);
@@ -255,33 +254,15 @@ pub fn overwritten_entry_costs_its_own_session_only<R: Rpc>(name: &str) {
     }
 }
 
-/// Makes the tests.
-#[macro_export]
-macro_rules! bad_input {
-    ($rpc:ty) => {
-        $crate::bad_input! {
-            $rpc,
-            helper_process
-            files_that_are_no_server_are_refused_and_left_alone
-            path_of_a_living_server_is_refused_and_one_client_too_many
-            directory_that_is_gone_is_an_error
-            limit_of_file_sizes_is_named_and_leaves_nothing
-            garbled_announcements_cost_a_delay_and_no_call
-            overwritten_entry_costs_its_own_session_only
-        }
-
-        #[test]
+suite! {
+    ipc bytes delegation: {
+        files_that_are_no_server_are_refused_and_left_alone
+        path_of_a_living_server_is_refused_and_one_client_too_many
+        directory_that_is_gone_is_an_error
+        limit_of_file_sizes_is_named_and_leaves_nothing
         #[ignore = "needs user namespaces"]
-        fn full_directory_is_named_and_leaves_nothing() {
-            $crate::bad_input::full_directory_is_named_and_leaves_nothing::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-full"));
-        }
-    };
-    ($rpc:ty, $($test:ident)*) => {
-        $(
-            #[test]
-            fn $test() {
-                $crate::bad_input::$test::<$rpc>(concat!(env!("CARGO_CRATE_NAME"), "-", stringify!($test)));
-            }
-        )*
-    };
+        full_directory_is_named_and_leaves_nothing
+        garbled_announcements_cost_a_delay_and_no_call
+        overwritten_entry_costs_its_own_session_only
+    }
 }

@@ -5,39 +5,39 @@ use std::time::{Duration, Instant};
 
 use calls::{CallFailed, SessionEnd, Tag};
 
-use crate::conformance::{Refused, Rpc};
-use crate::helpers::PATIENCE;
+use crate::rpc::{Refused, Rpc};
+use shm_testing::helpers::PATIENCE;
 
 /// The right answer.
-pub fn answer(number: u64) -> u64 {
+pub(crate) fn answer(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17)
 }
 
 /// A client that knows which of its calls have not ended.
-pub struct Caller<R: Rpc> {
+pub(crate) struct Caller<R: Rpc> {
     client: R::Client,
     /// The names of the calls, and the times before which they do not end late.
     waiting: BTreeMap<u64, (Tag, Option<Instant>)>,
     /// A call that has ended.
     ended: Option<Tag>,
-    pub answered: u64,
-    pub dropped: u64,
-    pub gone: u64,
-    pub late: u64,
-    pub cancelled: u64,
+    pub(crate) answered: u64,
+    pub(crate) dropped: u64,
+    pub(crate) gone: u64,
+    pub(crate) late: u64,
+    pub(crate) cancelled: u64,
 }
 
 impl<R: Rpc> Caller<R> {
-    pub fn new(client: R::Client) -> Self {
+    pub(crate) fn new(client: R::Client) -> Self {
         Self { client, waiting: BTreeMap::new(), ended: None, answered: 0, dropped: 0, gone: 0, late: 0, cancelled: 0 }
     }
 
-    pub fn call(&mut self, number: u64) {
+    pub(crate) fn call(&mut self, number: u64) {
         assert!(self.try_call(number, None));
     }
 
     /// Like [`call`](Self::call), if there is room and a server. With a timeout the call may end late.
-    pub fn try_call(&mut self, number: u64, timeout: Option<Duration>) -> bool {
+    pub(crate) fn try_call(&mut self, number: u64, timeout: Option<Duration>) -> bool {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let called = match timeout {
             Some(timeout) => R::call_within(&mut self.client, number, number, timeout),
@@ -54,7 +54,7 @@ impl<R: Rpc> Caller<R> {
     }
 
     /// Gives the oldest call up. One that has ended cannot be.
-    pub fn cancel(&mut self) {
+    pub(crate) fn cancel(&mut self) {
         let ended = self.ended.and_then(|call| R::cancel(&mut self.client, call));
         assert_eq!(ended, None, "a call that has ended is given up");
         if let Some((number, (call, _))) = self.waiting.pop_first() {
@@ -65,20 +65,20 @@ impl<R: Rpc> Caller<R> {
     }
 
     /// Sleeps until there is something to poll for; false if that takes too long.
-    pub fn sleep(&mut self) -> bool {
+    pub(crate) fn sleep(&mut self) -> bool {
         R::wait(&mut self.client, Some(PATIENCE))
     }
 
-    pub fn waiting(&self) -> usize {
+    pub(crate) fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.waiting.is_empty()
     }
 
     /// Polls once. A call that ends has not ended before, and ends as it may.
-    pub fn poll(&mut self) -> Result<usize, SessionEnd> {
+    pub(crate) fn poll(&mut self) -> Result<usize, SessionEnd> {
         let Self { client, waiting, ended, answered, dropped, gone, late, .. } = self;
         R::poll(client, |number, outcome| {
             let (call, deadline) = waiting.remove(&number).unwrap_or_else(|| panic!("call {number} ends twice"));

@@ -1,13 +1,13 @@
 //! Messages of bytes as the tests of all shared-memory RPCs see them: of every length from 8 to 128, so that some lie in their lanes and
 //! some beside them.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what failed by panicking")]
 
 use std::time::Duration;
 
 use ipc::bytes::{Client, MessageBytes, Server};
 use ipc::{CallError, CallToken, ConnectError, CreateError, Dir, JoinError, ReplyError, SessionEnd, Token};
 use shm::region::{self, OpenError, Region};
-use shm_testing::conformance::{Outcome, Refused, Rpc};
+
+use crate::rpc::{Outcome, Refused, Rpc};
 
 pub(crate) struct Bytes;
 
@@ -31,6 +31,8 @@ impl Rpc for Bytes {
     type Server = Server;
     type Client = Client<u64>;
     type Held = Token;
+
+    const NAME: &str = "bytes";
 
     fn try_create(dir: &Dir, clients: usize, depth: usize) -> Option<Self::Server> {
         match Server::bind_in(dir, "s", clients, depth, MOST, 1) {

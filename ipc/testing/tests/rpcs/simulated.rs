@@ -6,8 +6,11 @@ use std::time::Duration;
 use calls::{CallFailed, Tag as CallToken};
 use shm::dir::Dir;
 
-use crate::conformance::{Refused, Rpc};
-use crate::one_thread::{Run, Turn, World, files};
+use shm_testing::helpers::Scratch;
+use shm_testing::one_thread::{self, Run, Turn, World, files};
+
+use crate::rpc::{Refused, Rpc};
+use crate::start;
 
 const CLIENTS: usize = 64;
 const CALLS: u64 = 60;
@@ -104,7 +107,12 @@ impl<R: Rpc> Peers<R> {
     }
 }
 
-pub fn run<R: Rpc>(seed: u64) -> Run {
+/// The process of the test below.
+pub(crate) fn helper<R: Rpc>() {
+    one_thread::check(run::<R>);
+}
+
+fn run<R: Rpc>(seed: u64) -> Run {
     let before = files();
     let mut world = World::new(seed);
     let dir = Dir::in_memory(world.clock());
@@ -132,13 +140,13 @@ pub fn run<R: Rpc>(seed: u64) -> Run {
     (world.trace, peers.seen.to_vec(), world.turns)
 }
 
-/// Makes the test for an implementation of [`Rpc`].
-#[macro_export]
-macro_rules! simulated {
-    ($rpc:ty) => {
-        #[test]
-        fn a_server_and_its_clients_run_in_one_thread_by_a_seed_and_without_files() {
-            $crate::one_thread::check($crate::simulated::run::<$rpc>);
-        }
-    };
+/// Descriptors are counted: in a process of its own.
+pub(crate) fn a_server_and_its_clients_run_in_one_thread_by_a_seed_and_without_files<R: Rpc>(name: &str) {
+    start::<R>("simulated: all", &Scratch::new(name)).wait();
+}
+
+suite! {
+    ipc delegation: {
+        a_server_and_its_clients_run_in_one_thread_by_a_seed_and_without_files
+    }
 }

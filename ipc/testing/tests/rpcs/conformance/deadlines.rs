@@ -4,14 +4,15 @@ use std::time::{Duration, Instant};
 
 use calls::CallFailed;
 
-use super::{Refused, Rpc, answer_all, ends, pair, take_all};
-use crate::helpers::{PATIENCE, Scratch};
+use super::{answer_all, ends, pair, take_all};
+use crate::rpc::{Outcome, Refused, Rpc};
+use shm_testing::helpers::{PATIENCE, Scratch};
 
 const SOON: Duration = Duration::from_millis(2);
 const LATE: Duration = Duration::from_secs(3600);
 
 /// Polls until something ends.
-fn next_ends<R: Rpc>(client: &mut R::Client) -> Vec<(u64, super::Outcome)> {
+fn next_ends<R: Rpc>(client: &mut R::Client) -> Vec<(u64, Outcome)> {
     let start = Instant::now();
     loop {
         let ended = ends::<R>(client);
@@ -22,7 +23,7 @@ fn next_ends<R: Rpc>(client: &mut R::Client) -> Vec<(u64, super::Outcome)> {
     }
 }
 
-pub fn calls_without_an_answer_end_in_time_and_late_answers_reach_no_call<R: Rpc>(name: &str) {
+pub(crate) fn calls_without_an_answer_end_in_time_and_late_answers_reach_no_call<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
     for round in 0..20 {
@@ -46,7 +47,7 @@ pub fn calls_without_an_answer_end_in_time_and_late_answers_reach_no_call<R: Rpc
     assert_eq!(ends::<R>(&mut client), [(5, Ok(5))]);
 }
 
-pub fn cancelled_calls_keep_their_places_until_they_are_answered<R: Rpc>(name: &str) {
+pub(crate) fn cancelled_calls_keep_their_places_until_they_are_answered<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
     for _ in 0..10 {
@@ -73,7 +74,7 @@ pub fn cancelled_calls_keep_their_places_until_they_are_answered<R: Rpc>(name: &
 }
 
 /// Against a model that knows of each call whether it has ended.
-pub fn every_call_ends_once_whatever_is_cancelled_and_whatever_comes_too_late<R: Rpc>(name: &str) {
+pub(crate) fn every_call_ends_once_whatever_is_cancelled_and_whatever_comes_too_late<R: Rpc>(name: &str) {
     const DEPTH: usize = 8;
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 1, DEPTH);
@@ -145,7 +146,7 @@ fn untaken<R: Rpc>(server: &mut R::Server, held: &mut Vec<(R::Held, u64)>) -> us
     count
 }
 
-pub fn sleeping_client_wakes_for_a_deadline<R: Rpc>(name: &str) {
+pub(crate) fn sleeping_client_wakes_for_a_deadline<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let (_server, mut client) = pair::<R>(&scratch, 1, 4);
     for timeout in [SOON, Duration::from_millis(150)] {

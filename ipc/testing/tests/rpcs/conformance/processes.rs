@@ -1,17 +1,19 @@
 //! The part of the suite that takes several processes: death, stop, fork.
 
 use calls::{CallFailed, SessionEnd};
+use shm::dir::Dir;
 
-use super::{Refused, Rpc, connect, ends, take_all};
-use crate::helpers::{self, Helper, Scratch, next_word, say, wait_for, wait_for_some};
+use super::{connect, ends, take_all};
+use crate::rpc::{Refused, Rpc};
+use crate::start;
+use shm_testing::helpers::{Scratch, next_word, say, wait_for, wait_for_some};
 
-/// The other side of the tests below. Run as a test, without a role, it has nothing to check.
-pub fn helper_process<R: Rpc>(_: &str) {
-    let Some((role, dir)) = helpers::role() else { return };
-    match role.as_str() {
+/// The other side of the tests below.
+pub(crate) fn helper<R: Rpc>(role: &str, dir: &Dir) {
+    match role {
         // Answers even numbers only, until it is killed.
         "server" => {
-            let mut server = R::create(&dir, 2, 8);
+            let mut server = R::create(dir, 2, 8);
             say("ready");
             let mut odd = vec![];
             loop {
@@ -29,7 +31,7 @@ pub fn helper_process<R: Rpc>(_: &str) {
             }
         }
         "caller" => {
-            let mut client = R::connect(&dir).expect("there is a free entry");
+            let mut client = R::connect(dir).expect("there is a free entry");
             let mut number = 0;
             say("connected");
             loop {
@@ -42,14 +44,14 @@ pub fn helper_process<R: Rpc>(_: &str) {
             }
         }
         "idle" => {
-            let mut client = R::connect(&dir).expect("there is a free entry");
+            let mut client = R::connect(dir).expect("there is a free entry");
             R::call(&mut client, 1, 1).unwrap();
             say("called");
             next_word();
         }
         // Its child drops what is not its own.
         "forking client" => {
-            let mut client = R::connect(&dir).expect("there is a free entry");
+            let mut client = R::connect(dir).expect("there is a free entry");
             R::call(&mut client, 1, 1).unwrap();
             let child = fork();
             if child == 0 {
@@ -68,8 +70,8 @@ pub fn helper_process<R: Rpc>(_: &str) {
             next_word();
         }
         "forking server" => {
-            let mut server = R::create(&dir, 2, 8);
-            let mut client = R::connect(&dir).expect("there is a free entry");
+            let mut server = R::create(dir, 2, 8);
+            let mut client = R::connect(dir).expect("there is a free entry");
             R::call(&mut client, 1, 1).unwrap();
             let requests = take_all::<R>(&mut server);
             let child = fork();
@@ -87,7 +89,7 @@ pub fn helper_process<R: Rpc>(_: &str) {
         }
         // Its child is the next server.
         "parent of the next" => {
-            let server = R::create(&dir, 2, 8);
+            let server = R::create(dir, 2, 8);
             if fork() > 0 {
                 say("forked");
                 next_word();
@@ -96,10 +98,10 @@ pub fn helper_process<R: Rpc>(_: &str) {
             // SAFETY: no pointers are involved.
             let parent = || unsafe { libc::getppid() };
             let of = parent();
-            assert!(R::try_create(&dir, 2, 8).is_none(), "the parent lives");
+            assert!(R::try_create(dir, 2, 8).is_none(), "the parent lives");
             say("waiting");
             wait_for("the parent does not die", || parent() != of);
-            let next = wait_for_some("the name stays taken", || R::try_create(&dir, 2, 8));
+            let next = wait_for_some("the name stays taken", || R::try_create(dir, 2, 8));
             say("next");
             drop((server, next));
             exit_child();
@@ -126,10 +128,10 @@ fn wait_for_child(child: libc::pid_t) -> i32 {
     status
 }
 
-pub fn forked_child_may_drop_a_client<R: Rpc>(name: &str) {
+pub(crate) fn forked_child_may_drop_a_client<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let mut server = R::create(&scratch.dir(), 1, 8);
-    let mut client = Helper::start("forking client", &scratch);
+    let mut client = start::<R>("conformance: forking client", &scratch);
     let mut numbers = vec![];
     wait_for("no request", || {
         for (request, number) in take_all::<R>(&mut server) {
@@ -141,16 +143,16 @@ pub fn forked_child_may_drop_a_client<R: Rpc>(name: &str) {
     assert_eq!(client.hear(), "answered");
 }
 
-pub fn forked_child_may_drop_a_server_and_its_requests<R: Rpc>(name: &str) {
+pub(crate) fn forked_child_may_drop_a_server_and_its_requests<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
-    let mut server = Helper::start("forking server", &scratch);
+    let mut server = start::<R>("conformance: forking server", &scratch);
     assert_eq!(server.hear(), "answered");
     assert_eq!(scratch.names().len(), 1);
 }
 
-pub fn forked_child_of_a_killed_server_can_be_the_next<R: Rpc>(name: &str) {
+pub(crate) fn forked_child_of_a_killed_server_can_be_the_next<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
-    let mut server = Helper::start("parent of the next", &scratch);
+    let mut server = start::<R>("conformance: parent of the next", &scratch);
     let mut words = [server.hear(), server.hear()];
     words.sort();
     assert_eq!(words, ["forked", "waiting"]);
@@ -158,10 +160,10 @@ pub fn forked_child_of_a_killed_server_can_be_the_next<R: Rpc>(name: &str) {
     assert_eq!(server.hear(), "next");
 }
 
-pub fn calls_of_a_killed_server_end_once_and_its_successor_serves<R: Rpc>(name: &str) {
+pub(crate) fn calls_of_a_killed_server_end_once_and_its_successor_serves<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     for _ in 0..3 {
-        let mut server = Helper::start("server", &scratch);
+        let mut server = start::<R>("conformance: server", &scratch);
         server.hear();
         let mut client = connect::<R>(&scratch);
         let mut ended = vec![];
@@ -185,11 +187,11 @@ pub fn calls_of_a_killed_server_end_once_and_its_successor_serves<R: Rpc>(name: 
     assert!(scratch.names().is_empty());
 }
 
-pub fn entry_of_a_killed_client_is_free_again<R: Rpc>(name: &str) {
+pub(crate) fn entry_of_a_killed_client_is_free_again<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let mut server = R::create(&scratch.dir(), 1, 8);
     for _ in 0..5 {
-        let mut client = Helper::start("idle", &scratch);
+        let mut client = start::<R>("conformance: idle", &scratch);
         assert_eq!(client.hear(), "called");
         assert!(R::connect(&scratch.dir()).is_none());
         let (late, _) = take_all::<R>(&mut server).remove(0);
@@ -204,7 +206,7 @@ pub fn entry_of_a_killed_client_is_free_again<R: Rpc>(name: &str) {
     }
 }
 
-pub fn stopped_or_killed_client_stalls_nobody<R: Rpc>(name: &str) {
+pub(crate) fn stopped_or_killed_client_stalls_nobody<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let mut server = R::create(&scratch.dir(), 3, 8);
     let mut good = connect::<R>(&scratch);
@@ -224,7 +226,7 @@ pub fn stopped_or_killed_client_stalls_nobody<R: Rpc>(name: &str) {
         }
     };
     for round in 0..40 {
-        let mut caller = Helper::start("caller", &scratch);
+        let mut caller = start::<R>("conformance: caller", &scratch);
         caller.hear();
         serve(20 + round * 7);
         caller.signal(libc::SIGSTOP);

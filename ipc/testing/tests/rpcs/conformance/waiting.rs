@@ -7,10 +7,12 @@ use calls::{CallFailed, SessionEnd};
 use shm::ready::{ARMED, HOT};
 use shm::sync::AtomicU32;
 
-use super::{Rpc, answer_all, connect, ends, pair, take_all};
-use crate::helpers::{self, Helper, PATIENCE, Scratch, wait_for_some};
+use super::{answer_all, connect, ends, pair, take_all};
+use crate::rpc::Rpc;
+use crate::start;
+use shm_testing::helpers::{self, PATIENCE, Scratch, wait_for_some};
 
-pub fn wait_ends_with_something_to_poll_for_or_with_its_time<R: Rpc>(name: &str) {
+pub(crate) fn wait_ends_with_something_to_poll_for_or_with_its_time<R: Rpc>(name: &str) {
     const SHORT: Option<Duration> = Some(Duration::from_millis(3));
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 2, 4);
@@ -34,7 +36,7 @@ pub fn wait_ends_with_something_to_poll_for_or_with_its_time<R: Rpc>(name: &str)
 }
 
 /// A sleeper looks by itself ten times a second; so many wake-ups that were lost would exceed everybody's patience.
-pub fn sleepers_are_woken_by_every_request_and_every_reply<R: Rpc>(name: &str) {
+pub(crate) fn sleepers_are_woken_by_every_request_and_every_reply<R: Rpc>(name: &str) {
     const CLIENTS: u64 = 2;
     const CALLS: u64 = 3000;
     let scratch = Scratch::new(name);
@@ -63,7 +65,7 @@ pub fn sleepers_are_woken_by_every_request_and_every_reply<R: Rpc>(name: &str) {
 }
 
 /// A sleeping thread switches by its own will and rarely: spinning and yielding would not switch, and short sleeps would switch more often.
-pub fn idle_sleepers_hardly_run<R: Rpc>(name: &str) {
+pub(crate) fn idle_sleepers_hardly_run<R: Rpc>(name: &str) {
     const LONG: Option<Duration> = Some(Duration::from_millis(500));
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 2, 4);
@@ -82,9 +84,9 @@ pub fn idle_sleepers_hardly_run<R: Rpc>(name: &str) {
     }
 }
 
-pub fn sleeping_client_learns_of_its_servers_end<R: Rpc>(name: &str) {
+pub(crate) fn sleeping_client_learns_of_its_servers_end<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
-    let mut server = Helper::start("server", &scratch);
+    let mut server = start::<R>("conformance: server", &scratch);
     server.hear();
     let mut client = connect::<R>(&scratch);
     R::call(&mut client, 1, 1).unwrap();
@@ -107,10 +109,10 @@ pub fn sleeping_client_learns_of_its_servers_end<R: Rpc>(name: &str) {
     assert_eq!(R::poll(&mut client, |_, _| {}), Err(SessionEnd::PeerGone));
 }
 
-pub fn sleeping_server_frees_the_entry_of_a_killed_client<R: Rpc>(name: &str) {
+pub(crate) fn sleeping_server_frees_the_entry_of_a_killed_client<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let mut server = R::create(&scratch.dir(), 1, 8);
-    let mut client = Helper::start("idle", &scratch);
+    let mut client = start::<R>("conformance: idle", &scratch);
     assert_eq!(client.hear(), "called");
     assert_eq!(take_all::<R>(&mut server).len(), 1);
     client.kill();
@@ -126,7 +128,7 @@ pub fn sleeping_server_frees_the_entry_of_a_killed_client<R: Rpc>(name: &str) {
 }
 
 /// It looks by itself ten times a second; so many clients that wake nobody would exceed everybody's patience.
-pub fn sleeping_server_frees_the_entry_of_a_client_that_leaves<R: Rpc>(name: &str) {
+pub(crate) fn sleeping_server_frees_the_entry_of_a_client_that_leaves<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let mut server = R::create(&scratch.dir(), 1, 4);
     std::thread::scope(|scope| {
@@ -143,7 +145,7 @@ pub fn sleeping_server_frees_the_entry_of_a_client_that_leaves<R: Rpc>(name: &st
     });
 }
 
-pub fn garbage_in_the_words_of_sleepers_stalls_nobody<R: Rpc>(name: &str) {
+pub(crate) fn garbage_in_the_words_of_sleepers_stalls_nobody<R: Rpc>(name: &str) {
     // Each may take two slices.
     const CALLS: u64 = 8;
     let scratch = Scratch::new(name);
@@ -183,7 +185,7 @@ pub fn garbage_in_the_words_of_sleepers_stalls_nobody<R: Rpc>(name: &str) {
 }
 
 /// The server takes that lane up, and finds nothing in it.
-pub fn flag_that_is_down_over_an_empty_lane_ends_no_wait<R: Rpc>(name: &str) {
+pub(crate) fn flag_that_is_down_over_an_empty_lane_ends_no_wait<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
     let (region, entries) = R::entries(&scratch.dir(), 4);

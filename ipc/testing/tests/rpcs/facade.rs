@@ -1,0 +1,88 @@
+//! Binding, connecting, serving and asking, in a few lines.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use ::ipc::{AskError, CallFailed, Client, ConnectError, Server, SessionEnd};
+
+use crate::typed::Typed;
+
+const LONG: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(20);
+
+fn name(test: &str) -> String {
+    format!("facade-{test}-{}", std::process::id())
+}
+
+fn a_client_waits_for_its_server_asks_it_and_the_server_stops_when_told<T: Typed>(test: &str) {
+    let name = name(test);
+    let (handles, handle) = mpsc::channel();
+    let server = std::thread::spawn({
+        let name = name.clone();
+        move || {
+            // Time for the client to find no server.
+            std::thread::sleep(SHORT);
+            let mut server = Server::<u64, u64, T::Announced>::bind(&name).unwrap();
+            handles.send(server.stop_handle()).unwrap();
+            server.serve(|number| number * number);
+        }
+    });
+    let mut client = Client::<u64, u64, (), T::Announced>::connect_within(&name, LONG).unwrap();
+    for number in 0..100 {
+        assert_eq!(client.ask(number, LONG), Ok(number * number));
+    }
+    // The server sleeps by then.
+    std::thread::sleep(SHORT);
+    assert_eq!(client.ask(7, LONG), Ok(49));
+    handle.recv().unwrap().stop();
+    server.join().unwrap();
+    assert_eq!(client.ask(1, LONG), Err(AskError::Failed(CallFailed::Disconnected(SessionEnd::PeerGone))));
+}
+
+fn a_client_gives_up_waiting_for_a_server_that_does_not_come_up<T: Typed>(test: &str) {
+    let refused = Client::<u64, u64, (), T::Announced>::connect_within(&name(test), SHORT).map(drop).unwrap_err();
+    assert!(matches!(refused, ConnectError::Region(_)) && refused.may_pass(), "{refused:?}");
+}
+
+fn a_question_ends_in_its_time_and_waits_behind_no_other_call<T: Typed>(test: &str) {
+    let name = name(test);
+    let mut server = Server::<u64, u64, T::Announced>::bind(&name).unwrap();
+    let mut client = Client::<u64, u64, (), T::Announced>::connect(&name).unwrap();
+    assert_eq!(client.ask(1, SHORT), Err(AskError::Failed(CallFailed::TimedOut)));
+    client.call(2, ()).unwrap();
+    assert_eq!(client.ask(3, LONG), Err(AskError::Full));
+    // The late reply reaches no call.
+    assert_eq!(server.step(|number| 10 * number), 2);
+    let mut replies = vec![];
+    assert_eq!(client.poll(|(), reply| replies.push(reply)), Ok(1));
+    assert_eq!(replies, [Ok(20)]);
+}
+
+fn one_who_only_asks_goes_on_after_a_server_that_was_away_for_more_questions_than_fit<T: Typed>(test: &str) {
+    let name = name(test);
+    let mut server = Server::<u64, u64, T::Announced>::bind(&name).unwrap();
+    let stop = server.stop_handle();
+    let mut client = Client::<u64, u64, (), T::Announced>::connect(&name).unwrap();
+    let questions = client.depth();
+    for _ in 0..questions {
+        assert_eq!(client.ask(1, Duration::ZERO), Err(AskError::Failed(CallFailed::TimedOut)));
+    }
+    assert_eq!(client.ask(2, LONG), Err(AskError::Full));
+    let mut answered = 0;
+    while answered < questions {
+        answered += server.step(|number| 10 * number);
+    }
+    let server = std::thread::spawn(move || server.serve(|number| 10 * number));
+    assert_eq!(client.ask(3, LONG), Ok(30));
+    stop.stop();
+    server.join().unwrap();
+}
+
+suite! {
+    ipc delegation: {
+        a_client_waits_for_its_server_asks_it_and_the_server_stops_when_told
+        a_client_gives_up_waiting_for_a_server_that_does_not_come_up
+        a_question_ends_in_its_time_and_waits_behind_no_other_call
+        one_who_only_asks_goes_on_after_a_server_that_was_away_for_more_questions_than_fit
+    }
+}
