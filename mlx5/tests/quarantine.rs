@@ -69,7 +69,7 @@ fn alloc(end: &End) -> Mr {
 
 #[test]
 fn memory_of_the_arena_deregistered_under_a_stopped_writer_is_not_used_again() {
-    let _one = begin(4);
+    begin(4);
     let dir = new_dir("arena");
     let mut target = End::open(&dir);
     let mr = alloc(&target);
@@ -115,7 +115,7 @@ fn memory_of_the_arena_deregistered_under_a_stopped_writer_is_not_used_again() {
 
 #[test]
 fn foreign_memory_under_a_stopped_writer_is_busy_until_it_goes_on_or_dies() {
-    let _one = begin(4);
+    begin(4);
     let dir = new_dir("foreign");
     let mut target = End::open(&dir);
     let mut buffer = vec![0u8; WRITE].into_boxed_slice();
@@ -181,7 +181,7 @@ fn foreign_memory_under_a_stopped_writer_is_busy_until_it_goes_on_or_dies() {
 /// The second peer's queue pair goes while the first holds things up already. Nobody may forget that the second is in the middle too.
 #[test]
 fn of_two_stopped_writers_both_are_waited_for() {
-    let _one = begin(4);
+    begin(4);
     let dir = new_dir("two");
     let mut target = End::open(&dir);
     let mr = alloc(&target);
@@ -217,7 +217,7 @@ fn of_two_stopped_writers_both_are_waited_for() {
 
 /// The next queues get no message, and lose no receive, of those that were destroyed under a stopped requester.
 fn next_queues_are_their_own(kind: Kind) {
-    let _one = begin(4);
+    begin(4);
     let dir = new_dir(&format!("next-{kind:?}"));
     let mut target = End::open(&dir);
     let region = region_of(&target.mr);

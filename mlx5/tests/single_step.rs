@@ -161,7 +161,7 @@ impl World {
 
 /// Stopped at an instruction while others go on, and continued.
 fn stop(kind: Kind) {
-    let _one = begin(8);
+    begin(8);
     let mut world = World::new("stop", kind);
     let instructions = world.instructions(1);
     let mut stepped = world.start();
@@ -196,7 +196,7 @@ fn stop(kind: Kind) {
 
 /// Killed at an instruction while others go on.
 fn kill(kind: Kind) {
-    let _one = begin(8);
+    begin(8);
     let mut world = World::new("kill", kind);
     let instructions = world.instructions(1);
     let mut points = Points::new(instructions, SECONDS);
@@ -252,7 +252,7 @@ fn kill(kind: Kind) {
 
 /// Stopped at an instruction of a doorbell with several messages; its queue pair is destroyed under it; then it is continued, or killed.
 fn destroy(kind: Kind) {
-    let _one = begin(8);
+    begin(8);
     let mut world = World::new("destroy", kind);
     let instructions = world.instructions(3);
     let mut points = Points::new(instructions, SECONDS);
@@ -295,7 +295,7 @@ fn destroy(kind: Kind) {
 #[test]
 fn the_last_eight_bytes_of_a_message_of_any_length_appear_behind_all_others() {
     const LAST: usize = 8;
-    let _one = begin(8);
+    begin(8);
     on_one_core(|| {
         let dir = new_dir("length");
         let mut target = End::open(&dir);

@@ -14,7 +14,6 @@ mod support;
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use driver::{ALL, Done, ENTRIES, End, World};
@@ -121,14 +120,6 @@ fn stepped_process() {
 }
 
 // ---- the others ----
-
-/// The tests stop and kill processes in turn.
-fn begin() -> MutexGuard<'static, ()> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    watchdog(WATCHDOG * 4 * scale());
-    guard
-}
 
 fn new_dir(name: &str) -> PathBuf {
     let dir = PathBuf::from(format!("/dev/shm/mlx5-test-hca-{name}-{}", std::process::id()));

@@ -96,7 +96,7 @@ impl Users {
 }
 
 pub(crate) fn stop() {
-    let _one = begin();
+    watchdog(WATCHDOG * 4 * scale());
     let mut users = Users::new(new_dir("stop-owner"));
     let instructions = users.instructions();
     let (mut tracee, owner) = users.start();
@@ -136,7 +136,7 @@ pub(crate) fn stop() {
 }
 
 pub(crate) fn kill() {
-    let _one = begin();
+    watchdog(WATCHDOG * 4 * scale());
     let mut users = Users::new(new_dir("kill-owner"));
     // Others of the fabric, who have nothing to do with it.
     let bystander = new_dir("kill-owner-bystander");

@@ -147,7 +147,7 @@ fn instructions(world: &mut Target, role: Role) -> usize {
 }
 
 pub(crate) fn stop(role: Role) {
-    let _one = begin();
+    watchdog(WATCHDOG * 4 * scale());
     let mut world = Target::new(new_dir(&format!("stop-{role:?}")));
     let instructions = instructions(&mut world, role);
     let (mut tracee, _) = world.start(role);
@@ -184,7 +184,7 @@ pub(crate) fn stop(role: Role) {
 }
 
 pub(crate) fn kill(role: Role) {
-    let _one = begin();
+    watchdog(WATCHDOG * 4 * scale());
     let mut world = Target::new(new_dir(&format!("kill-{role:?}")));
     let instructions = instructions(&mut world, role);
     let mut points = Points::new(instructions, SECONDS);
