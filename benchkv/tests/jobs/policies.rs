@@ -134,7 +134,7 @@ fn a_directory_for_series_is_looked_at_before_the_run() {
 #[test]
 fn policies_that_cannot_be_are_refused() {
     for (args, parts) in [
-        (&["--poll-budget", "4097"][..], ["--poll-budget", "from 0 to 4096, or adaptive"]),
+        (&["--poll-budget", "4097"][..], ["--poll-budget", "from 0 to 4096, adaptive, or adaptive:ROUNDS"]),
         (&["--hold", "adaptive", "--backend", "direct"], ["--hold with --backend direct", "another --backend"]),
         (&["--hold", "1ms"], ["--hold", "0.5us to 100us"]),
         (&["--device", "soft:rtt_us=x"], ["rtt_us=x", "0 to 100000 us"]),
