@@ -21,8 +21,7 @@ fn ends(fabric: &LocalFabric, count: usize) -> Vec<Hand> {
 
 fn send(from: &mut Hand, to: &Hand) {
     let wqe = from.wqe(SEND, true, &[to.datagram(QKEY)]);
-    from.push(&wqe);
-    from.ring();
+    from.post(&wqe);
     assert_eq!(from.reap().0, 1, "complete, whatever becomes of it");
 }
 

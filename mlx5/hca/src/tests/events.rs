@@ -27,8 +27,7 @@ fn what_is_sent_between_the_last_look_and_the_sleep_ends_it() {
                 for _ in 0..if warm { 3 } else { 1 } {
                     let to = if is_datagram { vec![hand.datagram(7)] } else { vec![] };
                     let wqe = hand.wqe(SEND, true, &to);
-                    hand.push(&wqe);
-                    hand.ring();
+                    hand.post(&wqe);
                     // As if it had been sent right after the last poll.
                     sleep::sleep_once(&mut Idle(&hand.hca), Duration::MAX);
                     assert_eq!(hand.reap(), (1, 1));
@@ -54,8 +53,7 @@ fn a_message_that_was_not_announced_is_found() {
         let mut hand = Hand::new(false, false, false);
         hand.post_receives();
         let wqe = hand.wqe(SEND, true, &[]);
-        hand.push(&wqe);
-        hand.ring();
+        hand.post(&wqe);
         ready_words(&hand.hca.memory).drain(|_| ());
         assert_eq!(hand.recv_cq.poll().len(), 0);
         find(&hand);

@@ -331,6 +331,12 @@ impl Hand {
         self.notify();
     }
 
+    /// Posts a WQE, built for the producer's place, as it must be.
+    pub(super) fn post(&mut self, wqe: &[u8]) {
+        self.push(wqe);
+        self.ring();
+    }
+
     // Receive queue.
 
     pub(super) fn link(&mut self, index: u16, next: u16) {

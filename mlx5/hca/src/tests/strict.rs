@@ -4,7 +4,7 @@
 use mlx5_wire::Syndrome;
 
 use super::hand::*;
-use crate::{Access, Hca, Queue, Region, Rule};
+use crate::{Access, Hca, Queue, Region, Rule, Violation};
 
 /// One operation of each kind in turn, of one to five WQEBBs; those that complete a receive give `true`.
 fn operation(hand: &Hand, number: usize, signaled: bool) -> (Vec<u8>, bool) {
@@ -64,67 +64,24 @@ fn a_correct_driver_of_datagrams_breaks_no_rule() {
     for number in 0..1000 {
         hand.post_receives();
         let wqe = hand.wqe(SEND_IMM, true, &[hand.datagram(7), Hand::inline(&[number as u8; 100])]);
-        hand.push(&wqe);
-        hand.ring();
+        hand.post(&wqe);
         assert_eq!(hand.reap(), (1, 1));
     }
     assert_eq!(hand.violations(), []);
 }
 
-/// A mistake in one WQE or doorbell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mistake {
-    RecordNotWritten,
-    RecordLate,
-    RecordFarAhead,
-    RegisterMissing,
-    RegisterEmpty,
-    RegisterBytes,
-    RegisterOfOtherQueue,
-    RegisterHalf,
-    RegisterNotLast,
-    Overwrites,
-    NoCompletionBit,
-    NeverWritten,
-    StaleIndex,
-    OtherQueue,
-    NoLength,
-    TooLong,
-    HeaderMissing,
-    LongAtomicResult,
-    UnknownOpcode,
-    ReservedBits,
-    Modifier,
-    ZeroLengthSge,
-    InlineTooLong,
+macro_rules! mistakes {
+    ($($mistake:ident)+) => {
+        /// A mistake in one WQE or doorbell.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        enum Mistake { $($mistake),+ }
+        const MISTAKES: &[Mistake] = &[$(Mistake::$mistake),+];
+    };
 }
-
-impl Mistake {
-    const ALL: [Self; 23] = [
-        Self::RecordNotWritten,
-        Self::RecordLate,
-        Self::RecordFarAhead,
-        Self::RegisterMissing,
-        Self::RegisterEmpty,
-        Self::RegisterBytes,
-        Self::RegisterOfOtherQueue,
-        Self::RegisterHalf,
-        Self::RegisterNotLast,
-        Self::Overwrites,
-        Self::NoCompletionBit,
-        Self::NeverWritten,
-        Self::StaleIndex,
-        Self::OtherQueue,
-        Self::NoLength,
-        Self::TooLong,
-        Self::HeaderMissing,
-        Self::LongAtomicResult,
-        Self::UnknownOpcode,
-        Self::ReservedBits,
-        Self::Modifier,
-        Self::ZeroLengthSge,
-        Self::InlineTooLong,
-    ];
+mistakes! {
+    RecordNotWritten RecordLate RecordFarAhead RegisterMissing RegisterEmpty RegisterBytes RegisterOfOtherQueue RegisterHalf
+    RegisterNotLast Overwrites NoCompletionBit NeverWritten StaleIndex OtherQueue NoLength TooLong HeaderMissing
+    LongAtomicResult UnknownOpcode ReservedBits Modifier ZeroLengthSge InlineTooLong
 }
 
 /// The expected report of a mistake: the rule, the index, the bytes found.
@@ -140,8 +97,7 @@ fn post_spoilt(hand: &mut Hand, rule: Rule, spoil: impl FnOnce(&mut Vec<u8>)) ->
     let mut wqe = write(hand);
     spoil(&mut wqe);
     let at = hand.producer;
-    hand.push(&wqe);
-    hand.ring();
+    hand.post(&wqe);
     (rule, at, wqe)
 }
 
@@ -199,8 +155,7 @@ fn make(hand: &mut Hand, mistake: Mistake) -> Expected {
         }
         Mistake::RegisterHalf => {
             hand.half ^= 256;
-            hand.push(&wqe);
-            hand.ring();
+            hand.post(&wqe);
             (Rule::RegisterHalf, at, wqe)
         }
         Mistake::RegisterNotLast => {
@@ -219,16 +174,14 @@ fn make(hand: &mut Hand, mistake: Mistake) -> Expected {
             }
             hand.ring();
             let wqe = hand.wqe(WRITE_IMM, true, &[hand.raddr(0)]);
-            hand.push(&wqe);
-            hand.ring();
+            hand.post(&wqe);
             (Rule::RecordBeyondRoom, hand.producer, wqe)
         }
         Mistake::NoCompletionBit => {
             let mut first = vec![];
             for _ in hand.producer.wrapping_sub(hand.done)..SQ {
                 first = hand.wqe(WRITE, false, &[hand.raddr(0)]);
-                hand.push(&first);
-                hand.ring();
+                hand.post(&first);
             }
             (Rule::NoCompletion, hand.producer, first)
         }
@@ -252,8 +205,7 @@ fn make(hand: &mut Hand, mistake: Mistake) -> Expected {
         Mistake::LongAtomicResult => {
             let results = [hand.raddr(1024), Hand::atomic(1, 0), hand.pointer(0, 8), hand.pointer(8, 8)];
             let wqe = hand.wqe(FETCH_ADD, true, &results);
-            hand.push(&wqe);
-            hand.ring();
+            hand.post(&wqe);
             (Rule::WqeLength, at, wqe)
         }
         Mistake::UnknownOpcode => post_spoilt(hand, Rule::WqeOpcode, |wqe| wqe[3] = 0x7e),
@@ -261,8 +213,7 @@ fn make(hand: &mut Hand, mistake: Mistake) -> Expected {
         Mistake::Modifier => post_spoilt(hand, Rule::WqeReserved, |wqe| wqe[0] = 1),
         Mistake::ZeroLengthSge => {
             let wqe = hand.wqe(WRITE, true, &[hand.raddr(0), hand.pointer(0, 0)]);
-            hand.push(&wqe);
-            hand.ring();
+            hand.post(&wqe);
             (Rule::ZeroLength, at, wqe)
         }
         Mistake::InlineTooLong => post_spoilt(hand, Rule::InlineLength, |wqe| wqe[35] = 60),
@@ -325,15 +276,14 @@ fn errors(hand: &mut Hand) -> Vec<Error> {
 
 #[test]
 fn every_mistake_is_named_with_its_queue_place_and_bytes_and_none_hangs() {
-    for mistake in Mistake::ALL {
+    for &mistake in MISTAKES {
         for warm_up in [0, 1, 100] {
             let mut hand = Hand::new(true, true, false);
             run(&mut hand, warm_up);
             while hand.producer != hand.done {
                 // So that nothing else completes, and the next index is known to be free.
                 let nop = hand.wqe(0, true, &[]);
-                hand.push(&nop);
-                hand.ring();
+                hand.post(&nop);
                 hand.reap();
             }
             if mistake == Mistake::RegisterHalf && warm_up == 0 {
@@ -343,8 +293,7 @@ fn every_mistake_is_named_with_its_queue_place_and_bytes_and_none_hangs() {
             if mistake == Mistake::Overwrites {
                 for _ in hand.received..hand.posted_receives {
                     let wqe = hand.wqe(WRITE_IMM, true, &[hand.raddr(0)]);
-                    hand.push(&wqe);
-                    hand.ring();
+                    hand.post(&wqe);
                     hand.reap();
                 }
             }
@@ -389,16 +338,20 @@ fn a_doorbell_that_is_missing_at_the_end_is_found_when_the_queue_pair_goes() {
     hand.push(&wqe);
     hand.write_record(hand.producer);
     hand.hca.destroy_qp(hand.qpn);
-    let found = hand.violations();
-    let [violation] = found[..] else { panic!("{found:?}") };
+    let violation = only(&hand.violations());
     assert_eq!((violation.rule, violation.index), (Rule::RegisterNotWritten, at.into()));
     assert_eq!(violation.bytes[..], wqe[..16]);
 }
 
-/// The one violation there is, which names the receive queue.
+/// The one violation there is.
+fn only(found: &[Violation]) -> Violation {
+    let [violation] = found else { panic!("{found:?}") };
+    *violation
+}
+
+/// The same, which names the receive queue.
 fn of_receives(hand: &Hand) -> (Rule, u32, Vec<u8>) {
-    let found = hand.violations();
-    let [violation] = found[..] else { panic!("{found:?}") };
+    let violation = only(&hand.violations());
     assert_eq!(violation.queue, Queue::Receive(hand.rqn));
     (violation.rule, violation.index, violation.bytes.to_vec())
 }
@@ -443,8 +396,7 @@ fn a_receive_record_beyond_the_room_and_a_receive_of_length_zero_are_found() {
         );
         // An operation that finds more receives than there are is not ready, and that ends.
         let wqe = hand.wqe(WRITE_IMM, true, &[hand.raddr(0)]);
-        hand.push(&wqe);
-        hand.ring();
+        hand.post(&wqe);
         let errors = errors(&mut hand);
         if !is_list {
             assert_eq!(errors[0].syndrome, Syndrome::RnrRetryExceeded);
@@ -464,14 +416,12 @@ fn a_consumer_record_that_is_ahead_and_a_queue_that_overruns_are_found() {
     run(&mut hand, 100);
     let ahead = hand.send_cq.consumed + 1;
     hand.send_cq.tell(ahead);
-    let found = hand.violations();
-    let [violation] = found[..] else { panic!("{found:?}") };
+    let violation = only(&hand.violations());
     assert_eq!((violation.rule, violation.queue, violation.index), (Rule::ConsumerAhead, Queue::Completion(hand.send_cq.cqn), ahead));
     assert_eq!(violation.bytes[..4], ahead.to_be_bytes());
     // As on hardware: nothing is written there any more.
     let wqe = write(&hand);
-    hand.push(&wqe);
-    hand.ring();
+    hand.post(&wqe);
     hand.hca.empty_poll();
     assert_eq!((hand.send_cq.poll().len(), hand.violations()), (0, vec![]));
 
@@ -479,13 +429,11 @@ fn a_consumer_record_that_is_ahead_and_a_queue_that_overruns_are_found() {
     hand.send_cq.tells = false;
     for number in 0..=CQ {
         let wqe = write(&hand);
-        hand.push(&wqe);
-        hand.ring();
+        hand.post(&wqe);
         hand.hca.empty_poll();
         assert_eq!(hand.send_cq.poll().len(), usize::from(number < CQ));
     }
-    let found = hand.violations();
-    let [violation] = found[..] else { panic!("{found:?}") };
+    let violation = only(&hand.violations());
     assert_eq!((violation.rule, violation.queue, violation.index), (Rule::CompletionOverrun, Queue::Completion(hand.send_cq.cqn), CQ));
 }
 
@@ -520,8 +468,7 @@ fn without_strict_mode_a_wrong_wqe_is_a_typed_error_with_its_detail() {
     // The result of a READ inside the WQE, and a queue pair that is not connected: only hands write those.
     let mut hand = Hand::new(false, true, false);
     let wqe = hand.wqe(READ, true, &[hand.raddr(0), Hand::inline(&[0; 8])]);
-    hand.push(&wqe);
-    hand.ring();
+    hand.post(&wqe);
     let errors = self::errors(&mut hand);
     let text = "the result of a READ or an atomic cannot go into the WQE";
     assert_eq!((errors[0].syndrome, crate::vendor_text(errors[0].vendor)), (Syndrome::LocalQpOperation, Some(text)));

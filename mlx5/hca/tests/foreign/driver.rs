@@ -109,6 +109,10 @@ impl World {
         Self { port: ROCE, ..Self::default() }
     }
 
+    pub(crate) fn pass_a_second(&self) {
+        self.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+    }
+
     pub(crate) fn hca(&self) -> Hca {
         let options = SoftOptions {
             fabric: self.fabric.clone(),
@@ -301,6 +305,13 @@ impl End {
         wqe_index
     }
 
+    /// Posts a signaled WQE, and tells.
+    pub(crate) fn post_now(&mut self, opcode: Opcode, imm: u32, segments: &[[u8; SEGMENT]]) -> u16 {
+        let wqe = self.post(opcode, imm, segments);
+        self.ring();
+        wqe
+    }
+
     /// The doorbell record, and no more.
     pub(crate) fn ring(&self) {
         self.set_record(self.producer);
@@ -319,6 +330,14 @@ impl End {
         }
         self.rq.put(at, buffer);
         self.rq.put(at + SEGMENT, DataSegment::TERMINATOR.emit());
+    }
+
+    /// Posts the receives from number 0 on, into buffers of `len` bytes at these offsets.
+    pub(crate) fn receive_at(&mut self, offsets: &[usize], len: u32) {
+        for (index, &offset) in (0..).zip(offsets) {
+            self.write_receive(index, 0, self.sge(offset, len));
+        }
+        self.ring_receives(offsets.len() as u16);
     }
 
     /// `count` more receives are posted.

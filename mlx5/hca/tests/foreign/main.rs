@@ -16,19 +16,44 @@ fn sent(wqe: u16) -> Done {
     Done::Sent { wqe, bytes: 0 }
 }
 
+fn refused(wqe: u16, syndrome: Syndrome) -> Done {
+    Done::Failed { opcode: CqeOpcode::RequesterError, wqe, syndrome }
+}
+
+/// A world, and two connected ends in it.
+fn pair() -> (World, [End; 2]) {
+    let world = World::default();
+    let ends = End::pair(&world, false, ALL);
+    (world, ends)
+}
+
+/// Two ends that send and receive datagrams of one key.
+fn datagrams(world: &World) -> [End; 2] {
+    let ends = [(); 2].map(|()| End::new(world, Service::Datagram, false, ALL));
+    ends.iter().for_each(|end| end.activate_datagrams(5));
+    ends
+}
+
+/// The address of a datagram of that key.
+fn datagram(vector: AddressVector, qpn: u32) -> [[u8; SEGMENT]; 3] {
+    let bytes = DatagramSegment { vector, qpn, qkey: 5 }.emit();
+    std::array::from_fn(|i| bytes[i * SEGMENT..].first_chunk().copied().unwrap())
+}
+
+/// The segments of a fetch-and-add of 1 to word 8 of `b`.
+fn add_one(a: &End, b: &End) -> [[u8; SEGMENT]; 3] {
+    [b.remote(8), AtomicSegment { swap_add: 1, compare: 0 }.emit(), a.sge(0, 8)]
+}
+
 fn received(opcode: CqeOpcode, wqe: u16, imm: u32) -> Done {
     Done::Received { opcode, wqe, bytes: 32, imm, source: 0, grh: false }
 }
 
 #[test]
 fn a_send_lands_in_the_receive_of_the_other_drivers_ring() {
-    let world = World::default();
-    let [mut a, mut b] = End::pair(&world, false, ALL);
+    let (_, [mut a, mut b]) = pair();
     a.data.put(64, PAYLOAD);
-    for i in 0..2 {
-        b.write_receive(i, 0, b.sge(4096 + usize::from(i) * 64, 32));
-    }
-    b.ring_receives(2);
+    b.receive_at(&[4096, 4096 + 64], 32);
     b.hca.poll();
     let first = a.post(Opcode::Send, 0, &[a.sge(64, 32)]);
     let second = a.post(Opcode::SendImm, 7, &[a.sge(64, 16), a.sge(80, 16)]);
@@ -50,17 +75,14 @@ fn a_rings_completions_count_receives_past_the_end_of_the_ring() {
         for (end, to) in [(&a, b.qpn), (&b, a.qpn)] {
             if service == Service::Connected { end.connect(to) } else { end.activate_datagrams(5) }
         }
-        let datagram = DatagramSegment { vector: AddressVector::local(1, 0), qpn: b.qpn, qkey: 5 }.emit();
-        let part = |i: usize| datagram[i * SEGMENT..].first_chunk().copied().unwrap();
-        let header = if service == Service::Datagram { vec![part(0), part(1), part(2)] } else { vec![] };
+        let header = if service == Service::Datagram { datagram(AddressVector::local(1, 0), b.qpn).to_vec() } else { vec![] };
         // One more is flushed.
         for count in 0..40 {
             b.write_receive(count % 16, 0, b.sge(4096, 128));
             b.ring_receives(1);
             b.hca.poll();
             if count < 39 {
-                a.post(Opcode::Send, 0, &[&header[..], &[a.sge(0, 32)]].concat());
-                a.ring();
+                a.post_now(Opcode::Send, 0, &[&header[..], &[a.sge(0, 32)]].concat());
             } else {
                 b.hca.fail_qp(b.qpn);
             }
@@ -88,8 +110,7 @@ fn shared_receives_are_taken_in_the_order_of_their_links() {
     b.ring_receives(3);
     b.hca.poll();
     for &wqe in &order[..5] {
-        a.post(Opcode::Send, 0, &[a.sge(0, 32)]);
-        a.ring();
+        a.post_now(Opcode::Send, 0, &[a.sge(0, 32)]);
         let (done, arrived) = a.exchange(&mut b);
         assert_eq!((done.len(), arrived), (1, vec![received(CqeOpcode::ResponderSend, wqe, 0)]));
         assert_eq!(b.data.get(4096 + usize::from(wqe) * 32), PAYLOAD);
@@ -98,12 +119,10 @@ fn shared_receives_are_taken_in_the_order_of_their_links() {
 
 #[test]
 fn one_sided_operations_need_nothing_of_the_target() {
-    let world = World::default();
-    let [mut a, b] = End::pair(&world, false, ALL);
+    let (_, [mut a, b]) = pair();
     a.data.put(0, PAYLOAD);
     a.post(Opcode::RdmaWrite, 0, &[b.remote(512), a.sge(0, 32)]);
-    let read = a.post(Opcode::RdmaRead, 0, &[b.remote(512), a.sge(1024, 32)]);
-    a.ring();
+    let read = a.post_now(Opcode::RdmaRead, 0, &[b.remote(512), a.sge(1024, 32)]);
     a.hca.poll();
     assert_eq!(a.poll(), [sent(0), Done::Sent { wqe: read, bytes: 32 }]);
     assert_eq!((b.data.get(512), a.data.get(1024)), (PAYLOAD, PAYLOAD));
@@ -111,17 +130,15 @@ fn one_sided_operations_need_nothing_of_the_target() {
 
 #[test]
 fn an_atomic_waits_for_the_owner_of_the_memory_and_for_nothing_else() {
-    let world = World::default();
-    let [mut a, mut b] = End::pair(&world, false, ALL);
+    let (world, [mut a, mut b]) = pair();
     b.data.put(8, 40u64.to_ne_bytes());
     let operands = |swap_add, compare| AtomicSegment { swap_add, compare }.emit();
     a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), operands(2, 0), a.sge(0, 8)]);
     a.post(Opcode::AtomicCompareSwap, 0, &[b.remote(8), operands(99, 42), a.sge(8, 8)]);
     a.post(Opcode::AtomicCompareSwap, 0, &[b.remote(8), operands(7, 42), a.sge(16, 8)]);
-    a.post(Opcode::RdmaRead, 0, &[b.remote(8), a.sge(24, 8)]);
-    a.ring();
+    a.post_now(Opcode::RdmaRead, 0, &[b.remote(8), a.sge(24, 8)]);
     for _ in 0..100 {
-        world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+        world.pass_a_second();
         a.hca.poll();
     }
     assert_eq!((a.poll(), b.data.get(8)), (vec![], 40u64.to_ne_bytes()), "the owner has not looked, and lives");
@@ -133,13 +150,11 @@ fn an_atomic_waits_for_the_owner_of_the_memory_and_for_nothing_else() {
 
 #[test]
 fn an_atomics_result_is_scattered_over_its_buffers() {
-    let world = World::default();
-    let [mut a, mut b] = End::pair(&world, false, ALL);
+    let (_, [mut a, mut b]) = pair();
     let old = *b"old word";
     b.data.put(8, old);
     let operands = AtomicSegment { swap_add: 0, compare: 0 }.emit();
-    a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), operands, a.sge(0, 3), a.sge(100, 5)]);
-    a.ring();
+    a.post_now(Opcode::AtomicFetchAdd, 0, &[b.remote(8), operands, a.sge(0, 3), a.sge(100, 5)]);
     assert_eq!(a.exchange(&mut b).0, [Done::Sent { wqe: 0, bytes: 8 }]);
     assert_eq!((a.data.get(0), a.data.get(100)), (*b"old\0", *b" word\0"));
 }
@@ -148,10 +163,9 @@ fn an_atomics_result_is_scattered_over_its_buffers() {
 fn an_atomic_that_is_not_allowed_fails_where_it_was_posted() {
     let world = World::default();
     let [mut a, mut b] = End::pair(&world, false, ALL.difference(Access::REMOTE_ATOMIC));
-    a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), AtomicSegment { swap_add: 1, compare: 0 }.emit(), a.sge(0, 8)]);
-    a.ring();
+    a.post_now(Opcode::AtomicFetchAdd, 0, &add_one(&a, &b));
     let (done, _) = a.exchange(&mut b);
-    assert_eq!(done, [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome: Syndrome::RemoteAccess }]);
+    assert_eq!(done, [refused(0, Syndrome::RemoteAccess)]);
     assert!(a.hca.has_failed(a.qpn) && !b.hca.has_failed(b.qpn));
 }
 
@@ -174,13 +188,11 @@ fn a_queue_pair_lets_its_peer_do_what_its_rights_say_whatever_regions_allow() {
         let [mut a, mut b] = [(); 2].map(|()| End::new(&world, Service::Connected, false, ALL));
         let (needed, opcode, segments) = one_sided(&a, &b)[case].clone();
         a.data.put(0, [1u8; 8]);
-        b.write_receive(0, 0, b.sge(64, 32));
-        b.ring_receives(1);
+        b.receive_at(&[64], 32);
         a.connect(b.qpn);
         b.connect_with(a.qpn, needed);
         b.hca.poll();
-        a.post(opcode, 0, &segments);
-        a.ring();
+        a.post_now(opcode, 0, &segments);
         assert!(matches!(a.exchange(&mut b).0[..], [Done::Sent { wqe: 0, .. }]), "{opcode:?} with {needed:?} alone");
 
         let [mut a, mut b] = [a, b].map(|mut end| {
@@ -190,13 +202,11 @@ fn a_queue_pair_lets_its_peer_do_what_its_rights_say_whatever_regions_allow() {
         a.connect(b.qpn);
         b.connect_with(a.qpn, ALL.difference(needed));
         b.data.put(0, [7u8; 16]);
-        b.write_receive(0, 0, b.sge(64, 32));
-        b.ring_receives(1);
+        b.receive_at(&[64], 32);
         b.hca.poll();
-        a.post(opcode, 0, &segments);
-        a.ring();
+        a.post_now(opcode, 0, &segments);
         let (done, arrived) = a.exchange(&mut b);
-        let refused = Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome: Syndrome::RemoteInvalidRequest };
+        let refused = refused(0, Syndrome::RemoteInvalidRequest);
         assert_eq!((&done[..], &arrived[..]), (&[refused][..], &[][..]), "{opcode:?} without {needed:?}");
         assert_eq!((b.data.get(0), a.data.get(0)), ([7u8; 16], a.data.get::<8>(0)), "{opcode:?}");
         assert!(a.hca.has_failed(a.qpn) && !b.hca.has_failed(b.qpn));
@@ -205,12 +215,8 @@ fn a_queue_pair_lets_its_peer_do_what_its_rights_say_whatever_regions_allow() {
 
 #[test]
 fn rights_change_while_a_queue_pair_is_connected_and_its_owner_looks_at_them_too() {
-    let world = World::default();
-    let [mut a, mut b] = End::pair(&world, false, ALL);
-    let add = |a: &mut End, b: &End| {
-        a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), AtomicSegment { swap_add: 1, compare: 0 }.emit(), a.sge(0, 8)]);
-        a.ring();
-    };
+    let (world, [mut a, mut b]) = pair();
+    let add = |a: &mut End, b: &End| a.post_now(Opcode::AtomicFetchAdd, 0, &add_one(a, b));
     b.hca.allow(b.qpn, Access::REMOTE_ATOMIC);
     add(&mut a, &b);
     assert_eq!(a.exchange(&mut b).0, [Done::Sent { wqe: 0, bytes: 8 }]);
@@ -219,7 +225,7 @@ fn rights_change_while_a_queue_pair_is_connected_and_its_owner_looks_at_them_too
     a.hca.poll();
     b.hca.allow(b.qpn, Access::REMOTE_READ);
     let (done, _) = a.exchange(&mut b);
-    assert_eq!(done, [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 1, syndrome: Syndrome::RemoteInvalidRequest }]);
+    assert_eq!(done, [refused(1, Syndrome::RemoteInvalidRequest)]);
     assert_eq!(b.data.get(8), 1u64.to_ne_bytes());
     b.hca.fail_qp(b.qpn);
     b.hca.allow(b.qpn, ALL);
@@ -227,10 +233,9 @@ fn rights_change_while_a_queue_pair_is_connected_and_its_owner_looks_at_them_too
     a.connect(b.qpn);
     add(&mut a, &b);
     a.hca.poll();
-    world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+    world.pass_a_second();
     let (done, _) = a.exchange(&mut b);
-    let syndrome = Syndrome::TransportRetryExceeded;
-    assert_eq!(done, [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome }], "a right does not make it receive");
+    assert_eq!(done, [refused(0, Syndrome::TransportRetryExceeded)], "a right does not make it receive");
 }
 
 #[test]
@@ -239,10 +244,9 @@ fn a_region_whose_access_changes_is_the_same_region_with_other_rights() {
     let [mut a, mut b] = End::pair(&world, false, Access::LOCAL_WRITE);
     for (wqe, access) in [(0, ALL), (1, Access::LOCAL_WRITE | Access::REMOTE_READ)] {
         assert!(b.hca.try_reregister(b.key, b.pd(), access).unwrap());
-        a.post(Opcode::RdmaWrite, 0, &[b.remote(0), a.sge(0, 8)]);
-        a.ring();
+        a.post_now(Opcode::RdmaWrite, 0, &[b.remote(0), a.sge(0, 8)]);
         let (done, _) = a.exchange(&mut b);
-        let refused = Done::Failed { opcode: CqeOpcode::RequesterError, wqe, syndrome: Syndrome::RemoteAccess };
+        let refused = refused(wqe, Syndrome::RemoteAccess);
         assert_eq!(done, [if access.contains(Access::REMOTE_WRITE) { sent(wqe) } else { refused }]);
     }
     assert!(b.hca.try_reregister(b.key, b.pd(), Access::REMOTE_WRITE).is_err());
@@ -251,21 +255,15 @@ fn a_region_whose_access_changes_is_the_same_region_with_other_rights() {
 #[test]
 fn a_datagram_goes_where_its_queue_pair_number_says_and_brings_its_route_header() {
     let world = World::default();
-    let [mut a, mut b] = [(); 2].map(|()| End::new(&world, Service::Datagram, false, ALL));
-    a.activate_datagrams(5);
-    b.activate_datagrams(5);
-    for i in 0..2 {
-        b.write_receive(i, 0, b.sge(4096 + usize::from(i) * 128, 72));
-    }
-    b.ring_receives(2);
+    let [mut a, mut b] = datagrams(&world);
+    b.receive_at(&[4096, 4096 + 128], 72);
     b.hca.poll();
     a.data.put(0, PAYLOAD);
     let plain = AddressVector::local(1, 0);
     // The one of another port is lost.
     for vector in [plain, AddressVector::local(777, 0), plain.with_grh(0, 0x12345, 9, 0x5c, GID)] {
-        let datagram = DatagramSegment { vector, qpn: b.qpn, qkey: 5 }.emit();
-        let part = |i: usize| datagram[i * SEGMENT..].first_chunk().copied().unwrap();
-        a.post(Opcode::Send, 0, &[part(0), part(1), part(2), a.sge(0, 32)]);
+        let [first, second, third] = datagram(vector, b.qpn);
+        a.post(Opcode::Send, 0, &[first, second, third, a.sge(0, 32)]);
     }
     a.ring();
     let (done, arrived) = a.exchange(&mut b);
@@ -281,22 +279,15 @@ fn a_datagram_goes_where_its_queue_pair_number_says_and_brings_its_route_header(
 #[test]
 fn on_roce_a_datagram_goes_out_from_a_gid_to_one_of_its_kind_and_brings_that_kinds_header() {
     let world = World::roce();
-    let [mut a, mut b] = [(); 2].map(|()| End::new(&world, Service::Datagram, false, ALL));
-    a.activate_datagrams(5);
-    b.activate_datagrams(5);
-    for i in 0..3 {
-        b.write_receive(i, 0, b.sge(4096 + usize::from(i) * 128, 72));
-    }
-    b.ring_receives(3);
+    let [mut a, mut b] = datagrams(&world);
+    b.receive_at(&[4096, 4096 + 128, 4096 + 256], 72);
     b.hca.poll();
     a.data.put(0, PAYLOAD);
     let to = |source, gid| AddressVector::local(0, 0).with_grh(source, 0, 64, 0x5c, gid);
     // Of the five, no port is at the other's address, and no GID at index 4.
     for vector in [to(0, GID), to(3, [7; 16]), to(1, IPV4), to(4, GID), to(3, IPV4)] {
-        let datagram = DatagramSegment { vector, qpn: b.qpn, qkey: 5 }.emit();
-        let part = |i: usize| datagram[i * SEGMENT..].first_chunk().copied().unwrap();
-        a.post(Opcode::Send, 0, &[part(0), part(1), part(2), a.sge(0, 32)]);
-        a.ring();
+        let [first, second, third] = datagram(vector, b.qpn);
+        a.post_now(Opcode::Send, 0, &[first, second, third, a.sge(0, 32)]);
         a.hca.poll();
     }
     let (_, arrived) = a.exchange(&mut b);
@@ -320,56 +311,46 @@ fn who_connects_to_nobody_is_told_when_the_retries_are_over() {
     let world = World::default();
     let mut a = End::new(&world, Service::Connected, false, ALL);
     a.connect(a.qpn ^ 1);
-    a.post(Opcode::RdmaWrite, 0, &[a.remote(0), a.sge(0, 8)]);
-    a.ring();
+    a.post_now(Opcode::RdmaWrite, 0, &[a.remote(0), a.sge(0, 8)]);
     a.hca.poll();
     assert_eq!(a.poll(), []);
-    world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+    world.pass_a_second();
     a.hca.poll();
-    assert_eq!(a.poll(), [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome: Syndrome::TransportRetryExceeded }]);
+    assert_eq!(a.poll(), [refused(0, Syndrome::TransportRetryExceeded)]);
 }
 
 #[test]
 fn a_queue_pair_of_a_seat_that_was_given_up_does_not_answer() {
-    let world = World::default();
-    let [mut a, b] = End::pair(&world, false, ALL);
+    let (world, [mut a, b]) = pair();
     let to = b.remote(0);
     drop(b);
-    a.post(Opcode::RdmaWrite, 0, &[to, a.sge(0, 8)]);
-    a.ring();
+    a.post_now(Opcode::RdmaWrite, 0, &[to, a.sge(0, 8)]);
     a.hca.poll();
-    world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+    world.pass_a_second();
     a.hca.poll();
-    assert_eq!(a.poll(), [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome: Syndrome::TransportRetryExceeded }]);
+    assert_eq!(a.poll(), [refused(0, Syndrome::TransportRetryExceeded)]);
 }
 
 #[test]
 fn after_reset_both_queues_start_again_and_an_old_connection_is_none() {
-    let world = World::default();
-    let [mut a, mut b] = End::pair(&world, false, ALL);
+    let (world, [mut a, mut b]) = pair();
     a.data.put(0, PAYLOAD);
     for round in 0..3 {
-        b.write_receive(0, 0, b.sge(4096, 32));
-        b.write_receive(1, 0, b.sge(8192, 32));
-        b.ring_receives(2);
+        b.receive_at(&[4096, 8192], 32);
         b.hca.poll();
-        a.post(Opcode::Send, 0, &[a.sge(0, 32)]);
-        a.ring();
+        a.post_now(Opcode::Send, 0, &[a.sge(0, 32)]);
         let (done, arrived) = a.exchange(&mut b);
         assert_eq!((done, arrived), (vec![sent(0)], vec![received(CqeOpcode::ResponderSend, 0, 0)]), "round {round}");
         b.reset();
         // Only one end is new: the other's connection leads nowhere now.
         b.connect(a.qpn);
-        b.write_receive(0, 0, b.sge(4096, 32));
-        b.ring_receives(1);
-        let late = a.post(Opcode::Send, 0, &[a.sge(0, 32)]);
-        a.ring();
+        b.receive_at(&[4096], 32);
+        let late = a.post_now(Opcode::Send, 0, &[a.sge(0, 32)]);
         let (done, arrived) = a.exchange(&mut b);
         assert_eq!((done, arrived), (vec![], vec![]));
-        world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+        world.pass_a_second();
         let (done, arrived) = a.exchange(&mut b);
-        let syndrome = Syndrome::TransportRetryExceeded;
-        assert_eq!(done, [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: late, syndrome }]);
+        assert_eq!(done, [refused(late, Syndrome::TransportRetryExceeded)]);
         assert_eq!(arrived, []);
         for end in [&mut a, &mut b] {
             end.reset();
@@ -381,10 +362,8 @@ fn after_reset_both_queues_start_again_and_an_old_connection_is_none() {
 
 #[test]
 fn an_error_flushes_what_was_posted_on_both_sides() {
-    let world = World::default();
-    let [mut a, mut b] = End::pair(&world, false, ALL);
-    b.write_receive(0, 0, b.sge(0, 32));
-    b.ring_receives(1);
+    let (_, [mut a, mut b]) = pair();
+    b.receive_at(&[0], 32);
     let posted = b.post(Opcode::RdmaWrite, 0, &[a.remote(0), b.sge(0, 32)]);
     // Not rung when the state changes, and not looked at.
     b.ring();
@@ -398,8 +377,7 @@ fn an_error_flushes_what_was_posted_on_both_sides() {
 
 #[test]
 fn a_record_beyond_the_queue_ends_the_queue_pair_and_nothing_is_read() {
-    let world = World::default();
-    let [mut a, mut b] = End::pair(&world, false, ALL);
+    let (_, [mut a, mut b]) = pair();
     a.set_record(driver::ENTRIES as u16 + 1);
     let (done, _) = a.exchange(&mut b);
     assert_eq!(done, []);
@@ -408,14 +386,12 @@ fn a_record_beyond_the_queue_ends_the_queue_pair_and_nothing_is_read() {
 
 #[test]
 fn an_armed_queue_gives_one_event() {
-    let world = World::default();
-    let [mut a, b] = End::pair(&world, false, ALL);
+    let (_, [mut a, b]) = pair();
     assert!(!a.hca.take_event(a.cqn()), "the record starts as zeros, which is also the first arm command");
     a.arm();
     a.hca.poll();
     assert!(!a.hca.take_event(a.cqn()));
-    a.post(Opcode::RdmaWrite, 0, &[b.remote(0), a.sge(0, 8)]);
-    a.ring();
+    a.post_now(Opcode::RdmaWrite, 0, &[b.remote(0), a.sge(0, 8)]);
     a.hca.poll();
     let events = [(); 2].map(|()| a.hca.take_event(a.cqn()));
     assert_eq!(events, [true, false]);
@@ -425,8 +401,7 @@ fn an_armed_queue_gives_one_event() {
     assert_eq!(a.poll(), [sent(0)]);
     // The next one has its own, also if it comes before the queue is armed.
     let write = |a: &mut End| {
-        a.post(Opcode::RdmaWrite, 0, &[b.remote(0), a.sge(0, 8)]);
-        a.ring();
+        a.post_now(Opcode::RdmaWrite, 0, &[b.remote(0), a.sge(0, 8)]);
         a.hca.poll();
     };
     write(&mut a);
@@ -440,8 +415,7 @@ fn an_armed_queue_gives_one_event() {
 /// As ibverbs-tests and perftest do it: each event is taken for one completion.
 #[test]
 fn a_completion_behind_the_one_that_gave_the_event_gives_its_own() {
-    let world = World::default();
-    let [mut a, b] = End::pair(&world, false, ALL);
+    let (_, [mut a, b]) = pair();
     for round in 0..3 {
         a.arm();
         for _ in 0..3 {
@@ -463,19 +437,12 @@ fn a_completion_behind_the_one_that_gave_the_event_gives_its_own() {
 #[test]
 fn datagrams_wait_for_a_receiver_that_is_slow_but_not_for_one_that_has_stopped() {
     let world = World::default();
-    let [mut a, b] = [(); 2].map(|()| End::new(&world, Service::Datagram, false, ALL));
-    for end in [&a, &b] {
-        end.hca.initialize(end.qpn);
-        end.hca.activate_datagrams(end.qpn, 5);
-        end.hca.start_sending(end.qpn, &ConnectOptions::default());
-    }
-    let datagram = DatagramSegment { vector: AddressVector::local(1, 0), qpn: b.qpn, qkey: 5 }.emit();
-    let segments: [_; 3] = std::array::from_fn(|i| datagram[i * SEGMENT..].first_chunk().copied().unwrap());
+    let [mut a, b] = datagrams(&world);
+    let segments = datagram(AddressVector::local(1, 0), b.qpn);
     // How many leave before one waits.
     let fill = |a: &mut End| {
         let leaves = |a: &mut End| {
-            a.post(Opcode::Send, 0, &segments);
-            a.ring();
+            a.post_now(Opcode::Send, 0, &segments);
             a.hca.poll();
             !a.poll().is_empty()
         };
@@ -489,24 +456,19 @@ fn datagrams_wait_for_a_receiver_that_is_slow_but_not_for_one_that_has_stopped()
     a.hca.poll();
     assert_eq!(a.poll().len(), 1, "there is room again");
     assert_eq!(fill(&mut a), 31);
-    world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+    world.pass_a_second();
     a.hca.poll();
     assert_eq!(a.poll().len(), 1, "it was lost");
 }
 
 #[test]
 fn receives_are_flushed_behind_atomics_which_took_none() {
-    let world = World::default();
-    let [mut a, mut b] = End::pair(&world, false, ALL);
-    for i in 0..3 {
-        b.write_receive(i, 0, b.sge(4096, 32));
-    }
-    b.ring_receives(3);
+    let (_, [mut a, mut b]) = pair();
+    b.receive_at(&[4096; 3], 32);
     for _ in 0..2 {
-        a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), AtomicSegment { swap_add: 1, compare: 0 }.emit(), a.sge(0, 8)]);
+        a.post(Opcode::AtomicFetchAdd, 0, &add_one(&a, &b));
     }
-    a.post(Opcode::Send, 0, &[a.sge(0, 32)]);
-    a.ring();
+    a.post_now(Opcode::Send, 0, &[a.sge(0, 32)]);
     let (done, arrived) = a.exchange(&mut b);
     assert_eq!((done.len(), arrived), (3, vec![received(CqeOpcode::ResponderSend, 0, 0)]));
     b.hca.fail_qp(b.qpn);
@@ -518,11 +480,9 @@ fn receives_are_flushed_behind_atomics_which_took_none() {
 #[test]
 fn two_ends_that_are_both_reset_may_connect_again_in_any_order() {
     for is_b_late in [false, true] {
-        let world = World::default();
-        let [mut a, mut b] = End::pair(&world, false, ALL);
+        let (_, [mut a, mut b]) = pair();
         a.data.put(0, PAYLOAD);
-        a.post(Opcode::RdmaWrite, 0, &[b.remote(512), a.sge(0, 32)]);
-        a.ring();
+        a.post_now(Opcode::RdmaWrite, 0, &[b.remote(512), a.sge(0, 32)]);
         assert_eq!(a.exchange(&mut b).0, [sent(0)]);
         a.reset();
         if is_b_late {
@@ -535,16 +495,14 @@ fn two_ends_that_are_both_reset_may_connect_again_in_any_order() {
             a.connect(b.qpn);
         }
         for end in [&mut a, &mut b] {
-            end.write_receive(0, 0, end.sge(4096, 32));
-            end.ring_receives(1);
+            end.receive_at(&[4096], 32);
             end.hca.poll();
         }
         b.data.put(0, PAYLOAD);
         for (from, to) in [(0, 1), (1, 0)] {
             let ends = [&mut a, &mut b];
             let source = ends[from].sge(0, 32);
-            ends[from].post(Opcode::Send, 0, &[source]);
-            ends[from].ring();
+            ends[from].post_now(Opcode::Send, 0, &[source]);
             let [a, b] = ends;
             let (of_a, of_b) = a.exchange(b);
             let done = if from == 0 { [of_a, of_b] } else { [of_b, of_a] };
@@ -555,30 +513,23 @@ fn two_ends_that_are_both_reset_may_connect_again_in_any_order() {
 
 #[test]
 fn an_atomic_is_not_asked_for_again_because_its_owner_was_reset() {
-    let world = World::default();
-    let [mut a, mut b] = End::pair(&world, false, ALL);
-    a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), AtomicSegment { swap_add: 1, compare: 0 }.emit(), a.sge(0, 8)]);
-    a.ring();
+    let (world, [mut a, mut b]) = pair();
+    a.post_now(Opcode::AtomicFetchAdd, 0, &add_one(&a, &b));
     a.hca.poll();
     // It comes to the message, and takes the answer away.
     b.reset();
     b.connect(a.qpn);
     let (done, _) = a.exchange(&mut b);
     assert_eq!((done, b.data.get(8)), (vec![], 1u64.to_ne_bytes()));
-    world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
-    let syndrome = Syndrome::TransportRetryExceeded;
-    assert_eq!(a.exchange(&mut b).0, [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome }]);
+    world.pass_a_second();
+    assert_eq!(a.exchange(&mut b).0, [refused(0, Syndrome::TransportRetryExceeded)]);
     assert_eq!(b.data.get(8), 1u64.to_ne_bytes());
 }
 
 #[test]
 fn who_was_reset_alone_has_no_connection_and_is_not_answered_from_the_one_before() {
-    let world = World::default();
-    let [mut a, mut b] = End::pair(&world, false, ALL);
-    let post = |a: &mut End, b: &End| {
-        a.post(Opcode::AtomicFetchAdd, 0, &[b.remote(8), AtomicSegment { swap_add: 1, compare: 0 }.emit(), a.sge(0, 8)]);
-        a.ring();
-    };
+    let (world, [mut a, mut b]) = pair();
+    let post = |a: &mut End, b: &End| a.post_now(Opcode::AtomicFetchAdd, 0, &add_one(a, b));
     post(&mut a, &b);
     assert_eq!(a.exchange(&mut b).0, [Done::Sent { wqe: 0, bytes: 8 }]);
     a.reset();
@@ -586,7 +537,6 @@ fn who_was_reset_alone_has_no_connection_and_is_not_answered_from_the_one_before
     post(&mut a, &b);
     let (done, _) = a.exchange(&mut b);
     assert_eq!((done, b.data.get(8)), (vec![], 1u64.to_ne_bytes()), "its peer does not know of the new connection");
-    world.now_ns.fetch_add(1_000_000_000, Ordering::Relaxed);
-    let syndrome = Syndrome::TransportRetryExceeded;
-    assert_eq!(a.exchange(&mut b).0, [Done::Failed { opcode: CqeOpcode::RequesterError, wqe: 0, syndrome }]);
+    world.pass_a_second();
+    assert_eq!(a.exchange(&mut b).0, [refused(0, Syndrome::TransportRetryExceeded)]);
 }
