@@ -78,7 +78,7 @@ impl Memory {
     }
 }
 
-/// L3: both lanes go round with every call, and what says that a slot is free again is an answer, or the next call.
+/// L3: both lanes go round with every call; an answer, or the next call, shows that a slot is free again.
 #[test]
 fn loom_a_lane_pair_of_one_slot_is_reused_by_answers() {
     const CALLS: u64 = 3;
@@ -131,12 +131,12 @@ enum End {
     Killed,
     /// By the count of departures (C3).
     Left,
-    /// By that or by a look at the entry (C1).
+    /// By that count or by the word of the entry (C1).
     LeftBeforeRound,
 }
 
-/// C1 to C5: the entry of a client that is gone, wherever it was, is the next one's with empty lanes, and the answer to the former is
-/// nobody's.
+/// C1 to C5: the entry of a client that is gone, wherever it was, is the next one's with empty lanes, and the answer to the former
+/// reaches no client.
 fn recover(name: &str, stage: Stage, end: End) {
     let (is_killed, finds_left) = (end == End::Killed, end == End::LeftBeforeRound);
     let home = Home::new(name);
@@ -213,7 +213,7 @@ fn recover(name: &str, stage: Stage, end: End) {
 fn loom_the_next_client_of_a_entry_gets_its_own_answer_only() {
     for stage in [Stage::Joined, Stage::HalfWritten, Stage::Published, Stage::Notified, Stage::Answered] {
         for end in [End::Killed, End::Left, End::LeftBeforeRound] {
-            // Nobody leaves in the middle of a call.
+            // No client leaves in the middle of a call.
             if end == End::Killed || stage != Stage::HalfWritten {
                 recover(&format!("{stage:?}-{end:?}"), stage, end);
             }

@@ -88,7 +88,7 @@ impl PolicyOptions {
     /// Checks whether a job of this `topology` can obey.
     ///
     /// # Errors
-    /// The first flag that it cannot obey, and what is legal.
+    /// The first flag that it cannot obey, and the legal values.
     pub fn check(&self, topology: &Topology) -> Result<(), RangeError> {
         self.given().try_for_each(|policy| policy.suits(topology))
     }

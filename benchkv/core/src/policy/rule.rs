@@ -22,7 +22,7 @@ pub(super) trait Asked {
     /// Checks whether a job of this topology can obey. Called only if a flag is given.
     ///
     /// # Errors
-    /// The flag, and what is legal.
+    /// The flag, and the legal values.
     fn suits(&self, topology: &Topology) -> Result<(), RangeError>;
 
     /// Returns the maximum time for which requests are held back.
