@@ -131,7 +131,7 @@ enum End {
     Killed,
     /// By the count of departures (C3).
     Left,
-    /// By that or by a look at the entry (C1).
+    /// By that or by a check of the entry (C1).
     LeftBeforeRound,
 }
 
@@ -213,7 +213,7 @@ fn recover(name: &str, stage: Stage, end: End) {
 fn loom_the_next_client_of_a_entry_gets_its_own_answer_only() {
     for stage in [Stage::Joined, Stage::HalfWritten, Stage::Published, Stage::Notified, Stage::Answered] {
         for end in [End::Killed, End::Left, End::LeftBeforeRound] {
-            // Nobody leaves in the middle of a call.
+            // No client leaves in the middle of a call.
             if end == End::Killed || stage != Stage::HalfWritten {
                 recover(&format!("{stage:?}-{end:?}"), stage, end);
             }

@@ -211,7 +211,7 @@ impl Simulated {
         }
         self.simulation.run(until_ns);
         if !self.is_strict_about_failures {
-            self.bury();
+            self.reap();
         }
     }
 
@@ -262,7 +262,7 @@ impl Simulated {
     }
 
     /// Ends the ranks whose threads have failed.
-    fn bury(&mut self) {
+    fn reap(&mut self) {
         let failed = |failure: &SimulationError| match failure {
             SimulationError::Failed { rank, .. } => Some(*rank),
             SimulationError::Setup(_) => None,
