@@ -187,7 +187,7 @@ fn launch(cli: Cli) -> ExitCode {
     match launch.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Those of killed ranks. The next job would remove them too, so a failure to do it now is none of this job.
+            // Files of killed ranks. The next job would remove them too, so a failure to do it now is none of this job.
             let _ = Dir::open(options.asked.shm_dir.as_deref()).and_then(|dir| dir.sweep());
             fail(error.exit_code(), &error)
         }

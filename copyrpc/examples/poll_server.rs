@@ -12,7 +12,7 @@ use std::time::Duration;
 use copyrpc::mlx5::DeviceSpec;
 use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, RecvHandle, ReplyError};
 
-/// Time between two looks for new clients while nothing arrives.
+/// Time between two polls for new clients while nothing arrives.
 const LOOK: Duration = Duration::from_millis(20);
 /// Maximum time for a client to connect. The other clients wait meanwhile.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -10,7 +10,7 @@ use crate::ring::RecvBytes;
 use crate::wire::Status;
 
 /// A request to be answered, at any time and in any order. Its bytes stay in the receive ring, unchanged, until then. The ring after the
-/// oldest of them is not reused: to hold a request for long, copy the bytes and [give them up](Self::give_up_data).
+/// oldest of them is not reused: to hold a request for long, copy the bytes and [release them](Self::release_data).
 ///
 /// A drop without a reply answers the caller with [`CallFailure::Dropped`](crate::error::CallFailure::Dropped).
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl<U> RecvHandle<U> {
 
     /// Releases the bytes' place in the ring: [`data`](Self::data) is empty from now on. A request without bytes stops no other request of
     /// its connection, however long it is held; until it is answered it only keeps its caller's allowance for the reply from the credit.
-    pub fn give_up_data(&mut self) {
+    pub fn release_data(&mut self) {
         let mut request = self.request();
         self.connection.link().release_bytes(&mut request);
         self.name = request.name();
@@ -234,7 +234,7 @@ mod tests {
 
     /// Nor the device, nor the memory of its connection.
     #[test]
-    fn bytes_that_are_given_up_after_the_context_leave_nothing_behind() {
+    fn bytes_that_are_released_after_the_context_leave_nothing_behind() {
         let fabric = LocalFabric::new();
         let context = || -> Context<()> {
             let fabric = FabricSpec::Local(fabric.clone());
@@ -250,7 +250,7 @@ mod tests {
         let mut request = server.recv().unwrap();
         let worklist = Rc::downgrade(&server.inner.worklist());
         drop((peer, server));
-        request.give_up_data();
+        request.release_data();
         drop(request);
         assert!(worklist.upgrade().is_none());
     }

@@ -31,7 +31,7 @@ const COARSE_LAG_NS: u64 = 10_000_000;
 /// The time that stands for no deadline.
 const NEVER: u64 = u64::MAX;
 
-/// The one valid timer of a connection in the heap; other entries of it are dead.
+/// The valid timer of a connection in the heap; other entries of the connection are dead.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timer {
     at_ns: u64,

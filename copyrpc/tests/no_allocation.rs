@@ -51,7 +51,7 @@ fn round(pair: &Pair, kind: Kind, depth: usize, bytes: &mut [u8], tally: &mut Ta
             ended.set(ended.get() + u64::from(pair.to_server.cancel(token).is_some()));
         }
     }
-    // Those that were given up are answered too.
+    // Calls that were given up are answered too.
     let answered = pair.server.stats().replies + taken;
     support::step_until(
         || ended.get() == taken && pair.server.stats().replies == answered,

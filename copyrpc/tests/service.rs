@@ -149,7 +149,7 @@ fn a_server_that_leaves_while_clients_wait_to_be_taken_is_waited_for() {
     let served = net.serve(&address.to_string(), upper_case);
     assert_eq!(client.join().unwrap(), b"THERE");
     served.end();
-    // One that closes every time is none.
+    // A server that closes every time is none.
     let listener = TcpListener::bind(any_port()).unwrap();
     let address = listener.local_addr().unwrap();
     thread::spawn(move || listener.incoming().for_each(drop));
@@ -215,12 +215,12 @@ fn a_call_ends_in_time_and_its_late_reply_is_not_the_next_ones() {
 #[test]
 fn a_client_whose_credit_is_kept_by_calls_that_it_gave_up_says_so_and_connects_again() {
     let net = Net::new();
-    let (let_go, taken) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+    let (is_released, taken) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
     let served = net.serve(&any_port(), {
-        let (let_go, taken) = (Arc::clone(&let_go), Arc::clone(&taken));
+        let (is_released, taken) = (Arc::clone(&is_released), Arc::clone(&taken));
         move |server| {
             let mut held = Vec::new();
-            while !let_go.load(Ordering::Relaxed) {
+            while !is_released.load(Ordering::Relaxed) {
                 server.step().unwrap();
                 while let Some(request) = server.recv() {
                     taken.lock().unwrap().push(request.data().to_vec());
@@ -259,7 +259,7 @@ fn a_client_whose_credit_is_kept_by_calls_that_it_gave_up_says_so_and_connects_a
     assert!(matches!(client.call_within(b"held", SHORT), Err(ClientError::TimedOut)));
     sent.push(b"held".to_vec());
     assert!(matches!(client.call(b"not sent"), Err(ClientError::NoCredit { given_up: 1 })));
-    let_go.store(true, Ordering::Relaxed);
+    is_released.store(true, Ordering::Relaxed);
     served.end();
     assert_eq!(*taken.lock().unwrap(), sent);
 }
@@ -470,7 +470,7 @@ fn clients_that_connect_at_once_do_not_exceed_the_limit() {
     let options = ClientOptions { connect_timeout: SHORT, ..net.client_options() };
     let connect = || {
         let client = Client::with_options(address, &options);
-        // Nobody leaves before the last one has tried.
+        // No client leaves before the last one has tried.
         all.wait();
         client.map(drop).map_err(|error| error.to_string())
     };
@@ -695,7 +695,7 @@ fn a_thousand_strangers_at_once_delay_nobody_and_leave_nothing() {
             2 => vec![number as u8; 128],
             _ => [&MAGIC[..], &[number as u8; 120]].concat(),
         };
-        // Those that were read already may be gone.
+        // Requests that were read already may be gone.
         let _ = stranger.write_all(&bytes);
     }
     // Not so long as one of them may take.
@@ -703,7 +703,7 @@ fn a_thousand_strangers_at_once_delay_nobody_and_leave_nothing() {
     let mut client = Client::with_options(&*address, &options).unwrap();
     assert_eq!(client.call(b"meanwhile").unwrap(), b"MEANWHILE");
     let start = Instant::now();
-    // What is no record, or of another version, is answered with a record that has this one's version and a refusal.
+    // A message that is no record, or a record of another version, is answered with a record that has this one's version and a refusal.
     for stranger in strangers.iter_mut().skip(2).step_by(4) {
         stranger.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let mut answer = [0; EXCHANGE_RECORD_SIZE];

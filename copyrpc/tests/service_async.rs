@@ -427,7 +427,7 @@ fn a_call_that_is_given_up_leaves_room_for_others() {
         }));
         let first = block_on(server.recv()).unwrap().unwrap();
         drop(calls);
-        // What arrived is answered, to nobody.
+        // The requests that arrived are answered; their callers are gone.
         first.reply(*b"late");
         let call = client.call(b"last");
         let answering = thread::scope(|scope| {
@@ -450,7 +450,7 @@ fn a_call_ends_at_its_time_behind_others_that_the_ring_has_no_room_for() {
     let net = Net::new();
     let server = block_on(start(&net, &any_port()));
     let client = block_on(connect(&net, server.local_addr()));
-    // Nobody answers, and these are more than the ring holds.
+    // The server does not answer, and these are more than the ring holds.
     let mut patient: Vec<_> = (0..100).map(|_| Box::pin(client.call_within(vec![0; 1_900], WATCHDOG * 2))).collect();
     block_on(std::future::poll_fn(|task| {
         assert!(patient.iter_mut().all(|call| call.as_mut().poll(task).is_pending()));

@@ -471,7 +471,7 @@ fn cancelled_calls_keep_their_places_until_they_are_answered_and_a_dropped_node_
         assert_eq!((a.cancel(calls[1]), a.cancel(calls[1]), a.cancel(calls[2])), (Some(1), None, Some(2)));
         assert!(matches!(a.call(1, 9, 9), Err(CallError::Full { in_flight: 4, .. })));
         b.poll(no_reply);
-        // One that nobody waits for is answered, the other rejected.
+        // A call that no caller waits for is answered, the other rejected.
         let tokens: Vec<_> = std::iter::from_fn(|| b.recv()).collect();
         for (_, token, payload) in tokens {
             if payload == 2 { drop(token) } else { b.reply(token, payload).unwrap() }

@@ -260,7 +260,7 @@ fn stopping_a_server_and_dropping_a_token_wake_it() {
     server.poll();
     let (token, _) = server.recv().unwrap();
     let region = Region::open(&scratch.dir(), "s", u64::from_be_bytes(*b"ipcLANE\x02"), 128).unwrap();
-    // What the server sleeps on: how often it was woken, and whether it sleeps.
+    // The server's futex: the number of its wake-ups, and whether it sleeps.
     // SAFETY: in bounds, and all access to these words is atomic.
     let [wakes, sleeping] = [200, 204].map(|word| unsafe { region.view().at::<AtomicU32>(word).unwrap().as_ref() });
     sleeping.store(1, Ordering::Relaxed);

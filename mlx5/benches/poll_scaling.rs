@@ -223,7 +223,7 @@ thread_local! {
 
 impl Drop for IbvPollCq {
     fn drop(&mut self) {
-        // What was not polled is not left to the next one.
+        // Completions that were not polled are not left to the next one.
         while self.verbs.as_ref().is_some_and(|verbs| !verbs.cq.poll(64).is_empty()) {}
         VERBS.set(self.verbs.take());
     }

@@ -1,6 +1,6 @@
 //! One-sided verbs: WRITE, WRITE with immediate and READ towards a process that is stopped (SIGSTOP) all the while.
 //!
-//! None of the three needs the peer's CPU. It granted access when it registered the memory and connected; its device does the rest, so a
+//! The three operations do not need the peer's CPU. It granted access when it registered the memory and connected; its device does the rest, so a
 //! peer that computes, sleeps or is stopped is written and read as fast as any other. What it has to do itself is to notice: plain bytes in
 //! memory tell nobody that they are complete, so the last WRITE carries an immediate, which takes a receive and gives the peer a CQE.
 //!

@@ -158,7 +158,7 @@ impl World {
         others.iter().for_each(|&q| self.processes[q].tell(&format!("dead {p}")));
         for &q in &others {
             let process = &mut self.processes[q];
-            assert_eq!(process.hear("buried"), [QPS as u64], "each queue pair to the killed process has failed");
+            assert_eq!(process.hear("reaped"), [QPS as u64], "each queue pair to the killed process has failed");
             assert_eq!(core::mem::take(&mut process.errors), [p], "errors from the killed process only");
         }
         self.processes[p] = Process::start(&self.dir, p);

@@ -233,7 +233,7 @@ fn freed(net: &Net, a: &mut End, b: &End, mr: Mr, post: impl FnOnce(&mut End, &M
     // Posted, and told only when the region is gone: late enough in every time.
     post(a, &mr);
     drop(mr);
-    // What takes its place is somebody else's.
+    // The queue pair that takes its place belongs to another client.
     let next = (a.pd.alloc(4096, ANY).unwrap(), b.pd.alloc(4096, ANY).unwrap());
     a.qp.ring();
     let [(_, result)] = net.collect(1, || a.sent())[..] else { panic!() };

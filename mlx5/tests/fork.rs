@@ -93,7 +93,7 @@ fn connections_go_on_while_children_live_and_after_they_have_ended() {
     children.into_iter().for_each(Child::end);
     exchange(&net, &mut a, &mut b, 2 * ROUNDS);
     assert!(pages.iter().all(|&byte| byte == 1), "what the children wrote is theirs");
-    // What is made after a fork works as well.
+    // Objects that are made after a fork work as well.
     let (mut c, mut d) = pair(&net, OWN);
     exchange(&net, &mut c, &mut d, 0);
 }

@@ -327,7 +327,7 @@ fn memory_that_a_running_process_is_writing_to_is_waited_for() {
         drop((qp, send_cq, recv_cq, srq, next, pd, device));
         fabric::remove_dir(&dir);
     }
-    // It is nearly always in the middle of a copy; on a busy machine it may rarely be waited for in vain.
+    // It is nearly always in the middle of a copy; on a busy machine it rarely is not, for the whole time of the wait.
     println!("{quarantined} of {rounds} regions quarantined");
     assert!(quarantined < rounds / 2, "nobody waited");
 }

@@ -105,7 +105,7 @@ fn memory_of_the_arena_deregistered_under_a_stopped_writer_is_not_used_again() {
     }
     println!("{} of {instructions} instructions covered, {in_copy} in the copy, 0 bytes written after", points.taken);
     assert!(in_copy > 0);
-    // What is quarantined is so because the peer is in the middle, and not for good: now it is not.
+    // Memory is in quarantine because the peer is in the middle, and not for good: now it is not.
     let before = target.device.info().quarantined;
     drop(alloc(&target));
     assert_eq!(target.device.info().quarantined, before);
@@ -239,7 +239,7 @@ fn next_queues_are_their_own(kind: Kind) {
             if inside {
                 stepped.finish();
             }
-            target.patrol();
+            target.sweep();
             assert_eq!(target.arrived(true), [], "instruction {point}: a datagram for another queue pair arrived");
             target.remove(1);
             stepped.kill();

@@ -117,7 +117,7 @@ impl Writer {
             let mut completion = Completion { byte_count: self.random.below(u32::MAX), ..first.clone() };
             if receive {
                 completion.wqe_counter = first.wqe_counter.wrapping_add(i as u16);
-                // What a mini CQE of a receive has there means nothing.
+                // These bytes of a mini CQE of a receive mean nothing.
                 minis.push(MiniCqe { word: self.random.below(u32::MAX), byte_count: completion.byte_count });
             } else {
                 completion.wqe_counter = self.random.below(1 << 16) as u16;

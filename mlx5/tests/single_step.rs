@@ -211,14 +211,14 @@ fn kill(kind: Kind) {
         if kind == Kind::Own {
             // The user gives the connection up: all its receives complete, in order.
             world.target.qps.get_mut(&0).unwrap().fail();
-            world.target.patrol();
+            world.target.sweep();
             world.take(true);
             leaked += 8 - world.from_stepped.len() - world.flushed;
             world.flushed = 0;
             world.target.remove(0);
         } else if kills % 2 == 0 {
-            // Found by the patrol, or when the queue pair is destroyed.
-            world.target.patrol();
+            // Found by the sweep, or when the queue pair is destroyed.
+            world.target.sweep();
             leaked += world.receives_lost();
             world.target.remove(0);
         } else {
@@ -272,11 +272,11 @@ fn destroy(kind: Kind) {
         stops += 1;
         kills += point % 2;
         if point % 2 == 0 {
-            world.target.patrol();
+            world.target.sweep();
             leaked += world.receives_lost();
         }
         world.kill(stepped);
-        world.target.patrol();
+        world.target.sweep();
         leaked += world.receives_lost();
         assert!(world.from_stepped.is_sorted_by(|a, b| a < b), "delivered twice");
         world.from_stepped.clear();

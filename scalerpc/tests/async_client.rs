@@ -292,7 +292,7 @@ async fn hold_both_slots(client: &AsyncClient) {
 
 /// The server answers none of the requests that hold the slots.
 #[test]
-fn calls_that_were_given_up_hold_a_client_up_until_one_call_has_waited_in_vain() {
+fn calls_that_were_given_up_hold_a_client_up_until_one_call_has_waited_for_its_whole_time() {
     let net = Net::new();
     let server = start(&net, &any_port(), ServerConfig { depth: 2, ..config() });
     block_on(async {
@@ -309,7 +309,7 @@ fn calls_that_were_given_up_hold_a_client_up_until_one_call_has_waited_in_vain()
         hold_both_slots(&hasty).await;
         let stuck = hasty.call(b"no slot").await.unwrap_err();
         assert!(matches!(stuck, ClientError::NoCredit { given_up: 2 }), "{stuck}");
-        assert_eq!(hasty.call_within(b"next", WATCHDOG).await.unwrap(), b"NEXT", "without another call that waits in vain");
+        assert_eq!(hasty.call_within(b"next", WATCHDOG).await.unwrap(), b"NEXT", "without another call that waits for its whole time");
         assert_eq!(client.call(b"beside").await.unwrap(), b"BESIDE");
         drop(server.kept.try_iter().collect::<Vec<_>>());
     });

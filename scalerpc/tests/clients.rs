@@ -132,7 +132,7 @@ fn a_synchronous_call_ends_with_its_response_or_says_why() {
     for number in 0..10 {
         let len = client.call_sync(WORK, &request(1, number), &mut bytes, &mut serve).unwrap();
         assert_eq!(bytes[..len], response(1, number));
-        // None of these failures blocks the next call.
+        // These failures do not block the next call.
         let failure = client.call_sync(99, &[], &mut bytes, &mut serve);
         assert_eq!(failure, Err(SyncCallError::Failure(CallFailure::UnknownType)));
         let failure = client.call_sync(FAILS, &[], &mut bytes, &mut serve);
@@ -379,7 +379,7 @@ fn more_clients_than_zones_pause_between_calls_and_none_is_evicted() {
         let stats = server.stats();
         assert_eq!((stats.evictions, stats.garbage), (0, 0), "{stats:?}");
         assert!(stats.taken_back > 100, "{stats:?}");
-        // Those that died in their sleep are noticed by the probe (S20).
+        // Clients that died in their sleep are noticed by the probe (S20).
         clients.truncate(3);
         for _ in 0..3_000 {
             now_ns.fetch_add(1_000_000, Ordering::Relaxed);

@@ -181,7 +181,7 @@ SCALERPC_DEFECTS = {
         [(f"{SCALERPC}/client/mod.rs", "self.pending | self.lent != 0", "self.pending & !self.quarantined != 0")],
     ),
     "evicted-unseen": (
-        "a client is evicted without a look for its release, although the server was away",
+        "a client is evicted without a check for its release, although the server was away",
         [(f"{SCALERPC}/server/zones.rs", "                self.take_entry(client);\n", "")],
     ),
 }

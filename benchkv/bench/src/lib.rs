@@ -2,7 +2,7 @@
 //!
 //! - [`load`]: callers and answerers under load, over any transport. [`counted`]: single operations in sequence, for callgrind.
 //! - [`pattern`]: the content of requests and replies, by which a wrong one is noticed.
-//! - [`held`]: the memory of the program.
+//! - [`held`]: the memory of the program. `program`: the frame of programs that measure two processes.
 //!
 //! Only [`load`] starts a thread.
 
@@ -10,3 +10,5 @@ pub mod counted;
 pub mod held;
 pub mod load;
 pub mod pattern;
+#[cfg(feature = "program")]
+pub mod program;

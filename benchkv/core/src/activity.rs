@@ -364,7 +364,7 @@ mod tests {
         assert_eq!(
             (transport.counted.of("writes"), transport.counted.of("messages"), transport.backlog_peak),
             (10, 30, 95),
-            "between two looks"
+            "between two polls"
         );
     }
 

@@ -179,7 +179,7 @@ pub struct Client<P> {
     ended: Vec<(Operation, Option<Response>)>,
 }
 
-/// The counts of a client while it runs: differences of two looks are those of the time between.
+/// The counts of a client while it runs: the difference of two readings is that of the time between.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Operations that have ended, errors included.

@@ -23,7 +23,7 @@ const STALL: Duration = Duration::from_secs(12);
 /// Minimum number of rounds of each daemon of a rank while nothing moves, if the daemon runs at all: a round takes at least 16 requests
 /// of each client.
 const ROUNDS: u32 = 1_000;
-/// Maximum time that counts between two looks at a silent rank.
+/// Maximum time that counts between two polls of a silent rank.
 const LONGEST_STEP: Duration = Duration::from_millis(100);
 /// Maximum sleep of a daemon between two of its rounds.
 pub const DAEMON_SLEEP: Duration = Duration::from_nanos(SILENCE.as_nanos() as u64 / ROUNDS as u64 / 2);
@@ -160,7 +160,7 @@ mod tests {
         Rank { drain: Drain::new(5, quiet, LONGEST), now_ns: 5, daemon: DrainProgress::default(), is_interrupted: false }
     }
 
-    /// Lets all ranks look every 10 ms for `time`, or until the drain ends. `act` moves their daemons before each look.
+    /// Lets all ranks look every 10 ms for `time`, or until the drain ends. `act` moves their daemons before each poll.
     fn pass(ranks: &mut [Rank], time: Duration, mut act: impl FnMut(u64, &mut [Rank])) -> Option<End> {
         (0..time.as_nanos() as u64 / STEP_NS).find_map(|step| {
             act(step, ranks);

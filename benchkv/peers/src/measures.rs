@@ -124,7 +124,7 @@ impl Across {
     fn connect(job: &Job, clock: Clock, names: &Names) -> Result<Self, Failure> {
         let connect = |what| IpcClient::connect(&names.dir, &names.of(what));
         let mut idle = (0..MANY).map(|_| connect("among")).collect::<Result<Vec<_>, _>>()?;
-        // A client that has neither the first nor the last of the seats.
+        // A client that has neither the first nor the last of the places.
         let among = idle.swap_remove(MANY / 2);
         let iceoryx = IceoryxClient::connect(&job.iceoryx2, &names.of("iceoryx"))?;
         Ok(Self { clock, duration: job.duration, alone: connect("alone")?, among, _idle: idle, iceoryx })

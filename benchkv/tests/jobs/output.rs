@@ -135,7 +135,7 @@ fn progress_fits_a_narrow_terminal() {
     let drawn: Vec<&str> = shown.split(['\r', '\n', '\u{1b}']).filter(|line| line.contains(" left")).collect();
     assert!(!drawn.is_empty(), "{shown:?}");
     for line in drawn {
-        // What is left of the code before it, which clears the line.
+        // The rest of the code before it, which clears the line.
         let line = line.trim_start_matches("[2K");
         assert!(line.len() <= 45 && line.contains("["), "{line:?} of {shown:?}");
     }

@@ -1,16 +1,20 @@
 //! The command line as typed. [`crate::options`] checks it and computes every `auto`.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
+use bench::program::Fault;
 use clap::{Parser, ValueEnum};
 use copyrpc::{Context, PollError};
 use harness::affinity::PinPolicy;
+use harness::range::{decimal, whole};
 use harness::report::JsonSink;
 use harness::window::WindowChoice;
 use launch::device::DeviceChoice;
 use serde::{Deserialize, Serialize};
+
+/// Receives of the largest shared receive queue, on software and mlx5 devices alike.
+pub(crate) const MAX_SRQ_SIZE: u32 = (1 << 15) - 1;
 
 /// copyrpc between two processes: round-trip times or calls per second.
 ///
@@ -24,15 +28,15 @@ pub(crate) struct Cli {
     pub(crate) mode: Mode,
 
     /// Endpoints that call, 1 to 64.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole(1..=64_usize))]
     pub(crate) endpoints: usize,
 
     /// Idle endpoints connected in addition, 0 to 4096.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=4096_usize))]
     pub(crate) connected: usize,
 
     /// Calls each endpoint keeps outstanding, 1 to 256.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole(1..=256_usize))]
     pub(crate) depth: usize,
 
     /// Bytes of a request, from 0; at most an eighth of the ring less 12.
@@ -44,19 +48,19 @@ pub(crate) struct Cli {
     pub(crate) reply: usize,
 
     /// Length of each measured run in seconds, 0.01 to 3600.
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = decimal(0.01..=3600.0))]
     pub(crate) duration: f64,
 
     /// Calls of each measured run, 1 to 10^12, instead of a duration.
-    #[arg(long, value_name = "N", conflicts_with = "duration")]
+    #[arg(long, value_name = "N", conflicts_with = "duration", value_parser = whole(1..=1_000_000_000_000_u64))]
     pub(crate) calls: Option<u64>,
 
     /// Load before the first run, in seconds, 0 to 3600.
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.2)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.2, value_parser = decimal(0.0..=3600.0))]
     pub(crate) warmup: f64,
 
     /// Measured runs, 1 to 32.
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole(1..=32_usize))]
     pub(crate) runs: usize,
 
     /// Behaviour of a process that finds no work: auto is busy if each process has a core of its own, else yield.
@@ -74,30 +78,26 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
     pub(crate) device: DeviceChoice,
 
-    /// Bytes of each ring: a power of two, 4096 to 268435456, or auto.
-    #[arg(long, value_name = "BYTES", default_value = "auto")]
-    pub(crate) ring_size: Choice,
+    /// Bytes of each ring: a power of two, 4096 to 268435456 [default: by the messages and the depth].
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) ring_size: Option<u64>,
 
-    /// Batches each endpoint may have in flight, from 1, or auto.
-    #[arg(long, value_name = "N", default_value = "auto")]
-    pub(crate) batches: Choice,
+    /// Batches each endpoint may have in flight [default: that of copyrpc, or fewer if the receives of a device are not enough].
+    #[arg(long, value_name = "N", value_parser = whole(1..=MAX_SRQ_SIZE))]
+    pub(crate) batches: Option<u32>,
 
     /// Small batches of each endpoint under way before the next ones gather, 1 to 256, and the time for which a batch is under way: until
     /// its WRITE completes, or until the peer reports that it was taken. Or off.
     #[arg(long, value_name = "off|completion:N|consumption:N", default_value = "off")]
     pub(crate) window: WindowChoice,
 
-    /// Receives of the shared receive queue, or auto.
-    #[arg(long, value_name = "N", default_value = "auto")]
-    pub(crate) srq_size: Choice,
+    /// Receives of the shared receive queue, 1 to 32767 [default: that of copyrpc, or more for the endpoints].
+    #[arg(long, value_name = "N", value_parser = whole(1..=MAX_SRQ_SIZE))]
+    pub(crate) srq_size: Option<u32>,
 
-    /// Entries of each completion queue, or auto.
-    #[arg(long, value_name = "N", default_value = "auto")]
-    pub(crate) cq_size: Choice,
-
-    /// WQEBBs of each send queue [default: that of copyrpc].
-    #[arg(long, value_name = "N", default_value = "auto")]
-    pub(crate) send_wr: Choice,
+    /// Entries of each completion queue, 1 to 4194304 [default: by the receives].
+    #[arg(long, value_name = "N", value_parser = whole(1..=4_194_304_u32))]
+    pub(crate) cq_size: Option<u32>,
 
     /// Check every payload in both processes; the pattern and the check cost each side some tens of instructions per 32 bytes.
     #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
@@ -157,43 +157,6 @@ impl Wait {
             Self::Event => _ = context.wait(Some(LONGEST_SLEEP))?,
         }
         Ok(())
-    }
-}
-
-/// The value of `--fault`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Fault {
-    /// The caller flips a bit of one request.
-    CorruptRequest,
-    /// The answerer flips a bit of one reply.
-    CorruptReply,
-}
-
-/// A number, or `auto`, which a rule computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Choice {
-    Auto,
-    Number(u64),
-}
-
-impl FromStr for Choice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            number => number.parse().map(Self::Number).map_err(|_| "use auto, or a number".to_owned()),
-        }
-    }
-}
-
-impl Choice {
-    pub(crate) fn or(self, auto: u64) -> u64 {
-        match self {
-            Self::Auto => auto,
-            Self::Number(number) => number,
-        }
     }
 }
 

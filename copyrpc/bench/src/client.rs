@@ -1,16 +1,17 @@
 //! The caller: keeps every active endpoint at its depth. Each slot of the depth calls again as soon as its reply is there, from inside the
 //! callback, so that all calls a poll gives rise to leave with that poll.
 
+use bench::load::Failure;
 use bench::pattern::{self, Tag};
+use bench::program::Fault;
 use copyrpc::{Context, Endpoint, Outcome};
 use harness::clock::Clock;
 use harness::hist::LatencyHistogram;
 
-use crate::Failure;
-use crate::cli::{Fault, Mode};
+use crate::cli::Mode;
 use crate::options::{Job, Length};
 
-/// Number of polls between two looks at the clock.
+/// Number of polls between two readings of the clock.
 const BLOCK_POLLS: u32 = 64;
 
 /// The measurements of one run.
@@ -178,9 +179,7 @@ impl<'a> Load<'a> {
         let tag = Tag::new(endpoint, *number);
         if self.job.verify {
             pattern::fill_request(&mut self.request, tag);
-            if self.job.fault == Some(Fault::CorruptRequest) && *number == 1 {
-                self.request.iter_mut().take(1).for_each(|byte| *byte ^= 1);
-            }
+            Fault::CorruptRequest.inject(self.job.fault, *number, &mut self.request);
         }
         match to.call(&self.request, slot, self.job.reply_bytes) {
             Ok(_) => {

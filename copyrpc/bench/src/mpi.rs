@@ -3,14 +3,15 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use bench::load::Failure;
+use bench::program::{EXIT_OPTIONS, RANKS};
 use harness::report::{JsonSink, say};
 use launch::exchange::{Exchange, MpiExchange};
 use launch::hosts::Hosts;
 
-use crate::Failure;
 use crate::cli::Cli;
-use crate::options::{Options, RANKS};
-use crate::{EXIT_OPTIONS, fail, rank_process};
+use crate::options::Options;
+use crate::{PROGRAM, rank_process};
 
 /// Maximum time for the slower process to start.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -19,13 +20,13 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 pub(crate) fn run(cli: Cli) -> ExitCode {
     let mut exchange = match MpiExchange::start() {
         Ok(exchange) => exchange,
-        Err(error) => return fail(EXIT_OPTIONS, &error),
+        Err(error) => return PROGRAM.fail(EXIT_OPTIONS, &error),
     };
     let (rank, size) = (exchange.rank(), exchange.size());
     if size != RANKS {
         // Every rank comes here.
         return match rank {
-            0 => fail(EXIT_OPTIONS, &format!("MPI has {size} ranks; legal is {RANKS}: mpirun -n {RANKS}")),
+            0 => PROGRAM.fail(EXIT_OPTIONS, &format!("MPI has {size} ranks; legal is {RANKS}: mpirun -n {RANKS}")),
             _ => ExitCode::from(EXIT_OPTIONS),
         };
     }
@@ -34,14 +35,14 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
     let options = match hosts.and_then(|hosts| Options::resolve_on(cli, hosts.cores_here(1, &[]))) {
         Ok(options) => options,
         Err(error) => {
-            fail(EXIT_OPTIONS, &format!("rank {rank}: {error}"));
+            PROGRAM.fail(EXIT_OPTIONS, &format!("rank {rank}: {error}"));
             exchange.abort(EXIT_OPTIONS);
         }
     };
     match job(&options, &mut exchange) {
         Ok(code) => code,
         Err(error) => {
-            fail(1, &format!("rank {rank}: {error}"));
+            PROGRAM.fail(1, &format!("rank {rank}: {error}"));
             exchange.abort(1);
         }
     }

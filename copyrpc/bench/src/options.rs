@@ -1,12 +1,14 @@
-//! From the command line to values that can be run: every range is checked, every `auto` is computed by the rule written here, and both
+//! From the command line to values that can be run: every range is checked, every default is computed by the rule written here, and both
 //! the launcher and each rank arrive at the same values from the same arguments.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bench::load::Failure;
+use bench::program::{Fault, RANKS};
 use copyrpc::ring::{DEFAULT_RING_SIZE, RingSize};
-use copyrpc::{DEFAULT_CQ_SIZE, DEFAULT_SRQ_SIZE, EndpointConfig};
+use copyrpc::{DEFAULT_SRQ_SIZE, EndpointConfig};
 use harness::affinity::{self, Plan, Threads};
 use harness::range::{RangeError, range};
 use harness::report::{self, JsonSink};
@@ -14,21 +16,7 @@ use harness::window::WindowChoice;
 use launch::device::DeviceChoice;
 use serde::{Deserialize, Serialize};
 
-use crate::Failure;
-use crate::cli::{Choice, Cli, Fault, Mode, Wait};
-
-/// The two processes: rank 0 calls, rank 1 answers.
-pub(crate) const RANKS: usize = 2;
-
-const MAX_ENDPOINTS: usize = 64;
-const MAX_CONNECTED: usize = 4096;
-const MAX_DEPTH: usize = 256;
-/// Receives of the largest shared receive queue, on software and mlx5 devices alike.
-const MAX_SRQ_SIZE: u64 = (1 << 15) - 1;
-/// Entries of the largest completion queue, likewise.
-const MAX_CQ_SIZE: u64 = 1 << 22;
-/// Send completions an endpoint is charged with beside its batches in flight.
-const COMPLETIONS_BESIDE_BATCHES: u64 = 8;
+use crate::cli::{Cli, MAX_SRQ_SIZE, Mode, Wait};
 
 /// Length of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -55,19 +43,17 @@ pub(crate) struct Job {
     pub(crate) length: Length,
     pub(crate) warmup_s: f64,
     pub(crate) runs: usize,
-    /// `auto`: the power of two not below four times what one endpoint has outstanding, nor below what one message needs; from 64 KiB up
+    /// By default the power of two not below four times what one endpoint has outstanding, nor below what one message needs; from 64 KiB up
     /// to 1 MiB where messages allow it.
     pub(crate) ring_bytes: u64,
-    /// Batches in flight of each endpoint. `auto`: copyrpc's default, or as many as the largest shared receive queue has for all.
+    /// Batches in flight of each endpoint. By default copyrpc's default, or as many as the largest shared receive queue has for all.
     pub(crate) batches: u32,
     /// Of each endpoint, in both processes.
     pub(crate) window: WindowChoice,
-    /// `auto`: copyrpc's default, or what the endpoints need.
+    /// By default copyrpc's default, or the receives that the endpoints need.
     pub(crate) srq_size: u32,
-    /// `auto`: copyrpc's default, or what the endpoints and the receives need.
-    pub(crate) cq_size: u32,
-    /// WQEBBs of each send queue. `auto`: copyrpc's default.
-    pub(crate) send_wr: u32,
+    /// `None`: copyrpc's rule.
+    pub(crate) cq_size: Option<u32>,
     pub(crate) wait: Wait,
     pub(crate) verify: bool,
     pub(crate) fault: Option<Fault>,
@@ -84,7 +70,6 @@ impl Job {
             ring_size: self.ring_bytes,
             batches_in_flight: self.batches,
             raw_operations: 0,
-            max_send_wr: Some(self.send_wr),
             window: self.window.window(),
             ..EndpointConfig::default()
         }
@@ -114,10 +99,9 @@ impl Options {
 
     /// The same, for processes that may use these cores.
     pub(crate) fn resolve_on(cli: Cli, usable_cores: Vec<usize>) -> Result<Self, Failure> {
-        check_counts(&cli)?;
-        let length = check_length(&cli)?;
+        let length = cli.calls.map_or(Length::Seconds(cli.duration), Length::Calls);
         let ring = ring_size(&cli)?;
-        let (batches, srq_size, cq_size) = queue_sizes(&cli)?;
+        let (batches, srq_size) = queue_sizes(&cli)?;
         if let Some(fault) = cli.fault.filter(|_| !cli.verify) {
             return Err(range("--fault", format!("{fault:?}"), "nothing would notice it", "only with --verify".to_owned()).into());
         }
@@ -142,8 +126,7 @@ impl Options {
             batches,
             window: cli.window,
             srq_size,
-            cq_size,
-            send_wr: send_wr(cli.send_wr, batches)?,
+            cq_size: cli.cq_size,
             wait,
             verify: cli.verify,
             fault: cli.fault,
@@ -176,8 +159,8 @@ impl fmt::Display for Options {
         let verify = if job.verify { "on" } else { "off" };
         writeln!(f, "request {} B, reply {} B, verify {verify}, wait {:?}", job.payload_bytes, job.reply_bytes, job.wait)?;
         let ring = report::bytes(job.ring_bytes);
-        let Job { batches, window, srq_size, cq_size, send_wr, .. } = job;
-        writeln!(f, "ring {ring}, {batches} batches in flight, window {window}, SRQ {srq_size}, CQs {cq_size}, send queue {send_wr}")?;
+        let Job { batches, window, srq_size, .. } = job;
+        writeln!(f, "ring {ring}, {batches} batches in flight, window {window}, SRQ {srq_size}")?;
         writeln!(f, "{}", self.plan)?;
         let length = match job.length {
             Length::Seconds(seconds) => format!("{seconds} s"),
@@ -187,47 +170,14 @@ impl fmt::Display for Options {
     }
 }
 
-fn check_counts(cli: &Cli) -> Result<(), RangeError> {
-    let counts = [
-        ("--endpoints", cli.endpoints, 1, MAX_ENDPOINTS),
-        ("--connected", cli.connected, 0, MAX_CONNECTED),
-        ("--depth", cli.depth, 1, MAX_DEPTH),
-        ("--runs", cli.runs, 1, 32),
-    ];
-    for (flag, given, least, most) in counts {
-        if !(least..=most).contains(&given) {
-            return Err(range(flag, given, "outside what is supported", format!("{least} to {most}")));
-        }
-    }
-    if let Some(given) = cli.window.batches().filter(|batches| !(1..=WindowChoice::MAX_BATCHES).contains(batches)) {
-        return Err(range("--window", given, "outside what is supported", format!("1 to {} batches", WindowChoice::MAX_BATCHES)));
-    }
-    Ok(())
-}
-
-fn check_length(cli: &Cli) -> Result<Length, RangeError> {
-    for (flag, given, least) in [("--duration", cli.duration, 0.01), ("--warmup", cli.warmup, 0.0)] {
-        if !(least..=3600.0).contains(&given) {
-            return Err(range(flag, given, "outside what is supported", format!("{least} to 3600 seconds")));
-        }
-    }
-    match cli.calls {
-        Some(calls) if !(1..=1_000_000_000_000).contains(&calls) => {
-            Err(range("--calls", calls, "outside what is supported", "1 to 10^12".to_owned()))
-        }
-        Some(calls) => Ok(Length::Calls(calls)),
-        None => Ok(Length::Seconds(cli.duration)),
-    }
-}
-
 /// Returns the ring size: as given, or by the rule of [`Job::ring_bytes`]. The messages must fit.
 fn ring_size(cli: &Cli) -> Result<RingSize, RangeError> {
     let sizes = || (12..=28).filter_map(|power| RingSize::for_connection(1 << power));
     let fits = |ring: &RingSize| ring.max_payload() >= cli.payload as u64 && ring.max_response_allowance() >= cli.reply as u64;
     let ring = match cli.ring_size {
-        Choice::Number(bytes) => RingSize::for_connection(bytes)
-            .ok_or_else(|| range("--ring-size", bytes, "not usable", "auto, or a power of two from 4096 to 268435456".to_owned()))?,
-        Choice::Auto => {
+        Some(bytes) => RingSize::for_connection(bytes)
+            .ok_or_else(|| range("--ring-size", bytes, "not usable", "a power of two from 4096 to 268435456".to_owned()))?,
+        None => {
             let padded = (12 + cli.payload.max(cli.reply)).next_multiple_of(32) as u64;
             let wanted = (4 * padded * cli.depth as u64).clamp(64 << 10, DEFAULT_RING_SIZE);
             // The largest there is, for the error below.
@@ -247,42 +197,17 @@ fn ring_size(cli: &Cli) -> Result<RingSize, RangeError> {
     }
 }
 
-/// Batches in flight, SRQ and CQ, by the rules at [`Job`]. The context checks once more.
-fn queue_sizes(cli: &Cli) -> Result<(u32, u32, u32), RangeError> {
-    let all = (cli.endpoints + cli.connected) as u64;
-    let receives = match cli.srq_size {
-        Choice::Number(given) if !(1..=MAX_SRQ_SIZE).contains(&given) => {
-            return Err(range("--srq-size", given, "outside what devices have", format!("1 to {MAX_SRQ_SIZE}")));
-        }
-        choice => choice.or(MAX_SRQ_SIZE),
-    };
-    let default_batches = u64::from(EndpointConfig::default().batches_in_flight);
-    let batches = cli.batches.or(default_batches.min(receives * 2 / 3 / all).max(1));
-    let needed = (batches.saturating_mul(all).saturating_mul(3)).div_ceil(2);
-    if batches == 0 || needed > receives {
-        let legal = format!("1 to {} for {all} endpoints and {receives} receives", receives * 2 / 3 / all);
+/// Returns the batches in flight and the receives, by the rules at [`Job`].
+fn queue_sizes(cli: &Cli) -> Result<(u32, u32), RangeError> {
+    let all = (cli.endpoints + cli.connected) as u32;
+    let receives = cli.srq_size.unwrap_or(MAX_SRQ_SIZE);
+    let max = receives * 2 / 3 / all;
+    let batches = cli.batches.unwrap_or(EndpointConfig::default().batches_in_flight.min(max).max(1));
+    if batches > max {
+        let legal = format!("1 to {max} for {all} endpoints and {receives} receives");
         return Err(range("--batches", batches, "the shared receive queue cannot hold them", legal));
     }
-    let srq_size = cli.srq_size.or(needed.max(u64::from(DEFAULT_SRQ_SIZE)));
-    // A device rounds the receives up to a power of two less one.
-    let windowed = u64::from(cli.window.completions());
-    let needed = (all * (batches + windowed + COMPLETIONS_BESIDE_BATCHES)).max((srq_size + 1).next_power_of_two());
-    let cq_size = cli.cq_size.or(needed.max(u64::from(DEFAULT_CQ_SIZE)));
-    if !(1..=MAX_CQ_SIZE).contains(&cq_size) {
-        return Err(range("--cq-size", cq_size, "outside what devices have", format!("1 to {MAX_CQ_SIZE}")));
-    }
-    Ok((batches as u32, srq_size as u32, cq_size as u32))
-}
-
-fn send_wr(choice: Choice, batches: u32) -> Result<u32, RangeError> {
-    match choice {
-        Choice::Auto => {
-            let config = EndpointConfig { batches_in_flight: batches, raw_operations: 0, ..EndpointConfig::default() };
-            Ok(config.send_queue_wqebbs().next_power_of_two())
-        }
-        Choice::Number(given) if (16..=32768).contains(&given) => Ok(given as u32),
-        Choice::Number(given) => Err(range("--send-wr", given, "outside what is supported", "16 to 32768".to_owned())),
-    }
+    Ok((batches, cli.srq_size.unwrap_or((batches * all * 3).div_ceil(2).max(DEFAULT_SRQ_SIZE))))
 }
 
 #[cfg(test)]
@@ -292,7 +217,7 @@ mod tests {
     use super::*;
 
     fn resolve(args: &str) -> Result<Options, Failure> {
-        Options::resolve(Cli::try_parse_from(std::iter::once("copyrpc_bench").chain(args.split_whitespace())).unwrap())
+        Options::resolve(Cli::try_parse_from(std::iter::once("copyrpc_bench").chain(args.split_whitespace()))?)
     }
 
     #[test]
@@ -306,7 +231,7 @@ mod tests {
             ("--runs 0", "1 to 32"),
             ("--duration 0", "0.01 to 3600"),
             ("--warmup=-1", "0 to 3600"),
-            ("--calls 0", "1 to 10^12"),
+            ("--calls 0", "1 to 1000000000000"),
             ("--ring-size 5000", "a power of two from 4096"),
             ("--ring-size 4096 --payload 501", "0 to 500"),
             ("--ring-size 4096 --reply 725", "0 to 724"),
@@ -315,7 +240,6 @@ mod tests {
             ("--batches 683 --srq-size 1024", "1 to 682"),
             ("--srq-size 40000", "1 to 32767"),
             ("--cq-size 5000000", "1 to 4194304"),
-            ("--send-wr 1", "16 to 32768"),
             ("--verify=false --fault corrupt-reply", "only with --verify"),
             ("--pin 0,60000", "usable are"),
         ] {
@@ -333,14 +257,13 @@ mod tests {
     }
 
     #[test]
-    fn the_window_is_that_of_the_endpoints_and_has_completions() {
+    fn the_window_is_that_of_the_endpoints() {
         let job = |args: &str| resolve(args).unwrap().job;
         let exempt_bytes = copyrpc::Window::DEFAULT_EXEMPT_BYTES;
         assert_eq!(job("").endpoint_config().window, copyrpc::Window::Off);
         assert_eq!(job("--window consumption:3").endpoint_config().window, copyrpc::Window::Consumption { batches: 3, exempt_bytes });
         let many = job("--window completion:256 --endpoints 64");
         assert_eq!(many.endpoint_config().window, copyrpc::Window::Completion { batches: 256, exempt_bytes });
-        assert!(many.cq_size >= 64 * (many.batches + 256), "{many:?}");
     }
 
     #[test]
@@ -351,6 +274,6 @@ mod tests {
         assert_eq!(job("--payload 1000000").ring_bytes, 8 << 20);
         let many = job("--connected 1023");
         assert_eq!((many.all_endpoints(), many.batches), (1024, 21));
-        assert!(u64::from(many.srq_size) >= 1024 * 21 * 3 / 2 && many.cq_size >= 1024 * 29, "{many:?}");
+        assert!(many.srq_size >= 1024 * 21 * 3 / 2, "{many:?}");
     }
 }

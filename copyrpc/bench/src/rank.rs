@@ -5,6 +5,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
+use bench::load::Failure;
+use bench::program::swap;
 use harness::affinity::pin_current_thread;
 use harness::clock::{Clock, ClockSource};
 use harness::environment::peak_rss_bytes;
@@ -13,7 +15,6 @@ use launch::exchange::Exchange;
 use launch::pingpong::{PingPong, PingPongResult};
 use serde::{Deserialize, Serialize};
 
-use crate::Failure;
 use crate::client::Load;
 use crate::options::{Length, Options};
 use crate::server::{Control, News, serve};
@@ -61,11 +62,6 @@ const fn never() -> bool {
     false
 }
 
-fn other_part(mut parts: Vec<Vec<u8>>, rank: usize) -> Vec<u8> {
-    // The exchange gives one part of each rank.
-    if rank < parts.len() { parts.swap_remove(rank) } else { Vec::new() }
-}
-
 /// Rank 0: calls.
 fn call(options: &Options, exchange: &mut dyn Exchange) -> Result<RankReport, Failure> {
     let cores = options.plan.client_core(0, 0).zip(options.plan.client_core(1, 0));
@@ -79,8 +75,8 @@ fn call(options: &Options, exchange: &mut dyn Exchange) -> Result<RankReport, Fa
     };
     let setup = Setup::open(options)?;
     let device = setup.device();
-    let parts = exchange.all_gather(&setup.records(), SETUP_LIMIT, &never)?;
-    let (context, endpoints) = setup.connect(&other_part(parts, 1))?;
+    let records = swap(exchange, &setup.records(), SETUP_LIMIT, &never)?;
+    let (context, endpoints) = setup.connect(&records)?;
     exchange.barrier(SETUP_LIMIT, &never)?;
 
     let job = &options.job;
@@ -141,9 +137,8 @@ fn conduct(
 ) -> Result<RankReport, Failure> {
     let has_ended = || thread.is_finished();
     let News::Open { device, records } = next(news, thread, SETUP_LIMIT)? else { return Err(STUCK.into()) };
-    let parts = exchange.all_gather(&records, SETUP_LIMIT, &has_ended)?;
     // A thread that has ended is noticed by the next wait.
-    let _ = mailbox.send(other_part(parts, 0));
+    let _ = mailbox.send(swap(exchange, &records, SETUP_LIMIT, &has_ended)?);
     let News::Connected = next(news, thread, SETUP_LIMIT)? else { return Err(STUCK.into()) };
     exchange.barrier(SETUP_LIMIT, &has_ended)?;
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use bench::load::Failure;
 use harness::affinity::Plan;
 use harness::clock::ClockSource;
 use harness::environment::Environment;
@@ -10,7 +11,6 @@ use harness::report::{Spread, Table, nanos, rate};
 use launch::pingpong::PingPongResult;
 use serde::Serialize;
 
-use crate::Failure;
 use crate::cli::Mode;
 use crate::options::{Job, Options};
 use crate::rank::RankReport;

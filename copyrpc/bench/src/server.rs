@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 
+use bench::load::Failure;
 use bench::pattern::{self, Tag};
+use bench::program::Fault;
 use copyrpc::{Context, RecvBytes, Reply};
 use harness::affinity::pin_current_thread;
 
-use crate::Failure;
-use crate::cli::Fault;
 use crate::options::{Job, Options};
 use crate::setup::{Counts, Moment, Setup};
 
@@ -117,9 +117,7 @@ impl<'a> Answers<'a> {
             self.bad_requests += u64::from(!is_right);
             if let Some(tag) = tag {
                 pattern::fill_reply(&mut self.reply, tag);
-                if self.job.fault == Some(Fault::CorruptReply) && tag.number() == 1 {
-                    self.reply.iter_mut().take(1).for_each(|byte| *byte ^= 1);
-                }
+                Fault::CorruptReply.inject(self.job.fault, tag.number(), &mut self.reply);
             }
         } else {
             pattern::touch(bytes);

@@ -1,9 +1,9 @@
 //! A process's device and endpoints.
 
+use bench::load::Failure;
 use copyrpc::{Context, ContextBuilder, EXCHANGE_RECORD_SIZE, Endpoint, ExchangeRecord, PendingEndpoint, Stats};
 use serde::{Deserialize, Serialize};
 
-use crate::Failure;
 use crate::options::Options;
 
 /// A context with endpoints that are not connected yet.
@@ -16,9 +16,10 @@ impl Setup {
     /// Opens the device in the calling thread, which keeps it.
     pub(crate) fn open(options: &Options) -> Result<Self, Failure> {
         let job = &options.job;
-        let builder = ContextBuilder::new(options.device.spec(options.shm_dir.as_deref()));
-        let context = builder.srq_size(job.srq_size).cq_size(job.cq_size).build()?;
         let config = job.endpoint_config();
+        let builder = ContextBuilder::new(options.device.spec(options.shm_dir.as_deref()));
+        let builder = builder.endpoints_with(job.all_endpoints() as u32, &config).srq_size(job.srq_size);
+        let context = job.cq_size.map_or(builder.clone(), |entries| builder.cq_size(entries)).build()?;
         let pending = (0..job.all_endpoints()).map(|_| context.create_endpoint(&config)).collect::<Result<_, _>>()?;
         Ok(Self { context, pending })
     }

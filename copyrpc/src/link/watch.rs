@@ -16,7 +16,7 @@ pub(super) struct Watch {
     stall_ns: u64,
     /// The peer acted since the last check, or was not watched.
     has_news: bool,
-    /// A READ completed since the last look: the peer's device answers.
+    /// A READ completed since the last check: the peer's device answers.
     is_answering: bool,
     /// Time since which the peer's device has been silent, in ns.
     silent_since_ns: u64,
@@ -102,7 +102,7 @@ impl Watch {
 mod tests {
     use super::*;
 
-    /// Checks every `step`; each probe is answered at once and in vain. Returns the time at which the peer counts as stalled, if before
+    /// Checks every `step`; each probe is answered at once, without news. Returns the time at which the peer counts as stalled, if before
     /// `end`.
     fn stalled_at(watch: &mut Watch, from: u64, end: u64, step: u64) -> Option<u64> {
         (from..end).step_by(step as usize).find(|now| match watch.look(*now) {

@@ -285,7 +285,7 @@ fn serve(address: impl ToSocketAddrs + fmt::Debug, options: &ServerOptions, tell
             let Some(mut request) = server.recv() else { break };
             last += 1;
             is_full = shared.offer(last, request.data().to_vec());
-            request.give_up_data();
+            request.release_data();
             held.insert(last, request);
         }
         server.holds_back = is_full;

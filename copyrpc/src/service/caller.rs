@@ -153,12 +153,12 @@ impl ClientError {
 }
 
 /// The device and the connection.
-pub(super) struct Caller<U> {
+pub(super) struct Caller {
     /// Declared before the context.
-    pub(super) endpoint: Endpoint<U>,
+    pub(super) endpoint: Endpoint<u64>,
     /// The endpoint before, whose calls have not all ended.
-    leaving: Option<Endpoint<U>>,
-    pub(super) context: Context<U>,
+    leaving: Option<Endpoint<u64>>,
+    pub(super) context: Context<u64>,
     /// The socket over which the endpoint was connected. Its end tells the server that this client may have died, so it is declared after the
     /// context, whose drop tells the server of a graceful end.
     lifeline: TcpStream,
@@ -174,7 +174,7 @@ pub(super) struct Caller<U> {
     past: Stats,
 }
 
-impl<U> Caller<U> {
+impl Caller {
     /// Opens the device, and connects to the server at `address`. Waits for the server as long as it `is_wanted`.
     pub(super) fn connect(
         address: impl ToSocketAddrs + fmt::Debug,
@@ -217,11 +217,11 @@ impl<U> Caller<U> {
         Ok(())
     }
 
-    /// Makes a call. `left` is the time until its deadline; `None`: no deadline.
-    pub(super) fn call(&mut self, request: &[u8], user_data: U, left: Option<Duration>) -> Result<CallToken, CallError<U>> {
+    /// Makes the call of this number. `left` is the time until its deadline; `None`: no deadline.
+    pub(super) fn call(&mut self, request: &[u8], number: u64, left: Option<Duration>) -> Result<CallToken, CallError<u64>> {
         let outcome = match left {
-            Some(left) => self.endpoint.call_within(request, user_data, self.max_reply, left),
-            None => self.endpoint.call(request, user_data, self.max_reply),
+            Some(left) => self.endpoint.call_within(request, number, self.max_reply, left),
+            None => self.endpoint.call(request, number, self.max_reply),
         };
         match &outcome {
             Err(CallError::InsufficientCredit(_)) if self.endpoint.given_up_calls() > 0 => {
@@ -232,10 +232,10 @@ impl<U> Caller<U> {
         outcome
     }
 
-    /// Returns the error of a call that waits for credit which given up calls keep, once its time has ended at `end`, or such calls have waited
-    /// for as long as a connection takes. A new connection has credit.
-    pub(super) fn starved(&self, end: Option<Instant>) -> Option<ClientError> {
-        let is_over = self.starves_for()?.is_zero() || end.is_some_and(|end| end <= Instant::now());
+    /// Returns the error of a call that waits for credit which given up calls keep, if it is late, or such calls have waited for as long as a
+    /// connection takes. A new connection has credit.
+    pub(super) fn starved(&self, is_late: bool) -> Option<ClientError> {
+        let is_over = self.starves_for()?.is_zero() || is_late;
         let given_up = self.endpoint.given_up_calls();
         (is_over && given_up > 0).then_some(ClientError::NoCredit { given_up })
     }
@@ -247,13 +247,19 @@ impl<U> Caller<U> {
 
     /// Polls the context: gives the ends of calls to `on_response`, and refuses the requests of the server. A client has no handler, and
     /// requests that stay in the ring are in the way of replies. Returns what [`Context::poll`] does.
-    pub(super) fn poll(&self, on_response: impl FnMut(U, Outcome<'_>)) -> usize {
+    pub(super) fn poll(&self, on_response: impl FnMut(u64, Outcome<'_>)) -> usize {
         // The polls of a client do not nest.
         let moved = self.context.poll(on_response).unwrap_or(0);
         while let Some(request) = self.context.recv() {
             let _gone = request.refuse();
         }
         moved
+    }
+
+    /// Sends the calls that were made.
+    pub(super) fn flush(&self) {
+        // Not inside a poll.
+        let _sent = self.context.flush_endpoints();
     }
 
     /// Sleeps until there is something to poll for, at most for `longest`.
@@ -263,8 +269,8 @@ impl<U> Caller<U> {
     }
 
     /// Cancels a call.
-    pub(super) fn cancel(&self, call: CallToken) -> Option<U> {
-        self.endpoint.cancel(call).or_else(|| self.leaving.as_ref()?.cancel(call))
+    pub(super) fn cancel(&self, call: CallToken) {
+        self.endpoint.cancel(call).or_else(|| self.leaving.as_ref()?.cancel(call));
     }
 
     /// Returns the counters of all connections ever made.
@@ -275,19 +281,19 @@ impl<U> Caller<U> {
     }
 }
 
-fn open<U>(options: &ClientOptions) -> Result<Context<U>, BuildError> {
+fn open(options: &ClientOptions) -> Result<Context<u64>, BuildError> {
     ContextBuilder::new(options.device.clone()).endpoints_with(ENDPOINTS, &options.endpoint).build()
 }
 
 /// Connects to the first address that has a server. Waits for a server that is not there yet.
-fn reach<U>(
-    context: &Context<U>,
+fn reach(
+    context: &Context<u64>,
     name: &str,
     addresses: &[SocketAddr],
     options: &ClientOptions,
     patience: Duration,
     is_wanted: impl FnMut() -> bool,
-) -> Result<(Endpoint<U>, TcpStream), ClientError> {
+) -> Result<(Endpoint<u64>, TcpStream), ClientError> {
     let unreachable = |source| ClientError::Unreachable { address: name.to_owned(), source };
     let meet = |mut stream| Ok((Handshake::of(context, &options.endpoint).complete(&mut stream)?, stream));
     rendezvous::reach(addresses, patience, is_wanted, meet, may_pass, unreachable)

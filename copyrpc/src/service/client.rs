@@ -23,7 +23,7 @@ use crate::typed::Call;
 /// # Ok::<(), copyrpc::ClientError>(())
 /// ```
 pub struct Client {
-    pub(super) caller: Caller<u64>,
+    pub(super) caller: Caller,
     /// Numbers the calls: a reply that arrives after its call was given up does not belong to the next call.
     calls: u64,
 }
@@ -152,11 +152,12 @@ impl Client {
                     Err(CallError::Closed { reason, .. }) => return Err(ClientError::Closed(reason)),
                     Err(CallError::PayloadTooLarge { len, max, .. }) => return Err(ClientError::TooLarge { len, max }),
                     Err(_) => {
-                        if let Some(error) = self.caller.starved(end) {
+                        let is_late = left == Some(Duration::ZERO);
+                        if let Some(error) = self.caller.starved(is_late) {
                             self.caller.endpoint.abort();
                             return Err(error);
                         }
-                        if left == Some(Duration::ZERO) {
+                        if is_late {
                             return Err(ClientError::NotSent);
                         }
                         false

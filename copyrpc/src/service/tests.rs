@@ -3,15 +3,15 @@
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use mlx5::{AsyncEvent, Device, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+use rendezvous::calls::Worker;
 use shm_testing::limits;
 
-use super::async_client::{AsyncClient, Worker};
+use super::async_client::{AsyncClient, AsyncConnection};
 use super::caller::Caller;
 use super::*;
 use crate::error::CloseReason;
@@ -87,21 +87,21 @@ fn an_async_client_whose_device_breaks_down_opens_it_again_and_is_woken_there() 
     let (address, stop, serving) = serve(&fabric);
     let options =
         ClientOptions { endpoint: crate::EndpointConfig { idle_keepalive: None, ..Default::default() }, ..client_options(&fabric) };
-    let (mut worker, handle) = Worker::new(Caller::connect(address, &options, || true).unwrap());
-    let client = AsyncClient(Arc::new(handle));
-    let call = |worker: &mut Worker| {
+    let (connection, properties) = AsyncConnection::new(Caller::connect(address, &options, || true).unwrap());
+    let (mut worker, calls) = Worker::new(connection);
+    let client = AsyncClient::of(calls, properties);
+    let call = |worker: &mut Worker<AsyncConnection>| {
         let mut call = client.call(b"?");
         loop {
             if let Poll::Ready(reply) = Pin::new(&mut call).poll(&mut TaskContext::from_waker(Waker::noop())) {
                 break reply;
             }
-            worker.posted.take();
-            worker.step();
+            worker.turn();
         }
     };
     for _ in 0..3 {
         assert_eq!(call(&mut worker).unwrap(), b"alive");
-        break_down(worker.caller.context.device());
+        break_down(worker.connection.caller.context.device());
         let broken = call(&mut worker);
         assert!(matches!(broken, Ok(_) | Err(ClientError::Closed(CloseReason::Device(AsyncEvent::DeviceFatal)))), "{broken:?}");
         assert_eq!(call(&mut worker).unwrap(), b"alive");
@@ -116,7 +116,7 @@ fn an_async_client_whose_device_breaks_down_opens_it_again_and_is_woken_there() 
         }
     });
     let start = Instant::now();
-    worker.caller.context.wait(Some(WATCHDOG / 2)).unwrap();
+    worker.connection.caller.context.wait(Some(WATCHDOG / 2)).unwrap();
     assert!(start.elapsed() < WATCHDOG / 2, "the call woke it");
     drop((sleeper.join().unwrap(), worker));
     stop.stop();

@@ -192,7 +192,7 @@ fn an_end_gives_everything_back_while_its_endpoint_is_kept() {
     let _next = server.create_endpoint(&small()).unwrap();
     let mut held = held.take().unwrap();
     assert_eq!(held.data().to_vec(), b"held", "the bytes of a request that the application has stay");
-    held.give_up_data();
+    held.release_data();
     assert_eq!(held.data().len(), 0);
     drop(held);
     assert_eq!(to_client.closed(), Some(CloseReason::ClosedHere));
@@ -203,7 +203,7 @@ fn an_end_gives_everything_back_while_its_endpoint_is_kept() {
 fn the_last_handle_of_an_endpoint_closes_it_when_all_is_answered() {
     let mut pair = Pair::small();
     let (to_server, clone) = (pair.to_server.clone(), pair.to_server.clone());
-    // The one in the pair goes to another connection.
+    // The request in the pair goes to another connection.
     let (spare, _spare_peer) = join(&pair.client, &pair.server, &small());
     pair.to_server = spare;
     to_server.call(b"held", 1, 8).unwrap();

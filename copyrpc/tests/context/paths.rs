@@ -37,7 +37,7 @@ fn more_batches_than_the_peer_has_receives_wait_at_the_sender() {
     let stats = pair.client.stats();
     assert!(stats.batches_sent == 2 && stats.batch_stalls >= 10, "{stats:?}");
     assert_eq!(pair.finish(12).len(), 12);
-    // What `Checked` asserts of all contexts; a NIC does not say it of one.
+    // `Checked` asserts this of all contexts; a NIC does not report it of one.
     let naks = pair.client.device_info().rnr_naks;
     assert!(naks == Some(0) || (naks.is_none() && mode() == Mode::Hardware));
 }

@@ -49,7 +49,7 @@ fn requests_whose_bytes_are_given_up_stop_no_other_however_long_they_are_held() 
         assert_eq!(request.data().to_vec(), payload(serial, 40));
         let max_reply = request.max_reply();
         for _again in 0..2 {
-            request.give_up_data();
+            request.release_data();
             assert_eq!((request.data().len(), request.max_reply()), (0, max_reply));
         }
     }
@@ -95,7 +95,7 @@ fn at_full_depth_in_random_order_every_held_request_is_intact_and_every_call_get
     let (mut held, mut expected) = (Vec::new(), HashMap::new());
     let round = || {
         for endpoint in [&pair.to_server, &pair.to_client] {
-            // Those that are held may keep the ring full for some rounds.
+            // Held requests may keep the ring full for some rounds.
             loop {
                 let sent = payload(next.get(), 8 + rng.usize(..120));
                 match endpoint.call(&[&next.get().to_le_bytes(), &sent[..]].concat(), next.get(), 2 * sent.len()) {

@@ -59,7 +59,7 @@ fn bytes_far_above_the_message_limit_are_read_and_written() {
     let pair = Pair::new(bytes, &small());
     let pattern: Vec<u8> = (0..bytes).map(|at| (at / 251) as u8).collect();
     pair.local.write(0, &pattern).unwrap();
-    // What the peer was told, as it goes through a message.
+    // The record for the peer, as it goes through a message.
     let remote = RemoteMemory::decode(&pair.theirs.remote().encode()).unwrap();
     assert_eq!(remote.len(), bytes as u64);
     pair.endpoint.rdma_write(&pair.local, 0, &remote, 0, bytes, 1).unwrap();

@@ -92,7 +92,7 @@ fn sleep_until_end(context: &Context<u64>, mut on_end: impl FnMut(u64, Result<Ve
 
 #[test]
 fn sleepers_on_both_sides_wake_for_every_message_and_an_idle_server_for_nothing() {
-    // What is behind libibverbs here takes its time.
+    // The device behind libibverbs takes its time.
     let rounds = if std::env::var_os("MLX5_TEST_DEVICE").is_some() { 2_000 } else { 100_000 };
     watchdog();
     let fabric = LocalFabric::new();
@@ -299,14 +299,14 @@ fn a_caller_without_credit_sleeps() {
     });
     let endpoint = pending.connect(&ExchangeRecord::decode(&from_server.recv().unwrap()).unwrap()).unwrap();
     while endpoint.call(b"held", 1, 400).is_ok() {}
-    let (mut polls, mut in_vain, spins) = (0_u64, 0, 64);
+    let (mut polls, mut idle_polls, spins) = (0_u64, 0, 64);
     let start = std::time::Instant::now();
     while start.elapsed() < Duration::from_millis(1_000) {
         assert!(endpoint.call(b"waits", 2, 400).is_err());
         let moved = client.poll(|_, outcome| panic!("{:?}", outcome.map(|bytes| bytes.to_vec()))).unwrap();
         polls += 1;
-        in_vain = if moved > 0 { 0 } else { in_vain + 1 };
-        if in_vain > spins {
+        idle_polls = if moved > 0 { 0 } else { idle_polls + 1 };
+        if idle_polls > spins {
             client.wait(Some(Duration::from_secs(60))).unwrap();
         }
     }

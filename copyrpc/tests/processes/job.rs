@@ -191,7 +191,7 @@ impl Heard {
             ["record", node, other, record] => drop(self.records.insert(pair(node, other), record.to_owned())),
             ["connected", node, other] => drop(self.connected.insert(pair(node, other))),
             ["forked", pid] => self.forked.push(pid.parse().unwrap()),
-            // What it said before is of another time.
+            // Its earlier output is of another time.
             ["stopped"] => self.said.retain(|(node, _), _| !nodes.contains(node)),
             ["totals", ref numbers @ ..] => {
                 let n: Vec<u64> = numbers.iter().map(|word| word.parse().unwrap()).collect();

@@ -114,7 +114,7 @@ fn fork() -> libc::pid_t {
     unsafe {
         let child = libc::fork();
         if child == 0 {
-            // Nobody shall wait for the end of its output.
+            // No process waits for the end of its output.
             for file in 0..3 {
                 libc::close(file);
             }

@@ -137,7 +137,7 @@ mod plain {
     fn announcement_beyond_a_gap_is_found() {
         let (memory, mut server) = Memory::at(8, 16);
         let ring = memory.ring();
-        // What a client led astray by garbage does: position 19, with 16 to 18 free.
+        // A client that garbage leads astray: position 19, with 16 to 18 free.
         ring.word(19).store(full(ring.lap(19), 9), Ordering::Relaxed);
         memory.head.store(20, Ordering::Relaxed);
         let found = (0..9).any(|_| {

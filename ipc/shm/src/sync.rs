@@ -1,4 +1,4 @@
-//! The one door to atomics of this crate and of every crate built on it: `std` normally, `loom` under `--cfg loom`, so that the code
+//! The only door to atomics of this crate and of every crate built on it: `std` normally, `loom` under `--cfg loom`, so that the code
 //! the models check is the code that ships.
 //!
 //! It also holds the asymmetric barrier pair that lets a producer announce work with no fence of its own, see [`LightBarrier`].

@@ -176,7 +176,7 @@ fn regions_of_one_process_live_and_end_independently() {
     let b = Region::create(&dir, "b", KIND, 64, |_| {}).unwrap();
     assert!(matches!(Region::create(&dir, "a", KIND, 64, |_| {}), Err(CreateError::Exists { .. })));
     let peer = Region::open(&dir, "a", KIND, 64).unwrap();
-    // What closes a file of the region must not drop the owner's lock.
+    // Closing a file of the region must not drop the owner's lock.
     drop(Region::open(&dir, "a", KIND, 64).unwrap());
     assert_eq!(dir.sweep().unwrap(), 0);
     assert_eq!(peer.owner_state(), OwnerState::Alive);
@@ -296,7 +296,7 @@ fn stale_memfd_id_that_names_a_region_by_now_does_not_cost_its_lock() {
     for writable in [true, false] {
         assert!(matches!(Memfd::attach(&id, writable), Err(MemfdAttachError::Stale { .. })));
     }
-    // What the kernel says, as `is_held` would answer from this process's own memory.
+    // The kernel's answer, as `is_held` would answer from this process's own memory.
     let inode = std::os::unix::fs::MetadataExt::ino(&std::fs::symlink_metadata(scratch.path().join("r")).unwrap());
     let locks = std::fs::read_to_string("/proc/locks").unwrap();
     assert!(locks.lines().any(|line| line.contains("POSIX") && line.contains(&format!(":{inode} 0 0"))), "{locks}");

@@ -120,7 +120,7 @@ pub fn check(run: impl Fn(u64) -> Run) {
     for seed in 1..=3 {
         let (trace, seen, turns) = run(seed);
         assert!(!seen.contains(&0), "seed {seed} saw {seen:?}");
-        // All went by wake-ups and deadlines. And few turns are in vain: one for each time that an actor comes to rest.
+        // All went by wake-ups and deadlines. And few turns find nothing: one for each time that an actor comes to rest.
         let took = Duration::from_nanos(trace.last().unwrap().0 - trace[0].0);
         assert!(took < SLICE, "seed {seed} took {took:?}");
         assert!(turns[1] * 2 <= turns[0] + 200, "seed {seed}: {turns:?}");

@@ -174,7 +174,7 @@ impl Options {
                 "--json" => options.json = Some(value().into()),
                 "--check" => options.check = true,
                 "--bench" => options.measures = true,
-                // What `cargo test` and `cargo bench` say to any benchmark.
+                // The arguments that `cargo test` and `cargo bench` give to any benchmark.
                 _ => {}
             }
         }

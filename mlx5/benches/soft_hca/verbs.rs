@@ -168,7 +168,7 @@ impl End {
     fn send_batches(&mut self, messages: u64, payload: Payload, batch: u64, window: &AtomicU64) {
         let wait = self.wait;
         let end = self.sent + messages;
-        // What is under way at the start is nothing: the processes have just met.
+        // Nothing is under way at the start: the processes have just met.
         let mut arrived = self.sent;
         let offset = window.load(Ordering::Acquire).wrapping_sub(self.sent);
         while self.sent < end {

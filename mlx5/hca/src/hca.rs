@@ -110,7 +110,7 @@ pub struct Hca {
     pub(crate) is_watched: bool,
     /// Lanes are polled only when their ready bits are set, so that arrivals are exact, and the same in every run.
     pub(crate) has_exact_lanes: bool,
-    /// Port that the device has one seat of.
+    /// Port that the device has one slot of.
     pub(crate) port: Option<Port>,
     /// A check of the peers is due, or `failed` is not empty.
     pub(crate) has_chores: Cell<bool>,
@@ -198,7 +198,7 @@ impl State {
 }
 
 /// Returns the device of a port's queue pair.
-pub(crate) fn seat_of(qpn: u32) -> u16 {
+pub(crate) fn port_slot_of(qpn: u32) -> u16 {
     (qpn >> QP_INDEX_BITS) as u16
 }
 
@@ -254,7 +254,7 @@ impl Hca {
         let state = &mut *self.state.borrow_mut();
         let is_due = state.polls_to_patrol == 0;
         if is_due {
-            self.patrol(state);
+            self.sweep(state);
         }
         flush::flush_failed(self, state) || is_due
     }
@@ -332,7 +332,7 @@ impl Hca {
         self.membership.is_of(fabric)
     }
 
-    /// Returns its LID, or its seat of a port.
+    /// Returns its LID, or its slot of a port.
     #[must_use]
     pub fn lid(&self) -> u16 {
         self.membership.lid
@@ -343,7 +343,7 @@ impl Hca {
         match &self.port {
             _ if !self.is_port_up.get() => None,
             None => Some(vector.rlid),
-            Some(port) => port.is_at(vector).then(|| seat_of(qpn)),
+            Some(port) => port.is_at(vector).then(|| port_slot_of(qpn)),
         }
     }
 
@@ -356,7 +356,7 @@ impl Hca {
 
     /// Checks whether a peer has died: takes its last messages out of the lanes, and returns the receives that it was taking.
     #[cold]
-    fn patrol(&self, state: &mut State) {
+    fn sweep(&self, state: &mut State) {
         state.polls_to_patrol = POLLS_PER_PATROL;
         let State { queues: Queues { qps, cqs, .. }, repair, links, .. } = state;
         for peer in links.newly_gone() {

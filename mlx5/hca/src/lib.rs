@@ -68,9 +68,9 @@ pub use options::{FabricSpec, Gid, GidKind, Port, SoftOptions};
 pub use queues::cq;
 pub use requester::complete::EVERY_LID;
 pub use requester::timing::Timing;
-pub use shared::fabric::{LocalFabric, MAX_SEAT};
+pub use shared::fabric::{LocalFabric, MAX_PORT_SLOT};
 
-use self::hca::{Queues, State, seat_of};
+use self::hca::{Queues, State, port_slot_of};
 use self::shared::links::Links;
 
 #[cfg(test)]

@@ -74,8 +74,8 @@ impl Port {
 pub struct SoftOptions {
     /// The fabric of its peers.
     pub fabric: FabricSpec,
-    /// The port that it shares with all others of its fabric, which then have up to [`MAX_SEAT`](crate::MAX_SEAT) seats: the upper 10 bits of
-    /// a queue pair number are the seat of the device that has it, so the number alone says where it is. Default `None`: each device is a port
+    /// The port that it shares with all others of its fabric, which then have up to [`MAX_PORT_SLOT`](crate::MAX_PORT_SLOT) slots: the upper 10 bits of
+    /// a queue pair number are the slot of the device that has it, so the number alone says where it is. Default `None`: each device is a port
     /// of its own, with a LID.
     pub port: Option<Port>,
     /// Address space for registered memory, in bytes; memory is taken from the system only as regions are made. Each peer maps

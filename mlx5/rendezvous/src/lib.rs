@@ -4,7 +4,8 @@
 //! - `reach`: a client that waits for its server;
 //! - [`record`]: the bytes that they exchange;
 //! - `lifelines`: the sockets of peers that have arrived, whose end reports a peer's death;
-//! - [`posting`]: calls from any thread to the one that owns a connection;
+//! - [`calls`]: calls as futures, over a connection that a thread owns;
+//! - `posting`: their way from any thread to that one;
 //! - [`oneshot`]: one value from a thread to a future.
 //!
 //! Nothing here is authenticated or encrypted: any process that reaches the port can take part.
@@ -26,10 +27,11 @@
 //! # Ok::<(), RecordError>(())
 //! ```
 
+pub mod calls;
 mod gate;
 mod lifelines;
 pub mod oneshot;
-pub mod posting;
+mod posting;
 mod reach;
 pub mod record;
 

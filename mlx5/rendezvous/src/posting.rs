@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::oneshot::lock;
 
 /// A call that waits in a [`Posted`].
-pub trait Job {
+pub(crate) trait Job {
     /// Returns when the call ends without a reply, or `None` if it waits without limit.
     fn end(&self) -> Option<Instant>;
 
@@ -31,7 +31,7 @@ struct Mailbox<J> {
 }
 
 /// The posting side. Its drop ends the thread and waits for it, except while the thread connects again.
-pub struct Poster<J> {
+pub(crate) struct Poster<J> {
     mailbox: Arc<Mutex<Mailbox<J>>>,
     /// Ends the sleep of the thread.
     waker: Waker,
@@ -39,19 +39,18 @@ pub struct Poster<J> {
 }
 
 /// The thread's side: the jobs that it has taken and not sent yet. Its drop drops every job, and each later one as it is posted.
-pub struct Posted<J> {
+pub(crate) struct Posted<J> {
     mailbox: Arc<Mutex<Mailbox<J>>>,
     /// The jobs that wait, by their numbers: the oldest first.
     waiting: BTreeMap<u64, J>,
     /// The end and the number of each waiting job that has an end.
     ends: BTreeSet<(Instant, u64)>,
     /// The numbers of the jobs that were given up since they were last drained, and that did not wait here any more.
-    pub given_up: Vec<u64>,
+    pub(crate) given_up: Vec<u64>,
 }
 
 /// Makes both sides. `waker` ends the thread's sleep.
-#[must_use]
-pub fn posting<J: Job>(waker: Waker) -> (Poster<J>, Posted<J>) {
+pub(crate) fn posting<J: Job>(waker: Waker) -> (Poster<J>, Posted<J>) {
     let mailbox = Mailbox { jobs: Vec::new(), given_up: Vec::new(), last: 0, is_over: false, is_away: false };
     let mailbox = Arc::new(Mutex::new(mailbox));
     let posted = Posted { mailbox: Arc::clone(&mailbox), waiting: BTreeMap::new(), ends: BTreeSet::new(), given_up: Vec::new() };
@@ -61,7 +60,7 @@ pub fn posting<J: Job>(waker: Waker) -> (Poster<J>, Posted<J>) {
 impl<J> Poster<J> {
     /// Posts the job that `job` makes of its number, under the lock of all posters, and wakes the thread. Drops the job if the thread has ended.
     /// Returns the number.
-    pub fn post(&self, job: impl FnOnce(u64) -> J) -> u64 {
+    pub(crate) fn post(&self, job: impl FnOnce(u64) -> J) -> u64 {
         let (number, refused) = {
             let mut mailbox = lock(&self.mailbox);
             mailbox.last += 1;
@@ -81,13 +80,13 @@ impl<J> Poster<J> {
     }
 
     /// Tells the thread that no caller waits for the job of this number any more.
-    pub fn give_up(&self, number: u64) {
+    pub(crate) fn give_up(&self, number: u64) {
         lock(&self.mailbox).given_up.push(number);
         self.waker.wake_by_ref();
     }
 
     /// Sets the thread that the drop waits for.
-    pub fn set_thread(&self, thread: JoinHandle<()>) {
+    pub(crate) fn set_thread(&self, thread: JoinHandle<()>) {
         // It is set once, by the function that started it.
         let _ = self.thread.set(thread);
     }
@@ -112,7 +111,7 @@ impl<J> Drop for Poster<J> {
 impl<J: Job> Posted<J> {
     /// Moves the jobs and the given up numbers of the posters to this side, and drops the waiting jobs that were given up. Returns whether a
     /// poster is left.
-    pub fn take(&mut self) -> bool {
+    pub(crate) fn take(&mut self) -> bool {
         let (jobs, given_up, has_posters) = {
             let mut mailbox = lock(&self.mailbox);
             (std::mem::take(&mut mailbox.jobs), std::mem::take(&mut mailbox.given_up), !mailbox.is_over)
@@ -127,28 +126,22 @@ impl<J: Job> Posted<J> {
     }
 
     /// Takes the oldest waiting job out, with its number.
-    pub fn pop(&mut self) -> Option<(u64, J)> {
+    pub(crate) fn pop(&mut self) -> Option<(u64, J)> {
         let (number, job) = self.waiting.pop_first()?;
         self.forget_end(number, &job);
         Some((number, job))
     }
 
     /// Makes a job that was taken out wait again, in the place of its number.
-    pub fn put_back(&mut self, number: u64, job: J) {
+    pub(crate) fn put_back(&mut self, number: u64, job: J) {
         self.ends.extend(job.end().map(|end| (end, number)));
         self.waiting.insert(number, job);
     }
 
     /// Takes every waiting job out, the oldest first.
-    pub fn drain(&mut self) -> impl Iterator<Item = J> + use<J> {
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = J> + use<J> {
         self.ends.clear();
         std::mem::take(&mut self.waiting).into_values()
-    }
-
-    /// Returns whether no job waits.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
     }
 
     fn remove(&mut self, number: u64) -> Option<J> {
@@ -164,19 +157,18 @@ impl<J: Job> Posted<J> {
     }
 
     /// Returns the time until the first waiting job ends, or `None` if none does.
-    #[must_use]
-    pub fn left(&self) -> Option<Duration> {
+    pub(crate) fn left(&self) -> Option<Duration> {
         self.ends.first().map(|(end, _)| end.saturating_duration_since(Instant::now()))
     }
 
     /// Takes the waiting job out whose time ended first, if that is over.
-    pub fn pop_late(&mut self) -> Option<J> {
+    pub(crate) fn pop_late(&mut self) -> Option<J> {
         let &(_, number) = self.ends.first().filter(|(end, _)| *end <= Instant::now())?;
         self.remove(number)
     }
 
     /// Ends the waiting jobs that have no time left.
-    pub fn end_late(&mut self) {
+    pub(crate) fn end_late(&mut self) {
         while let Some(job) = self.pop_late() {
             job.end_late();
         }
@@ -187,7 +179,7 @@ impl<J: Job> Posted<J> {
     ///
     /// # Errors
     /// The error of the last attempt. The jobs that still wait are the caller's to end.
-    pub fn reconnect<E>(
+    pub(crate) fn reconnect<E>(
         &mut self,
         patience: Duration,
         mut connect: impl FnMut(Duration, &mut dyn FnMut() -> bool) -> Result<(), E>,
@@ -323,7 +315,7 @@ mod tests {
         assert_eq!(told.try_iter().collect::<Vec<_>>(), [(1, false)]);
         drop(posted.drain());
         assert_eq!(told.try_iter().collect::<Vec<_>>(), [(2, false), (3, false), (4, false)], "the oldest first");
-        assert_eq!((posted.is_empty(), posted.left()), (true, None));
+        assert_eq!((posted.waiting.is_empty(), posted.left()), (true, None));
     }
 
     /// Each turn of the thread takes one that was given up, asks for the first end and ends what is late. With a scan of all jobs for any of
@@ -383,7 +375,7 @@ mod tests {
                 return Ok(());
             }
             assert!(is_wanted());
-            // One that comes meanwhile is kept.
+            // A job that comes meanwhile is kept.
             post(&poster, &tell, None);
             thread::sleep(attempt + Duration::from_millis(1));
             assert!(is_wanted());
@@ -455,7 +447,7 @@ mod tests {
 
         let Pair { poster, mut posted, .. } = pair();
         post(&poster, &tell, None);
-        let ((tell_away, told_away), (let_go, may_go)) = (channel(), channel::<()>());
+        let ((tell_away, told_away), (release, may_go)) = (channel(), channel::<()>());
         poster.set_thread(thread::spawn(move || {
             let _ = posted.reconnect(LONG, |_, _| {
                 let _ = tell_away.send(());
@@ -464,6 +456,6 @@ mod tests {
         }));
         told_away.recv().unwrap();
         drop(poster);
-        let_go.send(()).unwrap();
+        release.send(()).unwrap();
     }
 }

@@ -126,7 +126,7 @@ fn a_queue_asks_for_a_completion_within_a_quarter_of_its_depth_or_8_wqebbs() {
     assert_eq!(which, [7, 15, 23, 31], "an 8th of them at the 8th WQEBB each");
     assert!(qp.post(&write(1), Signal::Reclaim, 0).is_err());
     assert!(qp.sq.complete(31).is_some());
-    // One that is signaled anyhow starts the count again.
+    // A WQE that is signaled anyway starts the count again.
     for i in 0..4 {
         qp.post(&write(1), if i == 3 { Signal::Always } else { Signal::Reclaim }, 0).unwrap();
     }

@@ -165,7 +165,7 @@ fn exercise(pair: &mut Pair, random: &mut Random, sges: u32, with_empty: bool, d
             compared += DEPTH as usize;
         }
         for _ in 0..random.below(posted.len() as u32 + 1) {
-            // Those of a queue of its own complete in order.
+            // Receives of a queue pair's own queue complete in order.
             let which = if is_shared { random.below(posted.len() as u32) as usize } else { 0 };
             let index = posted.remove(which).unwrap();
             pair.complete(index);

@@ -256,7 +256,7 @@ impl End {
     }
 
     /// Polls, without taking anything, as often as the device takes to look for the dead.
-    pub(crate) fn patrol(&self) {
+    pub(crate) fn sweep(&self) {
         for _ in 0..3000 {
             self.device.progress();
         }

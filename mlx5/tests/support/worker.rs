@@ -173,7 +173,7 @@ impl Worker {
         match verb {
             "create" => self.create(peer),
             "connect" => self.connect(peer, &n[1..]),
-            "dead" => self.bury(peer),
+            "dead" => self.reap(peer),
             "status" => answer(&format!("status {}", join(&self.completed))),
             "finish" => {
                 self.runs = false;
@@ -261,7 +261,7 @@ impl Worker {
     }
 
     /// `peer` was killed: each of its queue pairs must say so, before it is destroyed.
-    fn bury(&mut self, peer: usize) {
+    fn reap(&mut self, peer: usize) {
         let end = Instant::now() + Duration::from_secs(20);
         while self.connections.iter().any(|c| c.peer == peer && !c.is_dead) {
             self.progress();
@@ -270,7 +270,7 @@ impl Worker {
         let of_peer = self.connections.iter().filter(|c| c.peer == peer);
         let errors = of_peer.map(|c| self.recv_cq.unregister(c.qp.qpn()).unwrap()).count();
         self.connections.retain(|c| c.peer != peer);
-        answer(&format!("buried {errors}"));
+        answer(&format!("reaped {errors}"));
     }
 
     /// Sends `n` messages to `peer`, which posts no receive meanwhile; how many were received.
@@ -412,7 +412,7 @@ impl Worker {
             let slot = srq.complete_receive(&cqe).unwrap();
             free.push(slot);
             *held += 1;
-            // What a killed process sent comes out when its queue pairs are destroyed.
+            // Messages of a killed process come out when its queue pairs are destroyed.
             let Some(&(peer, number)) = from else { return };
             cqe.result().unwrap();
             let connection = connections.iter_mut().find(|c| (c.peer, c.number) == (peer, number)).unwrap();

@@ -64,7 +64,7 @@ fn value(args: &str) -> Value {
 #[test]
 fn grouping_off_falls_past_the_cache_and_grouping_on_does_not() {
     let document = value(SMALL);
-    assert_eq!((document["schema"].as_str(), document["schema_version"].as_u64()), (Some("scalerpc-scale"), Some(2)));
+    assert_eq!((document["schema"].as_str(), document["schema_version"].as_u64()), (Some("scalerpc-scale"), Some(3)));
     let (drop, worst) = (document["grouping_off_drop"].as_f64().unwrap(), document["grouping_on_worst"].as_f64().unwrap());
     assert!((0.4..1.0).contains(&drop) && (0.9..=1.0).contains(&worst), "{document:#}");
     let curve = document["curve"].as_array().unwrap();

@@ -24,7 +24,7 @@ pub use config::{
 };
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError};
 pub use handlers::{Handler, HandlerError, Handlers, HeldRequest, ReplyTooLarge};
-pub use memory::{HeapMemory, Memory};
+pub use memory::Memory;
 pub use request::{ClientId, ClientRegions, Request};
 pub use scheduler::{Scheduler, Turn};
 pub use server::{Server, ServerMemory, ServerOp, ServerStats};

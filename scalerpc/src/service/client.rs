@@ -9,7 +9,7 @@ use mlx5::{Device, DeviceInfo, DeviceSpec};
 use thiserror::Error;
 
 use super::{DEFAULT_TYPE, Idle, default_device};
-use crate::protocol::{CallError, CallFailure, CloseReason, State};
+use crate::protocol::{CallError, CallFailure, CallHandle, CloseReason, State};
 use crate::rdma::exchange::{RecordError, Refusal};
 use crate::rdma::{RdmaClient, RdmaOptions, SetupError, SyncCallError};
 
@@ -90,18 +90,11 @@ pub enum ClientError {
 /// assert_eq!(client.call(b"ping")?, b"PING");
 /// # Ok::<(), scalerpc::ClientError>(())
 /// ```
-pub struct Client {
-    connection: Connection,
-    /// The last call found no slot.
-    had_no_slot: bool,
-}
+pub struct Client(Connection);
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client")
-            .field("address", &self.connection.address)
-            .field("state", &self.connection.rdma.state())
-            .finish_non_exhaustive()
+        f.debug_struct("Client").field("address", &self.0.address).field("state", &self.0.rdma.state()).finish_non_exhaustive()
     }
 }
 
@@ -119,7 +112,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`]; nothing is left behind.
     pub fn with_options(address: impl ToSocketAddrs + fmt::Debug, options: &ClientOptions) -> Result<Self, ClientError> {
-        Ok(Self { connection: Connection::open(address, options.clone(), || true)?, had_no_slot: false })
+        Ok(Self(Connection::open(address, options.clone(), || true)?))
     }
 
     /// Sends a request and waits for its response, as long as the options allow. If the connection has ended, connects again first.
@@ -127,7 +120,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn call(&mut self, request: &[u8]) -> Result<Vec<u8>, ClientError> {
-        self.call_for(DEFAULT_TYPE, request, self.connection.options.timeout)
+        self.call_for(DEFAULT_TYPE, request, self.0.options.timeout)
     }
 
     /// Like [`call`](Self::call), with a timeout of its own, which includes a new connection.
@@ -143,40 +136,39 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn call_type(&mut self, rpc_type: u16, request: &[u8]) -> Result<Vec<u8>, ClientError> {
-        self.call_for(rpc_type, request, self.connection.options.timeout)
+        self.call_for(rpc_type, request, self.0.options.timeout)
     }
 
     /// Maximum bytes of a request, and of a response.
     #[must_use]
     pub const fn max_payload(&self) -> usize {
-        self.connection.rdma.max_payload()
+        self.0.rdma.max_payload()
     }
 
     /// Name, transport and capabilities of the device in use.
     #[must_use]
     pub fn device_info(&self) -> DeviceInfo {
-        self.connection.rdma.device().info()
+        self.0.rdma.device().info()
     }
 
     /// Returns the client on its device, of the current connection: for many calls at once.
     #[must_use]
     pub const fn rdma(&mut self) -> &mut RdmaClient {
-        &mut self.connection.rdma
+        &mut self.0.rdma
     }
 
     pub(crate) fn call_for(&mut self, rpc_type: u16, request: &[u8], timeout: Duration) -> Result<Vec<u8>, ClientError> {
-        let Self { connection, had_no_slot } = self;
+        let Self(connection) = self;
         let start = Instant::now();
         loop {
             // Learn of an end of the connection since the last call.
             connection.rdma.poll();
-            let is_stuck = std::mem::take(had_no_slot) && connection.rdma.free_slots() == 0;
-            if is_stuck || connection.is_closed() {
+            if connection.is_stuck() || connection.is_closed() {
                 let within = timeout.saturating_sub(start.elapsed()).min(connection.options.connect_timeout);
                 connection.reconnect(within, || true)?;
             }
             let left = timeout.saturating_sub(start.elapsed());
-            connection.rdma.set_timeout_ns(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
+            connection.set_timeout(left);
             let mut idle = Idle::default();
             let wait = |rdma: &mut RdmaClient| {
                 if idle.pass() {
@@ -188,9 +180,8 @@ impl Client {
                 // The connection had ended, so the server has not seen the call.
                 Err(SyncCallError::Failure(CallFailure::NotSent) | SyncCallError::Call(CallError::Closed(_)))
                     if connection.is_closed() && start.elapsed() < timeout => {}
-                Err(SyncCallError::Call(CallError::NoSlot)) if connection.rdma.given_up_calls() > 0 => {
-                    *had_no_slot = true;
-                    return Err(ClientError::NoCredit { given_up: connection.rdma.given_up_calls() });
+                Err(SyncCallError::Call(error @ CallError::NoSlot)) => {
+                    return Err(connection.starved().unwrap_or_else(|| SyncCallError::from(error).into()));
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -209,6 +200,8 @@ pub(super) struct Connection {
     pub(super) options: ClientOptions,
     /// Buffer of a response.
     pub(super) response: Vec<u8>,
+    /// A call waited for its whole time while calls that ran out of time held every slot.
+    had_no_slot: bool,
 }
 
 impl Connection {
@@ -224,7 +217,7 @@ impl Connection {
         let device = Device::open(&options.device).map_err(SetupError::from)?;
         let (rdma, lifeline) = connect_any(&device, &name, &addresses, &options, options.connect_timeout, is_wanted)?;
         let response = vec![0; rdma.max_payload()];
-        Ok(Self { rdma, lifeline, address: name, addresses, options, response })
+        Ok(Self { rdma, lifeline, address: name, addresses, options, response, had_no_slot: false })
     }
 
     /// Connects again, on another device if this one broke down.
@@ -234,6 +227,29 @@ impl Connection {
         (self.rdma, self.lifeline) = connect_any(&device, &self.address, &self.addresses, &self.options, within, is_wanted)?;
         self.response.resize(self.rdma.max_payload(), 0);
         Ok(())
+    }
+
+    /// Makes a call; the next poll sends it.
+    pub(super) fn call(&mut self, rpc_type: u16, request: &[u8], timeout: Duration) -> Result<CallHandle, CallError> {
+        self.set_timeout(timeout);
+        self.rdma.call(rpc_type, request)
+    }
+
+    fn set_timeout(&mut self, timeout: Duration) {
+        self.rdma.set_timeout_ns(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// Returns the error of a call whose time ended while only calls that ran out of time held the slots. Unless the server answers one of
+    /// them, the next call finds the connection [stuck](Self::is_stuck).
+    pub(super) fn starved(&mut self) -> Option<ClientError> {
+        let given_up = self.rdma.given_up_calls();
+        self.had_no_slot = given_up > 0 && self.rdma.free_slots() == 0 && !self.rdma.core().is_busy();
+        self.had_no_slot.then_some(ClientError::NoCredit { given_up })
+    }
+
+    /// Returns whether a call found no slot in its whole time, and none is free.
+    pub(super) fn is_stuck(&mut self) -> bool {
+        std::mem::take(&mut self.had_no_slot) && self.rdma.free_slots() == 0
     }
 
     pub(super) const fn is_closed(&self) -> bool {

@@ -18,8 +18,8 @@ const NEVER_NS: u64 = 100_000_000_000;
 const WATCHED: u64 = 300;
 
 /// Runs in the helper: gets into a state, and stops or dies there. If it is continued, it makes more calls, and reports the outcome. Both
-/// processes yield after each look: otherwise each would see, on a machine with one core, many slices of the other at once, and a client
-/// would be in the state that it waits for between two looks.
+/// processes yield after each poll: otherwise each would see, on a machine with one core, many slices of the other at once, and a client
+/// would be in the state that it waits for between two polls.
 pub(crate) fn run(deed: &str, state: &str) {
     let mut guest = Guest::connect(&Device::open(device_in(SMALL_ARENA)).unwrap(), &socket_in()).expect("there is room");
     let caller = &mut guest.caller;
@@ -134,7 +134,7 @@ impl Room {
     fn watch(&mut self) {
         let (slices, made) = (self.slices(), self.made());
         self.farthest = 0;
-        // Nobody is waited for. With a yield after each look, a look might be all that there is in a slice.
+        // No process is waited for. With a yield after each poll, a poll might be all that there is in a slice.
         while self.slices() <= slices + WATCHED {
             self.step();
         }

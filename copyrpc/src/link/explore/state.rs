@@ -117,7 +117,7 @@ fn code_heard(coder: &mut Coder, words: &mut FlowWords, known: FlowWords) {
 /// Codes the words that a link told and heard.
 ///
 /// There is no clock here: no keep-alive, no heartbeat (a deadline is an early end, which can come at any moment), no window, and no
-/// graceful end. A READ does not wait after others in vain either, which only postpones it by a bounded number of polls (L5). The minima
+/// graceful end. A READ does not wait after READs without news either, which only postpones it by a bounded number of polls (L5). The minima
 /// of heard words are not coded: they are for peers that lie, and that no word decreases is checked where it is told.
 fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {
     let (peer_knows, knows) = (known(&links[1 - side]), known(&links[side]));

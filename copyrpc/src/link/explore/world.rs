@@ -258,7 +258,7 @@ impl World {
             Ok(())
         });
         let mut step = if flushed.is_ok() { Step::Done } else { Step::Deferred };
-        // A READ that waits after others in vain comes at a later poll (L5), so all its effects are possible here, too.
+        // A READ that waits after READs without news comes at a later poll (L5), so all its effects are possible here, too.
         link.backoff.news();
         if flushed.is_ok() && link.poll_read(0) {
             if left == 0 {

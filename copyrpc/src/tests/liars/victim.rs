@@ -99,7 +99,7 @@ impl Server {
         let on_response = |number, outcome: Outcome<'_>| {
             let allowance = self.open.borrow_mut().remove(&number).expect("a call ended twice, or that nobody made");
             match outcome {
-                // What the caller allowed is rounded up.
+                // The caller's allowance is rounded up.
                 Ok(bytes) => assert!(bytes.to_vec().len() <= allowance + 31),
                 Err(CallFailure::Dropped | CallFailure::Refused | CallFailure::ReplyTooLong { .. }) => {}
                 Err(CallFailure::DeadlineExceeded | CallFailure::Closed(_)) => {}

@@ -81,7 +81,7 @@ fn what_is_outstanding_ends_as_usual_and_what_comes_later_is_refused() {
     assert_eq!(reasons(&ends), [HERE, BY_PEER]);
 }
 
-/// The one that answers last parts first: its answer has arrived, but what the other posts then fails.
+/// The end that answers last parts first: its answer has arrived, but what the other posts then fails.
 #[test]
 fn a_peer_that_parted_first_is_no_failure() {
     let mut ends = pair(&config());

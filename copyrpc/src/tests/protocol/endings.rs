@@ -29,7 +29,7 @@ fn a_late_response_reaches_no_call_after_any_number_of_others() {
         let [ended, _] = rounds_without_read(&mut ends, 2);
         assert_eq!(ended.len(), 1);
     }
-    // The one whose id is the same but for the slot. It waits while the late response comes.
+    // The call whose id is the same but for the slot. It waits while the late response comes.
     call(&mut ends[0], 2_047);
     rounds_without_read(&mut ends, 1);
     ends[1].link.reply(held, &[1]).unwrap();
@@ -137,7 +137,7 @@ fn a_peer_that_answers_reads_and_does_nothing_else_is_given_up() {
     assert!(ends[0].link.stats().probes >= 50);
 }
 
-/// Otherwise a stopped peer would be called in vain forever by a caller whose calls all have deadlines.
+/// Otherwise a caller whose calls all have deadlines would call a stopped peer forever.
 #[test]
 fn a_stalled_peer_is_given_up_also_when_no_caller_waits_any_more() {
     let mut ends = pair(&LinkConfig { stall_ns: STALL_NS, ..config() });
@@ -162,7 +162,7 @@ fn a_peer_that_holds_a_request_for_long_is_alive_and_one_that_stops_then_is_not(
 
 fn receive_and_sweep(end: &mut End, now_ns: u64) {
     end.poll(usize::MAX, 1, |_, _| ());
-    // A sweep is rarer than a look.
+    // A sweep is rarer than a reading of the clock.
     if now_ns % 1_000 == 0 {
         end.sweep();
     }

@@ -303,7 +303,7 @@ impl World {
                 Ok(payload)
             }
         };
-        // Nobody waits for it when the call was cancelled or ran out of time.
+        // No caller waits for it when the call was cancelled or ran out of time.
         if let Some(call) = self.apps[1 - side].taken.get_mut(&serial) {
             call.answer = Some(answer);
         }
@@ -387,7 +387,7 @@ impl World {
                 }
             });
         }
-        // What could not be done is not counted.
+        // An operation that failed is not counted.
         self.operations += done as u64;
         self.check_invariants();
     }
@@ -499,7 +499,7 @@ impl World {
             }
         }
         self.ends[side].link.close(reason);
-        // What was on its way arrives.
+        // Messages on their way arrive.
         if self.rng.bool() {
             self.poll(other, usize::MAX, 1);
         }

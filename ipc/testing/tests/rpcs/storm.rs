@@ -100,7 +100,7 @@ fn session<R: Rpc>(caller: &mut Caller<R>, number: &mut u64, enough: u64, random
             Ok(0) if *number > first => {}
             Ok(0) => {
                 assert!(progress.elapsed() < PATIENCE, "{} calls hang", caller.waiting());
-                // One whose call was given up just now may have nothing to wait for.
+                // A client whose call was given up just now may have nothing to wait for.
                 if sleeps && !caller.is_idle() {
                     assert!(caller.sleep(), "{} calls hang", caller.waiting());
                 } else {

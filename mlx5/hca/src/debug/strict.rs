@@ -230,7 +230,7 @@ fn check_receives(rqn: u32, rq: &mut RqSlot) -> Result<(), Violation> {
             return found(index, Rule::ReceiveZeroLength);
         }
         let next = receives.successor(index);
-        // One that was posted before, and is not yet taken.
+        // A WQE that was posted before, and is not yet taken.
         let is_posted = |number: &u64| *number > 0 && !taken.is_accounted(next, (*number - 1) as u32);
         if receives.is_linked && (next == index || watch.posted.get(usize::from(next)).is_none_or(is_posted)) {
             return found(index, Rule::ReceiveLink);

@@ -96,7 +96,7 @@ impl Hca {
     /// Opens a device: joins its fabric.
     ///
     /// # Errors
-    /// See [`OpenError`]; [`OpenError::NoFreeLid`] if all LIDs, or the [`MAX_SEAT`](crate::MAX_SEAT) seats of the port, are taken. Nothing is left behind.
+    /// See [`OpenError`]; [`OpenError::NoFreeLid`] if all LIDs, or the [`MAX_PORT_SLOT`](crate::MAX_PORT_SLOT) slots of the port, are taken. Nothing is left behind.
     pub fn open(options: &SoftOptions) -> Result<Self, OpenError> {
         let arena_bytes = options.arena_bytes.checked_next_multiple_of(PAGE).unwrap_or(options.arena_bytes);
         let memory =

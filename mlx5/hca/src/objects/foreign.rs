@@ -15,7 +15,7 @@ use crate::queues::qp::{SoftQp, Transport};
 use crate::requester::execute;
 use crate::shared::layout::{QpEntry, qp_index};
 use crate::shared::remote::Remote;
-use crate::{Hca, Queues, State, seat_of};
+use crate::{Hca, Queues, State, port_slot_of};
 
 impl Hca {
     /// Executes everything that drivers have posted, takes in arrived messages, and retries what is due. Returns whether it did
@@ -104,7 +104,7 @@ impl Hca {
     /// # Errors
     /// See [`ConnectError`]; the transition was made.
     pub fn connect_by_number(&self, qpn: u32, remote_qpn: u32, access: Access) -> Result<(), ConnectError> {
-        let lid = seat_of(remote_qpn);
+        let lid = port_slot_of(remote_qpn);
         let peer = self.state.borrow_mut().links.peer_of_lid(&self.membership, lid);
         let remote = peer.map(|peer| Address { lid, qpn: remote_qpn, epoch: peer.epoch });
         let connected = remote.and_then(|remote| self.connect(qpn, &remote, &ConnectOptions::default(), access));

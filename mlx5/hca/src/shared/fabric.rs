@@ -18,8 +18,8 @@ use crate::shared::memory::DeviceMemory;
 
 /// Unicast LIDs are 1..=0xbfff (InfiniBand specification, "Local Identifiers").
 pub(crate) const MAX_LID: u16 = 0xbfff;
-/// Largest seat of a port: 10 bits of a QPN, all ones excepted.
-pub const MAX_SEAT: u16 = (1 << 10) - 2;
+/// Largest slot of a port: 10 bits of a QPN, all ones excepted.
+pub const MAX_PORT_SLOT: u16 = (1 << 10) - 2;
 
 /// A fabric of devices in this process, for tests and simulation. Clones are the same fabric.
 #[derive(Clone, Debug, Default)]
@@ -46,7 +46,7 @@ const LIVES: u32 = 1;
 
 /// A device's own entry in its fabric; dropping it withdraws the device.
 pub(crate) struct Membership {
-    /// LID, or seat of a port.
+    /// LID, or slot of a port.
     pub(crate) lid: u16,
     /// Incarnation of the LID.
     pub(crate) epoch: u64,
@@ -62,15 +62,15 @@ enum Place {
 }
 
 impl Membership {
-    /// Publishes `memory` under the first free LID; or under a free seat of a port. All queue pair numbers of the device begin with the
-    /// seat, so a seat in a directory is chosen at random.
-    pub(crate) fn join(spec: &FabricSpec, memory: &DeviceMemory, is_seat: bool) -> Result<Self, OpenError> {
-        let max_lid = if is_seat { MAX_SEAT } else { MAX_LID };
+    /// Publishes `memory` under the first free LID; or under a free slot of a port. All queue pair numbers of the device begin with the
+    /// slot, so a slot in a directory is chosen at random.
+    pub(crate) fn join(spec: &FabricSpec, memory: &DeviceMemory, is_port_slot: bool) -> Result<Self, OpenError> {
+        let max_lid = if is_port_slot { MAX_PORT_SLOT } else { MAX_LID };
         match spec {
             FabricSpec::Shared { dir } => {
                 let dir = Dir::open(dir.as_deref())?;
                 dir.sweep()?;
-                let first = if is_seat { (memory.ids()[0].token % u64::from(max_lid)) as u16 } else { 0 };
+                let first = if is_port_slot { (memory.ids()[0].token % u64::from(max_lid)) as u16 } else { 0 };
                 for lid in (first..max_lid).chain(0..first).map(|n| n + 1) {
                     let publication = Publication { lid: u64::from(lid), pid_namespace: pid_namespace(), segments: memory.ids() };
                     let created = Region::create(&dir, &file_name(lid), REGION_KIND, size_of::<Publication>(), |view| {
@@ -310,16 +310,16 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("copyrpc-fabric-places-{}", std::process::id()));
         DirBuilder::new().mode(0o700).create(&dir).unwrap();
         let memory = || DeviceMemory::create(1 << 20).unwrap();
-        let joined = |fabric: &FabricSpec, is_seat| {
-            let membership = Membership::join(fabric, &memory(), is_seat).unwrap();
+        let joined = |fabric: &FabricSpec, is_port_slot| {
+            let membership = Membership::join(fabric, &memory(), is_port_slot).unwrap();
             (membership.lid, membership.seed)
         };
         for fabric in [FabricSpec::Shared { dir: Some(dir.clone()) }, FabricSpec::Local(LocalFabric::new())] {
             let [first, second] = [(); 2].map(|()| joined(&fabric, false));
             assert!(first.0 == 1 && second.0 == 1 && first.1 != second.1, "{first:?} {second:?}");
         }
-        let seats = [(); 8].map(|()| joined(&FabricSpec::Shared { dir: Some(dir.clone()) }, true).0);
-        assert!(seats.iter().any(|&seat| seat != seats[0]) && seats.iter().all(|seat| (1..=MAX_SEAT).contains(seat)), "{seats:?}");
+        let slots = [(); 8].map(|()| joined(&FabricSpec::Shared { dir: Some(dir.clone()) }, true).0);
+        assert!(slots.iter().any(|&slot| slot != slots[0]) && slots.iter().all(|slot| (1..=MAX_PORT_SLOT).contains(slot)), "{slots:?}");
         std::fs::remove_dir_all(dir).unwrap();
         // In a simulation they are the same in every run.
         let of_a_new_one = |_| joined(&FabricSpec::Local(LocalFabric::new()), true);

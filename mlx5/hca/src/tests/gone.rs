@@ -19,7 +19,7 @@ fn a_queue_pair_that_is_gone_does_not_answer_even_where_its_memory_is_seen_to_be
         let (hca, index) = (&*hand.hca, qp_index(hand.qpn));
         let State { queues: Queues { qps, .. }, links, .. } = &mut *hca.state.borrow_mut();
         let qp = qps[index].as_deref_mut().unwrap();
-        // What the doorbell began with.
+        // The value that the doorbell began with.
         let granted = qp.remote().unwrap().granted();
         hca.memory.mr(hand.mr.key).stamp.store(0, Ordering::Release);
         let refused = operations::execute(hca, links, qp, ctrl, &wqe, granted);

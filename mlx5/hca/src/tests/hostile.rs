@@ -265,7 +265,7 @@ fn an_owner_that_tells_nonsense_of_an_atomic_ends_it() {
     }
 }
 
-/// The driver posts a receive behind the device's back, between the look at its queues and the arrival that needs one. No hardware misses that.
+/// The driver posts a receive behind the device's back, between the check of its queues and the arrival that needs one. No hardware misses that.
 #[test]
 fn a_datagram_finds_a_receive_that_was_posted_since_the_last_look() {
     for is_shared in [false, true] {

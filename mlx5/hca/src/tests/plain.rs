@@ -456,7 +456,7 @@ fn a_receive_that_was_given_back_is_taken_by_the_next() {
     for _ in 0..3 {
         assert!(write(&mut a));
     }
-    // One that another took and never used, while this one knows of the others.
+    // A receive that another requester took and never used, while this requester knows of the others.
     let lost = taken_by_another(&b).unwrap();
     {
         let state = b.hca.state.borrow();
@@ -502,7 +502,7 @@ fn what_is_not_plain_ends_a_run_and_is_executed_in_order() {
             (READ, vec![raddr(&target, 0), a.pointer(64, 4)]),
             (WRITE, vec![raddr(&target, 0), Hand::inline(b"two!")]),
             (READ, vec![raddr(&target, 0), a.pointer(68, 4)]),
-            // What the READs brought, of two parts, of one, and none.
+            // The data of the READs, of two parts, of one, and none.
             (WRITE, two),
             (WRITE_IMM, vec![raddr(&target, 128), a.pointer(64, 8)]),
             (WRITE_IMM, vec![raddr(&target, 0)]),

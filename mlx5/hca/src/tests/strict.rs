@@ -132,7 +132,7 @@ fn make(hand: &mut Hand, mistake: Mistake) -> Expected {
             hand.push(&wqe);
             hand.write_record(hand.producer);
             hand.notify();
-            // What an inspected register is filled with reads as this index.
+            // The filling of an inspected register reads as this index.
             (Rule::RegisterNotWritten, 0xdbdb, vec![0xdb; 16])
         }
         Mistake::RegisterBytes => {
@@ -195,7 +195,7 @@ fn make(hand: &mut Hand, mistake: Mistake) -> Expected {
             (Rule::WqeIndex, at + 1, stale)
         }
         Mistake::StaleIndex => {
-            // That of the last lap.
+            // The WQE of the last lap.
             post_spoilt(hand, Rule::WqeIndex, |wqe| wqe[1..3].copy_from_slice(&at.wrapping_sub(SQ).to_be_bytes()))
         }
         Mistake::OtherQueue => post_spoilt(hand, Rule::WqeQueue, |wqe| wqe[4..7].copy_from_slice(&(qpn + 1).to_be_bytes()[1..])),
@@ -343,13 +343,13 @@ fn a_doorbell_that_is_missing_at_the_end_is_found_when_the_queue_pair_goes() {
     assert_eq!(violation.bytes[..], wqe[..16]);
 }
 
-/// The one violation there is.
+/// Returns the only violation.
 fn only(found: &[Violation]) -> Violation {
     let [violation] = found else { panic!("{found:?}") };
     *violation
 }
 
-/// The same, which names the receive queue.
+/// The only violation, which names the receive queue.
 fn of_receives(hand: &Hand) -> (Rule, u32, Vec<u8>) {
     let violation = only(&hand.violations());
     assert_eq!(violation.queue, Queue::Receive(hand.rqn));

@@ -260,7 +260,7 @@ fn a_datagram_goes_where_its_queue_pair_number_says_and_brings_its_route_header(
     b.hca.poll();
     a.data.put(0, PAYLOAD);
     let plain = AddressVector::local(1, 0);
-    // The one of another port is lost.
+    // The message of another port is lost.
     for vector in [plain, AddressVector::local(777, 0), plain.with_grh(0, 0x12345, 9, 0x5c, GID)] {
         let [first, second, third] = datagram(vector, b.qpn);
         a.post(Opcode::Send, 0, &[first, second, third, a.sge(0, 32)]);
@@ -320,7 +320,7 @@ fn who_connects_to_nobody_is_told_when_the_retries_are_over() {
 }
 
 #[test]
-fn a_queue_pair_of_a_seat_that_was_given_up_does_not_answer() {
+fn a_queue_pair_of_a_slot_that_was_given_up_does_not_answer() {
     let (world, [mut a, b]) = pair();
     let to = b.remote(0);
     drop(b);

@@ -64,7 +64,7 @@ pub(crate) fn own(world: &World) {
             }
             end.hca.poll();
         }
-        // What comes now is for the next time.
+        // Later bytes are for the next time.
         marker();
     }
 }

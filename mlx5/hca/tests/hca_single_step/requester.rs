@@ -117,7 +117,7 @@ impl Target {
     }
 
     /// As often as the device takes to look for the dead.
-    fn patrol(&mut self) {
+    fn sweep(&mut self) {
         (0..1100).for_each(|_| _ = self.target.hca.poll());
         self.poll(true);
     }
@@ -141,7 +141,7 @@ fn instructions(world: &mut Target, role: Role) -> usize {
     let n = tracee.count();
     world.helper = Some(tracee.kill());
     world.target.hca.destroy_qp(receiver);
-    world.patrol();
+    world.sweep();
     world.of_stepped.clear();
     n
 }
@@ -202,9 +202,9 @@ pub(crate) fn kill(role: Role) {
         world.helper = Some(tracee.kill());
         kills += 1;
         world.traffic();
-        // Found by the patrol, or when the queue pair is destroyed.
+        // Found by the sweep, or when the queue pair is destroyed.
         if kills % 2 == 0 {
-            world.patrol();
+            world.sweep();
             assert_eq!(world.receives_lost(), 0, "killed at instruction {point}");
         }
         world.target.hca.destroy_qp(receiver);

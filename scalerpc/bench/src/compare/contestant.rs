@@ -7,11 +7,10 @@ use std::fmt;
 
 use bench::load::Failure;
 use bench::pattern::{self, Tag};
+use bench::program::Fault;
 use clap::ValueEnum;
 use mlx5::{Device, DeviceInfo, DeviceSpec};
 use serde::Serialize;
-
-use super::options::Fault;
 
 /// The transport of the calls. The command line's help, tables and documents use these names and descriptions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -137,9 +136,7 @@ impl Answers {
         let is_right = request.len() == self.payload_bytes && tag.endpoint() < self.clients && pattern::is_request(request, tag);
         self.bad_requests.set(self.bad_requests.get() + u64::from(!is_right));
         pattern::fill_reply(reply, tag);
-        if self.fault == Some(Fault::CorruptReply) && tag.number() == 1 {
-            reply.iter_mut().take(1).for_each(|byte| *byte ^= 1);
-        }
+        Fault::CorruptReply.inject(self.fault, tag.number(), reply);
         self.answered.set(self.answered.get() + 1);
     }
 

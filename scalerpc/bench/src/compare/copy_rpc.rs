@@ -2,10 +2,7 @@
 
 use bench::load::Failure;
 use bench::pattern;
-use copyrpc::{
-    Context, ContextBuilder, DEFAULT_CQ_SIZE, DEFAULT_SRQ_SIZE, EXCHANGE_RECORD_SIZE, Endpoint, EndpointConfig, ExchangeRecord,
-    PendingEndpoint,
-};
+use copyrpc::{Context, ContextBuilder, DEFAULT_SRQ_SIZE, EXCHANGE_RECORD_SIZE, Endpoint, EndpointConfig, ExchangeRecord, PendingEndpoint};
 use mlx5::{Device, DeviceInfo, DeviceSpec};
 
 use super::contestant::{Answers, Case, Client, Server, record};
@@ -16,8 +13,6 @@ const LEAST_RING_BYTES: usize = 64 << 10;
 const OVERHEAD_BYTES: usize = 44;
 /// Maximum receives of a device's queue.
 const MOST_RECEIVES: u32 = (1 << 15) - 1;
-/// Entries of a completion queue for each endpoint, beside those of its batches.
-const COMPLETIONS_BESIDE_BATCHES: u32 = 8;
 
 /// Returns a configuration with rings of four times the unanswered bytes of one client, so that the size of rings does not affect the
 /// result. Both ends have as many batches in flight as the server's receives permit.
@@ -32,10 +27,9 @@ fn endpoint_config(case: &Case) -> EndpointConfig {
 
 /// Makes a context for that many endpoints on a device.
 fn context<U>(device: &Device, config: &EndpointConfig, endpoints: usize) -> Result<Context<U>, Failure> {
-    let (endpoints, batches) = (endpoints as u32, config.batches_in_flight);
-    let receives = (endpoints * batches * 3).div_ceil(2).max(DEFAULT_SRQ_SIZE);
-    let completions = (endpoints * (batches + COMPLETIONS_BESIDE_BATCHES)).max((receives + 1).next_power_of_two());
-    Ok(ContextBuilder::new(DeviceSpec::default()).srq_size(receives).cq_size(completions.max(DEFAULT_CQ_SIZE)).build_on(device.clone())?)
+    let receives = (endpoints as u32 * config.batches_in_flight * 3).div_ceil(2).max(DEFAULT_SRQ_SIZE);
+    let builder = ContextBuilder::new(DeviceSpec::default()).endpoints_with(endpoints as u32, config).srq_size(receives);
+    Ok(builder.build_on(device.clone())?)
 }
 
 fn connect<U>(endpoint: PendingEndpoint<U>, said: &[u8]) -> Result<Endpoint<U>, Failure> {

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use bench::load::{BLOCK_CALLS, BLOCK_TRIPS, Failure, Measure};
 use bench::pattern::{self, Tag};
+use bench::program::Fault;
 use harness::clock::Clock;
 use serde::{Deserialize, Serialize};
 use shm::wait::{WaitStrategy, Waiter};
 
 use super::contestant::{Case, Client};
-use super::options::Fault;
 
 /// Number of rounds without a reply between two checks for other events.
 const IDLE_ROUNDS: u32 = 4096;
@@ -67,9 +67,7 @@ impl<'a, C: Client> Caller<'a, C> {
         while let Some(&slot) = self.free.last().filter(|_| !is_over) {
             let tag = Tag::new(self.number, self.next);
             pattern::fill_request(request, tag);
-            if fault == Some(Fault::CorruptRequest) && self.next == 1 {
-                request.iter_mut().take(1).for_each(|byte| *byte ^= 1);
-            }
+            Fault::CorruptRequest.inject(fault, self.next, request);
             if !self.client.issue(slot, request)? {
                 break;
             }

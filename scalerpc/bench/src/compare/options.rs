@@ -5,27 +5,27 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bench::load::Failure;
+use bench::program::{Fault, RANKS};
 use clap::ValueEnum;
-use harness::affinity::{self, AffinityError, PinPolicy, Plan, Threads};
+use harness::affinity::{self, PinPolicy, Plan, Threads};
+use harness::range::{decimal, range, whole};
 use harness::report::{JsonSink, bytes, plural};
-use launch::device::{AutoError, DeviceChoice};
-use serde::{Deserialize, Serialize};
+use launch::device::DeviceChoice;
+use serde::Serialize;
 use shm::wait::WaitStrategy;
-use thiserror::Error;
 
 use super::contestant::{Case, Kind};
 use super::scale_rpc;
-
-/// The two processes: rank 0 has the clients, rank 1 the server.
-pub(crate) const RANKS: usize = 2;
 
 /// Maximum number of loads of one run.
 const MAX_LOADS: usize = 8;
 /// Maximum number of calls that a client keeps unanswered: one software device keeps that many datagrams of another one without loss.
 const MAX_DEPTH: usize = 32;
-/// Minimum and maximum payload: the name of a call; and the room of a datagram with the header of either SEND, and of a slot of 4 KiB of
-/// ScaleRPC.
-const PAYLOAD_BYTES: (usize, usize) = (8, 4056);
+/// Minimum payload: the name of a call.
+const MIN_PAYLOAD: usize = 8;
+/// Maximum payload: the room of a datagram with the header of either SEND, and of a slot of 4 KiB of ScaleRPC.
+const MAX_PAYLOAD: usize = 4056;
 
 /// Round trip and rate of ScaleRPC beside copyrpc, SEND on reliable connections and SEND on datagrams, in turn in one run.
 ///
@@ -43,11 +43,11 @@ pub(crate) struct Options {
     clients: Vec<usize>,
 
     /// Calls that each client keeps unanswered for rates, 1 to 32.
-    #[arg(long, value_name = "N", default_value_t = 8)]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole(1..=MAX_DEPTH))]
     depth: usize,
 
     /// Bytes of a request and of its reply, 8 to 4056.
-    #[arg(long, value_name = "BYTES", default_value_t = 32)]
+    #[arg(long, value_name = "BYTES", default_value_t = 32, value_parser = whole(MIN_PAYLOAD..=MAX_PAYLOAD))]
     payload: usize,
 
     /// Clients of a group of ScaleRPC, 1 to 50.
@@ -55,11 +55,11 @@ pub(crate) struct Options {
     group: u32,
 
     /// Rounds, 1 to 99. Each measures everything once.
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole(1..=99_usize))]
     rounds: usize,
 
     /// Length of each measurement in seconds, 0.01 to 60, after a warm-up of a quarter of it.
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.2)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.2, value_parser = decimal(0.01..=60.0))]
     duration: f64,
 
     /// Action of a process that finds nothing: auto is busy if each process has a core, else yield.
@@ -101,36 +101,6 @@ enum WaitChoice {
     Yield,
 }
 
-/// The values of `--fault`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Fault {
-    /// Clients flip a bit of one request.
-    CorruptRequest,
-    /// The server flips a bit of one reply.
-    CorruptReply,
-}
-
-/// Why an option cannot be honoured.
-#[derive(Debug, Error)]
-pub(crate) enum OptionError {
-    /// A number is outside its range.
-    #[error("{flag} {given}: legal is {legal}")]
-    Range { flag: &'static str, given: String, legal: String },
-    /// ScaleRPC does not support the configuration.
-    #[error("scalerpc: {0}")]
-    ScaleRpc(#[from] scalerpc::ConfigError),
-    /// The cores cannot be used as given.
-    #[error("--pin: {0}")]
-    Pin(#[from] AffinityError),
-    /// The environment does not name a device for `auto`.
-    #[error(transparent)]
-    Device(#[from] AutoError),
-    /// The output cannot be opened.
-    #[error("--json: {0}")]
-    Json(#[from] harness::report::JsonError),
-}
-
 /// A load, which every contestant gets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Load {
@@ -156,11 +126,11 @@ pub(crate) struct Job {
     pub(crate) rounds: usize,
     pub(crate) duration_s: f64,
     /// The option as typed, or the device that `auto` took.
-    #[serde(serialize_with = "as_typed")]
+    #[serde(serialize_with = "harness::as_text::serialize")]
     pub(crate) device: DeviceChoice,
     /// Why `auto` took the device; `None` if the device was named.
     pub(crate) device_by_auto: Option<String>,
-    #[serde(serialize_with = "as_typed")]
+    #[serde(serialize_with = "harness::as_text::serialize")]
     pub(crate) wait: WaitStrategy,
     pub(crate) fault: Option<Fault>,
     #[serde(skip)]
@@ -171,37 +141,29 @@ pub(crate) struct Job {
     pub(crate) placement: Plan,
 }
 
-fn as_typed<S: serde::Serializer>(value: &impl fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(value)
-}
-
 impl Job {
     /// Checks and computes everything. Changes nothing.
-    pub(crate) fn resolve(options: &Options) -> Result<Self, OptionError> {
+    pub(crate) fn resolve(options: &Options) -> Result<Self, Failure> {
         let Options { contestants, clients, depth, payload, group, rounds, duration, .. } = options;
-        in_range("--depth", *depth, (1, MAX_DEPTH))?;
-        in_range("--payload", *payload, PAYLOAD_BYTES)?;
-        in_range("--rounds", *rounds, (1, 99))?;
-        if !(0.01..=60.0).contains(duration) {
-            return Err(range("--duration", duration, "0.01 to 60 seconds"));
+        if !(1..=MAX_LOADS).contains(&clients.len()) {
+            return Err(range("--clients", clients.len(), "another number of loads", format!("1 to {MAX_LOADS} numbers of clients")).into());
         }
-        in_range("--contestants", contestants.len(), (1, Kind::ALL.len()))?;
-        in_range("--clients", clients.len(), (1, MAX_LOADS)).map_err(|_| range("--clients", clients.len(), "1 to 8 numbers of clients"))?;
         let mut loads = vec![Load { name: "round_trip".to_owned(), clients: 1, depth: 1 }];
         for &clients in clients {
             for kind in contestants {
-                let legal = format!("1 to {} with {kind}", kind.max_clients());
-                in_range("--clients", clients, (1, kind.max_clients())).map_err(|_| range("--clients", clients, &legal))?;
+                if !(1..=kind.max_clients()).contains(&clients) {
+                    let legal = format!("1 to {} with {kind}", kind.max_clients());
+                    return Err(range("--clients", clients, "outside what is supported", legal).into());
+                }
             }
             loads.push(Load { name: format!("rate_{clients}x{depth}"), clients, depth: *depth });
         }
-        if let Some(twice) = first_twice(contestants) {
-            return Err(range("--contestants", twice, "each once"));
+        let twice = first_twice(contestants).map(|twice| ("--contestants", twice.to_string()));
+        if let Some((flag, given)) = twice.or_else(|| first_twice(clients).map(|twice| ("--clients", twice.to_string()))) {
+            return Err(range(flag, given, "it is there twice", "each once".to_owned()).into());
         }
-        if let Some(twice) = first_twice(clients) {
-            return Err(range("--clients", twice, "each once"));
-        }
-        let placement = Plan::new(&options.pin, affinity::usable_cores()?, Threads { ranks: RANKS, daemons: 0, clients: 1 })?;
+        let pin = |cores| Plan::new(&options.pin, cores, Threads { ranks: RANKS, daemons: 0, clients: 1 });
+        let placement = affinity::usable_cores().and_then(pin).map_err(|error| format!("--pin: {error}"))?;
         let wait = match options.wait {
             WaitChoice::Busy => WaitStrategy::Busy,
             WaitChoice::Yield => WaitStrategy::Yield,
@@ -224,7 +186,8 @@ impl Job {
             placement,
         };
         // Checks the group size.
-        job.loads.iter().try_for_each(|load| scale_rpc::config(&job.case(Kind::Scalerpc, load)).check())?;
+        let check = |load| scale_rpc::config(&job.case(Kind::Scalerpc, load)).check();
+        job.loads.iter().try_for_each(check).map_err(|error| format!("scalerpc: {error}"))?;
         Ok(job)
     }
 
@@ -272,14 +235,6 @@ fn first_twice<T: PartialEq>(items: &[T]) -> Option<&T> {
     items.iter().enumerate().find(|(at, item)| items.iter().take(*at).any(|other| other == *item)).map(|(_, item)| item)
 }
 
-fn in_range(flag: &'static str, given: usize, (least, most): (usize, usize)) -> Result<(), OptionError> {
-    if (least..=most).contains(&given) { Ok(()) } else { Err(range(flag, given, &format!("{least} to {most}"))) }
-}
-
-fn range(flag: &'static str, given: impl ToString, legal: &str) -> OptionError {
-    OptionError::Range { flag, given: given.to_string(), legal: legal.to_owned() }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -292,8 +247,8 @@ mod tests {
         options: Options,
     }
 
-    fn resolve(args: &str) -> Result<Job, OptionError> {
-        Job::resolve(&Cli::try_parse_from(std::iter::once("compare").chain(args.split_whitespace())).unwrap().options)
+    fn resolve(args: &str) -> Result<Job, Failure> {
+        Job::resolve(&Cli::try_parse_from(std::iter::once("compare").chain(args.split_whitespace()))?.options)
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 use bench::load::Failure;
+use bench::program::swap;
 use harness::affinity::pin_current_thread;
 use harness::clock::Clock;
 use launch::exchange::{Exchange, ExchangeError};
@@ -83,14 +84,6 @@ pub(crate) fn serve_all(job: &Job, exchange: &mut dyn Exchange) -> Result<(), Fa
         served.map_err(|error| format!("{kind}, {}: {error}", load.name))?;
     }
     Ok(())
-}
-
-/// Gives `part` to the other process. Returns the part of that process.
-fn swap(exchange: &mut dyn Exchange, part: &[u8], within: Duration, give_up: &dyn Fn() -> bool) -> Result<Vec<u8>, Failure> {
-    let other = 1 - exchange.rank();
-    let mut parts = exchange.all_gather(part, within, give_up)?;
-    // There is one part for each rank.
-    Ok(if other < parts.len() { parts.swap_remove(other) } else { Vec::new() })
 }
 
 const fn never() -> bool {

@@ -1,4 +1,4 @@
-//! The points to measure: the curve over the number of clients, and its variations with one assumption changed.
+//! The points to measure: the curve over the number of clients, and its summary.
 
 use scalerpc::{Grouping, ServerConfig};
 use serde::Serialize;
@@ -49,20 +49,8 @@ impl Setting {
         Ok(Pair { clients, off: self.measure(clients, Grouping::Off)?, on: self.measure(clients, Grouping::On)? })
     }
 
-    /// Returns why slices are not longer than this, with that many clients.
-    pub(crate) fn limit_of_slices(&self, clients: u32, slice_ns: u64) -> &'static str {
-        let groups = u64::from(clients.div_ceil(self.group_size));
-        if self.max_rotation_ns == 0 {
-            "slices are not made longer"
-        } else if 2 * slice_ns * groups > self.max_rotation_ns {
-            "longer slices would make a rotation too long"
-        } else {
-            "longer slices get no more done"
-        }
-    }
-
     /// Returns the maximum number of clients that are one group, and so never switch.
-    pub(crate) const fn one_group(&self) -> u32 {
+    const fn one_group(&self) -> u32 {
         self.group_size + self.group_size / 2
     }
 }
@@ -108,49 +96,6 @@ impl Verdict {
             grouping_off_drop: 1.0 - least(&curve[peak_at..], off) / off_peak,
             grouping_on_worst: least(&curve[enough_at..], on) / on_peak,
         })
-    }
-}
-
-/// The results with one assumption changed.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Variation {
-    pub(crate) name: String,
-    pub(crate) setting: Setting,
-    /// With the clients of one group, and with the maximum of the curve.
-    pub(crate) few: Pair,
-    pub(crate) many: Pair,
-    pub(crate) verdict: Verdict,
-}
-
-/// Returns the assumptions, each changed alone.
-pub(crate) fn variations(base: &Setting) -> Vec<(String, Setting)> {
-    let miss = |factor: f64| {
-        let context_miss_ns = (base.context_miss_ns as f64 * factor).round() as u64;
-        (format!("miss {context_miss_ns} ns ({factor} x)"), Setting { context_miss_ns, ..*base })
-    };
-    let cpu = |server_request_ns| {
-        let load = Load { server_request_ns, ..base.load };
-        (format!("server CPU {server_request_ns} ns a request"), Setting { load, ..*base })
-    };
-    let mut all: Vec<_> = [0.25, 0.5, 1.0, 2.0, 4.0].into_iter().map(miss).collect();
-    all.push(("cache of 1024 contexts".to_owned(), Setting { context_entries: 1024, ..*base }));
-    all.extend(
-        [1, 2, 4, 8, 16]
-            .into_iter()
-            .filter(|depth| *depth != base.depth)
-            .map(|depth| (format!("depth {depth}"), Setting { depth, ..*base })),
-    );
-    all.extend([10, 25, 100].into_iter().filter(|ns| *ns != base.load.server_request_ns).map(cpu));
-    // Slices keep their initial length.
-    let fixed = |slice_ns| (format!("slices of {} us, no longer", slice_ns / 1000), Setting { slice_ns, max_rotation_ns: 0, ..*base });
-    all.extend([100_000, 200_000, 400_000].map(fixed));
-    all
-}
-
-impl Variation {
-    pub(crate) fn measure(name: String, setting: Setting, most_clients: u32) -> Result<Option<Self>, PointError> {
-        let (few, many) = (setting.pair(setting.one_group().min(most_clients))?, setting.pair(most_clients)?);
-        Ok(Verdict::of(&[few, many]).map(|verdict| Self { name, setting, few, many, verdict }))
     }
 }
 

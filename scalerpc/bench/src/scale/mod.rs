@@ -21,8 +21,7 @@ use scalerpc::Grouping;
 use thiserror::Error;
 
 use calibration::PUBLISHED;
-use curve::{Pair, Setting, Variation, Verdict, variations};
-use memory::ServerBytes;
+use curve::{Pair, Setting, Verdict};
 use point::Load;
 use result::Document;
 use workload::Workload;
@@ -98,7 +97,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "US", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     window_us: u64,
 
-    /// Measure only the curve: no other assumptions, no memory of servers.
+    /// Measure only the curve: no memory of servers.
     #[arg(long)]
     curve_only: bool,
 
@@ -162,25 +161,17 @@ impl Options {
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let (setting, most) = options.resolve()?;
-    let of_servers = if options.curve_only { 0 } else { SERVERS.into_iter().max().unwrap_or(0) };
-    allow_open_files(FILES_PER_CLIENT * u64::from(most.max(of_servers)) + OTHER_FILES)?;
+    let servers: &[u32] = if options.curve_only { &[] } else { &SERVERS };
+    let most_clients = servers.iter().fold(most, |most, clients| most.max(*clients));
+    allow_open_files(FILES_PER_CLIENT * u64::from(most_clients) + OTHER_FILES)?;
     let mut curve: Vec<Pair> = Vec::with_capacity(options.clients.len());
     for clients in &options.clients {
         say(&format!("{clients} clients"));
         curve.push(setting.pair(*clients)?);
     }
     let verdict = Verdict::of(&curve).ok_or("no point has a response: measure longer (--window-us)")?;
-    let (mut others, mut servers): (Vec<Variation>, Vec<ServerBytes>) = Default::default();
-    if !options.curve_only {
-        for (name, setting) in variations(&setting) {
-            say(&name);
-            others.extend(Variation::measure(name, setting, most)?);
-        }
-        for clients in SERVERS {
-            servers.push(memory::measure(clients)?);
-        }
-    }
-    show(options, &Document::new(setting, verdict, curve, others, servers))
+    let servers = servers.iter().map(|clients| memory::measure(*clients)).collect::<Result<_, _>>()?;
+    show(options, &Document::new(setting, verdict, curve, servers))
 }
 
 fn show(options: &Options, document: &Document) -> Result<(), Box<dyn Error>> {

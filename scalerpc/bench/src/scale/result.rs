@@ -9,15 +9,12 @@ use mlx5::NicParameters;
 use serde::Serialize;
 
 use super::calibration::{self, PUBLISHED, Published};
-use super::curve::{Pair, Setting, Variation, Verdict};
+use super::curve::{Pair, Setting, Verdict};
 use super::memory::{self, PER_CONNECTION_MB, ServerBytes};
 use super::point::Measured;
 
 /// Version of [`Document::schema_version`]. It changes with the meaning of any field.
-const SCHEMA_VERSION: u32 = 2;
-
-/// Part of its peak that grouping on should keep. A row with less says why.
-const ENOUGH_OF_PEAK: f64 = 0.9;
+const SCHEMA_VERSION: u32 = 3;
 
 /// The costs of the model's NIC, as in `NicParameters`.
 #[derive(Debug, Clone, Serialize)]
@@ -33,39 +30,32 @@ struct Nic {
 pub(crate) struct Document {
     schema: &'static str,
     schema_version: u32,
-    /// 1 - worst / peak.
-    grouping_off_drop: f64,
-    /// Worst / peak.
-    grouping_on_worst: f64,
-    enough_clients: u32,
+    #[serde(flatten)]
+    verdict: Verdict,
     calibration: Published,
     calibrated_miss_ns: u64,
     nic: Nic,
     setting: Setting,
     curve: Vec<Pair>,
-    variations: Vec<Variation>,
     server_bytes: Vec<ServerBytes>,
     server_bytes_per_client: Option<f64>,
     server_bytes_without_clients: Option<f64>,
 }
 
 impl Document {
-    pub(crate) fn new(setting: Setting, verdict: Verdict, curve: Vec<Pair>, variations: Vec<Variation>, servers: Vec<ServerBytes>) -> Self {
+    pub(crate) fn new(setting: Setting, verdict: Verdict, curve: Vec<Pair>, servers: Vec<ServerBytes>) -> Self {
         let NicParameters { doorbell_ns, send_ns, byte_ps, link_ns, .. } =
             calibration::nic(setting.context_entries, setting.context_miss_ns);
         let line = memory::line(&servers);
         Self {
             schema: "scalerpc-scale",
             schema_version: SCHEMA_VERSION,
-            grouping_off_drop: verdict.grouping_off_drop,
-            grouping_on_worst: verdict.grouping_on_worst,
-            enough_clients: verdict.enough_clients,
+            verdict,
             calibration: PUBLISHED,
             calibrated_miss_ns: PUBLISHED.miss_ns(),
             nic: Nic { doorbell_ns, send_ns, byte_ps, link_ns },
             setting,
             curve,
-            variations,
             server_bytes: servers,
             server_bytes_per_client: line.map(|(per_client, _)| per_client),
             server_bytes_without_clients: line.map(|(_, fixed)| fixed),
@@ -86,26 +76,6 @@ impl Document {
                 slices(&pair.on),
                 format!("{fewest_of_a_client}..{most_of_a_client}"),
             ]);
-        }
-        table
-    }
-
-    fn variation_table(&self) -> Table {
-        let header = match self.variations.first() {
-            Some(Variation { few, many, .. }) => {
-                let column = |way: &str, pair: &Pair| format!("{way}, {}", pair.clients);
-                ["off", "on"].map(|way| [column(way, few), column(way, many)]).concat()
-            }
-            None => Vec::new(),
-        };
-        let columns = ["off drops", "on/peak", "on/off", "slices", "below 90 % because"].map(str::to_owned);
-        let mut table = Table::new(["one assumption changed".to_owned()].into_iter().chain(header).chain(columns));
-        for Variation { name, setting, few, many, verdict } in &self.variations {
-            let rates = [few.off, many.off, few.on, many.on].map(|measured| rate(measured.responses_per_s));
-            let shares = [percent(verdict.grouping_off_drop), percent(verdict.grouping_on_worst), format!("{:.1}", many.on_over_off())];
-            let is_low = verdict.grouping_on_worst < ENOUGH_OF_PEAK;
-            let reason = if is_low { setting.limit_of_slices(many.clients, many.on.slice_ns) } else { "" };
-            table.row([name.clone()].into_iter().chain(rates).chain(shares).chain([slices(&many.on), reason.to_owned()]));
         }
         table
     }
@@ -167,12 +137,12 @@ impl fmt::Display for Document {
             "Modelled, in virtual time: the library as it is, on a model of NICs. Misses are of the messages that the server's NIC sends.\n"
         )?;
         writeln!(f, "{}", self.curve_table())?;
-        writeln!(f, "grouping off drops by {} behind its peak", percent(self.grouping_off_drop))?;
+        writeln!(f, "grouping off drops by {} behind its peak", percent(self.verdict.grouping_off_drop))?;
         writeln!(
             f,
             "grouping on keeps {} of its peak at worst, from {} clients on (with fewer the server is not busy)\n",
-            percent(self.grouping_on_worst),
-            self.enough_clients
+            percent(self.verdict.grouping_on_worst),
+            self.verdict.enough_clients
         )?;
         writeln!(
             f,
@@ -200,9 +170,6 @@ impl fmt::Display for Document {
             load.client_call_ns,
             load.window_ns as f64 / 1e6
         )?;
-        if !self.variations.is_empty() {
-            writeln!(f, "{}", self.variation_table())?;
-        }
         if let (Some(per_client), Some(fixed)) = (self.server_bytes_per_client, self.server_bytes_without_clients) {
             writeln!(f, "{}", self.memory_table())?;
             writeln!(f, "a server takes {:.3} MB, and {per_client:.0} B for each client", fixed / 1e6)?;

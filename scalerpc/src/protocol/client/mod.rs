@@ -8,6 +8,7 @@ mod calls;
 mod fetch;
 mod rest;
 #[cfg(test)]
+#[path = "../tests/client_state.rs"]
 mod state;
 mod states;
 

@@ -9,6 +9,7 @@ mod intake;
 mod replies;
 mod rests;
 #[cfg(test)]
+#[path = "../tests/server_state.rs"]
 mod state;
 mod zones;
 

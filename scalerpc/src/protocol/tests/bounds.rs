@@ -4,7 +4,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use super::world::small;
-use crate::protocol::memory::{HeapMemory, Memory};
+use crate::protocol::memory::Memory;
+use crate::protocol::tests::memory::HeapMemory;
 use crate::protocol::{ClientRegions, Server, ServerConfig, ServerMemory};
 
 /// Memory that counts the words that are read.

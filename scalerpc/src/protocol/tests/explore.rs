@@ -160,7 +160,7 @@ fn check(world: &World, path: &Path, setup: Setup, is_fair_checked: bool) {
     }
     world.clone().lose_server();
     let mut fair = world.clone();
-    // Nobody needs a client that rests.
+    // The server does not need a client that rests.
     let rounds = fair.run_beside_rests(MOST_ROUNDS);
     assert!(rounds < MOST_ROUNDS, "calls wait for a client that rests: {path:?}\n{:?}", fair.server);
     let rounds = fair.settle(MOST_ROUNDS);

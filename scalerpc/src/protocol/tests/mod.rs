@@ -3,6 +3,7 @@
 mod bounds;
 mod defects;
 mod explore;
+pub(crate) mod memory;
 mod workers;
 mod world;
 mod worlds;

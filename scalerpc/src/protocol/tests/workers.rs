@@ -134,7 +134,7 @@ fn a_type_whose_handler_takes_less_than_a_slice_again_is_answered_like_any() {
     for _ in 0..LONG_RUNS {
         assert_eq!(answer(&mut world, &mut handlers, 1, &mut clock), Some(Ok(0)));
     }
-    // One that is long between them begins the count anew.
+    // A long run between them begins the count anew.
     for (put_aside, run) in (1..).zip((0..LONG_RUNS - 1).chain([LONG_RUNS]).chain(0..LONG_RUNS)) {
         run_ns.set(if run == LONG_RUNS { 1_001 } else { 1_000 });
         assert_eq!(answer(&mut world, &mut handlers, 1, &mut clock), Some(Ok(0)));

@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 
-use crate::protocol::memory::{HeapMemory, Memory};
+use crate::protocol::memory::Memory;
 use crate::protocol::request::ClientId;
+use crate::protocol::tests::memory::HeapMemory;
 use crate::protocol::wire::Status;
 use crate::protocol::{
     CallFailure, CallHandle, Client, ClientMemory, ClientOp, ClientRegions, CloseReason, Completion, Handlers, Request, Server,

@@ -4,7 +4,7 @@
 //! - every value that was read had been written, and none is lost;
 //! - what a connection paid for answers is what its peer has given back; no daemon keeps a request or an answer;
 //! - no ring is overrun (copyrpc ends a connection that does, and asserts it of its own) and no device finds a rule broken;
-//! - without faults nothing waits for a look after what was forgotten;
+//! - without faults nothing waits for a check of forgotten work;
 //! - a turn is bounded, and so is the job: a watchdog ends the process with the seed.
 //!
 //! `SWARM_SEEDS=N` runs so many jobs, `SWARM_SEED=S` begins with seed S: a failure names the seed of its job. `SWARM_TRACE=1` shows every turn.

@@ -129,7 +129,7 @@ pub(crate) fn every_call_ends_once_whatever_is_cancelled_and_whatever_comes_too_
                     }
                     answered += 1;
                 }
-                // What was answered has been taken, waited for or not.
+                // Each answer has been taken, waited for or not.
                 unanswered = held.len() + untaken::<R>(&mut server, &mut held);
             }
         }

@@ -141,7 +141,7 @@ pub(crate) fn calls_of_a_server_that_ends_end_once_after_what_it_answered<R: Rpc
     let mut requests = take_all::<R>(&mut server).into_iter();
     assert!(R::reply(&mut server, requests.next().unwrap().0, 100));
     R::reject(&mut server, requests.next().unwrap().0);
-    // What is held goes first, as it does when a daemon ends.
+    // Held requests go first, as it does when a daemon ends.
     let rest = requests.count() as u64;
     drop(server);
     let mut ended = vec![];
@@ -165,7 +165,7 @@ pub(crate) fn late_answer_to_a_former_client_reaches_nobody<R: Rpc>(name: &str) 
     let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
     R::call(&mut client, 1, 1).unwrap();
     let (late, _) = take_all::<R>(&mut server).remove(0);
-    // One that the server has seen when the client leaves, and one that it has not.
+    // A request that the server has seen when the client leaves, and a request that it has not.
     R::call(&mut client, 2, 2).unwrap();
     R::serve_poll(&mut server);
     R::call(&mut client, 3, 3).unwrap();

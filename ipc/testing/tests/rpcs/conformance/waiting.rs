@@ -102,7 +102,7 @@ pub(crate) fn sleeping_client_learns_of_its_servers_end<R: Rpc>(name: &str) {
         let gone = Err(CallFailed::Disconnected(SessionEnd::PeerGone));
         assert_eq!(watch.join().unwrap(), (Err(SessionEnd::PeerGone), vec![(1, gone)], true));
     });
-    // One that closes in good order.
+    // A client that closes in good order.
     let (server, mut client) = pair::<R>(&scratch, 1, 4);
     drop(server);
     assert!(R::wait(&mut client, None));

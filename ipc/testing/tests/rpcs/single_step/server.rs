@@ -126,7 +126,7 @@ impl<R: Rpc> Guests<R> {
         Caller::new(R::connect(&scratch.dir()).expect("there is a free entry"))
     }
 
-    /// Makes the first two look as if they slept, and says how often they were woken.
+    /// Makes the first two clients appear asleep, and returns how often they were woken.
     fn wakes(&self, scratch: &Scratch) -> u32 {
         let words = Words::new::<R>(&scratch.dir(), (ENTRIES + 1) * DEPTH);
         (0..2).map(|entry| words.lull_client(entry)).sum()

@@ -8,7 +8,7 @@ const WQES: usize = 4;
 /// At the start.
 const POSTED: usize = 2;
 const REQUESTERS: usize = 3;
-/// Up to which count a requester saw receives posted before, as by a look at an earlier message; the first one did not look.
+/// Up to which count a requester saw receives posted before, as by the check of an earlier message; the first one did not check.
 const KNOWN: [u8; REQUESTERS] = [0, POSTED as u8, POSTED as u8];
 
 /// The part of the protocol that is left out.

@@ -4,8 +4,8 @@ use std::hash::{Hash, Hasher};
 
 use super::zones::{ActiveZone, Zone, ZoneState};
 use super::{ClientRecord, Server};
-use crate::protocol::memory::HeapMemory;
 use crate::protocol::request::ClientId;
+use crate::protocol::tests::memory::HeapMemory;
 use crate::protocol::wire::ZoneId;
 
 impl Zone {

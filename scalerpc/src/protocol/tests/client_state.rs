@@ -3,7 +3,7 @@
 use std::hash::{Hash, Hasher};
 
 use super::Client;
-use crate::protocol::memory::HeapMemory;
+use crate::protocol::tests::memory::HeapMemory;
 
 impl Client<HeapMemory> {
     /// Hashes the state without times, which the exploration does not reach.

@@ -1,0 +1,331 @@
+//! Calls as futures: any number of threads make them, and one thread, which has the connection, sends them.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::oneshot::{Receiver, Sender, lock, oneshot};
+use crate::posting::{self, Posted, Poster, posting};
+
+/// Number of turns that find nothing before the thread sleeps.
+const SPINS: u32 = 256;
+
+/// The end of a call.
+pub type Reply<E> = Result<Vec<u8>, E>;
+
+/// The error of a call.
+pub trait CallError: fmt::Display + Sized {
+    /// Returns the error of a call whose time ended before it was sent.
+    fn not_sent() -> Self;
+
+    /// Returns the error of a call whose thread has ended.
+    fn closed() -> Self;
+
+    /// Returns the error of a client whose thread could not be started.
+    fn no_thread(error: io::Error) -> Self;
+}
+
+/// The reason why a connection does not take a call now.
+#[derive(Debug)]
+pub enum Refusal<E> {
+    /// The connection has no room. The call waits.
+    NoRoom,
+    /// The connection has ended, or is to be replaced. The call waits for the next one.
+    Ended,
+    /// The call ends.
+    Failed(E),
+}
+
+/// A connection to a server. It belongs to one thread.
+pub trait Connection {
+    /// The request of a call.
+    type Request;
+    /// The error of a call.
+    type Error: CallError;
+    /// The name of a call under way, to cancel it.
+    type Call;
+
+    /// Makes the call of this number. It is sent with the next [`flush`](Self::flush). `left` is the time until its deadline; `None`: no
+    /// deadline.
+    ///
+    /// # Errors
+    /// [`Refusal`]; the call was not made.
+    fn call(&mut self, number: u64, request: &Self::Request, left: Option<Duration>) -> Result<Self::Call, Refusal<Self::Error>>;
+
+    /// Sends the calls that were made.
+    fn flush(&mut self);
+
+    /// Appends the calls that have ended, by number. Returns whether anything moved.
+    fn poll(&mut self, ended: &mut Vec<(u64, Reply<Self::Error>)>) -> bool;
+
+    /// Returns whether a call with this error is made again: no handler has seen it. `is_second` is set if that was its second time.
+    fn repeats(&self, error: &Self::Error, is_second: bool) -> bool;
+
+    /// Returns the error of a call whose time ended while it waited for room.
+    fn late(&mut self) -> Self::Error;
+
+    /// Cancels a call: its end does not matter any more.
+    fn cancel(&mut self, call: Self::Call);
+
+    /// Sleeps until there is something to poll for or the waker is called, at most for `limit`.
+    fn sleep(&mut self, limit: Option<Duration>);
+
+    /// Returns the waker that ends the sleep. It is another one after a new connection.
+    fn waker(&self) -> Waker;
+
+    /// Makes a new connection, on which later calls are made. Tries for `within`, and as long as it `is_wanted`.
+    ///
+    /// # Errors
+    /// The error of a call that waits for the connection.
+    fn reconnect(&mut self, within: Duration, is_wanted: &mut dyn FnMut() -> bool) -> Result<(), Self::Error>;
+
+    /// Returns the maximum time for a new connection.
+    fn connect_timeout(&self) -> Duration;
+
+    /// Returns the error of a call that waited for a new connection, which failed for this reason.
+    fn unreachable(&self, reason: &str) -> Self::Error;
+}
+
+/// A call, until it ends.
+struct Job<R, E> {
+    request: R,
+    /// End of its time. `None`: no deadline.
+    end: Option<Instant>,
+    reply: Sender<Reply<E>>,
+    /// The call was made before, and is made again.
+    is_second: bool,
+}
+
+type JobOf<C> = Job<<C as Connection>::Request, <C as Connection>::Error>;
+
+impl<R, E: CallError> posting::Job for Job<R, E> {
+    fn end(&self) -> Option<Instant> {
+        self.end
+    }
+
+    fn end_late(self) {
+        self.reply.send(Err(E::not_sent()));
+    }
+}
+
+/// The side of the callers. The drop of the last clone, and of the last call, ends the thread.
+pub struct Calls<R, E>(Arc<Poster<Job<R, E>>>);
+
+impl<R, E> Clone for Calls<R, E> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<R, E> fmt::Debug for Calls<R, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<R: Send + 'static, E: CallError + Send + 'static> Calls<R, E> {
+    /// Starts the thread of this name. `connect` makes the connection there, as long as it `is_wanted`, and the properties of it that
+    /// callers share.
+    ///
+    /// # Errors
+    /// The error of `connect`; [`CallError::no_thread`].
+    pub async fn start<C: Connection<Request = R, Error = E>, S: Send + 'static>(
+        name: &str,
+        connect: impl FnOnce(&dyn Fn() -> bool) -> Result<(C, S), E> + Send + 'static,
+    ) -> Result<(Self, S), E> {
+        let (tell, told) = oneshot();
+        let run = move || match connect(&|| tell.is_wanted()) {
+            Err(error) => tell.send(Err(error)),
+            Ok((connection, shared)) => {
+                let (worker, calls) = Worker::new(connection);
+                tell.send(Ok((calls, shared)));
+                worker.serve();
+            }
+        };
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(run).map_err(E::no_thread)?;
+        let (calls, shared): (Self, S) = told.await.unwrap_or_else(|| Err(E::closed()))?;
+        calls.0.set_thread(thread);
+        Ok((calls, shared))
+    }
+}
+
+impl<R, E> Calls<R, E> {
+    /// Makes a call with the first poll of the future. Its `timeout` counts from then on; `None`: no deadline.
+    pub fn call(&self, request: R, timeout: Option<Duration>) -> AsyncCall<R, E> {
+        AsyncCall { poster: Arc::clone(&self.0), stage: Stage::New(request, timeout) }
+    }
+}
+
+/// The reply to a call of a client whose calls are futures. Dropping it gives the call up.
+#[must_use = "a call begins when it is polled"]
+pub struct AsyncCall<R, E> {
+    poster: Arc<Poster<Job<R, E>>>,
+    stage: Stage<R, E>,
+}
+
+enum Stage<R, E> {
+    New(R, Option<Duration>),
+    Posted(u64, Receiver<Reply<E>>),
+    Over,
+}
+
+impl<R, E> fmt::Debug for AsyncCall<R, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncCall").field("is_posted", &!matches!(self.stage, Stage::New(..))).finish_non_exhaustive()
+    }
+}
+
+impl<R: Unpin, E: CallError + Unpin> Future for AsyncCall<R, E> {
+    type Output = Reply<E>;
+
+    fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Reply<E>> {
+        let (number, mut receiver) = match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Over => return Poll::Pending,
+            Stage::Posted(number, receiver) => (number, receiver),
+            Stage::New(request, timeout) => {
+                let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+                let (reply, receiver) = oneshot();
+                (self.poster.post(|_| Job { request, end, reply, is_second: false }), receiver)
+            }
+        };
+        match Pin::new(&mut receiver).poll(task) {
+            Poll::Ready(reply) => Poll::Ready(reply.unwrap_or_else(|| Err(E::closed()))),
+            Poll::Pending => {
+                self.stage = Stage::Posted(number, receiver);
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl<R, E> Drop for AsyncCall<R, E> {
+    fn drop(&mut self) {
+        if let Stage::Posted(number, _) = self.stage {
+            self.poster.give_up(number);
+        }
+    }
+}
+
+/// The waker of the connection in use.
+struct Alarm(Mutex<Waker>);
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        lock(&self.0).wake_by_ref();
+    }
+}
+
+/// The side of the thread. Its drop ends the calls that are left.
+pub struct Worker<C: Connection> {
+    /// The connection in use.
+    pub connection: C,
+    /// Its waiting calls are those that the connection has not taken yet.
+    posted: Posted<JobOf<C>>,
+    /// The calls that a connection has taken, by number.
+    under_way: HashMap<u64, (C::Call, JobOf<C>)>,
+    /// Calls that have ended; empty between turns.
+    ended: Vec<(u64, Reply<C::Error>)>,
+    alarm: Arc<Alarm>,
+}
+
+impl<C: Connection> fmt::Debug for Worker<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker").field("under_way", &self.under_way.len()).finish_non_exhaustive()
+    }
+}
+
+impl<C: Connection> Worker<C> {
+    /// Makes both sides.
+    pub fn new(connection: C) -> (Self, Calls<C::Request, C::Error>) {
+        let alarm = Arc::new(Alarm(Mutex::new(connection.waker())));
+        let (poster, posted) = posting(Arc::clone(&alarm).into());
+        (Self { connection, posted, under_way: HashMap::new(), ended: Vec::new(), alarm }, Calls(Arc::new(poster)))
+    }
+
+    /// Runs until no caller is left.
+    pub fn serve(mut self) {
+        let mut idle_turns = 0;
+        while let Some(moved) = self.turn() {
+            idle_turns = if moved { 0 } else { idle_turns + 1 };
+            if idle_turns > SPINS {
+                self.connection.sleep(self.posted.left());
+            }
+        }
+    }
+
+    /// Ends calls, then sends waiting ones as far as there is room. Returns whether anything moved; `None` if no caller is left.
+    pub fn turn(&mut self) -> Option<bool> {
+        if !self.posted.take() {
+            return None;
+        }
+        for number in self.posted.given_up.drain(..) {
+            if let Some((call, _)) = self.under_way.remove(&number) {
+                self.connection.cancel(call);
+            }
+        }
+        // A connection that has ended since the last turn takes no call.
+        let mut moved = self.connection.poll(&mut self.ended);
+        for (number, reply) in self.ended.drain(..) {
+            let Some((_, job)) = self.under_way.remove(&number) else { continue };
+            match reply {
+                Err(error) if self.connection.repeats(&error, job.is_second) => {
+                    self.posted.put_back(number, Job { is_second: true, ..job });
+                }
+                reply => job.reply.send(reply),
+            }
+        }
+        if self.send() {
+            moved = true;
+            self.connection.flush();
+        }
+        Some(moved)
+    }
+
+    /// Makes the waiting calls that the connection has room for. Returns whether anything happened.
+    fn send(&mut self) -> bool {
+        let mut moved = false;
+        while let Some((number, job)) = self.posted.pop() {
+            let left = job.end.map(|end| end.saturating_duration_since(Instant::now()));
+            let outcome = match left {
+                Some(Duration::ZERO) => Err(Refusal::Failed(self.connection.late())),
+                _ => self.connection.call(number, &job.request, left),
+            };
+            match outcome {
+                Ok(call) => drop(self.under_way.insert(number, (call, job))),
+                Err(Refusal::Failed(error)) => job.reply.send(Err(error)),
+                Err(Refusal::Ended) => {
+                    self.posted.put_back(number, job);
+                    self.reconnect();
+                    return true;
+                }
+                Err(Refusal::NoRoom) => {
+                    self.posted.put_back(number, job);
+                    while let Some(late) = self.posted.pop_late() {
+                        late.reply.send(Err(self.connection.late()));
+                    }
+                    break;
+                }
+            }
+            moved = true;
+        }
+        moved
+    }
+
+    /// Connects again. If that is not possible, every waiting call ends.
+    fn reconnect(&mut self) {
+        let Self { connection, posted, alarm, .. } = self;
+        let connected = posted.reconnect(connection.connect_timeout(), |within, is_wanted| connection.reconnect(within, is_wanted));
+        *lock(&alarm.0) = connection.waker();
+        let Err(error) = connected else { return };
+        let (text, mut error) = (error.to_string(), Some(error));
+        for job in posted.drain() {
+            job.reply.send(Err(error.take().unwrap_or_else(|| connection.unreachable(&text))));
+        }
+    }
+}
