@@ -316,7 +316,8 @@ fn objects_of_both_kinds_of_queue_pair_can_be_dropped_in_any_order_with_work_pos
         ud.activate(7).unwrap();
         ud.post_receive(&[mr.sge(0, 64).unwrap()], 0).unwrap();
         ud.ring_receives();
-        ud.post(&UdSend { to: &ud.destination(), payload: () }, Signal::Always, 0).unwrap();
+        let to = ud.destination_of(&ud.address(), 7).unwrap();
+        ud.post(&UdSend { to: &to, payload: () }, Signal::Always, 0).unwrap();
         ud.ring();
         qp.post(&Send { payload: mr.sge(0, 8).unwrap() }, Signal::Always, 1).unwrap();
         qp.ring();

@@ -48,6 +48,11 @@ impl Post {
         post
     }
 
+    /// The destination by which `other` is reached from here: by its LID, on RoCE by its GID.
+    fn to(&self, other: &Self) -> Destination {
+        self.qp.destination_of(&other.qp.address(), QKEY).unwrap()
+    }
+
     fn receive(&mut self, buffers: &[Sge], user: u64) {
         match &mut self.srq {
             Some(srq) => {
@@ -76,9 +81,10 @@ impl Post {
     /// The receives that completed, and who sent them.
     fn received(&mut self) -> Vec<(Received, u32)> {
         let mut got = vec![];
+        let has_grh = self.to(self).vector().has_grh();
         let Self { qp, srq, recv_cq, .. } = self;
         recv_cq.poll(1000, |cqe| {
-            assert!(cqe.qpn() == qp.qpn() && !cqe.has_grh());
+            assert_eq!((cqe.qpn(), cqe.has_grh()), (qp.qpn(), has_grh && cqe.result().is_ok()));
             let user = match srq {
                 Some(srq) => srq.complete_receive(&cqe),
                 None => qp.complete_receive(&cqe),
@@ -109,29 +115,42 @@ fn a_datagram_arrives_behind_40_bytes_with_its_sender() {
         let data: Vec<u8> = (0..4096u32).map(|i| (i * 7) as u8).collect();
         a.mr.write(0, &data).unwrap();
         b.mr.write(0, &[0x5a; BYTES]).unwrap();
-        for i in 0..6 {
+        for i in 0..5 {
             let buffer = b.mr.sge(i * 8192, 4096 + GRH_BYTES as u32).unwrap();
             b.receive(&[buffer], i as u64);
         }
-        let to = &b.qp.destination();
+        let to = &a.to(&b);
         a.post(&UdSend { to, payload: Inline(&data[..200]) }, 0);
         a.post(&UdSendImm { to, imm: 0xdead_beef, payload: a.mr.sge(0, 4096).unwrap() }, 1);
         a.post(&UdSend { to, payload: (Inline(&data[..100]), a.mr.sge(100, 900).unwrap()) }, 2);
         a.post(&UdSendImm { to, imm: 7, payload: () }, 3);
         a.post(&UdSend { to, payload: () }, 4);
-        a.qp.post(&UdSend { to, payload: () }, Signal::Always.solicited(), 5).unwrap();
-        a.qp.ring();
         let from = a.qp.qpn();
         let mut want = [arrival(0, None, 200), arrival(1, Some(0xdead_beef), 4096), arrival(2, None, 1000)].to_vec();
-        want.extend([arrival(3, Some(7), 0), arrival(4, None, 0), arrival(5, None, 0)]);
-        want[5].as_mut().unwrap().is_solicited = true;
-        assert_eq!(net.collect(6, || b.received()), want.into_iter().map(|w| (w, from)).collect::<Vec<_>>());
-        assert_eq!(net.collect(6, || a.sent()), (0..6).map(|user| (user, Ok(0))).collect::<Vec<_>>());
-        for (i, len) in [200, 4096, 1000, 0, 0, 0].into_iter().enumerate() {
+        want.extend([arrival(3, Some(7), 0), arrival(4, None, 0)]);
+        assert_eq!(net.collect(5, || b.received()), want.into_iter().map(|w| (w, from)).collect::<Vec<_>>());
+        assert_eq!(net.collect(5, || a.sent()), (0..5).map(|user| (user, Ok(0))).collect::<Vec<_>>());
+        for (i, len) in [200, 4096, 1000, 0, 0].into_iter().enumerate() {
             assert_eq!(b.bytes(i * 8192 + GRH_BYTES, len), data[..len]);
             assert_eq!(b.bytes(i * 8192 + GRH_BYTES + len, 40), [0x5a; 40], "nothing behind it");
         }
     }
+}
+
+#[test]
+fn a_solicited_datagram_says_so_to_its_receiver() {
+    let net = Net::new();
+    let (mut a, mut b) = (Post::active(&net, true), Post::active(&net, true));
+    for user in 0..2 {
+        let buffer = b.mr.sge(user as usize * 64, 64).unwrap();
+        b.receive(&[buffer], user);
+    }
+    let to = &a.to(&b);
+    a.post(&UdSend { to, payload: () }, 0);
+    a.qp.post(&UdSend { to, payload: () }, Signal::Always.solicited(), 1).unwrap();
+    a.qp.ring();
+    let got = net.collect(2, || b.received());
+    assert_eq!(got.iter().map(|(arrival, _)| arrival.unwrap().is_solicited).collect::<Vec<_>>(), [false, true]);
 }
 
 #[test]
@@ -140,48 +159,50 @@ fn the_40_bytes_may_lie_across_the_first_buffers() {
     let (mut a, mut b) = (Post::active(&net, true), Post::active(&net, true));
     let buffers = [b.mr.sge(0, 16).unwrap(), b.mr.sge(100, 30).unwrap(), b.mr.sge(200, 50).unwrap()];
     b.receive(&buffers, 1);
-    a.post(&UdSend { to: &b.qp.destination(), payload: Inline(b"sixand the rest") }, 0);
+    a.post(&UdSend { to: &a.to(&b), payload: Inline(b"sixand the rest") }, 0);
     assert_eq!(net.collect(1, || b.received()), [(arrival(1, None, 15), a.qp.qpn())]);
     assert_eq!((b.bytes(124, 6), b.bytes(200, 9)), (b"sixand".to_vec(), b" the rest".to_vec()));
-    assert_eq!((b.bytes(0, 16), b.bytes(100, 24)), (vec![0; 16], vec![0; 24]));
+    // On RoCE the header of IP ends them.
+    let has_grh = b.to(&b).vector().has_grh();
+    assert!(has_grh || (b.bytes(0, 16), b.bytes(100, 24)) == (vec![0; 16], vec![0; 24]));
 }
 
 #[test]
 fn what_nobody_takes_is_lost_without_a_word() {
     let net = Net::new();
     let (mut a, mut b) = (Post::active(&net, true), Post::active(&net, true));
-    let lid = b.qp.destination().vector().rlid;
-    let (qpn, local) = (b.qp.qpn(), AddressVector::local(lid, 0));
+    let (qpn, local) = (b.qp.qpn(), a.to(&b).vector());
     let mut asleep = Post::new(b.device.clone(), true);
     let mut failed = Post::active(&net, true);
     failed.qp.fail();
     let gone = Post::active(&net, true);
-    let to_gone = gone.qp.destination();
+    let to_gone = a.to(&gone);
     net.forget(&gone.device);
     drop(gone);
+    // RoCE has no LIDs.
+    let elsewhere = (!local.has_grh()).then(|| Destination::new(AddressVector::local(777, 0), qpn, QKEY));
     let lost = [
         Destination::new(local, qpn, QKEY ^ 1),
         Destination::new(local, qpn ^ 1, QKEY),
         Destination::new(local, 0xff_ffff, QKEY),
-        Destination::new(AddressVector::local(777, 0), qpn, QKEY),
         Destination::new(local, asleep.qp.qpn(), 0),
-        failed.qp.destination(),
+        a.to(&failed),
         to_gone,
     ];
     // Without a receive first, then with one that none of them may take.
-    a.post(&UdSend { to: &b.qp.destination(), payload: Inline(b"too early") }, 0);
+    a.post(&UdSend { to: &a.to(&b), payload: Inline(b"too early") }, 0);
     assert_eq!(net.collect(1, || a.sent()), [(0, Ok(0))]);
     net.quiet();
     assert_eq!(b.received(), []);
     let buffer = b.mr.sge(0, 100).unwrap();
     b.receive(&[buffer], 9);
-    for (user, to) in lost.iter().enumerate() {
+    for (user, to) in lost.iter().chain(&elsewhere).enumerate() {
         a.post(&UdSend { to, payload: Inline(b"lost") }, user as u64);
         assert_eq!(net.collect(1, || a.sent()), [(user as u64, Ok(0))], "complete as soon as it has left");
     }
     net.quiet();
     assert_eq!((b.received(), asleep.received(), failed.received()), (vec![], vec![], vec![]));
-    a.post(&UdSend { to: &b.qp.destination(), payload: Inline(b"here") }, 1);
+    a.post(&UdSend { to: &a.to(&b), payload: Inline(b"here") }, 1);
     assert_eq!(net.collect(1, || b.received()), [(arrival(9, None, 4), a.qp.qpn())]);
     assert_eq!(b.bytes(GRH_BYTES, 4), b"here");
     assert_eq!([a.qp.state(), b.qp.state()], [QpState::ReadyToSend; 2]);
@@ -195,7 +216,7 @@ fn what_was_sent_before_the_sender_closed_its_device_arrives() {
         let buffer = b.mr.sge(user as usize * 64, 64).unwrap();
         b.receive(&[buffer], user);
     }
-    let to = b.qp.destination();
+    let to = a.to(&b);
     a.post(&UdSend { to: &to, payload: Inline(b"known") }, 0);
     assert_eq!(net.collect(1, || b.received()), [(arrival(0, None, 5), a.qp.qpn())]);
     assert_eq!(net.collect(1, || a.sent()).len(), 1);
@@ -216,7 +237,7 @@ fn a_burst_that_finds_no_room_is_lost_in_part_and_never_stops_the_sender() {
         let buffer = b.mr.sge(i * 64, 64).unwrap();
         b.receive(&[buffer], i as u64);
     }
-    let to = &b.qp.destination();
+    let to = &a.to(&b);
     for imm in 0..60u32 {
         a.qp.post(&UdSendImm { to, imm, payload: () }, Signal::Always, imm.into()).unwrap();
     }
@@ -237,7 +258,7 @@ fn a_datagram_that_does_not_fit_the_receive_is_a_local_length_error_there_only()
             let buffer = b.mr.sge(0, room as u32).unwrap();
             b.receive(&[buffer], 1);
             b.receive(&[buffer], 2);
-            a.post(&UdSend { to: &b.qp.destination(), payload: Inline(&[7; 10][..payload]) }, 0);
+            a.post(&UdSend { to: &a.to(&b), payload: Inline(&[7; 10][..payload]) }, 0);
             assert_eq!(net.collect(1, || a.sent()), [(0, Ok(0))]);
             let failed = net.collect(if owns_receives { 2 } else { 1 }, || b.received());
             let (user, error) = failed[0].0.unwrap_err();
@@ -249,7 +270,7 @@ fn a_datagram_that_does_not_fit_the_receive_is_a_local_length_error_there_only()
                 assert_eq!(b.qp.state(), QpState::Error);
             }
             assert_eq!(a.qp.state(), QpState::ReadyToSend);
-            a.post(&UdSend { to: &b.qp.destination(), payload: () }, 1);
+            a.post(&UdSend { to: &a.to(&b), payload: () }, 1);
             assert_eq!(net.collect(1, || a.sent()), [(1, Ok(0))]);
             net.quiet();
             assert_eq!(b.received(), [], "it does not receive any more");
@@ -263,7 +284,7 @@ fn a_datagram_longer_than_the_mtu_is_a_local_length_error_of_its_sender() {
     let (mut a, mut b) = (Post::active(&net, true), Post::active(&net, true));
     let buffer = b.mr.sge(0, 8192).unwrap();
     b.receive(&[buffer], 1);
-    let to = &b.qp.destination();
+    let to = &a.to(&b);
     a.qp.post(&UdSend { to, payload: a.mr.sge(0, MAX_DATAGRAM_BYTES as u32 + 1).unwrap() }, Signal::Reclaim, 1).unwrap();
     a.qp.post(&UdSend { to, payload: () }, Signal::Reclaim, 2).unwrap();
     a.qp.ring();
@@ -281,7 +302,7 @@ fn a_wrong_local_key_of_a_datagram_is_a_local_protection_error() {
     let net = Net::new();
     let (mut a, b) = (Post::active(&net, true), Post::active(&net, true));
     let payload = Sge { lkey: b.mr.lkey() ^ 0x5500, ..a.mr.sge(0, 8).unwrap() };
-    a.post(&UdSend { to: &b.qp.destination(), payload }, 1);
+    a.post(&UdSend { to: &a.to(&b), payload }, 1);
     assert_eq!(net.collect(1, || a.sent())[0].1.unwrap_err().syndrome, Syndrome::LocalProtection);
 }
 
@@ -293,7 +314,7 @@ fn a_controlled_qkey_stands_for_the_senders_own() {
     other.qp.activate(QKEY ^ 1).unwrap();
     let buffer = b.mr.sge(0, 100).unwrap();
     b.receive(&[buffer], 5);
-    let to = Destination::new(b.qp.destination().vector(), b.qp.qpn(), 1 << 31 | 99);
+    let to = Destination::new(a.to(&b).vector(), b.qp.qpn(), 1 << 31 | 99);
     other.post(&UdSend { to: &to, payload: () }, 0);
     assert_eq!(net.collect(1, || other.sent()), [(0, Ok(0))]);
     net.quiet();
@@ -312,7 +333,7 @@ fn a_queue_pair_may_send_to_itself_and_to_others_of_its_device() {
         let buffer = post.mr.sge(0, 100).unwrap();
         post.receive(&[buffer], 1);
     }
-    let (to_a, to_b) = (a.qp.destination(), b.qp.destination());
+    let (to_a, to_b) = (a.to(&a), a.to(&b));
     a.post(&UdSend { to: &to_a, payload: Inline(b"self") }, 0);
     a.post(&UdSend { to: &to_b, payload: Inline(b"other") }, 1);
     assert_eq!(net.collect(1, || a.received()), [(arrival(1, None, 4), a.qp.qpn())]);
@@ -324,7 +345,7 @@ fn a_queue_pair_may_send_to_itself_and_to_others_of_its_device() {
 fn a_queue_pair_that_fails_flushes_its_receives_and_refuses_posts() {
     let net = Net::new();
     let mut a = Post::new(net.device(), true);
-    let to = a.qp.destination();
+    let to = a.to(&a);
     assert_eq!(a.qp.post(&UdSend { to: &to, payload: () }, Signal::Always, 0), Err(PostError::WrongState(QpState::Reset)));
     assert_eq!(a.qp.post_receive(&[], 0), Err(PostReceiveError::WrongState));
     a.qp.activate(QKEY).unwrap();
@@ -348,7 +369,7 @@ fn what_is_for_a_device_that_is_gone_is_not_for_the_next_one_with_its_lid() {
     let net = Net::new();
     let mut a = Post::active(&net, true);
     let mut b = Post::active(&net, true);
-    let (to, key, lid) = (b.qp.destination(), b.mr.rkey(), b.device.info().name);
+    let (to, key, lid) = (a.to(&b), b.mr.rkey(), b.device.info().name);
     net.forget(&b.device);
     drop(b);
     b = Post::active(&net, true);
@@ -359,7 +380,7 @@ fn what_is_for_a_device_that_is_gone_is_not_for_the_next_one_with_its_lid() {
     a.post(&UdSend { to: &to, payload: Inline(b"for the dead") }, 0);
     assert_eq!(net.collect(1, || a.sent()), [(0, Ok(0))]);
     // The other one, behind it, arrives.
-    a.post(&UdSend { to: &b.qp.destination(), payload: () }, 1);
+    a.post(&UdSend { to: &a.to(&b), payload: () }, 1);
     assert_eq!(net.collect(1, || b.received()), [(arrival(0, None, 0), a.qp.qpn())]);
 }
 
@@ -408,7 +429,7 @@ fn several_senders_of_one_queue_pair_are_told_apart_and_each_is_in_order() {
     let (own_tx, own_rx) = mpsc::channel();
     std::thread::scope(|scope| {
         for (id, taken) in (0..).zip(&taken) {
-            let (options, to, own) = (options.clone(), b.qp.destination(), own_tx.clone());
+            let (options, to, own) = (options.clone(), b.to(&b), own_tx.clone());
             scope.spawn(move || send_numbered(options, to, id, count, taken, &own));
         }
         let mut qpns = vec![0; senders as usize];

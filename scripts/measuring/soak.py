@@ -73,6 +73,7 @@ PARTS = {
         "MLX5_TEST_SCALE=2 TESTS=bad_input scripts/verbs-tests target/release/mlx5-run --check-doorbells --",
         "target/release/mlx5-run -- scripts/hw-qualify --quick --device mlx5_0 -o target/hw-qualify.txt",
     ]),
+    "rxe": ("the suites of scripts/verbs-tests, copyrpc and benchkv on rdma_rxe of Linux, in an emulated machine", ["scripts/rxe all"]),
     "shm-steps": ("ipc and delegationrpc: clients and servers stopped and killed at single instructions and system calls, all of them in 16 rounds", [
         test("shm-testing", "--test", "rpcs", *ONE, "single_step", SHM_TEST_SCALE=20, STEP_SHARE="{round}"),
     ]),

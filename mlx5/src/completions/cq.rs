@@ -378,8 +378,9 @@ impl Cq {
         let command = CqArm { sequence: control.events_taken(*cqn), solicited_only, consumed: self.consumer };
         word.store(command.record(), Ordering::Release);
         control.armed(*cqn, &command);
-        // A device gives no second event for a CQE that is already in the queue. After the command: every later CQE gives an event.
-        if self.hook.is_none() && self.holds(solicited_only) {
+        // A device gives no second event for a CQE that is already in the queue. After the command: every later CQE gives an event. Those of a
+        // relay do not say whether they are solicited.
+        if self.hook.is_none() && self.holds(solicited_only && self.relay.is_none()) {
             control.holds_what_was_armed_for();
         }
     }

@@ -103,9 +103,23 @@ impl Context {
         self.attr.atomic_cap != 0
     }
 
+    /// Calls `then` with the watch that the device's events end. `arm` arms all queues.
+    pub(super) fn with_arrivals(&self, arm: impl FnMut(), then: &mut dyn FnMut(&mut dyn Watch)) {
+        // SAFETY: the channel is alive.
+        let start = || Arrivals::of(unsafe { self.channel.as_ref() }.fd).ok();
+        match self.arrivals.get_or_init(start) {
+            Some(arrivals) => then(&mut arrivals.watch(arm)),
+            None => then(&mut Due(POLL_SLICE)),
+        }
+    }
+
+    pub(super) fn take_events(&self) {
+        while self.has_event(Some(Duration::ZERO)) && self.take_event() {}
+    }
+
     /// Takes all events, and arms every queue for any completion after those that its record says are consumed.
     fn arm_all(&self) {
-        while self.has_event(Some(Duration::ZERO)) && self.take_event() {}
+        self.take_events();
         for (cqn, cq) in &self.objects.borrow().cqs {
             // SAFETY: the two words of the queue's record, which lives as long as the queue.
             let [consumed, armed] = [CQ_DBREC_SET_CI, CQ_DBREC_ARM].map(|word| unsafe { cq.record.add(word).as_ref() });
@@ -193,7 +207,7 @@ impl Provider for Context {
             let is_due = self.is_due.take();
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             if is_due || self.has_event(left) {
-                while self.has_event(Some(Duration::ZERO)) && self.take_event() {}
+                self.take_events();
                 return true;
             }
             if self.alarm.take() || left.is_some_and(|left| left.is_zero()) {
@@ -203,12 +217,7 @@ impl Provider for Context {
     }
 
     fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
-        // SAFETY: the channel is alive.
-        let start = || Arrivals::of(unsafe { self.channel.as_ref() }.fd).ok();
-        match self.arrivals.get_or_init(start) {
-            Some(arrivals) => then(&mut arrivals.watch(|| self.arm_all())),
-            None => then(&mut Due(POLL_SLICE)),
-        }
+        self.with_arrivals(|| self.arm_all(), then);
     }
 
     /// Takes an asynchronous event, if there is one.

@@ -72,7 +72,12 @@ impl CompletionRing {
                 self.ring.write(cqe.emit(), opcode)
             }
             (IBV_WC_SUCCESS, false) => {
-                let byte_count = if wqe_opcode == Opcode::RdmaRead as u8 { wc.byte_len } else { 0 };
+                let byte_count = match Opcode::from_wire(wqe_opcode) {
+                    Some(Opcode::RdmaRead) => wc.byte_len,
+                    // Some devices say 0.
+                    Some(Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) => size_of::<u64>() as u32,
+                    _ => 0,
+                };
                 self.ring.write(RequesterCqe { wqe_opcode, qpn, wqe_counter, byte_count, user_index: 0 }.emit(), CqeOpcode::Requester)
             }
             (status, _) => {

@@ -19,6 +19,7 @@ use std::collections::HashMap;
 use std::task::Waker;
 
 use mlx5_hca::{CqMemory, DeviceInfo, Region, RqMemory, check};
+use shm::sleep::Watch;
 
 use self::completions::CompletionRing;
 use self::receives::{ReceiveRing, Target};
@@ -40,6 +41,9 @@ use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions, CqArm, Serv
 
 /// Number of buffers of a work request: the bytes inside a WQE, and the memory that it names.
 const SEND_SGES: u32 = 2;
+
+/// Maximum number of retries towards a peer that does not answer. With one more, `rdma_rxe` never ends them.
+const MAX_RETRIES: u8 = 6;
 
 /// A queue pair that the device made, and the inline bytes that it takes.
 #[derive(Clone, Copy)]
@@ -168,7 +172,7 @@ impl Relay {
         let Rings { sends, chain, .. } = &mut *self.rings.borrow_mut();
         let Some(ring) = sends.get_mut(index as u16) else { return };
         let pdn = ring.pdn;
-        if ring.relay(&self.calls, chain, |path| self.handle(pdn, path)).is_err() {
+        if ring.relay(&self.calls, chain, |path| self.handle(pdn, path).ok()).is_err() {
             self.base.fail_qp(ring.qpn);
         }
     }
@@ -198,15 +202,25 @@ impl Relay {
         has_new
     }
 
-    /// Returns the address handle of a path; `None` if the device knows no such path.
-    fn handle(&self, pdn: u32, path: &AddressVector) -> Option<NonNull<ibv_ah>> {
+    /// Takes all events, and arms every queue for any completion after those that are taken here.
+    fn arm_all(&self) {
+        self.base.take_events();
+        for object in self.base.objects.borrow().cqs.values() {
+            // SAFETY: a queue of this device.
+            unsafe { (self.calls.req_notify_cq)(object.cq.as_ptr(), 0) };
+        }
+        self.empty_poll();
+    }
+
+    /// Returns the address handle of a path. Fails if the device knows no such path.
+    fn handle(&self, pdn: u32, path: &AddressVector) -> Result<NonNull<ibv_ah>, ConnectError> {
         let handles = &mut *self.handles.borrow_mut();
         if let Some(known) = handles.get(&(pdn, *path)) {
-            return Some(*known);
+            return Ok(*known);
         }
-        let handle = self.base.create_ah(pdn, route_of(path, &self.base.port)).ok()?;
+        let handle = self.base.create_ah(pdn, route_of(path, &self.base.port))?;
         handles.insert((pdn, *path), handle);
-        Some(handle)
+        Ok(handle)
     }
 
     /// Destroys the address handles of a domain, in which no queue pair exists any more.
@@ -270,6 +284,10 @@ impl Provider for Relay {
 
     fn waker(&self) -> Waker {
         self.base.waker()
+    }
+
+    fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        self.base.with_arrivals(|| self.arm_all(), then);
     }
 
     fn take_async_event(&self) -> Option<AsyncEvent> {
@@ -464,7 +482,8 @@ impl Connections for Relay {
     }
 
     fn connect(&self, qpn: u32, remote: &QpAddress, options: &ConnectOptions) -> Result<(), ConnectError> {
-        self.base.connect(qpn, remote, options)
+        let retry_count = options.retry_count.min(MAX_RETRIES);
+        self.base.connect(qpn, remote, &ConnectOptions { retry_count, ..*options })
     }
 
     fn ready_to_send(&self, qpn: u32) -> Result<(), ConnectError> {
@@ -479,7 +498,8 @@ impl Connections for Relay {
         self.base.fail_qp(qpn);
     }
 
-    fn address_vector(&self, _pdn: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
-        Ok(vector_of(&route(&self.base.port, &self.base.options, remote)?))
+    fn address_vector(&self, pdn: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
+        let vector = vector_of(&route(&self.base.port, &self.base.options, remote)?);
+        self.handle(pdn, &vector).map(|_| vector)
     }
 }
