@@ -1,14 +1,9 @@
 //! Faults on purpose: each has its effect and no other, and the seed decides all of it.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
-#[path = "support/end.rs"]
-mod end;
-#[path = "support/time.rs"]
-mod time;
-
-use end::*;
 use mlx5::*;
-use time::{Mode, Net};
+
+use crate::end::*;
+use crate::time::{self, Mode, Net};
 
 fn with(net: &Net, faults: Faults) -> SoftOptions {
     SoftOptions { faults, ..net.options() }

@@ -1,5 +1,4 @@
 //! Time that is not immediate: a run repeats itself, actors are stepped in the right order, and late gathering finds early reuse.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -8,13 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use mlx5::*;
 
-#[path = "support/simulated.rs"]
-mod simulated;
-#[path = "support/time.rs"]
-mod time;
-
-use simulated::*;
-use time::{Mode, Net};
+use crate::simulated::*;
+use crate::time::{Mode, Net};
 
 #[test]
 fn a_delayed_operation_is_not_there_before_its_time() {
@@ -110,7 +104,7 @@ fn the_same_seed_is_the_same_run_also_in_another_process_and_another_seed_anothe
     }
     assert_eq!(runs, (1..=4).map(traced_run).collect::<Vec<_>>());
     // Other addresses, process id, keys and seeds of hash maps.
-    let name = "the_same_seed_is_the_same_run_also_in_another_process_and_another_seed_another";
+    let name = "virtual_time::the_same_seed_is_the_same_run_also_in_another_process_and_another_seed_another";
     let mut child = std::process::Command::new(std::env::current_exe().unwrap());
     let output = child.args([name, "--exact", "--nocapture"]).env(CHILD, "1").output().unwrap();
     assert!(String::from_utf8(output.stdout).unwrap().contains(&said));

@@ -1,11 +1,8 @@
 //! Savings on receive completions by the software HCA: compressed sessions, and data in the CQE.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "a test")]
-
-#[path = "support/time.rs"]
-mod time;
 
 use mlx5::*;
-use time::Net;
+
+use crate::time::{Mode, Net};
 
 const DEPTH: usize = 31;
 
@@ -141,7 +138,7 @@ fn short_data_comes_in_the_cqe_if_asked_for_and_not_in_the_buffer() {
 
 /// Returns the trace hash of a receiver that took messages with these immediates.
 fn traced(compression: bool, scatter_to_cqe: bool, imms: &[u32]) -> u64 {
-    let net = Net::in_mode(time::Mode::Immediate);
+    let net = Net::in_mode(Mode::Immediate);
     let cq = CqConfig { compression, ..CqConfig::from(64) };
     let sender = end(&net, cq, &QpConfig::default());
     let device = net.open(&SoftOptions { trace: true, ..net.options() });

@@ -1,5 +1,4 @@
 //! Devices of a simulation with all objects of an RC connection, and a model of NICs with distinguishable costs.
-#![allow(dead_code, reason = "each test uses what it needs")]
 
 use mlx5::*;
 

@@ -1,12 +1,8 @@
 //! The costs of the NIC model, each checked by exact virtual times.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
 use mlx5::*;
 
-#[path = "support/simulated.rs"]
-mod simulated;
-
-use simulated::*;
+use crate::simulated::*;
 
 #[test]
 fn a_write_costs_its_wqe_its_bytes_and_the_way_and_is_acknowledged_after_the_way_back() {
