@@ -51,16 +51,22 @@ fn a_completion_queue_that_overruns_and_what_it_takes_down_are_reported_once() {
     }
 }
 
-#[test]
-fn events_of_what_is_destroyed_are_gone_with_it() {
-    let net = Net::new();
+/// Makes two connected ends, of which the first has overrun the completion queue of its sends.
+fn overrun(net: &Net) -> [End; 2] {
     let small = Size { cqes: 4, ..SHARED };
-    let [mut a, mut b] = connected(&net, [small, SHARED], &HASTY);
+    let [mut a, mut b] = connected(net, [small, SHARED], &HASTY);
     b.receives(8, 8);
     for user in 0..8 {
         a.qp.post(&Send { payload: () }, Signal::Always, user).unwrap();
     }
     a.qp.ring();
+    [a, b]
+}
+
+#[test]
+fn events_of_what_is_destroyed_are_gone_with_it() {
+    let net = Net::new();
+    let [a, _b] = overrun(&net);
     net.quiet();
     let device = a.device.clone();
     drop(a);
@@ -70,13 +76,7 @@ fn events_of_what_is_destroyed_are_gone_with_it() {
 #[test]
 fn an_event_that_was_taken_does_not_hold_up_the_end_of_its_object() {
     let net = Net::new();
-    let small = Size { cqes: 4, ..SHARED };
-    let [mut a, mut b] = connected(&net, [small, SHARED], &HASTY);
-    b.receives(8, 8);
-    for user in 0..8 {
-        a.qp.post(&Send { payload: () }, Signal::Always, user).unwrap();
-    }
-    a.qp.ring();
+    let [a, _b] = overrun(&net);
     let device = a.device.clone();
     let first = net.collect(1, || device.take_async_event().into_iter().collect());
     assert!(matches!(first[..], [AsyncEvent::CqError { .. }]), "{first:?}");

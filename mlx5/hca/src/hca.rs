@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use mlx5_wire::{AddressVector, AsyncEvent};
+use mlx5_wire::{AddressVector, AsyncEvent, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR};
 use shm::ready::{HotSet, ReadyWords};
 use shm::sync::LightBarrier;
 
@@ -88,6 +88,32 @@ pub struct DeviceInfo {
     pub rnr_naks: Option<u64>,
 }
 
+impl DeviceInfo {
+    /// Describes a device without hardware: its limits are those of the formats, and its counters are 0.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn with_limits_of_formats(name: String, transport: String, modes: String) -> Self {
+        Self {
+            name,
+            transport,
+            max_send_wr: MAX_SEND_WR,
+            max_recv_wr: MAX_RECV_WR,
+            max_recv_sge: MAX_RECV_SGE,
+            max_inline_data: MAX_INLINE as u32,
+            max_cqe: MAX_CQE,
+            comp_vectors: COMP_VECTORS,
+            max_srq_wr: MAX_RECV_WR,
+            has_atomics: true,
+            numa_node: None,
+            modes,
+            dead_peer_timeout_ns: 0,
+            quarantined: 0,
+            violations: 0,
+            rnr_naks: None,
+        }
+    }
+}
+
 /// A software HCA. It belongs to the thread that opened it. Peers detect a dead HCA by the exit of that thread, so the thread must outlive
 /// the HCA.
 ///
@@ -134,7 +160,7 @@ pub struct Hca {
 /// All mutable state. It is private to the process.
 pub(crate) struct State {
     pub(crate) queues: Queues,
-    /// By index. The tag in each place makes the number of a destroyed queue pair invalid.
+    /// Places of queue pairs, by index. The tag in each place makes the number of a destroyed queue pair invalid.
     pub(crate) qp_places: Vec<QpPlace>,
     /// Tag of the first queue pair in each place.
     pub(crate) first_tag: u16,

@@ -12,7 +12,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use mlx5_hca::cq::SoftCq;
-use mlx5_hca::{COMP_VECTORS, CqMemory, DeviceInfo, Pages, Region, RqMemory, check, check_region};
+use mlx5_hca::{CqMemory, DeviceInfo, Pages, Region, RqMemory, check, check_region};
 use shm::sleep::{self, Sleeper};
 
 use crate::address::{DeviceKind, QpAddress};
@@ -23,8 +23,8 @@ use crate::provider::parts::{QpParts, QpRequest, Receives};
 use crate::provider::private::{CqPlace, PrivateMemory, SqPlace};
 use crate::provider::{Connections, Provider, Queues, Regions};
 use crate::wire::{
-    Access, AddressVector, AsyncEvent, BLUEFLAME_BYTES, CQE_BYTES, ConnectOptions, CqeOpcode, MAX_CQE, MAX_INLINE, MAX_RECV_SGE,
-    MAX_RECV_WR, MAX_SEND_WR, MiniCqe, ResponderCqe, SEGMENT, WQEBB, queue_record_index,
+    Access, AddressVector, AsyncEvent, BLUEFLAME_BYTES, CQE_BYTES, ConnectOptions, CqeOpcode, MAX_RECV_SGE, MAX_RECV_WR, MiniCqe,
+    ResponderCqe, SEGMENT, WQEBB, queue_record_index,
 };
 
 /// Both halves of a BlueFlame register.
@@ -112,24 +112,7 @@ impl Provider for Null {
     }
 
     fn info(&self) -> DeviceInfo {
-        DeviceInfo {
-            name: "null".to_owned(),
-            transport: "none".to_owned(),
-            max_send_wr: MAX_SEND_WR,
-            max_recv_wr: MAX_RECV_WR,
-            max_recv_sge: MAX_RECV_SGE,
-            max_inline_data: MAX_INLINE as u32,
-            max_cqe: MAX_CQE,
-            comp_vectors: COMP_VECTORS,
-            max_srq_wr: MAX_RECV_WR,
-            has_atomics: true,
-            numa_node: None,
-            modes: "executes nothing".to_owned(),
-            dead_peer_timeout_ns: 0,
-            quarantined: 0,
-            violations: 0,
-            rnr_naks: None,
-        }
+        DeviceInfo::with_limits_of_formats("null".to_owned(), "none".to_owned(), "executes nothing".to_owned())
     }
 
     fn wait(&self, timeout_ns: Option<u64>) -> bool {

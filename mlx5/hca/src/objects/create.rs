@@ -6,8 +6,8 @@ use std::cell::{Cell, RefCell};
 use std::io;
 
 use mlx5_wire::{
-    Access, AsyncEvent, CQE_BYTES, CQE128_BYTES, ConnectOptions, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR, SEGMENT,
-    Service, WQEBB, Writes,
+    Access, AsyncEvent, CQE_BYTES, CQE128_BYTES, ConnectOptions, MAX_CQE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR, SEGMENT, Service, WQEBB,
+    Writes,
 };
 use shm::lane::{LaneRx, Slot};
 use shm::ready::ARMED;
@@ -36,7 +36,7 @@ use crate::shared::memory::{DeviceMemory, commit, memory_error, ready_words};
 use crate::shared::mr_cache::{Lookups, MrCache};
 use crate::shared::receives::Receives;
 use crate::shared::remote::Remote;
-use crate::{COMP_VECTORS, DeviceInfo, Hca, Queues, State};
+use crate::{DeviceInfo, Hca, Queues, State};
 
 const MAX_CQS: usize = 1 << 16;
 pub(crate) const LANE_SLOT_BYTES: usize = size_of::<Slot<Message>>();
@@ -148,23 +148,14 @@ impl Hca {
     #[must_use]
     pub fn info(&self) -> DeviceInfo {
         let state = self.state.borrow();
+        let name = format!("soft:lid={}", self.membership.lid);
+        let modes = faults::modes(self, state.queues.injector.as_deref());
         DeviceInfo {
-            name: format!("soft:lid={}", self.membership.lid),
-            transport: self.membership.describe(),
             dead_peer_timeout_ns: self.dead_peer_timeout_ns,
-            modes: faults::modes(self, state.queues.injector.as_deref()),
             quarantined: state.quarantined,
             violations: state.violations.len() as u64,
             rnr_naks: Some(self.rnr_naks.get()),
-            max_send_wr: MAX_SEND_WR,
-            max_recv_wr: MAX_RECV_WR,
-            max_recv_sge: MAX_RECV_SGE,
-            max_inline_data: MAX_INLINE as u32,
-            max_cqe: MAX_CQE,
-            comp_vectors: COMP_VECTORS,
-            max_srq_wr: MAX_RECV_WR,
-            has_atomics: true,
-            numa_node: None,
+            ..DeviceInfo::with_limits_of_formats(name, self.membership.describe(), modes)
         }
     }
 

@@ -173,7 +173,7 @@ impl LocalFabric {
 }
 
 impl Membership {
-    /// Withdraws a device of a local fabric for good. Another one may have its LID then.
+    /// Withdraws a device of a local fabric. Another one may have its LID then.
     pub(crate) fn leave(&self) {
         if let Place::Local { fabric, life } = &self.place {
             if life.swap(0, Ordering::AcqRel) == LIVES {
@@ -207,14 +207,9 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn was_noticed(&self) -> bool {
-        self.noticed.get()
-    }
-
-    /// Marks it as noticed. Returns whether it was not noticed before.
-    pub(crate) fn notice(&self) -> bool {
-        self.noticed.set(true);
-        true
+    /// Returns whether it is gone and this is the first call that finds it gone.
+    pub(crate) fn is_newly_gone(&self) -> bool {
+        !self.noticed.get() && self.is_gone() && !self.noticed.replace(true)
     }
 
     pub(crate) fn may_be_of_another_process(&self) -> bool {

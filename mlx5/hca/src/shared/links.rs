@@ -19,7 +19,7 @@ pub(crate) struct Links {
     peers: Vec<Rc<Peer>>,
     /// Whether datagram queue pairs of this device exist or existed.
     pub(crate) has_datagrams: bool,
-    /// By lane number.
+    /// Lanes of this device to others, by number.
     pub(crate) outgoing: Vec<Outgoing>,
     /// Number of datagrams sent.
     pub(crate) sent: u64,
@@ -61,7 +61,7 @@ impl Links {
 
     /// Returns the peers that are gone, each once.
     pub(crate) fn newly_gone(&self) -> Vec<Rc<Peer>> {
-        self.peers.iter().filter(|p| !p.was_noticed() && p.is_gone() && p.notice()).cloned().collect()
+        self.peers.iter().filter(|peer| peer.is_newly_gone()).cloned().collect()
     }
 
     /// Returns the number of the lane towards `peer` in `memory`, the memory of this device. `None` if every lane belongs to another device
