@@ -165,7 +165,7 @@ struct Verbs {
     cq: VerbsCq,
     srq: VerbsSrq,
     qps: Vec<VerbsQp>,
-    /// By queue number.
+    /// Queue numbers, by QPN.
     queues: FastMap<u32>,
     /// Number of receives posted.
     posted: u32,

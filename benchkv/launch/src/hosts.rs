@@ -15,7 +15,7 @@ use harness::affinity::{AffinityError, allowed_cores, by_node, later_threads, us
 /// The hosts of a job, as one of its ranks sees them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hosts {
-    /// By rank.
+    /// Places of the ranks, by rank.
     places: Vec<Place>,
     rank: usize,
 }

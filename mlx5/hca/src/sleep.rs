@@ -15,7 +15,7 @@ const SHORT_SLEEP_NS: u64 = 1_000_000;
 /// Minimum sleep, in ns, also if an event is due sooner: a full lane is tried again at once, and its consumer may be stopped.
 const SHORTEST_SLEEP_NS: u64 = 20_000;
 
-/// For tests: removes the maximum sleep of this process.
+/// Whether a test has removed the maximum sleep of this process.
 pub(crate) static SLEEPS_WITHOUT_END: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
 
 /// Returns the maximum sleep, in ns.

@@ -75,7 +75,7 @@ impl fmt::Debug for NicModel {
 }
 
 struct Nics {
-    /// By LID.
+    /// The NICs, by LID.
     by_lid: Vec<Nic>,
     random: Random,
 }
@@ -102,7 +102,7 @@ struct Nic {
     receive_free_ns: u64,
     contexts: ContextCache,
     uses: ContextUses,
-    /// By receive queue.
+    /// The next receives, by receive queue.
     receives: Vec<NextReceive>,
 }
 

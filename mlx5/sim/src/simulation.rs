@@ -63,7 +63,7 @@ pub struct Simulation<'a> {
     fabric: LocalFabric,
     now_ns: Arc<AtomicU64>,
     model: NicModel,
-    /// In the order in which they were added.
+    /// The devices, in the order in which they were added.
     nodes: Vec<Node>,
     /// Time of the next event of each of them, as of the last poll.
     due: DueTimes,

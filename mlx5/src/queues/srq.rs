@@ -51,7 +51,7 @@ pub struct Srq {
     /// Last WQE of the list.
     tail: u16,
     free: usize,
-    /// By WQE index.
+    /// The driver's part of each WQE, by index.
     receives: Box<[Receive]>,
     /// Number of [`fill`](Self::fill)s, from 1. Each posts every WQE but the last of the list.
     round: u64,

@@ -16,7 +16,7 @@ use mlx5::{Clock, Device, DeviceSpec, FabricSpec, LocalFabric, NicModel, NicPara
 /// The time at which operations are executed in this run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// In the doorbell. The clock stands still unless a test moves it.
+    /// Operations are executed in the doorbell. The clock stands still unless a test moves it.
     Immediate,
     /// A few us later, on the system's clock.
     Delay,

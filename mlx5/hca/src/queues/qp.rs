@@ -122,13 +122,13 @@ pub(crate) struct SoftQp {
 /// The way in which the WQEs of a send queue are executed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Mode {
-    /// By the fast path if a WQE is [`plain`](crate::requester::plain): in immediate time, neither strict nor traced.
+    /// WQEs take the fast path if they are [`plain`](crate::requester::plain): in immediate time, neither strict nor traced.
     Plain,
-    /// By the general path.
+    /// WQEs take the general path.
     Ordinary,
-    /// By the general path with extra checks: it broke a rule, the port is down, or the device makes faults.
+    /// WQEs take the general path with extra checks: the queue pair broke a rule, the port is down, or the device makes faults.
     Exceptional,
-    /// It is in the error state: every WQE is flushed.
+    /// The queue pair is in the error state: every WQE is flushed.
     Failed,
 }
 

@@ -11,7 +11,7 @@ use crate::queues::in_flight::{Acknowledged, InFlight};
 use crate::queues::qp::{SoftQp, blocks};
 use crate::requester::buffers;
 
-/// Not a LID: stands for all devices, after a datagram.
+/// Stands for all LIDs after a datagram. No device has it.
 pub const EVERY_LID: u16 = 0;
 
 fn success(user_index: u32, ctrl: CtrlWords, byte_count: u32) -> [u8; CQE_BYTES] {

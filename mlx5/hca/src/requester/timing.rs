@@ -17,15 +17,15 @@ use crate::requester::data::{has_result, header_bytes, takes_receive};
 /// [`Hca::empty_poll`](crate::Hca::empty_poll). The receiver's CQE is written in a poll of the receiver. So both ends must be polled.
 #[derive(Clone, Debug, Default)]
 pub enum Timing {
-    /// In the doorbell.
+    /// WQEs are executed in the doorbell.
     #[default]
     Immediate,
-    /// After this delay, in the first progress of the device from then on. A fabric of one host takes 2 to 6 us.
+    /// WQEs are executed after this delay, in the first progress of the device from then on. A fabric of one host takes 2 to 6 us.
     Delay {
         /// Nanoseconds.
         ns: u64,
     },
-    /// At the times of a model of NICs. For virtual time, in one thread.
+    /// WQEs are executed at the times of a model of NICs. For virtual time, in one thread.
     Model(Arc<dyn Network>),
 }
 

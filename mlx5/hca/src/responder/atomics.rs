@@ -15,7 +15,7 @@ use crate::shared::layout::{ATOMIC, Acks, Message};
 use crate::shared::memory::{Fault, Span};
 use crate::shared::remote::Remote;
 
-/// In [`AtomicRequest::kind_key`](crate::shared::layout::AtomicRequest::kind_key).
+/// Flag of fetch-and-add in [`AtomicRequest::kind_key`](crate::shared::layout::AtomicRequest::kind_key).
 const FETCH_ADD: u64 = 1 << 32;
 
 /// Executes fetch-and-add or compare-and-swap as one locked operation. Returns the old value.

@@ -57,7 +57,7 @@ impl Pages {
     }
 
     pub(crate) fn put<const N: usize>(&self, offset: usize, bytes: [u8; N]) {
-        // SAFETY: inside (`at`); nobody holds a reference.
+        // SAFETY: inside (`at`); no code holds a reference.
         unsafe { self.at::<[u8; N]>(offset).write(bytes) };
     }
 

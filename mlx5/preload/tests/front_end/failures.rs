@@ -154,7 +154,7 @@ fn a_killed_launcher_takes_its_program_with_it_and_the_next_one_cleans_up() {
     assert!(!tree(&finished.output).exists(), "{finished:#?}");
     let other = other.finish();
     other.succeeded();
-    // SAFETY: only asks. The sleeper is nobody's child any more: it is gone when its number is.
+    // SAFETY: sends no signal. The sleeper has no parent that waits for it, so its number ends with it.
     let is_gone = || unsafe { libc::kill(sleeper, 0) } != 0;
     let is_zombie = || fs::read_to_string(format!("/proc/{sleeper}/stat")).is_ok_and(|stat| stat.contains(") Z "));
     assert!(is_gone() || is_zombie(), "{sleeper} is still there");

@@ -44,10 +44,10 @@ impl Device {
 
     /// Returns whether the device can allocate and free a protection domain.
     pub(crate) fn is_well(&self, memory: &Memory) -> bool {
-        // SAFETY: in `Memory`; nobody else writes there now.
+        // SAFETY: in `Memory`; no other code writes there now.
         unsafe { (memory.at(0) as *mut u32).write_volatile(u32::MAX) };
         let made = self.write(&Command::plain(3, 8, memory.at(0)).bytes());
-        // SAFETY: the response, in `Memory`; nobody else writes there now.
+        // SAFETY: the response, in `Memory`; no other code writes there now.
         let handle = unsafe { (memory.at(0) as *const u32).read_volatile() };
         // A write that went into a file leaves no trace there.
         handle != u32::MAX && made.and_then(|()| self.write(&Command::plain(4, 0, 0).u32(handle).bytes())) == Ok(())
