@@ -39,9 +39,9 @@ impl Hca {
         if qp.sq_consumer == 0 && qp.lane.position() == 0 {
             self.follow(qp);
         }
-        let told = qp.in_flight.announced.back().map_or(qp.sq_limit, |last| last.end);
+        let announced = qp.in_flight.announced.back().map_or(qp.sq_limit, |last| last.end);
         let producer = qp.sq.producer();
-        if !qp.is_watched || producer == told {
+        if !qp.is_watched || producer == announced {
             return false;
         }
         if u32::from(producer.wrapping_sub(qp.sq_consumer)) > qp.sq.capacity() {

@@ -49,8 +49,8 @@ fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> boo
     let mut flushed = qp.lane.position() != before;
     loop {
         // Datagrams take their receives here, and complete them at once.
-        let told = (qp.lane.position() as u32).wrapping_sub(qp.answered);
-        let next = if qp.is_datagram() { qp.receives.popped() } else { told.wrapping_add(qp.flushed) };
+        let announced = (qp.lane.position() as u32).wrapping_sub(qp.answered);
+        let next = if qp.is_datagram() { qp.receives.popped() } else { announced.wrapping_add(qp.flushed) };
         if qp.receives.popped() == next {
             if !qp.receives.take(next) {
                 return flushed;
